@@ -1,0 +1,221 @@
+"""The errors of the bus, and the one table that says what each becomes on every wire.
+
+The tree, by whose fault it is::
+
+    ToolBusError
+    ├── RequestError            the peer asked for something that cannot be done as asked
+    │   ├── InvalidTool         a tool breaks a rule; carries every fault found
+    │   ├── InvalidRequest      any other part of a request breaks a rule
+    │   ├── ProtocolError       a message came where it may not
+    │   ├── VersionMismatch     the peer speaks another version of the protocol
+    │   ├── UnknownRole         nobody configured that role
+    │   ├── SessionGone         the session_id names no live session
+    │   ├── NotPermitted        the source lacks the right
+    │   ├── AlreadyAttached     the same source and instance attach too often
+    │   ├── LimitExceeded       a limit of the bus was hit
+    │   └── NotOffered          this bus does not do that
+    ├── PeerLost                the other side went away or stopped answering
+    ├── CallFailed              a call ended without the tool's consent; carries the CallError
+    └── SetupError              this process cannot start as configured (address, file, option)
+
+A failed call is data (``ToolResult.error``) and travels as a result; the bus raises none of these for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolbus.tool import CallError
+
+
+class Code(IntEnum):
+    """What went wrong with a call: ``ErrorCode`` of the wire, by its short name."""
+
+    UNSPECIFIED = 0
+    TOOL = 1
+    NOT_FOUND = 2
+    INVALID_ARGUMENTS = 3
+    PERMISSION_DENIED = 4
+    CATALOG_STALE = 5
+    OVERLOADED = 6
+    UNAVAILABLE = 7
+    DEADLINE_EXCEEDED = 8
+    CANCELLED = 9
+    RESULT_TOO_LARGE = 10
+    SECRET_BLOCKED = 11
+    REPEATED = 12
+    INTERNAL = 13
+
+
+class Stage(IntEnum):
+    """How far a call had got: ``CallStage`` of the wire, by its short name."""
+
+    UNSPECIFIED = 0
+    NOT_DISPATCHED = 1
+    DISPATCHED = 2
+    ACCEPTED = 3
+    UNKNOWN = 4
+
+
+class ToolBusError(Exception):
+    """Root of everything that this package raises on purpose."""
+
+
+class RequestError(ToolBusError):
+    """The peer asked for something that cannot be done as asked."""
+
+
+class InvalidTool(RequestError):
+    """A declared tool breaks one or more rules.
+
+    Attributes:
+        faults: one sentence a fault, each naming the tool, the value, the rule and the cure.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__(self.faults)
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.faults[:10])
+        more = len(self.faults) - 10
+        return shown + (f"; and {more} more" if more > 0 else "")
+
+
+class InvalidRequest(RequestError):
+    """Part of a request breaks a rule."""
+
+
+class ProtocolError(RequestError):
+    """A message came where the protocol does not allow it."""
+
+
+class VersionMismatch(RequestError):
+    """The peer speaks a version of the protocol that this side does not."""
+
+    def __init__(self, theirs: int, ours: Sequence[int]) -> None:
+        self.theirs = theirs
+        self.ours = tuple(ours)
+        super().__init__(theirs, self.ours)
+
+    def __str__(self) -> str:
+        spoken = ", ".join(map(str, self.ours))
+        return (
+            f"this bus speaks version {spoken} of the toolbus protocol, the peer asked for version {self.theirs}. "
+            + (
+                "Update the bus, or set attach.protocol_version to one that it speaks."
+                if self.theirs > max(self.ours)
+                else "Update the peer's SDK, and set attach.protocol_version."
+            )
+        )
+
+
+class UnknownRole(RequestError):
+    """Nobody configured that role."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        super().__init__(role)
+
+    def __str__(self) -> str:
+        return f"unknown role: {self.role}"
+
+
+class SessionGone(RequestError):
+    """The session_id names no live session."""
+
+    def __str__(self) -> str:
+        return "no live session has this session_id: it ended, or the bus restarted. Attach again and use the new one."
+
+
+class NotPermitted(RequestError):
+    """The source lacks a right."""
+
+
+class AlreadyAttached(RequestError):
+    """The same source and instance attach too often."""
+
+
+class LimitExceeded(RequestError):
+    """A limit of the bus was hit.
+
+    Attributes:
+        name: the limit's name, as in the table of limits.
+        value: its value, in the unit that the name says.
+    """
+
+    def __init__(self, name: str, value: float, sentence: str) -> None:
+        self.name = name
+        self.value = value
+        self.sentence = sentence
+        super().__init__(name, value, sentence)
+
+    def __str__(self) -> str:
+        return f"{self.sentence} (limit {self.name} = {self.value:g})"
+
+
+class NotOffered(RequestError):
+    """This bus does not do what was asked."""
+
+
+class PeerLost(ToolBusError):
+    """The other side went away or stopped answering."""
+
+
+class CallFailed(ToolBusError):
+    """A call failed; raised only where a caller asked for exceptions (``Result.unwrap``)."""
+
+    def __init__(self, error: CallError) -> None:
+        self.error = error
+        super().__init__(error)
+
+    def __str__(self) -> str:
+        return f"{self.error.code.name}: {self.error.message}"
+
+
+class SetupError(ToolBusError):
+    """This process cannot start as configured."""
+
+
+# The one table: class → (gRPC status name, HTTP status). Order matters: the first class that fits wins.
+STATUS: dict[type[ToolBusError], tuple[str, int]] = {
+    InvalidTool: ("INVALID_ARGUMENT", 422),
+    InvalidRequest: ("INVALID_ARGUMENT", 422),
+    ProtocolError: ("INVALID_ARGUMENT", 400),
+    VersionMismatch: ("FAILED_PRECONDITION", 400),
+    UnknownRole: ("NOT_FOUND", 404),
+    SessionGone: ("FAILED_PRECONDITION", 409),
+    NotPermitted: ("PERMISSION_DENIED", 403),
+    AlreadyAttached: ("ALREADY_EXISTS", 409),
+    LimitExceeded: ("RESOURCE_EXHAUSTED", 429),
+    NotOffered: ("UNIMPLEMENTED", 501),
+    PeerLost: ("UNAVAILABLE", 503),
+}
+
+# The same for failed calls, where a protocol has to show them as a status instead of as data.
+CALL_STATUS: dict[Code, tuple[str, int]] = {
+    Code.TOOL: ("OK", 200),
+    Code.NOT_FOUND: ("NOT_FOUND", 404),
+    Code.INVALID_ARGUMENTS: ("INVALID_ARGUMENT", 422),
+    Code.PERMISSION_DENIED: ("PERMISSION_DENIED", 403),
+    Code.CATALOG_STALE: ("FAILED_PRECONDITION", 409),
+    Code.OVERLOADED: ("RESOURCE_EXHAUSTED", 429),
+    Code.UNAVAILABLE: ("UNAVAILABLE", 503),
+    Code.DEADLINE_EXCEEDED: ("DEADLINE_EXCEEDED", 504),
+    Code.CANCELLED: ("CANCELLED", 499),
+    Code.RESULT_TOO_LARGE: ("RESOURCE_EXHAUSTED", 502),
+    Code.SECRET_BLOCKED: ("PERMISSION_DENIED", 502),
+    Code.REPEATED: ("ALREADY_EXISTS", 409),
+    Code.INTERNAL: ("INTERNAL", 500),
+}
+
+
+def grpc_status(error: BaseException) -> tuple[str, str]:
+    """Returns the gRPC status name and the text for an error; INTERNAL without detail for one that is not ours."""
+    for kind, (status, _) in STATUS.items():
+        if isinstance(error, kind):
+            return status, str(error)
+    return "INTERNAL", "a fault of the bus; its log has the details"

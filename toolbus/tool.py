@@ -1,0 +1,380 @@
+"""The records that every room shares: Tool, Result, CallError; their names, limits and texts.
+
+Pure values with their rules. Nothing here knows sessions, sockets or registries. Both the bus and the SDK import it,
+so it needs nothing beyond protobuf. Stream calls travel as wire messages (design.md 7); these records are for
+everything that is kept or handed to people.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from toolbus.errors import CallFailed, Code, InvalidTool, Stage
+from toolbus.v1 import tool_pb2 as pb
+
+PROTOCOL_VERSIONS = (1,)
+
+# Names as they may be written into a URL path and every provider's function name (REST-60).
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+MAX_NAME = 64
+MAX_INSTANCE = 128
+MAX_CALL_ID = 128
+DEFAULT_TIMEOUT_SECONDS = 30.0
+MAX_TIMEOUT_SECONDS = 300.0
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the bus accepts. Each limit is named in the error that it causes (design.md 8).
+
+    Attributes:
+        message_bytes: one gRPC message towards the bus.
+        calls_in_flight: calls a session may hold in each direction, unless it asks for another number.
+        calls_in_flight_most: the highest number a session may ask for.
+        arguments_bytes: arguments of one call, in UTF-8.
+        result_bytes: output and content of one result; below the 4 MiB at which a default gRPC client ends its
+            whole stream.
+        held_bytes: arguments and results that the bus holds in all.
+        held_bytes_per_source: the same for the callers of one source.
+        waiting_bytes: what may wait for a peer that reads slowly, before its session is closed.
+        schema_bytes, schema_depth, schema_nodes: one tool's schema; nodes are counted with references expanded.
+        description_bytes: one tool's description.
+        tools: tools of one session.
+        sessions: sessions of the bus, zombies included.
+        call_depth: nested calls above one another.
+    """
+
+    message_bytes: int = 16 * MIB
+    calls_in_flight: int = 256
+    calls_in_flight_most: int = 4096
+    arguments_bytes: int = 1 * MIB
+    result_bytes: int = 4 * MIB - 64 * KIB
+    held_bytes: int = 256 * MIB
+    held_bytes_per_source: int = 64 * MIB
+    waiting_bytes: int = 64 * MIB
+    schema_bytes: int = 256 * KIB
+    schema_depth: int = 64
+    schema_nodes: int = 10_000
+    description_bytes: int = 16 * KIB
+    tools: int = 100_000
+    sessions: int = 10_000
+    call_depth: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """What calling a tool may do; None where its author did not say."""
+
+    read_only: bool | None = None
+    idempotent: bool | None = None
+    destructive: bool | None = None
+    open_world: bool | None = None
+
+
+_NO_ANNOTATIONS = Annotations()
+_FLAGS = ("no_background", "allow_repeat", "council_eligible", "inline_available", "direct_reply")
+_HINTS = ("read_only", "idempotent", "destructive", "open_world")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function that a model may call, as its author declared it. Field meanings: proto/toolbus/v1/tool.proto.
+
+    Raises:
+        InvalidTool: from the constructor, naming every broken rule.
+    """
+
+    name: str
+    description: str = ""
+    parameters_json: str = '{"type":"object"}'
+    role: str | None = None
+    timeout_seconds: float = 0.0
+    idle_timeout_seconds: float = 0.0
+    callback_url: str = ""
+    display_name: str = ""
+    annotations: Annotations = _NO_ANNOTATIONS
+    validate: bool | None = None
+    no_background: bool = False
+    allow_repeat: bool = False
+    council_eligible: bool = False
+    inline_available: bool = False
+    direct_reply: bool = False
+    metadata_json: str = ""
+    schema_hash: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        faults = self._faults()
+        if faults:
+            raise InvalidTool(faults)
+        object.__setattr__(self, "schema_hash", _hash(self.name, self.description, self.parameters))
+
+    def _faults(self) -> list[str]:
+        shown = _shown(self.name)
+        faults = []
+        if not 1 <= len(self.name) <= MAX_NAME:
+            faults.append(f"tool name {shown} has {len(self.name)} characters: give it 1 to {MAX_NAME}")
+        for label, value in (("timeout_seconds", self.timeout_seconds), ("idle_timeout_seconds", self.idle_timeout_seconds)):
+            if not 0 <= value <= MAX_TIMEOUT_SECONDS:  # NaN fails this too
+                faults.append(
+                    f"tool {shown}: {label} is {value:g}, it must be from 0 (not given) to {MAX_TIMEOUT_SECONDS:g}"
+                )
+        parsed: dict[str, Any] | None = None
+        try:
+            parsed = json.loads(self.parameters_json, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as problem:
+            reason = "it is nested too deep" if isinstance(problem, RecursionError) else str(problem)
+            faults.append(f"tool {shown}: parameters_json is no JSON: {reason}")
+        else:
+            if not isinstance(parsed, dict):
+                faults.append(
+                    f"tool {shown}: parameters_json is a JSON {_kind(parsed)}, it must be an object (a JSON Schema)"
+                )
+        return faults
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON Schema of the arguments, parsed anew at each access."""
+        parsed: dict[str, Any] = json.loads(self.parameters_json)
+        return parsed
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether running the tool twice does no more than running it once."""
+        return bool(self.annotations.idempotent or self.annotations.read_only)
+
+    def renamed(self, name: str) -> Tool:
+        """Returns the tool as listed under another name, with the hash of its declaration."""
+        other = replace(self, name=self.name)
+        object.__setattr__(other, "name", name)
+        return other
+
+    @classmethod
+    def from_wire(cls, message: pb.Tool, limits: Limits) -> Tool:
+        """Reads a declared tool and copies it out of its frame.
+
+        Raises:
+            InvalidTool: naming every rule that it breaks, size limits included.
+        """
+        shown = _shown(message.name)
+        faults = []
+        if not NAME.fullmatch(message.name):
+            faults.append(f"tool name {shown} breaks the rule [A-Za-z0-9_.-]{{1,64}}: rename the tool")
+        size = len(message.parameters_json.encode())
+        if size > limits.schema_bytes:
+            faults.append(
+                f"tool {shown}: parameters_json has {size} bytes, more than the limit "
+                f"schema_bytes = {limits.schema_bytes}: shorten the schema"
+            )
+        size = len(message.description.encode())
+        if size > limits.description_bytes:
+            faults.append(
+                f"tool {shown}: description has {size} bytes, more than the limit "
+                f"description_bytes = {limits.description_bytes}: shorten it"
+            )
+        if message.metadata_json and len(message.metadata_json.encode()) > limits.schema_bytes:
+            faults.append(f"tool {shown}: metadata_json is larger than the limit schema_bytes = {limits.schema_bytes}")
+        if faults:
+            raise InvalidTool(faults)
+        hints = message.annotations
+        return cls(
+            name=message.name,
+            description=message.description,
+            parameters_json=message.parameters_json or '{"type":"object"}',
+            role=message.role or None,
+            timeout_seconds=message.timeout_seconds,
+            idle_timeout_seconds=message.idle_timeout_seconds,
+            callback_url=message.callback_url,
+            display_name=message.display_name,
+            annotations=Annotations(**{hint: getattr(hints, hint) for hint in _HINTS if hints.HasField(hint)})
+            if message.HasField("annotations")
+            else _NO_ANNOTATIONS,
+            validate=message.validate if message.HasField("validate") else None,
+            metadata_json=message.metadata_json,
+            **{flag: getattr(message, flag) for flag in _FLAGS},
+        )
+
+    def to_wire(self) -> pb.Tool:
+        """Returns the wire form; what is unset stays unset."""
+        message = pb.Tool(
+            name=self.name,
+            description=self.description,
+            parameters_json=self.parameters_json,
+            role=self.role,
+            timeout_seconds=self.timeout_seconds,
+            idle_timeout_seconds=self.idle_timeout_seconds,
+            callback_url=self.callback_url,
+            display_name=self.display_name,
+            validate=self.validate,
+            metadata_json=self.metadata_json,
+            **{flag: getattr(self, flag) for flag in _FLAGS},
+        )
+        if self.annotations != _NO_ANNOTATIONS:
+            message.annotations.CopyFrom(pb.ToolAnnotations(**{hint: getattr(self.annotations, hint) for hint in _HINTS}))
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """Why a call failed, how far it had got and whether it may be sent again (design.md 6)."""
+
+    code: Code
+    message: str
+    stage: Stage = Stage.UNKNOWN
+    retry_safe: bool = False
+    limit: tuple[str, float] | None = None
+    retry_after_seconds: float = 0.0
+    reason: str = ""
+
+    @classmethod
+    def from_wire(cls, message: pb.CallError) -> CallError:
+        """Copies the wire form; a code of a newer protocol reads as INTERNAL."""
+        return cls(
+            code=Code(message.code) if message.code in Code else Code.INTERNAL,
+            message=message.message,
+            stage=Stage(message.stage) if message.stage in Stage else Stage.UNKNOWN,
+            retry_safe=message.retry_safe,
+            limit=(message.limit.name, message.limit.value) if message.HasField("limit") else None,
+            retry_after_seconds=message.retry_after_seconds,
+            reason=message.reason,
+        )
+
+    def to_wire(self) -> pb.CallError:
+        """Returns the wire form."""
+        return pb.CallError(
+            code=self.code.value,  # type: ignore[arg-type]  # protoc's enum types are ints at run time
+            stage=self.stage.value,  # type: ignore[arg-type]
+            message=self.message,
+            retry_safe=self.retry_safe,
+            limit=pb.Limit(name=self.limit[0], value=self.limit[1]) if self.limit else None,
+            retry_after_seconds=self.retry_after_seconds,
+            reason=self.reason,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a call ended. Every call ends in exactly one.
+
+    Attributes:
+        output_json: what the tool returned, as JSON text.
+        is_error: whether the model should read this as a failure.
+        error: set where a call failed, by the tool (code TOOL) or on its way (any other code).
+        content: parts beside the output, as wire messages of their own.
+    """
+
+    call_id: str = ""
+    output_json: str = "null"
+    is_error: bool = False
+    error: CallError | None = None
+    content: tuple[pb.ContentBlock, ...] = ()
+
+    @property
+    def output(self) -> Any:
+        """The output, parsed anew at each access.
+
+        Raises:
+            ValueError: where the plugin sent something that is no JSON.
+        """
+        return json.loads(self.output_json or "null")
+
+    @property
+    def text(self) -> str:
+        """What a model is shown: the error first, then the output if there is one."""
+        parts = []
+        if self.error is not None:
+            parts.append(self.error.message or self.error.code.name)
+        if self.output_json not in ("", "null"):
+            parts.append(self.output_json)
+        return "\n".join(parts) if parts else "null"
+
+    def unwrap(self) -> Any:
+        """Returns the output.
+
+        Raises:
+            CallFailed: where the call failed.
+        """
+        if self.error is not None:
+            raise CallFailed(self.error)
+        if self.is_error:
+            raise CallFailed(CallError(Code.TOOL, self.output_json, Stage.ACCEPTED))
+        return self.output
+
+    @classmethod
+    def from_wire(cls, message: pb.ToolResult) -> Result:
+        """Copies a result out of its frame."""
+        content = []
+        for block in message.content:
+            copy = pb.ContentBlock()
+            copy.CopyFrom(block)
+            content.append(copy)
+        return cls(
+            call_id=message.call_id,
+            output_json=message.output_json or "null",
+            is_error=message.is_error,
+            error=CallError.from_wire(message.error) if message.HasField("error") else None,
+            content=tuple(content),
+        )
+
+    def to_wire(self) -> pb.ToolResult:
+        """Returns the wire form."""
+        return pb.ToolResult(
+            call_id=self.call_id,
+            output_json=self.output_json,
+            is_error=self.is_error,
+            error=self.error.to_wire() if self.error else None,
+            content=self.content,
+        )
+
+
+def dump_arguments(arguments: Mapping[str, Any] | str | None) -> str:
+    """Returns arguments as JSON text; text is passed on as it is.
+
+    Raises:
+        TypeError, ValueError: where JSON cannot hold them (NaN included).
+    """
+    if arguments is None:
+        return "{}"
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def is_source(text: str) -> bool:
+    """Tells whether a text may name a source."""
+    return SOURCE.fullmatch(text) is not None
+
+
+def _hash(name: str, description: str, parameters: Mapping[str, Any]) -> str:
+    """Names a declaration by content: independent of the order of keys, of white space and of restarts."""
+    canonical = json.dumps([name, description, parameters], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _no_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+@functools.cache
+def _kind_of(kind: type) -> str:
+    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
+    return names.get(kind, kind.__name__)
+
+
+def _kind(value: object) -> str:
+    return _kind_of(type(value))
+
+
+def _shown(name: str) -> str:
+    """Quotes a name for an error text, cut so that a hostile one cannot flood a log."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")
