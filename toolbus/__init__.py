@@ -1,0 +1,98 @@
+"""toolbus: a tool bus for LLM applications.
+
+The public names, each loaded from its own module when it is first asked for: importing the package loads nothing,
+so a plugin does not pay for the server. ``Bus`` and ``Config`` need ``pip install 'toolbus[server]'``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolbus.bus import Bus, Config
+    from toolbus.errors import (
+        AlreadyAttached,
+        CallFailed,
+        Code,
+        InvalidRequest,
+        InvalidTool,
+        LimitExceeded,
+        NotOffered,
+        NotPermitted,
+        PeerLost,
+        ProtocolError,
+        RequestError,
+        SessionGone,
+        SetupError,
+        Stage,
+        ToolBusError,
+        UnknownRole,
+        VersionMismatch,
+    )
+    from toolbus.sdk import Host, Plugin, SyncHost, llm_tool
+    from toolbus.tool import CallError, Result, Tool
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "__version__",
+    # toolbus.sdk: offering tools and calling them
+    "Plugin",
+    "Host",
+    "SyncHost",
+    "llm_tool",
+    # toolbus.tool: what is offered and what comes back
+    "Tool",
+    "Result",
+    "CallError",
+    # toolbus.bus: the bus in this process
+    "Bus",
+    "Config",
+    # toolbus.errors: the words of a failed call, then what is raised
+    "Code",
+    "Stage",
+    "ToolBusError",
+    "RequestError",
+    "InvalidTool",
+    "InvalidRequest",
+    "ProtocolError",
+    "VersionMismatch",
+    "UnknownRole",
+    "SessionGone",
+    "NotPermitted",
+    "AlreadyAttached",
+    "LimitExceeded",
+    "NotOffered",
+    "PeerLost",
+    "CallFailed",
+    "SetupError",
+]
+
+_HOMES = {
+    "Bus": "bus", "Config": "bus",
+    "Host": "sdk", "Plugin": "sdk", "SyncHost": "sdk", "llm_tool": "sdk",
+    "CallError": "tool", "Result": "tool", "Tool": "tool",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'toolbus' has no public name {name!r}; it has {', '.join(__all__)}")
+    home = f"toolbus.{_HOMES.get(name, 'errors')}"
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] == "toolbus":
+            raise
+        raise ModuleNotFoundError(
+            f"toolbus.{name} needs {missing.name}, which is not installed: pip install 'toolbus[server]'",
+            name=missing.name,
+        ) from missing
+    value = getattr(module, name)
+    globals()[name] = value  # the next access no longer comes here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -121,7 +121,7 @@ class UnknownRole(RequestError):
         super().__init__(role)
 
     def __str__(self) -> str:
-        return f"unknown role: {self.role}"
+        return f"unknown role: {self.role if len(self.role) <= 200 else self.role[:197] + '...'}"
 
 
 class SessionGone(RequestError):
@@ -154,7 +154,7 @@ class LimitExceeded(RequestError):
         super().__init__(name, value, sentence)
 
     def __str__(self) -> str:
-        return f"{self.sentence} (limit {self.name} = {self.value:g})"
+        return f"{self.sentence} (limit {self.name} = {self.value:.15g})"
 
 
 class NotOffered(RequestError):

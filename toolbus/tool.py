@@ -7,14 +7,14 @@ everything that is kept or handed to people.
 
 from __future__ import annotations
 
-import functools
+import copy
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, TypeVar
 
 from toolbus.errors import CallFailed, Code, InvalidTool, Stage
 from toolbus.v1 import tool_pb2 as pb
@@ -29,6 +29,8 @@ MAX_INSTANCE = 128
 MAX_CALL_ID = 128
 DEFAULT_TIMEOUT_SECONDS = 30.0
 MAX_TIMEOUT_SECONDS = 300.0
+
+_Member = TypeVar("_Member", bound=IntEnum)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -84,6 +86,8 @@ class Annotations:
 
 _NO_ANNOTATIONS = Annotations()
 _FLAGS = ("no_background", "allow_repeat", "council_eligible", "inline_available", "direct_reply")
+_TEXTS = ("name", "description", "parameters_json", "role", "callback_url", "display_name", "metadata_json")
+_TOO_DEEP = "parameters_json is nested too deep: flatten the schema, a bus takes 64 levels"
 _HINTS = ("read_only", "idempotent", "destructive", "open_world")
 
 
@@ -117,24 +121,36 @@ class Tool:
         faults = self._faults()
         if faults:
             raise InvalidTool(faults)
-        object.__setattr__(self, "schema_hash", _hash(self.name, self.description, self.parameters))
+        try:
+            digest = _hash(self.name, self.description, self.parameters)
+        except RecursionError:  # what can just be parsed may be too deep to be written
+            raise InvalidTool([f"tool {_shown(self.name)}: {_TOO_DEEP}"]) from None
+        object.__setattr__(self, "schema_hash", digest)
 
     def _faults(self) -> list[str]:
         shown = _shown(self.name)
         faults = []
         if not 1 <= len(self.name) <= MAX_NAME:
             faults.append(f"tool name {shown} has {len(self.name)} characters: give it 1 to {MAX_NAME}")
-        for label, value in (("timeout_seconds", self.timeout_seconds), ("idle_timeout_seconds", self.idle_timeout_seconds)):
+        for label, value in (
+            ("timeout_seconds", self.timeout_seconds),
+            ("idle_timeout_seconds", self.idle_timeout_seconds),
+        ):
             if not 0 <= value <= MAX_TIMEOUT_SECONDS:  # NaN fails this too
                 faults.append(
                     f"tool {shown}: {label} is {value:g}, it must be from 0 (not given) to {MAX_TIMEOUT_SECONDS:g}"
                 )
-        parsed: dict[str, Any] | None = None
+        faults += [
+            f"tool {shown}: {label} holds half of a surrogate pair, which UTF-8 cannot carry: send the whole character"
+            for label in _TEXTS
+            if not _is_utf8(getattr(self, label))
+        ]
         try:
             parsed = json.loads(self.parameters_json, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as problem:
-            reason = "it is nested too deep" if isinstance(problem, RecursionError) else str(problem)
-            faults.append(f"tool {shown}: parameters_json is no JSON: {reason}")
+        except RecursionError:
+            faults.append(f"tool {shown}: {_TOO_DEEP}")
+        except ValueError as problem:
+            faults.append(f"tool {shown}: parameters_json is no JSON: {problem}; give it the text of a JSON Schema")
         else:
             if not isinstance(parsed, dict):
                 faults.append(
@@ -155,7 +171,9 @@ class Tool:
 
     def renamed(self, name: str) -> Tool:
         """Returns the tool as listed under another name, with the hash of its declaration."""
-        other = replace(self, name=self.name)
+        if name == self.name:
+            return self
+        other: Tool = copy.copy(self)  # not replace(): a listed name is longer, and the hash is the declaration's
         object.__setattr__(other, "name", name)
         return other
 
@@ -183,10 +201,12 @@ class Tool:
                 f"description_bytes = {limits.description_bytes}: shorten it"
             )
         if message.metadata_json and len(message.metadata_json.encode()) > limits.schema_bytes:
-            faults.append(f"tool {shown}: metadata_json is larger than the limit schema_bytes = {limits.schema_bytes}")
+            faults.append(
+                f"tool {shown}: metadata_json has {len(message.metadata_json.encode())} bytes, more than the limit "
+                f"schema_bytes = {limits.schema_bytes}: shorten it"
+            )
         if faults:
             raise InvalidTool(faults)
-        hints = message.annotations
         return cls(
             name=message.name,
             description=message.description,
@@ -196,9 +216,7 @@ class Tool:
             idle_timeout_seconds=message.idle_timeout_seconds,
             callback_url=message.callback_url,
             display_name=message.display_name,
-            annotations=Annotations(**{hint: getattr(hints, hint) for hint in _HINTS if hints.HasField(hint)})
-            if message.HasField("annotations")
-            else _NO_ANNOTATIONS,
+            annotations=_annotations(message.annotations) if message.HasField("annotations") else _NO_ANNOTATIONS,
             validate=message.validate if message.HasField("validate") else None,
             metadata_json=message.metadata_json,
             **{flag: getattr(message, flag) for flag in _FLAGS},
@@ -220,7 +238,9 @@ class Tool:
             **{flag: getattr(self, flag) for flag in _FLAGS},
         )
         if self.annotations != _NO_ANNOTATIONS:
-            message.annotations.CopyFrom(pb.ToolAnnotations(**{hint: getattr(self.annotations, hint) for hint in _HINTS}))
+            message.annotations.CopyFrom(
+                pb.ToolAnnotations(**{hint: getattr(self.annotations, hint) for hint in _HINTS})
+            )
         return message
 
 
@@ -240,9 +260,9 @@ class CallError:
     def from_wire(cls, message: pb.CallError) -> CallError:
         """Copies the wire form; a code of a newer protocol reads as INTERNAL."""
         return cls(
-            code=Code(message.code) if message.code in Code else Code.INTERNAL,
+            code=_member(Code, message.code, Code.INTERNAL),
             message=message.message,
-            stage=Stage(message.stage) if message.stage in Stage else Stage.UNKNOWN,
+            stage=_member(Stage, message.stage, Stage.UNKNOWN),
             retry_safe=message.retry_safe,
             limit=(message.limit.name, message.limit.value) if message.HasField("limit") else None,
             retry_after_seconds=message.retry_after_seconds,
@@ -361,18 +381,34 @@ def _hash(name: str, description: str, parameters: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+def _is_utf8(text: str | None) -> bool:
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _no_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-@functools.cache
-def _kind_of(kind: type) -> str:
-    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
-    return names.get(kind, kind.__name__)
-
-
 def _kind(value: object) -> str:
-    return _kind_of(type(value))
+    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _annotations(message: pb.ToolAnnotations) -> Annotations:
+    set_ones = {descriptor.name: value for descriptor, value in message.ListFields()}
+    return Annotations(**{hint: set_ones.get(hint) for hint in _HINTS})
+
+
+def _member(kind: type[_Member], number: int, otherwise: _Member) -> _Member:
+    """Returns a number of the wire as a member; what a newer protocol added reads as something that is known."""
+    try:
+        return kind(number)
+    except ValueError:
+        return otherwise
 
 
 def _shown(name: str) -> str:

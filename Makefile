@@ -1,0 +1,85 @@
+# `make help` lists the targets. Everything runs from .venv, which is made on first use and again when
+# pyproject.toml changes. Packages come from wherever pip is configured to find them.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PROTOS := proto/toolbus/v1/*.proto
+STUBS := toolbus/v1
+# Processes that run the tests; 0 runs them in this one (for a debugger).
+TEST_WORKERS ?= 2
+# More arguments for pytest: make test ARGS="tests/test_tool.py -k timeout"
+ARGS ?=
+comma := ,
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types proto proto-check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends it
+	@exec $(BIN)/python -m examples.demo
+
+test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" chooses some)
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+
+lint: $(VENV)/dev.stamp ## check style and format of Python and proto
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/buf lint
+	@$(BIN)/buf format --diff --exit-code
+
+types: $(VENV)/dev.stamp ## check the types (mypy, strict)
+	@$(BIN)/mypy
+
+proto: $(VENV)/dev.stamp ## regenerate toolbus/v1 from proto/
+	@$(call generate,.)
+	@echo "toolbus/v1 is generated from proto/"
+
+proto-check: $(VENV)/dev.stamp ## check that toolbus/v1 is what proto/ generates
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	$(call generate,$$fresh) && \
+	if diff -r -u --exclude=__pycache__ $(STUBS) "$$fresh/$(STUBS)"; then echo "toolbus/v1 is what proto/ generates"; \
+	else echo "toolbus/v1 is not what proto/ generates: run 'make proto' and commit the result" >&2; exit 1; fi
+
+bench: $(VENV)/bench.stamp ## measure throughput and latency beside a bare relay, NATS, MCP and HTTP callbacks
+	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove the environment, caches and builds
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stubs for the files under proto/, written below directory $(1). tool.proto has no service, so what the gRPC plugins
+# write for it is empty.
+define generate
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --mypy_out=quiet:$(1) \
+	--grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS) && \
+rm -f $(1)/$(STUBS)/tool_pb2_grpc.py $(1)/$(STUBS)/tool_pb2_grpc.pyi && : > $(1)/$(STUBS)/__init__.py
+endef
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no python3 found: install Python 3.11 or newer, or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); toolbus needs 3.11 or newer: make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Making the environment in $(VENV) with $$($(PYTHON) -V) …"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
+
+# One stamp for each set of packages; what the tests need includes what the demo needs.
+define install
+	@echo "Installing what $(2) needs into $(VENV) (the first time takes a minute) …"
+	@$(PIP) install --editable '.[$(1)]'
+	@touch $@
+endef
+
+$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+	$(call install,server$(comma)examples,the demo)
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	$(call install,dev,development)
+	@touch $(VENV)/run.stamp
+
+$(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
+	$(call install,server$(comma)bench,the benchmark)

@@ -1,0 +1,32 @@
+"""A measured fact beside its aim: how long something takes, or how much of something there is."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact: every sample taken, in one unit, and the most that it may be."""
+
+    name: str
+    sentence: str
+    unit: str
+    aim: float
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The sample in the middle."""
+        return statistics.median(self.samples)
+
+    @property
+    def worst(self) -> float:
+        """The largest sample."""
+        return max(self.samples)
+
+    @property
+    def met(self) -> bool:
+        """Whether every sample is within the aim."""
+        return self.worst <= self.aim

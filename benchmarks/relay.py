@@ -1,0 +1,104 @@
+"""The limit of this stack: a relay of the bus's own frames that checks nothing and knows one plugin.
+
+It takes the calls of any host to the plugin and the results back, in frames of at most 512 items, written by one
+writer a stream that sends whatever is waiting. The only thing it does to a call is to put its host's number before
+its id, so that the result finds its way back. Whatever the bus costs above this is what its promises cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import uvloop
+
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
+from toolbus.v1 import tool_pb2 as pb
+
+WHOLE_FRAME = 512
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the published stubs do not know it
+
+
+class Outlet:
+    """What waits for one stream, and its writer."""
+
+    def __init__(self) -> None:
+        self.calls: list[pb.ToolCall] = []
+        self.results: list[pb.ToolResult] = []
+        self.wake = asyncio.Event()  # set while something may be waiting
+
+    async def write_to(self, context: Any) -> None:
+        """Writes for as long as the stream lives."""
+        while True:
+            await self.wake.wait()
+            self.wake.clear()
+            while self.calls or self.results:
+                frame = wire.InvokeResponse(calls=self.calls[:WHOLE_FRAME], results=self.results[:WHOLE_FRAME])
+                del self.calls[:WHOLE_FRAME], self.results[:WHOLE_FRAME]
+                await context.write(frame)
+
+
+class Relay(stubs.ToolBusServiceServicer):
+    """The servicer: a table of streams, and the plugin among them."""
+
+    def __init__(self) -> None:
+        self._outlets: dict[str, Outlet] = {}  # by the number of the stream
+        self._plugin: Outlet | None = None  # None until one has attached with a tool
+        self._count = 0
+
+    async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
+        """Carries one peer."""
+        attach = (await context.read()).attach
+        self._count += 1
+        number = str(self._count)
+        outlet = self._outlets[number] = Outlet()
+        if attach.tools:
+            self._plugin = outlet
+        await context.write(wire.InvokeResponse(attached=wire.Attached(session_id=number, protocol_version=1)))
+        writer = asyncio.create_task(outlet.write_to(context))
+        try:
+            while (frame := await context.read()) is not END:
+                if frame.calls:
+                    self._to_plugin(frame.calls, number + ":")
+                if frame.results:
+                    self._to_hosts(frame.results)
+        finally:
+            writer.cancel()
+            del self._outlets[number]
+            if self._plugin is outlet:
+                self._plugin = None
+
+    def _to_plugin(self, calls: Sequence[pb.ToolCall], prefix: str) -> None:
+        if self._plugin is None:
+            return
+        for call in calls:
+            call.call_id = prefix + call.call_id
+        self._plugin.calls += calls
+        self._plugin.wake.set()
+
+    def _to_hosts(self, results: Sequence[pb.ToolResult]) -> None:
+        outlets = self._outlets
+        for result in results:
+            number, _, result.call_id = result.call_id.partition(":")
+            outlet = outlets.get(number)
+            if outlet is not None:
+                outlet.results.append(result)
+                outlet.wake.set()
+
+
+async def serve() -> None:
+    """Serves on a free port of loopback until the process is ended."""
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    relay = Relay()  # type: ignore[abstract]  # a run needs no other RPC
+    stubs.add_ToolBusServiceServicer_to_server(relay, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"relay ready grpc=127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve())

@@ -1,0 +1,223 @@
+"""The demo: a bus, three plugins in processes of their own, and this process as the host that calls them.
+
+    python -m examples.demo
+
+It goes on until Ctrl-C or SIGTERM and then ends everything it has started. The bus listens where `toolbus serve` does
+by default; TOOLBUS_GRPC and TOOLBUS_HTTP say otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from asyncio.subprocess import Process
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from examples.children import Children
+from toolbus.sdk import Host, Result
+from toolbus.sdk.listing import Listing
+
+ROOT = Path(__file__).resolve().parents[1]
+WEATHER = ROOT / "examples" / "weather" / "plugin.py"
+DOCS = ROOT / "examples" / "docs_search" / "plugin.py"
+CLIENT = ROOT / "clients" / "python"
+EXPECTED = {"get_sun_times", "get_local_time", "search_docs", "read_doc", "convert_units", "text_statistics"}
+PATIENCE_SECONDS = 30.0
+ROUNDS = 200  # calls in a row for the measurement
+SHOWN_CHARACTERS = 600  # of an answer
+
+# What the host calls, and why a person would want to see it.
+CALLS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("get_sun_times", {"city": "Tokyo"}, "a plugin class as N.E.K.O. has them, run by `toolbus run`"),
+    ("get_local_time", {"city": "Tokio"}, "the tool says no: an answer that a model can act on"),
+    ("search_docs", {"query": "heartbeat", "limit": 3}, "progress before the answer; the first call builds the index"),
+    ("read_doc", {"id": "python:textwrap.shorten"}, "the index is there now"),
+    ("convert_units", {"value": 42.195, "from": "km", "to": "mi"}, "a plugin on the generated stubs alone, no SDK"),
+    ("convert_units", {"value": "far", "from": "km", "to": "mi"}, "refused by the bus; the plugin never sees it"),
+    ("text_statistics", {"text": "A tool bus. One stream a plugin, one catalogue for all."}, ""),
+)
+
+
+class Failed(Exception):
+    """The demo cannot go on; the text says why. Empty where somebody has said it already."""
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(self, console: Console, children: Children) -> None:
+        self._console = console
+        self._children = children
+        self._sources: dict[str, str] = {}  # tool → whose it is, once they are listed
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Starts everything, shows it, and then waits for the bus to end.
+
+        Args:
+            ready: set when everything has been shown.
+
+        Raises:
+            Failed: something did not start, or ended by itself.
+        """
+        bus = await self._children.start(
+            *("-m", "toolbus.cli", "serve", "--ephemeral", "--log-level", "warning"), reads_output=True
+        )
+        address = await self._address(bus)
+        await self._children.start("-m", "toolbus.cli", "run", str(WEATHER), str(DOCS), "--bus", address)
+        await self._children.start(str(CLIENT / "plugin.py"), address)
+        async with Host(address, source="demo") as host:
+            self._show_tools(await self._listed(host))
+            for name, arguments, why in CALLS:
+                await self._call(host, name, arguments, why)
+            await self._measure(host)
+        await self._other_host(address)
+        self._say(f"\nThe bus stays at {address}. From another terminal:", style="bold")
+        at = "" if address == "127.0.0.1:48930" else f" --bus {address}"
+        self._say(f'  toolbus list{at}\n  toolbus call{at} get_sun_times \'{{"city": "Lima"}}\'')
+        self._say("Ctrl-C ends everything.")
+        ready.set()
+        raise Failed(f"the bus ended (exit code {await bus.wait()})")
+
+    async def _address(self, bus: Process) -> str:
+        assert bus.stdout is not None  # a pipe
+        try:
+            line = (await asyncio.wait_for(bus.stdout.readline(), PATIENCE_SECONDS)).decode().strip()
+        except TimeoutError:
+            raise Failed(f"the bus was not ready within {PATIENCE_SECONDS:g} s") from None
+        if not line.startswith("toolbus ready "):
+            await bus.wait()
+            raise Failed("")  # serve has said why
+        self._say(line, style="dim")
+        addresses = dict(part.split("=", 1) for part in line.split()[2:])
+        return addresses["grpc"].split(",")[0]
+
+    async def _listed(self, host: Host) -> Listing:
+        """Waits until every plugin has come."""
+        names: set[str] = set()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    listing: Listing = await host.list()
+                    names = {tool.name for tool in listing}
+                    if names >= EXPECTED:
+                        return listing
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            missing = ", ".join(sorted(EXPECTED - names))
+            raise Failed(f"these tools were not there after {PATIENCE_SECONDS:g} s: {missing}") from None
+
+    def _show_tools(self, listing: Listing) -> None:
+        self._say(f"\n{len(listing)} tools, from processes that know nothing of one another:", style="bold")
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for head in ("tool", "source", "state", "description"):
+            table.add_column(head, no_wrap=head != "description")
+        for each in listing:
+            self._sources[each.name] = each.source
+            about = each.tool.description.splitlines()[0]
+            table.add_row(*(Text(cell) for cell in (each.name, each.source, each.state, about)))
+        self._console.print(table)
+
+    async def _call(self, host: Host, name: str, arguments: dict[str, Any], why: str) -> None:
+        signs = 0
+
+        def on_progress(sign: Any) -> None:
+            nonlocal signs
+            signs += 1
+
+        started = time.perf_counter()
+        result = await host.call(name, arguments, on_progress=on_progress)
+        micros = (time.perf_counter() - started) * 1e6
+        who = self._sources[name]
+        self._say(f"\ndemo calls {name} of {who}", style="bold", end="")
+        self._say(f"  {why}" if why else "", style="dim")
+        self._say(f"  with      {json.dumps(arguments, ensure_ascii=False)}")
+        if signs:
+            self._say(f"  progress  {signs} signs of life before the answer")
+        verdict = f"error {_code(result)}" if result.is_error else "answer"
+        self._say(f"  {verdict} after {micros:,.0f} µs", style="red" if result.is_error else "green")
+        text = result.text
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} … ({len(text)} characters)"
+        for line in shown.splitlines():
+            self._say(f"    {line}")
+
+    async def _measure(self, host: Host) -> None:
+        taken = []
+        for _ in range(ROUNDS):
+            started = time.perf_counter()
+            (await host.call("convert_units", {"value": 1, "from": "h", "to": "s"})).unwrap()
+            taken.append((time.perf_counter() - started) * 1e6)
+        self._say(
+            f"\n{ROUNDS} calls of convert_units one after another: median {statistics.median(taken):,.0f} µs from host "
+            "to plugin and back, over two sockets and three processes"
+        )
+
+    async def _other_host(self, address: str) -> None:
+        self._say("\nThe same bus, seen by a host on the generated stubs alone (clients/python/host.py):", style="bold")
+        host = await self._children.start(
+            *(str(CLIENT / "host.py"), "--bus", address, "text_statistics", '{"text": "To be, or not to be."}')
+        )
+        if code := await asyncio.wait_for(host.wait(), PATIENCE_SECONDS):
+            raise Failed(f"clients/python/host.py ended with exit code {code}")
+
+    def _say(self, text: str, *, style: str = "", end: str = "\n") -> None:
+        """Prints words as they are: they may come from a plugin and are no markup."""
+        self._console.print(Text(text, style=style), end=end, soft_wrap=True)
+        self._console.file.flush()
+
+
+def _code(result: Result) -> str:
+    return result.error.code.name if result.error is not None else "TOOL"
+
+
+async def main() -> int:
+    """Runs the demo until it is told to end; returns the exit code."""
+    tty = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if tty else 120)
+    children = Children({**os.environ, "PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"})
+    told, ready = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        if told.is_set():
+            children.hurry()
+        told.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, signalled)
+    async with children:
+        running = asyncio.create_task(Demo(console, children).run(ready))
+        waiting = asyncio.create_task(told.wait())
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if told.is_set():
+            console.print("\nending …")
+        running.cancel()
+        waiting.cancel()
+        try:
+            await running
+        except asyncio.CancelledError:
+            return 0 if ready.is_set() else 130
+        except Failed as problem:
+            if str(problem):
+                print(f"demo: {problem}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _path() -> str:
+    """The children find this checkout also where it is not installed."""
+    before = os.environ.get("PYTHONPATH")
+    return f"{ROOT}{os.pathsep}{before}" if before else str(ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

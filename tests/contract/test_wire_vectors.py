@@ -1,0 +1,28 @@
+"""The bus does for a raw client what tests/vectors/bus.jsonl says, step by step over a real connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.vectors.play_bus import run_scenario, scenarios, settled
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def address() -> AsyncIterator[str]:
+    """One bus for all scenarios: each uses names of its own."""
+    from toolbus.bus import Bus, Config
+
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", grace_seconds=0.05)) as bus:
+        (only,) = bus.grpc_addresses
+        await settled(only)
+        yield only
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("scenario", [pytest.param(each, id=each["scenario"]) for each in scenarios()])
+async def test_the_bus_plays_its_part(address: str, scenario: dict[str, Any]) -> None:
+    await run_scenario(address, scenario)

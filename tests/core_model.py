@@ -1,0 +1,495 @@
+"""Second implementations that the core is tested with: a peer without a stream, a stream without a socket, a clock.
+
+Nothing here is a mock: `PeerDouble` runs and asks for calls by the same two protocols as a stream does, and
+`StreamDouble` is a shell round real sessions, as the gRPC server is one, whose wire is a list.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from toolbus.call import Budget, Call
+from toolbus.dispatcher import Dispatcher
+from toolbus.entry import Entry, Listing
+from toolbus.errors import RequestError, Stage, ToolBusError, UnknownRole, grpc_status
+from toolbus.offer import Offered, prepare
+from toolbus.peer import Peer
+from toolbus.policy import Policy
+from toolbus.presence import Presence
+from toolbus.records import Records
+from toolbus.entry import Entry
+from toolbus.offer import Offered, prepare
+from toolbus.entry import Listing
+from toolbus.registry import Registry
+from toolbus.session import State
+from toolbus.tool import Annotations, CallError, Limits, Result, Tool
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+IDEMPOTENT = Annotations(idempotent=True)
+
+
+class PeerDouble:
+    """Runs and asks for calls; its wire is a list that is handed over when the test says so."""
+
+    session_state = wire.SESSION_STATE_LIVE
+    checks_arguments = True
+    remote = True
+
+    def __init__(
+        self,
+        source: str,
+        dispatcher: Dispatcher | None = None,
+        *,
+        instance: str = "",
+        max_in_flight: int = 256,
+        shares: bool = True,
+        trusted: bool = True,
+        qualified: bool = False,
+        max_item_bytes: int = 1 << 40,
+    ) -> None:
+        self.source = source
+        self.instance = instance
+        self.max_in_flight = max_in_flight
+        self.shares = shares
+        self.trusted = trusted
+        self.qualified = qualified
+        self.max_item_bytes = max_item_bytes
+        self.administers = True
+        self.takes_calls = True
+        self.owed: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
+        self.stuck = 0
+        self.budget = dispatcher.budget(source) if dispatcher else Budget()
+        self.allowed: set[Entry] = set()
+        self.allowed_at = 0
+        self.waiting: dict[str, Call] = {}  # calls that have not been handed over
+        self.received: list[Call] = []  # calls that were, in order
+        self.cancelled: list[tuple[str, str]] = []  # (id, reason) of cancels that were sent
+        self.results: dict[str, list[Result]] = {}  # what came back, by call_id
+        self.signs: list[pb.ToolProgress] = []  # progress of its own calls
+
+    def __repr__(self) -> str:
+        return f"<PeerDouble {self.source}/{self.instance} owed={list(self.owed)} asked={list(self.asked)}>"
+
+    # -- as handler
+
+    def send(self, calls: Sequence[Call], now: float) -> None:
+        for call in calls:
+            assert self.owed[call.id] is call
+            self.waiting[call.id] = call
+
+    def hand_over(self) -> list[Call]:
+        """Does what a writer does: whatever waits reaches the plugin."""
+        calls = list(self.waiting.values())
+        self.waiting.clear()
+        self.received += calls
+        return calls
+
+    def cancel(self, call: Call, reason: str) -> bool:
+        if self.waiting.pop(call.id, None) is not None:
+            return True
+        self.cancelled.append((call.id, reason))
+        return False
+
+    def stage(self, call: Call) -> Stage:
+        return Stage.NOT_DISPATCHED if call.id in self.waiting else Stage.DISPATCHED
+
+    # -- as caller
+
+    def deliver(self, results: Sequence[tuple[str, str]]) -> None:
+        for call_id, output_json in results:
+            self.results.setdefault(call_id, []).append(Result(call_id, output_json))
+
+    def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
+        result.call_id = call_id
+        self.results.setdefault(call_id, []).append(Result.from_wire(result))
+
+    def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
+        copy = pb.ToolProgress()
+        copy.CopyFrom(progress)
+        copy.call_id = call_id
+        self.signs.append(copy)
+
+
+class Core:
+    """Registry, dispatcher and presence wired as the bus wires them, on a clock that the test moves."""
+
+    def __init__(
+        self,
+        roles: Sequence[str] = ("default",),
+        *,
+        limits: Limits | None = None,
+        silenced: frozenset[str] = frozenset(),
+        grace_seconds: float = 5.0,
+    ) -> None:
+        self.now = 1_000.0
+        self.armed_at = math.inf  # when the bus's timer would fire
+        self.limits = limits or Limits()
+        self.registry = Registry(roles, grace_seconds=grace_seconds)
+        self.policy = Policy(silenced)
+        self.records = Records()
+        self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)
+        self.sources: list[str] = []  # sources whose health may have changed
+        self.changes = 0  # how often the catalogue may have changed
+        self.presence = Presence(
+            self.registry,
+            self.dispatcher,
+            self.policy,
+            self.limits,
+            identity=("bus", "boot", "0"),
+            on_source=self.sources.append,
+            on_change=self._changed,
+        )
+
+    def _arm(self, when: float) -> None:
+        self.armed_at = when  # one timer, as in the bus: the newest request replaces the one before
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock, firing the timer as often as it asks to be fired."""
+        until = self.now + seconds
+        while self.armed_at <= until:
+            self.now, self.armed_at = max(self.now, self.armed_at), math.inf
+            self.dispatcher.sweep(self.now)
+        self.now = until
+
+    def peer(self, source: str, **more: Any) -> PeerDouble:
+        return PeerDouble(source, self.dispatcher, **more)
+
+    def plugin(self, source: str, *tools: Tool, **more: Any) -> PeerDouble:
+        """Returns a double that offers tools."""
+        plugin = self.peer(source, trusted=False, **more)
+        self.registry.register(plugin, offered(*tools), qualified=plugin.qualified)
+        return plugin
+
+    def call(self, caller: PeerDouble, name: str, arguments: str = "{}", *, call_id: str = "", **more: Any) -> str:
+        """Asks for one call; returns its id."""
+        call_id = call_id or f"c{len(caller.results) + len(caller.asked) + 1}"
+        message = pb.ToolCall(call_id=call_id, name=name, arguments_json=arguments, **more)
+        self.dispatcher.calls(caller, [message], self.now)
+        return call_id
+
+    def refusal(self, caller: PeerDouble, name: str, arguments: str = "{}", **more: Any) -> CallError:
+        """Asks for one call that is refused at once; returns why."""
+        call_id = self.call(caller, name, arguments, **more)
+        assert call_id not in caller.asked
+        return error_of(caller, call_id)
+
+    def answer(self, plugin: PeerDouble, output: str = "1", **more: Any) -> None:
+        """Has a plugin answer the oldest call that it owes."""
+        plugin.hand_over()
+        result = pb.ToolResult(call_id=next(iter(plugin.owed)), output_json=output, **more)
+        self.dispatcher.results(plugin, [result], self.now)
+
+    def progress(self, plugin: PeerDouble, call_id: str, **more: Any) -> None:
+        self.dispatcher.progress(plugin, [pb.ToolProgress(call_id=call_id, **more)], self.now)
+
+    def cancel(self, caller: PeerDouble, call_id: str, reason: str = "") -> None:
+        self.dispatcher.cancels(caller, [pb.ToolCancel(call_id=call_id, reason=reason)], self.now)
+
+    def lose(self, plugin: PeerDouble, why: str = "its connection broke") -> None:
+        """Breaks a double off, in the order in which presence ends a session."""
+        self.registry.lose(plugin, why, self.now)
+        plugin.takes_calls = False
+        owed, asked = list(plugin.owed.values()), list(plugin.asked.values())
+        plugin.owed.clear()
+        plugin.asked.clear()
+        self.dispatcher.handler_ended(plugin, owed, why, self.now)
+        self.dispatcher.caller_ended(asked, self.now)
+        plugin.waiting.clear()
+
+    @property
+    def held(self) -> int:
+        """Bytes of arguments that the bus holds."""
+        return self.dispatcher.held_bytes
+
+    def stream(self) -> StreamDouble:
+        return StreamDouble(self)
+
+    def attached(self, source: str, *tools: Tool, **attach: Any) -> StreamDouble:
+        """Returns a stream whose attach was answered."""
+        stream = self.stream()
+        stream.attach(source, *tools, **attach)
+        assert stream.status is None, stream.status
+        return stream
+
+
+class StreamDouble:
+    """A shell round a real peer of the bus: frames go in as messages, and come out as a list."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.peer = Peer(core.limits, core.now)
+        self.peer.close = self._close
+        self.peer.outbox.flooded = self._flood
+        self.status: tuple[str, str] | None = None  # how the RPC ended: (gRPC status, text)
+        self.closes = 0
+        self.floods = 0
+
+    def _close(self, status: str, text: str) -> None:
+        self.status = (status, text)
+        self.closes += 1
+
+    def _flood(self) -> None:
+        self.floods += 1
+
+    def attach(self, source: str, *tools: Tool, **more: Any) -> None:
+        attach = wire.Attach(**{"protocol_version": 1, "source": source, **more})
+        attach.tools.extend(tool.to_wire() for tool in tools)
+        self.send(attach=attach)
+
+    def send(self, **arms: Any) -> None:
+        """Takes in one frame, parsed from its bytes, as the server's read loop does."""
+        core, peer = self._core, self.peer
+        frame = wire.InvokeRequest.FromString(wire.InvokeRequest(**arms).SerializeToString())
+        handle = {
+            "attach": lambda value: core.presence.attach(peer, value, core.now),
+            "calls": lambda value: core.dispatcher.calls(peer, value, core.now),
+            "progress": lambda value: core.dispatcher.progress(peer, value, core.now),
+            "results": lambda value: core.dispatcher.results(peer, value, core.now),
+            "cancels": lambda value: core.dispatcher.cancels(peer, value, core.now),
+            "heartbeat": lambda value: None,
+            "drain": lambda value: core.presence.goodbye(peer, core.now),
+        }
+        suspect = peer.suspect
+        try:
+            for arm, value in peer.receive(frame, core.now):
+                handle[arm](value)
+        except (RequestError, ToolBusError) as error:
+            status, text = grpc_status(error)
+            core.presence.end(peer, text, core.now, status=status)
+        if suspect:
+            core.presence.recovered(peer)
+
+    def half_close(self) -> None:
+        self._core.presence.half_closed(self.peer, self._core.now)
+
+    def end(self, why: str = "its connection broke", status: str = "UNAVAILABLE") -> None:
+        self._core.presence.end(self.peer, why, self._core.now, status=status)
+
+    def written(self) -> list[wire.InvokeResponse]:
+        """Takes every frame that waits, as the peer gets them."""
+        frames = []
+        while (frame := self.peer.outbox.take()) is not None:
+            frames.append(wire.InvokeResponse.FromString(frame.SerializeToString()))
+        return frames
+
+    def read(self, arm: str) -> list[Any]:
+        """Takes every frame and returns the items of one arm; the rest is gone."""
+        found: list[Any] = []
+        for frame in self.written():
+            value = dict((field.name, content) for field, content in frame.ListFields()).get(arm)
+            if value is not None:
+                found.extend(value) if arm in ("events", "calls", "results", "progress", "cancels") else found.append(
+                    value
+                )
+        return found
+
+    @property
+    def ended(self) -> bool:
+        return self.peer.state is State.CLOSED
+
+
+def tool(name: str, description: str = "", **more: Any) -> Tool:
+    """Returns a tool that takes any arguments."""
+    return Tool(name, description, **more)
+
+
+def offered(*tools: Tool) -> list[Offered]:
+    return prepare(list(tools), Limits())
+
+
+def error_of(caller: PeerDouble, call_id: str) -> CallError:
+    """Returns how a call failed, having checked that it ended once."""
+    (result,) = caller.results[call_id]
+    assert result.is_error
+    assert result.error is not None
+    return result.error
+
+
+def outputs(caller: PeerDouble) -> list[str]:
+    """Returns what came back, each call having ended once."""
+    return [result.output_json for (result,) in caller.results.values()]
+
+
+# -- the catalogue, as plainly as it can be written ------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What a line of the catalogue shows."""
+
+    name: str
+    source: str
+    tool: Tool
+    roles: tuple[str, ...]
+    online: bool
+
+
+def seen(listing: Listing) -> Seen:
+    online = listing.entry.current is not None
+    return Seen(listing.tool.name, listing.source, listing.tool, listing.roles, online)
+
+
+class Line:
+    """One name in one role: declarations newest last, each a tool and the handlers that offer it so."""
+
+    def __init__(self, name: str, bare: str, source: str, place: int) -> None:
+        self.name, self.bare, self.source, self.place = name, bare, source, place
+        self.declared: list[tuple[Tool, list[PeerDouble]]] = []
+        self.last: Tool | None = None  # what was dropped last
+        self.goes_at, self.instance = math.inf, ""
+
+    @property
+    def tool(self) -> Tool:
+        found = self.declared[-1][0] if self.declared else self.last
+        assert found is not None
+        return found
+
+    def handlers(self) -> list[PeerDouble]:
+        return [handler for _, handlers in self.declared for handler in handlers]
+
+    def join(self, handler: PeerDouble, tool: Tool) -> None:
+        for index, (known, handlers) in enumerate(self.declared):
+            if known.schema_hash == tool.schema_hash and handler in handlers:
+                self.declared[index] = (tool, handlers)
+                return
+        self.leave(handler)
+        if not handler.shares:
+            self.declared.clear()
+        same = [handlers for known, handlers in self.declared if known.schema_hash == tool.schema_hash]
+        self.declared = [each for each in self.declared if each[0].schema_hash != tool.schema_hash]
+        self.declared.append((tool, [*(same[0] if same else ()), handler]))
+        self.goes_at = math.inf
+
+    def leave(self, handler: PeerDouble) -> None:
+        for tool, handlers in self.declared:
+            if handlers == [handler]:
+                self.last = tool
+        left = [(tool, [each for each in handlers if each is not handler]) for tool, handlers in self.declared]
+        self.declared = [(tool, handlers) for tool, handlers in left if handlers]
+
+
+class RegistryModel:
+    """What the registry promises, without indexes, revisions or caches: one list of lines a role."""
+
+    def __init__(self, roles: Sequence[str], grace_seconds: float) -> None:
+        self.tables: dict[str, list[Line]] = {role: [] for role in roles}
+        self.to_come: list[Line] = []
+        self.grace = grace_seconds
+        self._places = itertools.count()
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self.tables)
+
+    def _for(self, role: str | None) -> list[list[Line]]:
+        if not role:
+            return [*self.tables.values(), self.to_come]
+        if role not in self.tables:
+            raise UnknownRole(role)
+        return [self.tables[role]]
+
+    def register(
+        self, handler: PeerDouble, tools: Sequence[Offered], *, qualified: bool = False, declare: bool = False
+    ) -> None:
+        for item in tools:
+            self._for(item.tool.role)
+        stays = set()
+        for item in tools:
+            name = f"{handler.source}:{item.tool.name}" if qualified else item.tool.name
+            for table in self._for(item.tool.role):
+                line = next((line for line in table if line.name == name), None)
+                if line is None:
+                    line = Line(name, item.tool.name, handler.source, next(self._places))
+                    table.append(line)
+                elif line.source != handler.source:
+                    table[table.index(line)] = line = Line(name, item.tool.name, handler.source, line.place)
+                line.join(handler, item.tool)
+                stays.add(line)
+        for table in self._for(None) if declare else ():
+            for line in list(table):
+                own = handler in line.handlers()
+                lost = not line.declared and line.source == handler.source and line.instance == handler.instance != ""
+                if (own or lost) and line not in stays:
+                    line.leave(handler)
+                    if not line.declared:
+                        table.remove(line)
+
+    def unregister(self, name: str, role: str, source: str) -> None:
+        for table in self._for(role):
+            fits = [line for line in table if line.name == name and source in ("", line.source)]
+            fits = fits or [line for line in table if source and line.name == f"{source}:{name}"]
+            for line in fits:
+                table.remove(line)
+
+    def clear(self, source: str, role: str) -> None:
+        for table in self._for(role):
+            table[:] = [line for line in table if line.source != source]
+
+    def withdraw(self, handler: PeerDouble) -> None:
+        for table in self._for(None):
+            for line in [line for line in table if handler in line.handlers()]:
+                line.leave(handler)
+                if not line.declared:
+                    table.remove(line)
+
+    def lose(self, handler: PeerDouble, why: str, now: float) -> None:
+        for table in self._for(None):
+            for line in [line for line in table if handler in line.handlers()]:
+                line.leave(handler)
+                if not line.declared:
+                    line.goes_at, line.instance = now + self.grace, handler.instance
+
+    def expire(self, now: float) -> None:
+        for table in self._for(None):
+            table[:] = [line for line in table if line.declared or line.goes_at > now]
+
+    def add_role(self, role: str) -> None:
+        if role not in self.tables:
+            self.tables[role] = copy.deepcopy(self.to_come, {id(each): each for each in self._everyone()})
+
+    def _everyone(self) -> list[PeerDouble]:
+        return [handler for line in self.to_come for handler in line.handlers()]
+
+    def remove_role(self, role: str) -> None:
+        self._for(role)
+        del self.tables[role]
+
+    def find(self, name: str, role: str) -> tuple[str, str, bool] | None:
+        found = []
+        for table in [self.tables[role]] if role else list(self.tables.values()) or [self.to_come]:
+            exact = [line for line in table if line.name == name]
+            alias = [line for line in table if line.bare == name]
+            best = exact or sorted(alias, key=lambda line: not line.declared)
+            found += [(line.name, line.source, bool(line.declared)) for line in best[:1]]
+        return next((each for each in found if each[2]), found[0] if found else None)
+
+    def listings(self, role: str | None, offline: bool) -> list[Seen]:
+        tables = {role: self.tables[role]} if role else self.tables or {"": self.to_come}
+        merged: dict[tuple[str, str, str, bool], list[tuple[int, str, Line]]] = {}
+        for name, table in tables.items():
+            for line in table:
+                key = (line.name, line.source, line.tool.schema_hash, bool(line.declared))
+                merged.setdefault(key, []).append((line.place, name, line))
+        lines = sorted(merged.values(), key=lambda each: min(place for place, _, _ in each))
+        return [
+            Seen(
+                line[0][2].name,
+                line[0][2].source,
+                line[0][2].tool.renamed(line[0][2].name),
+                tuple(name for _, name, _ in line if name),
+                bool(line[0][2].declared),
+            )
+            for line in lines
+            if offline or line[0][2].declared
+        ]
+
+    def offers(self, handler: PeerDouble) -> set[str]:
+        return {line.bare for table in self._for(None) for line in table if handler in line.handlers()}

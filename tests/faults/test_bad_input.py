@@ -1,0 +1,256 @@
+"""Schemas, arguments, messages and bytes that break the rules: each ends in a sentence, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.faults.conftest import Connect
+from tests.faults.raw_peer import RawPeer, echo, opening, tool, until
+from toolbus.tool import MIB
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+from toolbus.v1 import tool_pb2 as pb
+
+pytestmark = pytest.mark.usefixtures("bystander")
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+INVALID_ARGUMENTS = pb.ERROR_CODE_INVALID_ARGUMENTS
+
+
+def _exploding(levels: int) -> dict[str, Any]:
+    """A schema of a few lines whose references expand to 2 ** levels nodes."""
+    names = [f"d{n}" for n in range(levels)]
+    definitions: dict[str, Any] = {"d0": {"type": "integer"}}
+    for below, name in itertools.pairwise(names):
+        definitions[name] = {"allOf": [{"$ref": f"#/$defs/{below}"}, {"$ref": f"#/$defs/{below}"}]}
+    return {"type": "object", "properties": {"x": {"$ref": f"#/$defs/{names[-1]}"}}, "$defs": definitions}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("{", "no JSON"),
+        ("nonsense", "no JSON"),
+        ("[]", "must be an object"),
+        ("null", "must be an object"),
+        ('{"type": "object", "minProperties": NaN}', "NaN"),
+        ('{"type": 12}', "schema"),
+        ('{"type": "string"}', "object"),
+        ('{"pattern": "(", "type": "object"}', "pattern"),
+        ('{"description": "' + "x" * (10 * MIB) + '"}', "schema_bytes"),
+        ('{"a":' * 10_000 + "1" + "}" * 10_000, "nested"),
+        ('{"not":' * 100 + "{}" + "}" * 100, "schema_depth"),
+        (_exploding(25), "schema_nodes"),
+        ({"$ref": "#"}, "without end"),
+        ({"properties": {"x": {"$ref": "#/$defs/missing"}}}, "names no schema"),
+        ({"properties": {"x": {"$ref": "file:///etc/passwd"}}}, "nothing is fetched"),
+        ({"properties": {"x": {"$ref": "/etc/passwd"}}}, "nothing is fetched"),
+        ({"$schema": "http://example.com/own-dialect"}, "not fetched"),
+    ],
+    ids=lambda value: (value if isinstance(value, str) else str(value))[:30],
+)
+async def test_a_bad_schema_refuses_the_attach_and_says_what_is_wrong(
+    stranger: RawPeer, schema: object, said: str
+) -> None:
+    code, details = await stranger.refused(opening("schemas", tool("bad", schema)))
+    assert code is INVALID
+    assert said in details
+    assert "'bad'" in details
+    assert len(details) < 1_000
+
+
+@pytest.fixture
+def trap() -> Iterator[socket.socket]:
+    """Listens for somebody who fetches a reference."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        yield listening
+
+
+async def test_a_reference_into_the_network_is_refused_and_nothing_is_fetched(
+    stranger: RawPeer, trap: socket.socket
+) -> None:
+    url = f"http://127.0.0.1:{trap.getsockname()[1]}/schema.json"
+    code, details = await stranger.refused(opening("schemas", tool("bad", {"properties": {"x": {"$ref": url}}})))
+    assert code is INVALID
+    assert "nothing is fetched" in details
+    with pytest.raises(BlockingIOError):
+        trap.accept()
+
+
+async def test_every_fault_of_an_attach_is_named_at_once(stranger: RawPeer) -> None:
+    tools = [tool("bad name"), tool("schema", "{"), tool("long", description="x" * 20_000), tool("fine")]
+    code, details = await stranger.refused(opening("faults", *tools))
+    assert code is INVALID
+    assert "'bad name'" in details
+    assert "'schema'" in details
+    assert "description_bytes" in details
+
+
+async def test_a_session_id_that_nobody_has_is_refused_with_the_cure(connect: Connect) -> None:
+    peer = await connect("peer")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await peer.stub.Register(wire.RegisterRequest(session_id="0" * 32, tools=[tool("t")]))
+    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "Attach again" in (failure.value.details() or "")
+
+
+async def test_the_session_id_of_an_ended_session_is_no_longer_good(connect: Connect) -> None:
+    gone, peer = await connect("gone"), await connect("peer")
+    assert gone.attached is not None
+    request = wire.RegisterRequest(session_id=gone.attached.session_id, tools=[tool("t")])
+    await peer.stub.Register(request)
+    await gone.send(drain=wire.Drain())
+    await gone.ended()
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await peer.stub.Register(request)
+    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+STRICT = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "maximum": 10}, "s": {"type": "string"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("{", "no JSON"),
+        ("{'n': 1}", "no JSON"),
+        ('{"n": NaN}', "no JSON"),
+        ("[1]", "must be a JSON object"),
+        ("1", "must be a JSON object"),
+        ("", "n"),
+        ({}, "n"),
+        ({"n": "1"}, "arguments.n"),
+        ({"n": 11}, "maximum"),
+        ({"n": 10**30}, "maximum"),
+        ({"n": 1, "other": 2}, "additionalProperties"),
+        ('{"n":' + "[" * 5_000 + "]" * 5_000 + "}", "depth limit"),
+        ({"n": 1, "s": "x" * (MIB + 1)}, "arguments_bytes"),
+        ({"n": 1, "s": "𝄞" * (MIB // 3)}, "arguments_bytes"),
+    ],
+    ids=lambda value: (value if isinstance(value, str) else str(value))[:30],
+)
+async def test_arguments_that_break_the_schema_never_reach_the_plugin(
+    connect: Connect, arguments: object, said: str
+) -> None:
+    plugin = await connect("strict", tool("strict", STRICT), answer=echo)
+    host = await connect("host")
+    result = await host.call("strict", arguments)
+    assert result.is_error
+    assert result.error.code == INVALID_ARGUMENTS
+    assert result.error.stage == pb.CALL_STAGE_NOT_DISPATCHED
+    assert said in f"{result.error.message} {result.error.limit.name}"
+    assert len(result.error.message) < 2_000
+    assert (await host.call("strict", {"n": 1})).output_json == '{"n": 1}'
+    assert len(plugin.calls) == 1
+
+
+@pytest.mark.parametrize("call_id", ["", "x" * 129, "x" * 1_000_000], ids=len)
+async def test_a_bad_call_id_is_refused(connect: Connect, call_id: str) -> None:
+    await connect("plugin", tool("t"), answer=echo)
+    host = await connect("host")
+    await host.send(calls=[pb.ToolCall(call_id=call_id, name="t")])
+    await until(lambda: host.results, "the refusal")
+    assert host.results[0].error.code == INVALID_ARGUMENTS
+    assert "call_id" in host.results[0].error.message
+    assert (await host.call("t", {"n": 1})).output_json == '{"n": 1}'
+
+
+async def test_names_and_roles_of_megabytes_are_answered_in_a_sentence(connect: Connect) -> None:
+    host = await connect("host")
+    for fields in ({"name": "x" * 3_000_000}, {"name": "t", "role": "r" * 3_000_000}):
+        result = await host.call(**fields)
+        assert result.error.code == pb.ERROR_CODE_NOT_FOUND
+        assert len(result.error.message) < 1_000
+    assert host.code is None
+    await connect("plugin", tool("t"), answer=echo)
+    result = await host.call("t", parent_call_id="p" * 3_000_000)
+    assert result.error.code == INVALID_ARGUMENTS
+    assert len(result.error.message) < 1_000
+
+
+async def test_a_negative_or_endless_timeout_is_refused_or_bounded(connect: Connect) -> None:
+    plugin = await connect("plugin", tool("t"), answer=echo)
+    host = await connect("host")
+    for timeout in (-1.0, float("nan"), float("-inf")):
+        assert (await host.call("t", timeout_seconds=timeout)).error.code == INVALID_ARGUMENTS
+    assert not (await host.call("t", timeout_seconds=float("inf"))).is_error
+    assert plugin.calls[0].timeout_seconds == pytest.approx(300, abs=1)
+
+
+async def test_a_message_over_the_limit_ends_only_the_stream_that_sent_it(connect: Connect) -> None:
+    await connect("plugin", tool("t"), answer=echo)
+    loud, quiet = await connect("loud"), await connect("quiet")
+    await loud.send_quietly(wire.InvokeRequest(calls=[loud.ask("t", {"s": "x" * (17 * MIB)})]))
+    code, details = await loud.ended()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(16 * MIB) in details
+    assert (await quiet.call("t", {"n": 1})).output_json == '{"n": 1}'
+
+
+async def test_a_frame_of_6_mb_from_a_peer_is_read_whole(connect: Connect) -> None:
+    await connect("plugin", tool("t"), answer=echo)
+    host = await connect("host")
+    futures = await host.start(*(host.ask("t", {"s": "x" * 500_000}) for _ in range(12)))
+    results = await asyncio.wait_for(asyncio.gather(*futures), 5)
+    assert [len(result.output_json) for result in results] == [500_009] * 12
+
+
+@pytest.mark.parametrize("arm", ["calls", "results", "progress", "cancels"])
+async def test_a_frame_of_a_million_empty_items_is_refused_before_any_is_looked_at(connect: Connect, arm: str) -> None:
+    host, quiet = await connect("host"), await connect("quiet")
+    number = wire.InvokeRequest.DESCRIPTOR.fields_by_name[arm].number
+    frame = wire.InvokeRequest.FromString(bytes([number << 3 | 2, 0]) * 1_000_000)
+    await host.send_frame(frame)
+    code, details = await host.ended()
+    assert code is INVALID
+    assert f"1000000 {arm}, at most 4096" in details
+    assert not (await quiet.call("steady")).is_error
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x04\x12\x02\xff\xff"])
+@pytest.mark.parametrize("attached", [False, True], ids=["first", "later"])
+async def test_bytes_that_are_no_message_end_the_stream_with_a_sentence(
+    connect: Connect, stranger: RawPeer, attached: bool, garbage: bytes
+) -> None:
+    """The third is a message whose source is not UTF-8."""
+    host = await connect("host")
+    messages = [opening("garbage", tool("mine")).SerializeToString(), garbage] if attached else [garbage]
+    channel: Any = stranger.channel  # its stubs want functions that turn messages into bytes, and these are bytes
+    invoke = channel.stream_stream("/toolbus.v1.ToolBusService/Invoke")
+    stream = invoke(iter(messages))
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        async for _ in stream:
+            pass
+    assert failure.value.code() is INVALID
+    assert "InvokeRequest" in (failure.value.details() or "")
+    if attached:
+        assert (await host.call("mine")).error.code == pb.ERROR_CODE_UNAVAILABLE
+
+
+async def test_a_role_of_megabytes_in_an_attach_is_refused_in_a_sentence(stranger: RawPeer) -> None:
+    code, details = await stranger.refused(opening("roles", tool("t", role="r" * 3_000_000)))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert len(details) < 1_000
+
+
+async def test_garbage_to_a_unary_rpc_ends_that_rpc_alone(stranger: RawPeer, complaints: list[str]) -> None:
+    channel: Any = stranger.channel
+    method = channel.unary_unary("/toolbus.v1.ToolBusService/List")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await method(b"\xff" * 100)
+    assert len(complaints) == 1  # grpc's own word about it
+    complaints.clear()
+    assert (await rpc.ToolBusServiceStub(stranger.channel).List(wire.ListRequest())).tools

@@ -1,0 +1,86 @@
+"""A bus that a test plays by hand, for what a real one does not do on demand: refuse, fall silent, hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+
+SECONDS = 5.0  # the bound of every wait
+
+Play = Callable[["PlayedStream"], Awaitable[None]]
+
+
+class PlayedStream:
+    """One Invoke stream, from the bus's side."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    async def read(self) -> wire.InvokeRequest | None:
+        """Returns the next frame; None at the end."""
+        frame = await asyncio.wait_for(self.context.read(), SECONDS)
+        return None if frame is grpc.aio.EOF else frame  # type: ignore[attr-defined]
+
+    async def read_until(self, arm: str) -> wire.InvokeRequest:
+        """Returns the next frame that has an arm."""
+        while (frame := await self.read()) is not None:
+            if any(descriptor.name == arm for descriptor, _ in frame.ListFields()):
+                return frame
+        raise AssertionError(f"the stream ended before any {arm}")
+
+    async def write(self, **arms: Any) -> None:
+        await self.context.write(wire.InvokeResponse(**arms))
+
+    async def accept(self, heartbeat_seconds: float = 10.0, **limits: int) -> wire.Attach:
+        """Reads the attach and answers it."""
+        frame = await self.read_until("attach")
+        attached = wire.Attached(
+            session_id="s",
+            heartbeat_seconds=heartbeat_seconds,
+            limits=wire.Limits(**{"calls_in_flight": 256, "message_bytes": 1 << 24, "result_bytes": 1 << 22, **limits}),
+        )
+        await self.write(attached=attached)
+        return frame.attach
+
+    async def end(self, code: grpc.StatusCode, text: str) -> None:
+        await self.context.abort(code, text)
+
+
+class PlayedBus(rpc.ToolBusServiceServicer):
+    """Plays one function for each stream, the last one again for all further ones."""
+
+    def __init__(self, *plays: Play) -> None:
+        self.plays = list(plays)
+        self.streams = 0
+        self.registered: list[wire.RegisterRequest] = []
+        self.address = ""
+
+    async def Invoke(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        play = self.plays[min(self.streams, len(self.plays) - 1)]
+        self.streams += 1
+        await play(PlayedStream(context))
+
+    async def Register(self, request: wire.RegisterRequest, context: Any) -> wire.RegisterResponse:  # type: ignore[override]  # noqa: N802
+        self.registered.append(request)
+        return wire.RegisterResponse(registered=[tool.name for tool in request.tools], ok=True)
+
+
+@asynccontextmanager
+async def played_bus(*plays: Play) -> AsyncIterator[PlayedBus]:
+    bus = PlayedBus(*plays)
+    server = grpc.aio.server(options=(("grpc.max_receive_message_length", 1 << 24),))
+    rpc.add_ToolBusServiceServicer_to_server(bus, server)
+    bus.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield bus
+    finally:
+        await server.stop(0)

@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
+
+from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
+from toolbus.sdk.author import Plugin
+from toolbus.sdk.host import Host
+from toolbus.sdk.link import Settings, portions
+from toolbus.testing import running_bus
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def plugin_with(address: str, *functions: Callable[..., Any], source: str = "calc", **options: Any) -> Plugin:
+    plugin = Plugin(source, address=address, **options)
+    for function in functions:
+        plugin.add_tool(function)
+    return plugin
+
+
+async def within(awaitable: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(awaitable, SECONDS)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"address": "localhost"}, "HOST:PORT"),
+        ({"address": "unix:"}, "unix:PATH"),
+        ({"source": "no spaces"}, "source"),
+        ({"instance": "x" * 129}, "129"),
+        ({"max_in_flight": 5000}, "4096"),
+    ],
+)
+def test_a_setting_that_breaks_its_rule_is_refused_by_name(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(SetupError, match=word):
+        Settings(**{"source": "calc", **settings})
+
+
+def test_the_environment_says_where_the_bus_is_and_what_the_token_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBUS_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("TOOLBUS_TOKEN", "secret")
+    settings = Settings("calc")
+    assert (settings.address, settings.token) == ("127.0.0.1:1", "secret")
+    assert "secret" not in repr(settings)
+
+
+def test_tools_that_do_not_fit_into_one_message_are_cut_into_portions() -> None:
+    tools = [pb.Tool(name=f"t{number}", description="d" * (5 << 20)) for number in range(5)]
+    assert [len(portion) for portion in portions(tools)] == [2, 2, 1]
+    assert portions([]) == [[]]
+
+
+# -- attaching --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_plugin_may_start_before_the_bus() -> None:
+    address = free_address()
+    async with plugin_with(address, add) as plugin, Host(address) as host:
+        call = asyncio.create_task(host.call("add", {"a": 1, "b": 2}, timeout=SECONDS))
+        async with running_bus(grpc=(address,)):
+            await within(plugin.ready())
+            assert (await within(call)).unwrap() == 3
+
+
+async def test_a_restart_of_the_bus_is_a_pause_and_not_an_error() -> None:
+    address = free_address()
+    plugins = [plugin_with(address, add, source=f"calc{number}", qualified=True) for number in range(5)]
+    async with Host(address) as host:
+        async with running_bus(grpc=(address,)):
+            for plugin in plugins:
+                await plugin.start()
+                await within(plugin.ready())
+            assert (await within(host.call("calc0:add", {"a": 1, "b": 2}))).unwrap() == 3
+        meanwhile = asyncio.create_task(host.call("calc3:add", {"a": 2, "b": 2}))
+        async with running_bus(grpc=(address,)):
+            listening = time.monotonic()
+            assert (await within(meanwhile)).unwrap() == 4
+            await within(asyncio.gather(*(plugin.ready() for plugin in plugins)))
+            assert time.monotonic() - listening < 1.5  # 0.8 s at most of back-off, on a busy machine
+            assert len(await host.list()) == 5
+        for plugin in plugins:
+            await plugin.close(0)
+
+
+async def test_a_unix_socket_will_do_as_well() -> None:
+    async with running_bus(unix=True) as bus:
+        address = bus.grpc_addresses[0]
+        async with plugin_with(address, add) as plugin, Host(address) as host:
+            await within(plugin.ready())
+            assert (await host.call("add", {"a": 1, "b": 2})).unwrap() == 3
+
+
+async def test_a_replaced_plugin_does_not_come_back() -> None:
+    async with running_bus() as bus:
+        address = bus.grpc_addresses[0]
+        older = plugin_with(address, add, instance="one")
+        newer = plugin_with(address, add, instance="one")
+        async with older:
+            await within(older.ready())
+            await newer.start()
+            with pytest.raises(PeerLost, match="same source and instance"):
+                await within(older.ended())
+            with pytest.raises(PeerLost, match="same source and instance"):
+                await within(older.ready())
+            await within(newer.ready())
+        await newer.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
+        (grpc.StatusCode.FAILED_PRECONDITION, RequestError),
+        (grpc.StatusCode.PERMISSION_DENIED, NotPermitted),
+    ],
+)
+async def test_a_refused_attach_ends_with_the_sentence_of_the_bus(code: grpc.StatusCode, kind: type[Exception]) -> None:
+    async def refuse(stream: PlayedStream) -> None:
+        await stream.read_until("attach")
+        await stream.end(code, "because of the moon")
+
+    async with played_bus(refuse) as bus, plugin_with(bus.address, add) as plugin:
+        with pytest.raises(kind, match="because of the moon"):
+            await within(plugin.ready())
+        with pytest.raises(kind, match="because of the moon"):
+            await within(plugin.ended())
+        assert bus.streams == 1
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAVAILABLE])
+async def test_an_attach_that_may_succeed_later_is_tried_again(code: grpc.StatusCode) -> None:
+    seen = []
+
+    async def refuse(stream: PlayedStream) -> None:
+        seen.append((await stream.read_until("attach")).attach.instance)
+        await stream.end(code, "not now")
+
+    async def accept(stream: PlayedStream) -> None:
+        seen.append((await stream.accept()).instance)
+        await stream.read()
+
+    async with played_bus(refuse, accept) as bus, plugin_with(bus.address, add) as plugin:
+        await within(plugin.ready())
+    assert len(seen) == 2
+    assert seen[0] == seen[1] != ""
+
+
+async def test_something_else_than_a_bus_at_the_address_is_said_so() -> None:
+    server = grpc.aio.server()
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with plugin_with(address, add) as plugin:
+        with pytest.raises(RequestError, match="no toolbus"):
+            await within(plugin.ready())
+    await server.stop(0)
+
+
+async def test_tools_beyond_one_message_follow_by_register() -> None:
+    async def accept(stream: PlayedStream) -> None:
+        await stream.accept()
+        await stream.read()
+
+    async with played_bus(accept) as bus:
+        plugin = Plugin("calc", address=bus.address)
+        for number in range(5):
+            plugin.add_tool(add, name=f"add{number}", description="d" * (5 << 20))
+        async with plugin:
+            await within(plugin.ready())
+            assert [[tool.name for tool in request.tools] for request in bus.registered] == [["add2", "add3"], ["add4"]]
+            assert {request.session_id for request in bus.registered} == {"s"}
+
+
+async def test_a_drain_for_shutdown_brings_the_peer_back_and_a_requested_one_does_not() -> None:
+    drains = []
+
+    def say(reason: str) -> Callable[[PlayedStream], Awaitable[None]]:
+        async def play(stream: PlayedStream) -> None:
+            await stream.accept()
+            await stream.write(drain=wire.Drain(reason=reason))
+            assert await stream.read() is None  # it half-closes, since nothing is owed
+            drains.append(reason)
+
+        return play
+
+    async with played_bus(say("shutdown"), say("requested")) as bus, plugin_with(bus.address, add) as plugin:
+        with pytest.raises(PeerLost, match="operator"):
+            await within(plugin.ended())
+        assert drains == ["shutdown", "requested"]
+        assert bus.streams == 2
+
+
+async def test_a_bus_that_falls_silent_is_left_and_attached_again() -> None:
+    async def fall_silent(stream: PlayedStream) -> None:
+        await stream.accept(heartbeat_seconds=0.05)
+        await stream.read()
+
+    async def accept(stream: PlayedStream) -> None:
+        await stream.accept()
+        again.set()
+        await stream.read()
+
+    again = asyncio.Event()
+    # The first look comes after the time for opening; the test does not wait for that.
+    async with played_bus(fall_silent, accept) as bus, plugin_with(bus.address, add) as plugin:
+        await within(plugin.ready())
+        connection = plugin._connection
+        assert connection is not None
+        connection.loop.call_soon_threadsafe(
+            lambda: connection.loop.call_later(
+                0.3, connection._watch_silence, connection._link, connection.loop.time() + 0.3
+            )
+        )
+        await within(again.wait())
+
+
+# -- calls out --------------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_bus_a_call_ends_when_its_time_is_up_and_names_the_address() -> None:
+    address = free_address()
+    async with Host(address) as host:
+        error = (await within(host.call("add", timeout=0.2))).error
+        assert error is not None
+        assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
+        assert address in error.message
+        assert "toolbus serve" in error.message
+        with pytest.raises(PeerLost, match=address):
+            await within(host.list(timeout=0.2))
+
+
+async def test_a_call_whose_connection_breaks_is_not_sent_again() -> None:
+    async def break_off(stream: PlayedStream) -> None:
+        await stream.accept()
+        frame = await stream.read_until("calls")
+        await stream.write(progress=[pb.ToolProgress(call_id=frame.calls[0].call_id)])
+        await stream.end(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    async def accept(stream: PlayedStream) -> None:
+        await stream.accept()
+        assert not (await stream.read() or wire.InvokeRequest()).calls
+
+    async with played_bus(break_off, accept) as bus, Host(bus.address) as host:
+        both = await within(asyncio.gather(host.call("first"), host.call("second")))
+        errors = [result.error for result in both]
+        assert [error.code for error in errors] == [Code.UNAVAILABLE] * 2
+        assert sorted(error.stage for error in errors) == [Stage.ACCEPTED, Stage.UNKNOWN]
+        assert not any(error.retry_safe for error in errors)
+
+
+async def test_what_a_bus_that_says_goodbye_did_not_answer_is_sent_to_the_next() -> None:
+    async def say_goodbye(stream: PlayedStream) -> None:
+        await stream.accept()
+        await stream.read_until("calls")
+        await stream.write(drain=wire.Drain(reason="shutdown"))
+
+    async def answer(stream: PlayedStream) -> None:
+        await stream.accept()
+        call = (await stream.read_until("calls")).calls[0]
+        await stream.write(results=[pb.ToolResult(call_id=call.call_id, output_json="7")])
+        await stream.read()
+
+    async with played_bus(say_goodbye, answer) as bus, Host(bus.address) as host:
+        assert (await within(host.call("add"))).output == 7
+
+
+@pytest.mark.parametrize(
+    ("code", "retry_safe", "calls"), [(6, True, 3), (7, True, 3), (6, False, 1), (7, False, 1), (8, True, 1)]
+)
+async def test_only_unavailable_and_overloaded_are_sent_again_and_only_where_that_is_safe(
+    code: int, retry_safe: bool, calls: int
+) -> None:
+    ids = []
+
+    async def refuse_twice(stream: PlayedStream) -> None:
+        await stream.accept()
+        while (frame := await stream.read()) is not None:
+            for call in frame.calls:
+                ids.append(call.call_id)
+                error = pb.CallError(code=code, retry_safe=retry_safe, message="no", retry_after_seconds=0.01)
+                refusal = pb.ToolResult(call_id=call.call_id, is_error=True, error=error)
+                answer = pb.ToolResult(call_id=call.call_id, output_json="1")
+                await stream.write(results=[refusal if len(ids) < 3 else answer])
+
+    async with played_bus(refuse_twice) as bus, Host(bus.address) as host:
+        result = await within(host.call("add"))
+        assert len(ids) == len(set(ids)) == calls
+        assert (result.error is None) == (calls == 3)
+
+
+async def test_a_refusal_is_handed_on_when_the_time_for_another_attempt_is_over() -> None:
+    async def refuse(stream: PlayedStream) -> None:
+        await stream.accept()
+        while (frame := await stream.read()) is not None:
+            for call in frame.calls:
+                error = pb.CallError(code=6, retry_safe=True, message="full", retry_after_seconds=60)
+                await stream.write(results=[pb.ToolResult(call_id=call.call_id, is_error=True, error=error)])
+
+    async with played_bus(refuse) as bus, Host(bus.address) as host:
+        error = (await within(host.call("add", timeout=1))).error
+        assert error is not None
+        assert error.message == "full"
+
+
+async def test_a_bus_that_hangs_does_not_hang_its_callers() -> None:
+    async def hang(stream: PlayedStream) -> None:
+        await stream.accept()
+        await stream.read_until("calls")
+        cancelled.append((await stream.read_until("cancels")).cancels[0].reason)
+
+    cancelled: list[str] = []
+    async with played_bus(hang) as bus, Host(bus.address) as host:
+        error = (await within(host.call("add", timeout=0.05))).error
+        assert error is not None
+        assert (error.code, error.stage, error.limit) == (
+            Code.DEADLINE_EXCEEDED,
+            Stage.UNKNOWN,
+            ("timeout_seconds", 0.05),
+        )
+    assert cancelled == ["timeout_seconds"]
+
+
+async def test_calls_beyond_the_limit_wait_here_and_go_out_in_order() -> None:
+    order: list[str] = []
+    most = 0
+
+    async def serve_two(stream: PlayedStream) -> None:
+        nonlocal most
+        await stream.accept(calls_in_flight=2)
+        open_calls: list[str] = []
+        while (frame := await stream.read()) is not None:
+            order.extend(call.arguments_json for call in frame.calls)
+            open_calls += [call.call_id for call in frame.calls]
+            most = max(most, len(open_calls))
+            await stream.write(results=[pb.ToolResult(call_id=each, output_json="1") for each in open_calls])
+            open_calls.clear()
+
+    async with played_bus(serve_two) as bus, Host(bus.address) as host:
+        await within(asyncio.gather(*(host.call("add", str(number)) for number in range(10))))
+    assert most <= 2
+    assert order == [str(number) for number in range(10)]
+
+
+async def test_arguments_beyond_the_limit_are_refused_here_and_the_stream_lives() -> None:
+    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
+        error = (await within(host.call("add", {"a": "ä" * (20 << 20)}))).error
+        assert error is not None
+        assert (error.code, error.limit) == (Code.INVALID_ARGUMENTS, ("arguments_bytes", float(1 << 20)))
+        other = (await within(host.call("nothing", timeout=0.1))).error
+        assert other is not None
+        assert other.code in (Code.UNAVAILABLE, Code.NOT_FOUND)  # the bus is settling
+
+
+async def test_lone_surrogates_of_a_model_travel_as_their_escapes() -> None:
+    async def echo(stream: PlayedStream) -> None:
+        await stream.accept()
+        call = (await stream.read_until("calls")).calls[0]
+        await stream.write(results=[pb.ToolResult(call_id=call.call_id, output_json=call.arguments_json)])
+        await stream.read()
+
+    async with played_bus(echo) as bus, Host(bus.address) as host:
+        result = await within(host.call("add", {"a": "\ud83d"}))
+        assert json.loads(result.output_json) == {"a": "\ud83d"}
+
+
+async def test_connects_and_losses_are_logged_and_calls_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "toolbus.sdk")
+
+    async def end(stream: PlayedStream) -> None:
+        await stream.accept()
+        call = (await stream.read_until("calls")).calls[0]
+        await stream.write(results=[pb.ToolResult(call_id=call.call_id)])
+        await stream.end(grpc.StatusCode.UNAVAILABLE, "the plug was pulled")
+
+    async def accept(stream: PlayedStream) -> None:
+        await stream.accept()
+        again.set()
+        await stream.read()
+
+    again = asyncio.Event()
+    async with played_bus(end, accept) as bus, Host(bus.address, source="host:1") as host:
+        await within(host.call("add"))
+        await within(again.wait())
+        await within(host.ready())
+    words = [record.getMessage() for record in caplog.records if record.name.startswith("toolbus.sdk")]
+    assert len(words) == 3
+    assert "attached" in words[0]
+    assert "the plug was pulled" in words[1]
+    assert "attached" in words[2]

@@ -1,0 +1,236 @@
+"""Finding the plugin in a file, the documents' two forms included, and errors that name file and cure."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolbus.errors import SetupError
+from toolbus.sdk import PluginContext, ToolScope
+from toolbus.sdk.handler import run_handler
+from toolbus.sdk.loader import load_plugin_file
+from toolbus.sdk.neko import start_plugin, stop_plugin
+
+# The two forms of the documents, as their authors write them; only the import line is ours.
+DECORATED = """
+from toolbus.sdk import neko_plugin, NekoPluginBase, llm_tool, lifecycle, Ok
+
+@neko_plugin
+class WeatherPlugin(NekoPluginBase):
+    @lifecycle(id="startup")
+    async def startup(self, **_):
+        return Ok({"status": "ready"})
+
+    @llm_tool(
+        name="get_weather",
+        description="Tells the weather of a city.",
+        parameters={
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "Which city, 'Beijing' for one"}},
+            "required": ["city"],
+        },
+    )
+    async def get_weather(self, *, city: str):
+        return {"city": city, "temp_c": 22, "weather": "sunny"}
+"""
+HOOKS = """
+import asyncio
+from toolbus.sdk import NekoPluginBase, plugin
+
+events = []
+
+async def register_with_retry():
+    events.append("registered")
+
+async def unregister_on_shutdown():
+    events.append("unregistered")
+
+@plugin
+class WeatherPlugin(NekoPluginBase):
+    async def on_start(self):
+        self.task = asyncio.create_task(register_with_retry())
+
+    async def on_shutdown(self):
+        await self.task
+        await unregister_on_shutdown()
+"""
+FUNCTIONS = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from toolbus.sdk import llm_tool
+import neighbour
+
+@dataclass
+class Place:
+    city: str
+
+@llm_tool
+def where(place: Place) -> str:
+    """Says where."""
+    return neighbour.PREFIX + place.city
+
+@llm_tool(name="second")
+async def other(): ...
+
+alias = where
+'''
+
+
+async def run_sync(job: Callable[[], Any]) -> Any:
+    return await asyncio.to_thread(job)
+
+
+@pytest.fixture(autouse=True)
+def clean_imports() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("toolbus_plugin_") or name == "neighbour":
+            del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(source: str, name: str = "weather.py") -> Path:
+        file = tmp_path / name
+        file.write_text(source, encoding="utf-8")
+        return file
+
+    return write
+
+
+Write = Callable[..., Path]
+
+
+async def test_the_documents_decorated_plugin_runs_with_its_import_line_changed(write: Write) -> None:
+    loaded = load_plugin_file(write(DECORATED))
+    assert loaded.source == "plugin:weather"
+    assert loaded.neko is not None
+    assert loaded.neko.plugin_id == "weather"
+    assert isinstance(loaded.neko.ctx, PluginContext)
+    assert loaded.tools is not None
+    await start_plugin(loaded.neko, run_sync)
+    spec = loaded.tools.get("get_weather")
+    assert spec is not None
+    result = await run_handler(spec, '{"city":"北京"}', ToolScope(), run_sync)
+    assert result.output == {"city": "北京", "temp_c": 22, "weather": "sunny"}
+    await stop_plugin(loaded.neko, run_sync)
+
+
+async def test_the_documents_plugin_with_hooks_runs_with_its_import_line_changed(write: Write) -> None:
+    loaded = load_plugin_file(str(write(HOOKS, "hooks.py")))
+    assert loaded.neko is not None
+    assert loaded.tools is not None
+    assert (loaded.source, len(loaded.tools)) == ("plugin:hooks", 0)
+    await start_plugin(loaded.neko, run_sync)
+    await stop_plugin(loaded.neko, run_sync)
+    assert loaded.module.events == ["registered", "unregistered"]
+
+
+async def test_a_file_of_functions_is_a_plugin(write: Write) -> None:
+    write("PREFIX = 'in '", "neighbour.py")
+    loaded = load_plugin_file(write(FUNCTIONS, "my tools.py"))
+    assert (loaded.source, loaded.neko, loaded.plugin) == ("plugin:my_tools", None, None)
+    assert loaded.tools is not None
+    assert [each.tool.name for each in loaded.tools] == ["where", "second"]
+    spec = loaded.tools.get("where")
+    assert spec is not None
+    assert (await run_handler(spec, {"place": {"city": "Oslo"}}, ToolScope(), run_sync)).output == "in Oslo"
+
+
+def test_a_plugin_object_is_found_first(write: Write) -> None:
+    source = "class P:\n    __toolbus_plugin__ = True\n    source = 'mine'\np = P()\nsame = p\n" + DECORATED
+    loaded = load_plugin_file(write(source))
+    assert loaded.plugin is loaded.module.p
+    assert (loaded.source, loaded.neko, loaded.tools) == ("mine", None, None)
+
+
+CLASS = "from toolbus.sdk import NekoPluginBase, plugin, llm_tool\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "source", "class_name"),
+    [
+        ("class A(NekoPluginBase):\n    plugin_id = 'set'\n", "plugin:set", "A"),
+        ("class A(NekoPluginBase):\n    plugin_id = 'plugin:set'\n", "plugin:set", "A"),
+        ("class A(NekoPluginBase):\n    id = 'other'\n", "plugin:other", "A"),
+        ("class A(NekoPluginBase):\n    @property\n    def id(self): return 1\n", "plugin:weather", "A"),
+        ("@plugin(id='given')\nclass A(NekoPluginBase):\n    plugin_id = 'set'\n", "plugin:given", "A"),
+        ("class A(NekoPluginBase): ...\nclass B(A): ...\n", "plugin:weather", "B"),
+        ("class A(NekoPluginBase): ...\n@plugin\nclass B(NekoPluginBase): ...\n", "plugin:weather", "B"),
+        ("class A(NekoPluginBase):\n    def __init__(self): super().__init__(None)\n", "plugin:weather", "A"),
+        ("class A(NekoPluginBase):\n    def __init__(self, ctx, x=1): super().__init__(ctx)\n", "plugin:weather", "A"),
+    ],
+)
+def test_the_plugin_class_and_its_id_are_found(write: Write, body: str, source: str, class_name: str) -> None:
+    loaded = load_plugin_file(write(CLASS + body))
+    assert (loaded.source, type(loaded.neko).__name__) == (source, class_name)
+
+
+def test_an_imported_plugin_class_counts_where_the_file_has_none(write: Write) -> None:
+    write(DECORATED, "neighbour.py")
+    loaded = load_plugin_file(write("from neighbour import WeatherPlugin", "main.py"))
+    assert loaded.source == "plugin:main"
+
+
+def test_functions_beside_a_class_are_not_dropped_in_silence(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load_plugin_file(write(DECORATED + "\n@llm_tool\ndef lonely(): ...\n"))
+    assert "lonely" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("x = 1", ["holds no plugin", "@llm_tool"]),
+        (CLASS + "class A(NekoPluginBase): ...\nclass B(NekoPluginBase): ...", ["several plugin classes (A, B)"]),
+        ("class P:\n    __toolbus_plugin__ = True\na, b = P(), P()", ["2 Plugin objects"]),
+        ("def f(): return 1 / 0\nf()", ["could not be imported", "ZeroDivisionError", "line 1", "line 2"]),
+        ("def f(:\n", ["SyntaxError", "line 1"]),
+        ("import no_such_module_here", ["install no_such_module_here"]),
+        ("from plugin.sdk.plugin import llm_tool", ["from toolbus.sdk import"]),
+        ("raise SystemExit(1)", ["__main__"]),
+        (CLASS + "@llm_tool(timeout=900)\ndef f(): ...", ["ValueError", "300"]),
+        (CLASS + "@llm_tool\ndef a(): ...\n@llm_tool(name='a')\ndef b(): ...", ["two tools named 'a'"]),
+        (CLASS + "class A(NekoPluginBase):\n    plugin_id = 'a b'", ["'a b'", "plugin_id"]),
+        (CLASS + "class A(NekoPluginBase):\n    def __init__(self, ctx): 1 / 0", ["A()", "ZeroDivisionError"]),
+        (CLASS + "@llm_tool\ndef a(x, /): ...", ["remove the '/'"]),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_name_and_the_cure(
+    write: Write, body: str, words: list[str]
+) -> None:
+    file = write(body)
+    before = list(sys.path), set(sys.modules)
+    with pytest.raises(SetupError) as caught:
+        load_plugin_file(file)
+    told = str(caught.value)
+    assert str(file) in told
+    assert all(each in told for each in words), told
+    assert "loader.py" not in told
+    if "imported" in told:
+        assert (list(sys.path), {each for each in sys.modules if each.startswith("toolbus_plugin_")} - before[1]) == (
+            before[0],
+            set(),
+        )
+
+
+def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="does not exist"):
+        load_plugin_file(tmp_path / "no.py")
+    with pytest.raises(SetupError, match="is a folder"):
+        load_plugin_file(tmp_path)
+
+
+def test_two_files_of_one_name_are_two_modules(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    one = load_plugin_file(write(DECORATED))
+    two = load_plugin_file(write(DECORATED, "sub/weather.py"))
+    assert one.module is not two.module
+    assert one.module.__name__ in sys.modules
+    assert two.module.__name__ in sys.modules

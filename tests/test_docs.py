@@ -1,0 +1,319 @@
+"""The documents are true: snippets run, commands parse, links lead somewhere, tables are those of the code."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import grpc
+import pytest
+import typer
+
+from toolbus.cli.app import app
+from toolbus.errors import Code, Stage
+from toolbus.tool import KIB, MIB, Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+from toolbus.v1 import tool_pb2 as pb
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+TEXTS = {page: (ROOT / page).read_text("utf-8") for page in PAGES}
+PROTOCOL = TEXTS["docs/protocol.md"]
+SECONDS = 20.0  # what anything here may take on a loaded machine; nothing waits for it to pass
+
+# Page → a file of another page that has to run while its own snippets do.
+BORROWED = {"docs/hosts.md": ("docs/authoring.md", "weather.py")}
+
+_FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; ``shown`` is the ``text`` block right below it: what it prints."""
+
+    page: str
+    line: int
+    kind: str
+    text: str
+    shown: str | None = None
+
+    @property
+    def file(self) -> str:
+        """The name in its first line, ``# weather.py``; empty where it has none."""
+        named = re.match(r"# (\w+\.py)\n", self.text)
+        return named[1] if named else ""
+
+    @property
+    def is_plugin(self) -> bool:
+        return "plugin.run()" in self.text or "NekoPluginBase" in self.text
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def _blocks(page: str) -> list[Block]:
+    text = TEXTS[page]
+    found: list[Block] = []
+    for match in _FENCE.finditer(text):
+        follows = _FENCE.match(text, match.end() + 2)
+        shown = follows[2] if follows and follows[1] == "text" else None
+        found.append(Block(page, text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2], shown))
+    return found
+
+
+def _prose(text: str) -> str:
+    return _FENCE.sub("", text)
+
+
+def _table(text: str, head: str) -> list[list[str]]:
+    """Returns the cells of the rows below the table head that starts with a text."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return rows
+
+
+# -- snippets run ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _process(arguments: list[str], folder: Path, address: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Runs Python until the block is left, then asks it to end, which it has to do with 0."""
+    environment = {**os.environ, "TOOLBUS_ADDRESS": address, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
+    said = folder / "stderr"
+    with said.open("a+", encoding="utf-8") as stderr, subprocess.Popen(
+        [sys.executable, *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                code = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        assert code == 0, f"{arguments} ended with {code}:\n{said.read_text('utf-8')}"
+
+
+@contextmanager
+def _bus(folder: Path) -> Iterator[str]:
+    command = ["-m", "toolbus.cli", "serve", "--grpc", "127.0.0.1:0", "--http", "off", "--ephemeral"]
+    with _process(command, folder) as process:
+        assert process.stdout is not None
+        ready = re.fullmatch(r"toolbus ready grpc=(\S+) http=off\n", process.stdout.readline())
+        assert ready is not None, (folder / "stderr").read_text("utf-8")
+        yield ready[1]
+
+
+@contextmanager
+def _watched(address: str) -> Iterator[Iterator[wire.CatalogChange]]:
+    """Yields the changes of a catalogue, the full list first."""
+    attach = wire.Attach(protocol_version=1, source="docs", subscribe=[wire.SUBSCRIPTION_CATALOG])
+    requests: queue.SimpleQueue[wire.InvokeRequest | None] = queue.SimpleQueue()
+    requests.put(wire.InvokeRequest(attach=attach))
+    with grpc.insecure_channel(address) as channel:
+        stream = rpc.ToolBusServiceStub(channel).Invoke(iter(requests.get, None), timeout=SECONDS)
+        yield (event.catalog for frame in stream for event in frame.events)
+        requests.put(None)
+
+
+@contextmanager
+def _plugin(block: Block, folder: Path, address: str) -> Iterator[None]:
+    """Runs a plugin file, as ``python FILE`` or as ``toolbus run`` would, from its tools' arrival on."""
+    (folder / block.file).write_text(block.text, "utf-8")
+    command = [block.file] if "plugin.run()" in block.text else ["-m", "toolbus.sdk.child", block.file]
+    with ExitStack() as running:
+        with _watched(address) as changes:
+            assert next(changes).full
+            running.enter_context(_process(command, folder, address))
+            try:
+                next(change for change in changes if change.added)
+            except grpc.RpcError:
+                pytest.fail(f"{block}: its tools never came\n{(folder / 'stderr').read_text('utf-8')}")
+        yield
+
+
+def _run(block: Block, folder: Path, address: str) -> str:
+    """Runs a snippet to its end and returns what it printed."""
+    file = folder / (block.file or "test_snippet.py")
+    file.write_text(block.text, "utf-8")
+    command = [sys.executable, "-W", "error", file.name]
+    if "def test_" in block.text:
+        own = str(ROOT / "pyproject.toml")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", own, file.name]
+    environment = {**os.environ, "TOOLBUS_ADDRESS": address, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert ran.returncode == 0, f"{block} ended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python\n" in TEXTS[page]])
+def test_every_snippet_of_a_page_runs_and_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        address = running.enter_context(_bus(tmp_path))
+        if page in BORROWED:
+            lender, file = BORROWED[page]
+            (lent,) = (block for block in _blocks(lender) if block.file == file)
+            running.enter_context(_plugin(lent, tmp_path, address))
+        for block in _blocks(page):
+            if block.kind == "python" and block.is_plugin:
+                running.enter_context(_plugin(block, tmp_path, address))
+            elif block.kind == "python":
+                printed = _run(block, tmp_path, address)
+                assert block.shown is None or printed == block.shown, f"{block} prints something else"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_snippet_compiles(page: str) -> None:
+    blocks = [block for block in _blocks(page) if block.kind.startswith("python")]
+    assert {block.kind for block in blocks} <= {"python", "python no-run"}
+    for block in blocks:
+        compile(block.text, str(block), "exec")
+
+
+# -- commands parse -----------------------------------------------------------------------------------------------
+
+
+def _commands() -> list[tuple[str, str]]:
+    """Returns where and what: every command of every shell block, and every ``toolbus …`` in prose."""
+    found = []
+    for page in PAGES:
+        for block in _blocks(page):
+            if block.kind == "sh":
+                lines = block.text.replace("\\\n", " ")
+                found += [(str(block), line) for line in re.split(r"\n(?=\w)", lines.strip())]
+        for span in _CODE.findall(_prose(TEXTS[page])):
+            if span.startswith("toolbus ") and span.split()[1].islower() and not span.startswith("toolbus ready"):
+                found.append((page, span))
+    return found
+
+
+@pytest.mark.parametrize(("where", "command"), _commands())
+def test_every_command_parses(where: str, command: str) -> None:
+    words = shlex.split(command, comments=True)
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text("utf-8")
+        assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), f"{where}: there is no target {words[1]!r}"
+    elif words[0] == "toolbus":
+        group = typer.main.get_command(app)
+        context = group.make_context("toolbus", words[1:], resilient_parsing=True)
+        subcommand = group.get_command(context, words[1])  # type: ignore[attr-defined]  # a group
+        assert subcommand is not None, f"{where}: there is no command {words[1]!r}"
+        if words[2:] or command not in _CODE.findall(_prose(TEXTS.get(where, ""))):  # prose may just name one
+            subcommand.make_context(words[1], words[2:])
+    else:
+        assert words[:2] == ["buf", "curl"], f"{where}: this test does not know {words[0]!r}"
+        service, _, method = words[-1].removeprefix("http://127.0.0.1:48930/").partition("/")
+        own = wire.DESCRIPTOR.services_by_name["ToolBusService"]
+        assert method in own.methods_by_name if service == own.full_name else service.startswith("grpc.health.")
+
+
+# -- links lead somewhere -----------------------------------------------------------------------------------------
+
+
+def _anchors(text: str) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", _prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_relative_link_resolves(page: str) -> None:
+    for link in _LINK.findall(_prose(TEXTS[page])):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link} leads nowhere"
+        assert not anchor or anchor in _anchors(target.read_text("utf-8")), f"{page}: {link} has no such heading"
+
+
+# -- tables are those of the code ---------------------------------------------------------------------------------
+
+
+def _amount(text: str) -> int:
+    first, _, less = text.partition(" − ")
+    number, _, unit = first.partition(" ")
+    return int(number) * {"": 1, "KiB": KIB, "MiB": MIB}[unit] - (_amount(less) if less else 0)
+
+
+def test_the_limits_in_the_protocol_are_the_defaults() -> None:
+    told = {row[0].strip("`"): _amount(row[1]) for row in _table(PROTOCOL, "| limit |")}
+    assert told == {limit.name: getattr(Limits(), limit.name) for limit in fields(Limits)}
+
+
+def test_the_error_table_has_every_code_once() -> None:
+    rows = _table(PROTOCOL, "| code | stages |")
+    assert [row[0] for row in rows] == [code.name for code in Code if code]
+    stages = {word for row in rows for word in row[1].split(", ")} - {"any", "–"}
+    assert stages <= {stage.name for stage in Stage}
+
+
+def test_a_host_is_told_what_to_do_for_every_code() -> None:
+    told = " ".join(row[0] for row in _table(TEXTS["docs/hosts.md"], "| code | call again? |"))
+    assert set(re.findall(r"[A-Z_]{4,}", told)) == {code.name for code in Code if code}
+
+
+def test_every_status_of_the_protocol_is_one_of_grpc() -> None:
+    statuses = [row[0] for row in _table(PROTOCOL, "| status |")]
+    assert set(statuses) <= {status.name for status in grpc.StatusCode}
+    assert len(statuses) == len(set(statuses))
+
+
+def _wire_names() -> set[str]:
+    names = set()
+    for file in (pb.DESCRIPTOR, wire.DESCRIPTOR):
+        for message in file.message_types_by_name.values():
+            names |= {
+                message.name,
+                *message.fields_by_name,
+                *(f"{message.name}.{each}" for each in message.fields_by_name),
+            }
+        for enum in file.enum_types_by_name.values():
+            names |= {enum.name, *enum.values_by_name}
+        for service in file.services_by_name.values():
+            names |= {service.name, service.full_name, *service.methods_by_name}
+    return names
+
+
+def test_every_name_in_the_protocol_is_on_the_wire() -> None:
+    known = _wire_names() | {limit.name for limit in fields(Limits)} | {"Check", "Watch", "List"}
+    # Keys of hosts that extension systems set; what belongs to grpcio.
+    known |= {"userId", "__userId", "__user_id"}
+    spans = {
+        span for span in _CODE.findall(_prose(PROTOCOL)) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z_]+)?", span)
+    }
+    unknown = {span for span in spans - known if not span.startswith("grpc.")}
+    assert not unknown, f"not in the descriptors: {sorted(unknown)}"
+
+
+def test_the_design_names_every_part_of_the_package() -> None:
+    design = TEXTS["docs/design.md"]
+    parts = {path.name for path in (ROOT / "toolbus").iterdir() if path.suffix == ".py" and path.name != "__init__.py"}
+    parts |= {f"{path.parent.name}/" for path in (ROOT / "toolbus").glob("*/__init__.py")}
+    parts |= {path.name for path in (ROOT / "toolbus" / "sdk").glob("*.py") if path.name != "__init__.py"}
+    missing = {part for part in parts if not re.search(rf"(?<![\w/]){re.escape(part)}", design)}
+    assert not missing, f"docs/design.md says nothing of {sorted(missing)}"
+
+
+def test_the_exit_codes_are_those_of_the_commands() -> None:
+    from toolbus.cli import output
+
+    told = [int(row[0]) for row in _table(TEXTS["README.md"], "| exit code |")]
+    assert told == [output.DONE, output.REFUSED, output.USAGE, output.NO_BUS, output.INTERRUPTED]

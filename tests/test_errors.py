@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from toolbus import errors
+from toolbus.errors import (
+    CALL_STATUS,
+    STATUS,
+    AlreadyAttached,
+    CallFailed,
+    Code,
+    InvalidRequest,
+    InvalidTool,
+    LimitExceeded,
+    NotOffered,
+    NotPermitted,
+    PeerLost,
+    ProtocolError,
+    RequestError,
+    SessionGone,
+    SetupError,
+    Stage,
+    ToolBusError,
+    UnknownRole,
+    VersionMismatch,
+    grpc_status,
+)
+from toolbus.tool import CallError
+from toolbus.v1 import tool_pb2 as pb
+
+# No row in STATUS: the two abstract ones; a failed call is data (CALL_STATUS); a process that cannot start has no peer.
+WITHOUT_STATUS = {ToolBusError, RequestError, CallFailed, SetupError}
+GRPC_NAMES = {status.name for status in grpc.StatusCode}
+
+# One of each that can reach a peer, with the status its text travels under.
+SAMPLES: list[tuple[ToolBusError, str]] = [
+    (InvalidTool(["tool 'a': too long"]), "INVALID_ARGUMENT"),
+    (InvalidRequest("source is empty"), "INVALID_ARGUMENT"),
+    (ProtocolError("the first message must be attach"), "INVALID_ARGUMENT"),
+    (VersionMismatch(2, (1,)), "FAILED_PRECONDITION"),
+    (UnknownRole("cook"), "NOT_FOUND"),
+    (SessionGone(), "FAILED_PRECONDITION"),
+    (NotPermitted("source 'a' is bound to a token"), "PERMISSION_DENIED"),
+    (AlreadyAttached("6 attaches in a minute"), "ALREADY_EXISTS"),
+    (LimitExceeded("sessions", 10_000, "too many sessions"), "RESOURCE_EXHAUSTED"),
+    (NotOffered("no gateway"), "UNIMPLEMENTED"),
+    (PeerLost("no heartbeat for 20 s"), "UNAVAILABLE"),
+]
+
+
+def _classes(root: type[ToolBusError] = ToolBusError) -> set[type[ToolBusError]]:
+    own = {root} if root.__module__ == errors.__name__ else set()
+    return own.union(*(_classes(child) for child in root.__subclasses__()))
+
+
+def test_codes_are_those_of_the_wire() -> None:
+    wire = {name.removeprefix("ERROR_CODE_"): number for name, number in pb.ErrorCode.items()}
+    assert {code.name: code.value for code in Code} == wire
+
+
+def test_stages_are_those_of_the_wire() -> None:
+    wire = {name.removeprefix("CALL_STAGE_"): number for name, number in pb.CallStage.items()}
+    assert {stage.name: stage.value for stage in Stage} == wire
+
+
+def test_every_error_has_a_status_or_needs_none() -> None:
+    assert _classes() == set(STATUS) | WITHOUT_STATUS
+    assert not set(STATUS) & WITHOUT_STATUS
+
+
+def test_every_code_of_a_failed_call_has_a_status() -> None:
+    assert set(CALL_STATUS) == set(Code) - {Code.UNSPECIFIED}
+
+
+@pytest.mark.parametrize("status", [*STATUS.values(), *CALL_STATUS.values()], ids=str)
+def test_statuses_exist_in_grpc_and_http(status: tuple[str, int]) -> None:
+    name, number = status
+    assert name in GRPC_NAMES
+    assert 200 <= number < 600
+    assert (name == "OK") == (number < 400)
+
+
+def test_a_subclass_stands_before_its_base_in_the_table() -> None:
+    order = list(STATUS)
+    hidden = [(late, early) for i, late in enumerate(order) for early in order[:i] if issubclass(late, early)]
+    assert hidden == []
+
+
+def test_there_is_a_sample_of_every_error_that_can_reach_a_peer() -> None:
+    assert {type(error) for error, _ in SAMPLES} == set(STATUS)
+
+
+@pytest.mark.parametrize(("error", "status"), SAMPLES, ids=lambda value: type(value).__name__)
+def test_an_error_of_ours_reaches_the_peer_with_its_text(error: ToolBusError, status: str) -> None:
+    assert grpc_status(error) == (status, str(error))
+    assert str(error)
+
+
+@pytest.mark.parametrize("error", [ValueError("token=hunter2"), KeyError("hunter2"), SystemExit("hunter2")], ids=repr)
+def test_a_foreign_error_reaches_the_peer_without_its_text(error: BaseException) -> None:
+    status, text = grpc_status(error)
+    assert status == "INTERNAL"
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    "error", [SetupError("/home/me/secret"), CallFailed(CallError(Code.TOOL, "my secret"))], ids=repr
+)
+def test_an_error_without_status_reaches_the_peer_without_its_text(error: ToolBusError) -> None:
+    status, text = grpc_status(error)
+    assert status == "INTERNAL"
+    assert "secret" not in text
+
+
+def test_many_faults_are_cut_in_the_sentence_and_kept_in_the_data() -> None:
+    error = InvalidTool([f"fault {number}" for number in range(25)])
+    assert str(error).endswith("fault 9; and 15 more")
+    assert len(error.faults) == 25
+
+
+def test_ten_faults_are_all_in_the_sentence() -> None:
+    assert str(InvalidTool([f"fault {number}" for number in range(10)])).endswith("; fault 9")
+
+
+@pytest.mark.parametrize(("theirs", "cure"), [(2, "Update the bus"), (0, "Update the peer's SDK")])
+def test_a_version_mismatch_says_which_side_is_too_old(theirs: int, cure: str) -> None:
+    sentence = str(VersionMismatch(theirs, (1,)))
+    assert "speaks version 1 " in sentence
+    assert f"asked for version {theirs}" in sentence
+    assert cure in sentence
+
+
+def test_a_limit_names_itself_and_its_value() -> None:
+    error = LimitExceeded("idle_timeout_seconds", 0.5, "the tool was silent")
+    assert (error.name, error.value) == ("idle_timeout_seconds", 0.5)
+    assert str(error) == "the tool was silent (limit idle_timeout_seconds = 0.5)"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [("message_bytes", 16 * 1024 * 1024, "16777216"), ("tools", 100_000, "100000"), ("sessions", 10_000, "10000")],
+)
+def test_a_large_limit_is_shown_in_full(name: str, value: int, shown: str) -> None:
+    assert str(LimitExceeded(name, value, "too much")) == f"too much (limit {name} = {shown})"
+
+
+def test_a_failed_call_shows_its_code_and_keeps_its_error() -> None:
+    call_error = CallError(Code.OVERLOADED, "every session is full", Stage.NOT_DISPATCHED, retry_safe=True)
+    failed = CallFailed(call_error)
+    assert str(failed) == "OVERLOADED: every session is full"
+    assert failed.error is call_error

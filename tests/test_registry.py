@@ -1,0 +1,603 @@
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.core_model import PeerDouble, RegistryModel, Seen, offered, seen, tool
+from toolbus.errors import UnknownRole
+from toolbus.registry import CHANGES_KEPT, Outcome, Registry
+from toolbus.tool import Annotations, Tool
+
+V1, V2 = tool("t", "first"), tool("t", "second")
+
+
+def names(registry: Registry, role: str | None = None, *, include_offline: bool = False) -> list[str]:
+    return [listing.tool.name for listing in registry.listings(role, include_offline=include_offline)]
+
+
+def offers(registry: Registry, source: str, *tools: Tool, **more: Any) -> PeerDouble:
+    handler = PeerDouble(source, **more)
+    registry.register(handler, offered(*tools), qualified=handler.qualified)
+    return handler
+
+
+def current(registry: Registry, name: str = "t", role: str = "") -> tuple[str, Tool]:
+    entry = registry.find(name, role)
+    assert entry is not None
+    assert entry.current is not None
+    return entry.source, entry.current.tool
+
+
+# -- against a model -------------------------------------------------------------------------------------------------
+
+# Small on purpose: collisions are what the registry is about.
+TOOLS = st.builds(
+    Tool,
+    st.sampled_from(["a", "b", "c"]),
+    st.sampled_from(["", "other"]),
+    role=st.sampled_from([None, None, "r1", "r2"]),
+    timeout_seconds=st.sampled_from([0.0, 9.0]),
+)
+TOOL_LISTS = st.lists(TOOLS, min_size=1, max_size=4, unique_by=lambda each: (each.name, each.role))
+HANDLERS = st.integers(0, 6)
+ROLES = st.sampled_from(["", "r1", "r2", "r3"])
+
+
+class CatalogueMachine(RuleBasedStateMachine):
+    """Whatever happens to the catalogue, it is what the model says, and a watcher can follow it."""
+
+    @initialize(roles=st.sampled_from([("r1",), ("r1", "r2"), ()]))
+    def begin(self, roles: tuple[str, ...]) -> None:
+        self.now = 0.0
+        self.registry = Registry(roles, grace_seconds=5.0, tools_per_role=1_000)
+        self.model = RegistryModel(roles, grace_seconds=5.0)
+        self.handlers = [
+            PeerDouble("one", instance="i"),
+            PeerDouble("one", instance="j"),
+            PeerDouble("one"),
+            PeerDouble("two", instance="i"),
+            PeerDouble("local", shares=False),
+            PeerDouble("local", shares=False),
+            PeerDouble("far", instance="i", qualified=True),
+        ]
+        self.known: list[tuple[int, dict[tuple[str, str], set[Seen]]]] = []  # what watchers know, by revision
+        self.remember()
+        for index in (0, 1, 3):
+            self.register(index, [tool("a", str(index)), tool("b")], True)
+
+    def remember(self) -> None:
+        self.known.append((self.registry.revision, self.view()))
+
+    def view(self) -> dict[tuple[str, str], set[Seen]]:
+        view: dict[tuple[str, str], set[Seen]] = {}
+        for line in map(seen, self.registry.listings()):
+            view.setdefault((line.name, line.source), set()).add(line)
+        return view
+
+    def both(self, change: Callable[[Any], Any]) -> None:
+        """Does the same to registry and model: same refusal or none, and a higher revision where something changed."""
+        revision, before = self.registry.revision, self.listings()
+        raised = []
+        for target in (self.registry, self.model):
+            try:
+                change(target)
+                raised.append(False)
+            except UnknownRole:
+                raised.append(True)
+        assert raised[0] == raised[1]
+        changed = self.listings() != before
+        assert self.registry.revision > revision if changed else self.registry.revision >= revision
+
+    def listings(self) -> list[list[Seen]]:
+        return [list(map(seen, self.registry.listings(None, include_offline=True)))]
+
+    @rule(index=HANDLERS, tools=TOOL_LISTS, declare=st.booleans())
+    def register(self, index: int, tools: list[Tool], declare: bool) -> None:
+        handler = self.handlers[index]
+        self.both(lambda it: it.register(handler, offered(*tools), qualified=handler.qualified, declare=declare))
+
+    @rule(index=st.integers(0, 2), description=st.sampled_from(["", "other"]))
+    def a_session_of_the_same_source_joins(self, index: int, description: str) -> None:
+        self.register(index, [tool("a", description), tool("b", description)], False)
+
+    @rule(indexes=st.lists(HANDLERS, min_size=2, max_size=4))
+    def several_attach(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self.register(index, [tool("a", str(index % 2)), tool("c", role=next(iter(self.registry.roles), None))], True)
+
+    @rule(
+        name=st.sampled_from(["a", "b", "far:a"]),
+        source=st.sampled_from(["", "one", "local", "far"]),
+        role=ROLES,
+        everything=st.booleans(),
+    )
+    def somebody_withdraws(self, name: str, source: str, role: str, everything: bool) -> None:
+        if everything and source:
+            self.both(lambda it: it.clear(source, role))
+        else:
+            self.both(lambda it: it.unregister(name, role, source))
+
+    @rule(index=HANDLERS, goodbye=st.booleans())
+    def one_leaves(self, index: int, goodbye: bool) -> None:
+        handler = self.handlers[index]
+        self.both(lambda it: it.withdraw(handler) if goodbye else it.lose(handler, "broke", self.now))
+
+    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.both(lambda it: it.expire(self.now))
+
+    @rule(role=st.sampled_from(["r1", "r2", "r3"]), add=st.sampled_from([True, True, False]))
+    def roles_change(self, role: str, add: bool) -> None:
+        self.both(lambda it: it.add_role(role) if add else it.remove_role(role))
+
+    @precondition(lambda self: len(self.known) < 12)
+    @rule()
+    def somebody_lists(self) -> None:
+        self.remember()
+
+    @invariant()
+    def it_lists_the_same_in_the_same_order(self) -> None:
+        assert self.registry.roles == self.model.roles
+        for role in (None, *self.registry.roles):
+            for offline in (False, True):
+                listed = [seen(line) for line in self.registry.listings(role, include_offline=offline)]
+                assert listed == self.model.listings(role, offline)
+
+    @invariant()
+    def it_finds_the_same(self) -> None:
+        for role in ("", *self.registry.roles):
+            for name in ("a", "b", "c", "far:a", "far:b", "nobody"):
+                entry = self.registry.find(name, role)
+                found = None if entry is None else (entry.name, entry.source, entry.current is not None)
+                assert found == self.model.find(name, role)
+
+    @invariant()
+    def what_is_listed_can_be_found(self) -> None:
+        for role in (None, *self.registry.roles):
+            for line in self.registry.listings(role):
+                entry = self.registry.find(line.tool.name, role or "")
+                assert entry is not None
+                assert entry.current is not None
+
+    @invariant()
+    def a_watcher_that_applies_the_changes_knows_the_listing(self) -> None:
+        now = self.view()
+        for revision, view in self.known:
+            changes = self.registry.since(revision)
+            assert changes.revision == self.registry.revision
+            followed = {} if changes.full else dict(view)
+            for key in changes.removed:
+                followed.pop(key)  # it knew it
+            for expected, lines in ((False, changes.added), (True, changes.changed)):
+                fresh: dict[tuple[str, str], set[Seen]] = {}
+                for line in map(seen, lines):
+                    fresh.setdefault((line.name, line.source), set()).add(line)
+                for key, value in fresh.items():
+                    assert (key in followed) is expected
+                    followed[key] = value
+            assert followed == now
+
+    @invariant()
+    def a_handler_knows_what_it_offers(self) -> None:
+        for handler in self.handlers:
+            assert sorted(self.registry.offers(handler)) == sorted(self.model.offers(handler))
+
+
+CatalogueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+test_the_catalogue_is_what_the_model_says = CatalogueMachine.TestCase
+
+
+# -- one table a role ------------------------------------------------------------------------------------------------
+
+
+def test_the_last_writer_wins_keeps_the_place_and_the_owner_hears_of_it() -> None:
+    registry = Registry()
+    first = offers(registry, "one", tool("a"), V1, tool("z"))
+    outcome = registry.register(PeerDouble("two"), offered(V2))
+    assert names(registry) == ["a", "t", "z"]
+    assert current(registry) == ("two", V2)
+    (notice,) = outcome.notices
+    assert (notice.handler, notice.name, notice.roles, notice.by_source) == (first, "t", ("default",), "two")
+
+
+def test_what_was_overwritten_never_comes_back_by_itself() -> None:
+    registry = Registry()
+    offers(registry, "one", V1)
+    two = offers(registry, "two", V2)
+    registry.withdraw(two)
+    assert registry.find("t") is None
+
+
+def test_removing_for_one_role_removes_only_there() -> None:
+    registry = Registry(("r1", "r2"))
+    owner = offers(registry, "one", V1)
+    outcome = registry.unregister("t", "r1")
+    assert (names(registry, "r1"), names(registry, "r2")) == ([], ["t"])
+    assert outcome == Outcome(("t",), ("r1",), count=1, notices=outcome.notices)
+    assert [(notice.handler, notice.roles, notice.by_source) for notice in outcome.notices] == [(owner, ("r1",), "")]
+
+
+def test_clearing_removes_a_source_only_and_counts_once_per_role() -> None:
+    registry = Registry(("r1", "r2"))
+    offers(registry, "one", tool("a"), tool("b", role="r2"))
+    offers(registry, "two", tool("c"))
+    outcome = registry.clear("one")
+    assert (outcome.count, outcome.names, outcome.roles) == (3, ("a", "b"), ("r1", "r2"))
+    assert names(registry) == ["c"]
+    assert registry.clear("one") == Outcome()
+
+
+def test_a_role_added_later_gets_the_tools_without_role_and_no_others() -> None:
+    registry = Registry(("r1",))
+    offers(registry, "one", tool("all"), tool("own", role="r1"))
+    registry.add_role("r2")
+    assert names(registry, "r2") == ["all"]
+
+
+def test_a_role_added_later_gets_offline_tools_for_what_is_left_of_their_grace() -> None:
+    registry = Registry(("r1",), grace_seconds=5.0)
+    early, late = offers(registry, "one", tool("early")), offers(registry, "two", tool("late"))
+    registry.lose(early, "broke", 0.0)
+    registry.lose(late, "broke", 3.0)
+    registry.add_role("r2")
+    entry = registry.find("early", "r2")
+    assert entry is not None
+    assert entry.last_error == "broke"
+    registry.expire(5.0)
+    assert registry.find("early", "r2") is None
+    assert registry.find("late", "r2") is not None
+
+
+def test_a_call_without_role_means_the_first_role_in_order_that_offers_the_tool() -> None:
+    registry = Registry(("r1", "r2", "r3"))
+    lost = offers(registry, "one", tool("t", "for r1", role="r1"))
+    offers(registry, "two", tool("t", "for r2", role="r2"))
+    offers(registry, "three", tool("t", "for r3", role="r3"))
+    assert current(registry)[0] == "one"
+    registry.lose(lost, "broke", 0.0)
+    assert current(registry)[0] == "two"
+
+
+def test_a_list_without_role_is_in_the_order_in_which_names_came() -> None:
+    registry = Registry(("r1", "r2"))
+    offers(registry, "one", tool("second-role", role="r2"), tool("both"), tool("first-role", role="r1"))
+    assert names(registry) == ["second-role", "both", "first-role"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda it: it.find("t", "nobody"),
+        lambda it: it.listings("nobody"),
+        lambda it: it.unregister("t", "nobody"),
+        lambda it: it.clear("one", "nobody"),
+        lambda it: it.remove_role("nobody"),
+        lambda it: it.register(PeerDouble("two"), offered(tool("x"), tool("y", role="nobody"))),
+    ],
+)
+def test_an_unknown_role_is_refused_and_nothing_has_changed(ask: Callable[[Registry], object]) -> None:
+    registry = Registry()
+    offers(registry, "one", V1)
+    revision = registry.revision
+    with pytest.raises(UnknownRole, match="nobody"):
+        ask(registry)
+    assert (registry.revision, names(registry)) == (revision, ["t"])
+
+
+def test_an_empty_role_means_every_role() -> None:
+    registry = Registry(("r1", "r2"))
+    offers(registry, "one", tool("t", role=""))
+    assert names(registry, "r1") == names(registry, "r2") == ["t"]
+
+
+def test_without_roles_tools_wait_for_roles_to_come() -> None:
+    registry = Registry(())
+    outcome = registry.register(PeerDouble("one"), offered(V1))
+    assert (outcome.accepted, outcome.roles, outcome.names) == (True, (), ("t",))
+    registry.add_role("r1")
+    assert names(registry, "r1") == ["t"]
+
+
+def test_a_full_role_is_named_with_tool_and_limit_and_the_others_take_the_tool() -> None:
+    registry = Registry(("r1", "r2"), tools_per_role=1)
+    offers(registry, "one", tool("a", role="r1"))
+    outcome = registry.register(PeerDouble("two"), offered(tool("b")))
+    (failed,) = outcome.failed
+    assert failed[:2] == ("r1", "b")
+    assert "tools_per_role" in failed[2]
+    assert (outcome.accepted, outcome.roles, names(registry, "r2")) == (True, ("r2",), ["b"])
+
+
+# -- sessions of one source ------------------------------------------------------------------------------------------
+
+
+def test_the_newest_declaration_is_offered_and_the_older_again_when_the_newest_one_ends() -> None:
+    registry = Registry()
+    offers(registry, "one", V1)
+    newer = offers(registry, "one", V2)
+    assert current(registry)[1] == V2
+    entry = registry.find("t")
+    assert entry is not None
+    assert list(entry.declarations) == [V1.schema_hash, V2.schema_hash]
+    registry.lose(newer, "broke", 0.0)
+    assert current(registry)[1] == V1
+
+
+def test_the_handler_with_the_fewest_calls_takes_the_next_one_within_its_own_limit() -> None:
+    registry = Registry()
+    busy = offers(registry, "one", V1)
+    free = offers(registry, "one", V1, max_in_flight=1)
+    entry = registry.find("t")
+    assert entry is not None
+    assert entry.current is not None
+    busy.owed["1"] = None
+    assert entry.current.pick() is free
+    free.owed["1"] = None
+    assert entry.current.pick() is busy
+    busy.takes_calls = False
+    assert entry.current.pick() is None
+
+
+def test_above_sixteen_sessions_the_load_still_spreads_and_a_single_free_one_is_found() -> None:
+    registry = Registry()
+    sessions = [offers(registry, "one", V1) for _ in range(40)]
+    entry = registry.find("t")
+    assert entry is not None
+    assert entry.current is not None
+    for number in range(4_000):
+        handler = entry.current.pick()
+        assert handler is not None
+        handler.owed[str(number)] = None
+        if len(handler.owed) == 256:
+            break
+    loads = [len(session.owed) for session in sessions]
+    assert max(loads) - min(loads) < 40
+    for session in sessions[1:]:
+        session.takes_calls = False
+    assert {entry.current.pick() for _ in range(50)} == {sessions[0]}
+
+
+def test_a_local_function_is_replaced_by_the_newer_one_of_its_source() -> None:
+    registry = Registry()
+    older = offers(registry, "local", V1, shares=False)
+    newer = offers(registry, "local", V1, shares=False)
+    entry = registry.find("t")
+    assert entry is not None
+    assert entry.handlers() == [newer]
+    assert registry.offers(older) == []
+
+
+def test_declaring_replaces_what_the_handler_offered_and_nothing_of_others() -> None:
+    registry = Registry()
+    one = offers(registry, "one", tool("a"), tool("b"))
+    other = offers(registry, "one", tool("b"))
+    registry.register(one, offered(tool("c"), tool("a")), declare=True)
+    assert names(registry) == ["a", "b", "c"]
+    entry = registry.find("b")
+    assert entry is not None
+    assert entry.handlers() == [other]
+
+
+# -- offline and back ------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_handler_leaves_its_tools_offline_in_their_place_until_the_grace_period_ends() -> None:
+    registry = Registry(grace_seconds=5.0)
+    one = offers(registry, "one", V1)
+    offers(registry, "two", tool("z"))
+    assert registry.lose(one, "its connection broke", 100.0) == ["t"]
+    assert names(registry) == ["z"]
+    assert names(registry, include_offline=True) == ["t", "z"]
+    (listing, _) = registry.listings(include_offline=True)
+    assert listing.entry.last_error == "its connection broke"
+    assert registry.expire(104.9) == []
+    registry.register(PeerDouble("one", instance="x"), offered(V1), declare=True)
+    assert names(registry) == ["t", "z"]
+    assert registry.expire(1_000.0) == []
+
+
+def test_tools_that_stay_offline_go_when_the_grace_period_ends() -> None:
+    registry = Registry(grace_seconds=5.0)
+    registry.lose(offers(registry, "one", V1), "broke", 100.0)
+    revision = registry.revision
+    assert registry.expire(105.0) == ["t"]
+    assert registry.find("t") is None
+    assert registry.revision > revision
+
+
+def test_a_returning_instance_takes_its_tools_back_and_drops_those_it_no_longer_declares() -> None:
+    registry = Registry()
+    one = offers(registry, "one", tool("a"), tool("b"), instance="i")
+    registry.lose(one, "broke", 0.0)
+    registry.register(PeerDouble("one", instance="i"), offered(tool("b")), declare=True)
+    assert names(registry, include_offline=True) == ["b"]
+
+
+def test_an_offline_tool_that_another_source_takes_is_lost_to_its_old_one() -> None:
+    registry = Registry()
+    registry.lose(offers(registry, "one", V1), "broke", 0.0)
+    outcome = registry.register(PeerDouble("two"), offered(V2))
+    assert outcome.notices == ()
+    assert registry.expire(1_000.0) == []
+    assert current(registry)[0] == "two"
+
+
+# -- qualified sources -----------------------------------------------------------------------------------------------
+
+
+def test_a_qualified_tool_is_listed_under_its_source_and_answers_to_the_bare_name_where_nobody_has_it() -> None:
+    registry = Registry()
+    offers(registry, "far", V1, qualified=True)
+    offers(registry, "farther", V2, qualified=True)
+    assert names(registry) == ["far:t", "farther:t"]
+    assert current(registry)[0] == "far"
+    plain = offers(registry, "near", tool("t"))
+    assert current(registry)[0] == "near"
+    registry.withdraw(plain)
+    assert current(registry)[0] == "far"
+    assert registry.listings()[0].tool.schema_hash == V1.schema_hash
+
+
+def test_unregistering_by_the_bare_name_reaches_a_qualified_tool_of_that_source_only() -> None:
+    registry = Registry()
+    offers(registry, "far", V1, qualified=True)
+    assert registry.unregister("t", source="other").names == ()
+    assert registry.unregister("t", source="far").names == ("t",)
+    assert names(registry) == []
+
+
+def test_the_tools_of_the_bus_never_answer_to_a_bare_name() -> None:
+    registry = Registry()
+    offers(registry, "toolbus", tool("drain"), qualified=True, shares=False)
+    assert registry.find("drain") is None
+    assert registry.find("toolbus:drain") is not None
+    assert registry.names() == []
+    assert registry.since(-1).added == ()
+
+
+# -- revisions -------------------------------------------------------------------------------------------------------
+
+
+def test_an_attach_without_tools_is_no_change() -> None:
+    registry = Registry()
+    revision = registry.revision
+    registry.register(PeerDouble("host"), [], declare=True)
+    assert registry.revision == revision
+
+
+def test_declaring_nothing_any_more_is_a_change() -> None:
+    registry = Registry()
+    one = offers(registry, "one", V1)
+    revision = registry.revision
+    registry.register(one, [], declare=True)
+    assert registry.since(revision).removed == (("t", "one"),)
+
+
+def test_without_its_last_role_the_bus_lists_and_finds_what_waits_for_roles_to_come() -> None:
+    registry = Registry(("r1",))
+    offers(registry, "one", V1)
+    registry.unregister("t", "r1")
+    revision = registry.revision
+    registry.remove_role("r1")
+    assert [line.tool.name for line in registry.since(revision).added] == names(registry) == ["t"]
+    assert current(registry)[0] == "one"
+
+
+def test_a_watcher_too_far_behind_or_of_another_boot_gets_the_whole_list() -> None:
+    registry = Registry(first_revision=1_000)
+    offers(registry, "one", V1)
+    for revision in (5, 999, 1_000_000):
+        changes = registry.since(revision)
+        assert (changes.full, [line.tool.name for line in changes.added]) == (True, ["t"])
+    start = registry.revision
+    for number in range(CHANGES_KEPT // 2):  # each is a change for the role and for roles to come
+        offers(registry, "two", tool(f"n{number}"))
+    assert not registry.since(start).full
+    offers(registry, "two", tool("one-more"))
+    assert registry.since(start).full
+    assert not registry.since(start + 1).full
+
+
+def test_a_change_of_state_is_told_to_watchers() -> None:
+    registry = Registry()
+    one = offers(registry, "one", V1)
+    revision = registry.revision
+    registry.touch(one)
+    assert [line.tool.name for line in registry.since(revision).changed] == ["t"]
+
+
+def test_the_hash_of_a_declaration_depends_on_content_only() -> None:
+    one = Tool("t", parameters_json='{"type": "object", "properties": {"a": {}, "b": {}}}', timeout_seconds=3.0)
+    two = Tool("t", parameters_json='{"properties":{"b":{},"a":{}},"type":"object"}', annotations=Annotations(True))
+    assert one.schema_hash == two.schema_hash != tool("t").schema_hash
+
+
+# -- cost and threads ------------------------------------------------------------------------------------------------
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Counts the lines of Python that some work runs: a cost that no other process disturbs."""
+    count = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_register_unregister_and_find_cost_the_same_with_20_000_tools_as_with_100() -> None:
+    def costs(size: int) -> Iterator[int]:
+        registry = Registry()
+        one = offers(registry, "one", *(tool(f"t{number}") for number in range(size)))
+        extra = offered(tool("extra"))
+        yield lines_run(lambda: registry.register(one, extra))
+        yield lines_run(lambda: registry.find("t50"))
+        yield lines_run(lambda: registry.unregister("extra"))
+
+    assert all(abs(few - many) < 10 for few, many in zip(costs(100), costs(20_000), strict=True))
+
+
+def test_lookups_and_listings_hold_from_any_thread_while_others_write() -> None:
+    registry = Registry(("r1", "r2"))
+    offers(registry, "steady", tool("steady"))
+    faults: list[BaseException] = []
+    done = threading.Event()
+
+    def guarded(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as fault:
+                faults.append(fault)
+
+        return run
+
+    def write(source: str) -> None:
+        chance = random.Random(source)
+        handler = PeerDouble(source, instance=source, qualified=True)
+        for number in range(400):
+            registry.register(handler, offered(tool(f"t{chance.randrange(4)}")), qualified=True, declare=True)
+            registry.lose(handler, "broke", 0.0) if number % 2 else registry.withdraw(handler)
+            registry.expire(1_000.0)
+
+    def read() -> None:
+        while not done.is_set():
+            for name in ("t0", "t1", "t2", "t3", "steady"):
+                registry.find(name)
+            listed = [line.tool.name for line in registry.listings(include_offline=True)]
+            assert listed.count("steady") == 1
+            registry.since(registry.revision - 5)
+
+    writers = [threading.Thread(target=guarded(lambda source=source: write(source))) for source in "abc"]  # type: ignore[misc]
+    readers = [threading.Thread(target=guarded(read)) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in readers + writers:
+            thread.start()
+        for thread in writers:
+            thread.join(30)
+        done.set()
+        for thread in readers:
+            thread.join(5)
+    finally:
+        sys.setswitchinterval(interval)
+    assert faults == []
+    assert names(registry) == ["steady"]

@@ -1,0 +1,179 @@
+"""The gRPC side of a running bus, seen by raw stubs: catalogue over the unary RPCs, events, reflection."""
+
+# ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tests.faults.conftest import (
+    Connect,
+    address,
+    bus,
+    connect,
+    grace_seconds,
+    limits,
+    stranger,
+)
+from tests.faults.raw_peer import RawPeer, echo, tool, until
+from toolbus.bus import Bus
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+WATCH = wire.SUBSCRIPTION_CATALOG
+
+
+def _changes(peer: RawPeer) -> list[wire.CatalogChange]:
+    return [event.catalog for event in peer.events if event.HasField("catalog")]
+
+
+def _names(listed: object) -> list[str]:
+    return [item.tool.name for item in listed]  # type: ignore[attr-defined]
+
+
+async def test_attached_says_who_the_bus_is_and_what_it_takes(connect: Connect) -> None:
+    peer = await connect("peer", tool("t"), max_in_flight=7)
+    assert peer.attached is not None
+    assert len(peer.attached.session_id) == 32
+    assert peer.attached.bus_id
+    assert peer.attached.boot_id
+    assert peer.attached.protocol_version == 1
+    assert peer.attached.heartbeat_seconds > 0
+    assert list(peer.attached.registered) == ["t"]
+    assert not peer.attached.refused
+    limits = peer.attached.limits
+    assert (limits.calls_in_flight, limits.message_bytes) == (7, 16 * 1024 * 1024)
+    assert limits.grace_seconds == pytest.approx(0.3)
+
+
+async def test_no_session_gets_more_calls_in_flight_than_the_bus_grants(connect: Connect) -> None:
+    peer = await connect("peer", max_in_flight=1_000_000)
+    assert peer.attached is not None
+    assert peer.attached.limits.calls_in_flight == 4096
+
+
+async def test_a_watcher_gets_the_whole_list_first_and_then_each_change(connect: Connect) -> None:
+    plugin = await connect("plugin", tool("a"), tool("b"))
+    watcher = await connect("watcher", subscribe=[WATCH])
+    await until(lambda: _changes(watcher), "the first list")
+    first = _changes(watcher)[0]
+    assert first.full
+    assert _names(first.added) == ["a", "b"]
+    assert {item.source for item in first.added} == {"plugin"}
+
+    assert plugin.attached is not None
+    session_id = plugin.attached.session_id
+    await plugin.stub.Register(wire.RegisterRequest(session_id=session_id, tools=[tool("c")]))
+    await until(lambda: len(_changes(watcher)) == 2, "what was added")
+    assert _names(_changes(watcher)[1].added) == ["c"]
+
+    await plugin.stub.Register(wire.RegisterRequest(session_id=session_id, tools=[tool("c", description="new")]))
+    await until(lambda: len(_changes(watcher)) == 3, "what was changed")
+    assert _names(_changes(watcher)[2].changed) == ["c"]
+
+    await plugin.stub.Unregister(wire.UnregisterRequest(name="c"))
+    await until(lambda: len(_changes(watcher)) == 4, "what was removed")
+    assert [(gone.name, gone.source) for gone in _changes(watcher)[3].removed] == [("c", "plugin")]
+
+    await plugin.close()
+    await until(lambda: len(_changes(watcher)) == 5, "what was lost")
+    assert {gone.name for gone in _changes(watcher)[4].removed} == {"a", "b"}
+    revisions = [change.revision for change in _changes(watcher)]
+    assert revisions == sorted(set(revisions))
+    assert not any(change.full for change in _changes(watcher)[1:])
+
+
+async def test_who_does_not_watch_hears_nothing_of_the_catalogue(connect: Connect) -> None:
+    quiet = await connect("quiet")
+    watcher = await connect("watcher", subscribe=[WATCH])
+    await connect("plugin", tool("a"))
+    await until(lambda: len(_changes(watcher)) == 2, "what was added")
+    await quiet.call("nothing")
+    assert not quiet.events
+
+
+async def test_an_owner_hears_that_somebody_withdrew_its_tools(connect: Connect) -> None:
+    owner = await connect("owner", tool("a"), tool("b"), tool("c"))
+    other = await connect("other")
+    await other.stub.Unregister(wire.UnregisterRequest(name="a"))
+    cleared = await other.stub.Clear(wire.ClearRequest(source="owner"))
+    assert cleared.removed == 2
+    await until(lambda: len(owner.events) == 3, "three events")
+    assert [event.tool_removed.name for event in owner.events] == ["a", "b", "c"]
+    assert list(owner.events[0].tool_removed.roles) == ["default"]
+
+
+async def test_an_owner_that_withdraws_its_own_tool_hears_nothing(connect: Connect) -> None:
+    owner = await connect("owner", tool("a"))
+    assert owner.attached is not None
+    gone = await owner.stub.Unregister(wire.UnregisterRequest(session_id=owner.attached.session_id, name="a"))
+    assert (gone.removed, list(gone.affected_roles)) == (True, ["default"])
+    assert (await owner.call("a")).error.code == pb.ERROR_CODE_NOT_FOUND
+    assert not owner.events
+
+
+async def test_a_long_list_comes_in_pages_that_a_default_client_can_receive(connect: Connect) -> None:
+    text = "x" * 16_000
+    plugin = await connect("plugin", *(tool(f"t{n:04}", description=text) for n in range(500)))
+    names: list[str] = []
+    token, pages = "", 0
+    while True:
+        page = await plugin.stub.List(wire.ListRequest(page_token=token))
+        names += _names(page.tools)
+        pages += 1
+        token = page.next_page_token
+        if not token:
+            break
+        assert page.ByteSize() < 4 * 1024 * 1024
+    assert pages == 3
+    assert names == [f"t{n:04}" for n in range(500)]
+
+
+async def test_a_watcher_gets_a_long_list_in_frames_that_it_can_receive(connect: Connect) -> None:
+    text = "x" * 16_000
+    await connect("plugin", *(tool(f"t{n:04}", description=text) for n in range(500)))
+    watcher = await connect("watcher", subscribe=[WATCH])
+    await until(lambda: sum(len(change.added) for change in _changes(watcher)) == 500, "the whole list")
+    assert max(frame.ByteSize() for frame in watcher.frames) < 2 * 1024 * 1024
+
+
+async def test_a_page_token_of_somebody_else_is_refused(connect: Connect) -> None:
+    peer = await connect("peer")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await peer.stub.List(wire.ListRequest(page_token="x" * 1_000))
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_list_that_has_not_changed_is_empty(connect: Connect) -> None:
+    peer = await connect("peer", tool("a"))
+    first = await peer.stub.List(wire.ListRequest())
+    again = await peer.stub.List(wire.ListRequest(if_revision=first.revision))
+    assert (again.revision, len(again.tools)) == (first.revision, 0)
+
+
+async def test_reflection_lists_the_services_and_describes_the_bus(stranger: RawPeer) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(stranger.channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="toolbus.v1.ToolBusService"),
+    ]
+    services, described = [answer async for answer in stub.ServerReflectionInfo(iter(requests))]
+    assert {service.name for service in services.list_services_response.service} == {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "toolbus.v1.ToolBusService",
+    }
+    assert described.file_descriptor_response.file_descriptor_proto
+
+
+async def test_a_program_in_the_process_and_a_peer_see_the_same_tools(bus: Bus, connect: Connect) -> None:
+    @bus.tool
+    def add(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    peer = await connect("peer", tool("theirs"), answer=echo)
+    assert (await peer.call("add", {"a": 1, "b": 2})).output_json == "3"
+    assert (await bus.call("theirs", {"n": 1})).output == {"n": 1}
+    assert _names((await peer.stub.List(wire.ListRequest())).tools) == ["add", "theirs"]

@@ -1,0 +1,122 @@
+"""Compares what came over the wire with what a vector expects, and fills remembered values into what it sends.
+
+The placeholders are explained in README.md beside this file. Nothing here knows gRPC: both players use it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Bindings = dict[str, Any]
+
+
+class Mismatch(AssertionError):
+    """Something that came is not what the vector expects; the text names the path."""
+
+
+def fill(value: Any, bindings: Bindings) -> Any:
+    """Replaces every {"$ref": name} by the value bound to that name."""
+    if isinstance(value, dict):
+        if set(value) == {"$ref"}:
+            return bindings[value["$ref"]]
+        return {key: fill(item, bindings) for key, item in value.items()}
+    if isinstance(value, list):
+        return [fill(item, bindings) for item in value]
+    return value
+
+
+def check(expected: Any, actual: Any, bindings: Bindings, path: str = "$") -> None:
+    """Checks one value; binds what {"$bind": name} names.
+
+    Raises:
+        Mismatch: naming the path, what was expected and what came.
+    """
+    if isinstance(expected, dict):
+        if any(key.startswith("$") for key in expected):
+            _check_placeholder(expected, actual, bindings, path)
+            return
+        if not isinstance(actual, dict):
+            raise Mismatch(f"{path}: expected an object, got {_shown(actual)}")
+        for key, item in expected.items():
+            if item == {"$absent": True}:
+                if key in actual:
+                    raise Mismatch(f"{path}.{key}: expected nothing, got {_shown(actual[key])}")
+            elif key not in actual:
+                raise Mismatch(f"{path}.{key}: expected {_shown(item)}, but it is absent from {_shown(actual)}")
+            else:
+                check(item, actual[key], bindings, f"{path}.{key}")
+    elif isinstance(expected, list):
+        if not isinstance(actual, list) or len(actual) != len(expected):
+            raise Mismatch(f"{path}: expected a list of {len(expected)}, got {_shown(actual)}")
+        for index, item in enumerate(expected):
+            check(item, actual[index], bindings, f"{path}[{index}]")
+    elif expected != actual or isinstance(expected, bool) != isinstance(actual, bool):
+        raise Mismatch(f"{path}: expected {_shown(expected)}, got {_shown(actual)}")
+
+
+def matches(expected: Any, actual: Any, bindings: Bindings) -> bool:
+    """Tells whether a value fits, and binds only if it does."""
+    tried = dict(bindings)
+    try:
+        check(expected, actual, tried)
+    except Mismatch:
+        return False
+    bindings.update(tried)
+    return True
+
+
+def _check_placeholder(expected: dict[str, Any], actual: Any, bindings: Bindings, path: str) -> None:
+    if len(expected) != 1:
+        raise ValueError(f"the vector is wrong at {path}: one placeholder an object, not {sorted(expected)}")
+    ((kind, rule),) = expected.items()
+    match kind:
+        case "$any":
+            fits = True
+        case "$bind":
+            bindings[rule] = actual
+            fits = True
+        case "$ref":
+            fits = actual == bindings[rule]
+        case "$contains":
+            words = [rule] if isinstance(rule, str) else rule
+            fits = isinstance(actual, str) and all(word in actual for word in words)
+        case "$filled":
+            fits = bool(actual) is rule
+        case "$json":
+            fits = isinstance(actual, str) and _same_json(rule, actual)
+        case "$one_of":
+            fits = any(matches(each, actual, bindings) for each in rule)
+        case "$has":
+            fits = isinstance(actual, list) and _has(rule, actual, bindings)
+        case "$at_least":
+            fits = float(actual) >= rule
+        case "$at_most":
+            fits = float(actual) <= rule
+        case _:
+            raise ValueError(f"the vector is wrong at {path}: unknown placeholder {kind!r}")
+    if not fits:
+        raise Mismatch(f"{path}: expected {_shown(expected)}, got {_shown(actual)}")
+
+
+def _same_json(rule: Any, text: str) -> bool:
+    try:
+        return bool(json.loads(text) == rule)
+    except ValueError:
+        return False
+
+
+def _has(wanted: list[Any], actual: list[Any], bindings: Bindings) -> bool:
+    """Every wanted item fits an item of its own, in any order."""
+    rest = list(actual)
+    for each in wanted:
+        index = next((index for index, item in enumerate(rest) if matches(each, item, bindings)), None)
+        if index is None:
+            return False
+        del rest[index]
+    return True
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 400 else text[:397] + "..."

@@ -1,0 +1,235 @@
+"""Plays bus.jsonl against any bus: a raw client on the generated stubs, with nothing of an SDK.
+
+    python -m tests.vectors.play_bus 127.0.0.1:48930
+
+Every scenario uses names of its own, so one bus serves them all and they leave nothing behind. One line a scenario;
+the exit code is 1 where one failed. `run_scenario` is the same for tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from tests.vectors.items import Expectation, Item, items_of
+from tests.vectors.match import Bindings, Mismatch, check, fill
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+
+SCENARIOS = Path(__file__).with_name("bus.jsonl")
+PATIENCE_SECONDS = 5.0
+SETTLING_SECONDS = 15.0  # longer than the grace period of a bus that has just started
+REQUESTS = {
+    "Register": wire.RegisterRequest,
+    "Unregister": wire.UnregisterRequest,
+    "Clear": wire.ClearRequest,
+    "List": wire.ListRequest,
+}
+
+
+def scenarios() -> list[dict[str, Any]]:
+    """Reads bus.jsonl."""
+    return [json.loads(line) for line in SCENARIOS.read_text(encoding="utf-8").splitlines()]
+
+
+class Stream:
+    """One Invoke stream of the raw client. It echoes heartbeats by itself, like every client."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._arrived: asyncio.Queue[Item] = asyncio.Queue()  # items, and at last ("end", (status, text))
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for frame in self._call:
+                for arm, item in items_of(frame):
+                    if arm == "heartbeat":
+                        await self.send({"heartbeat": item})
+                    else:
+                        self._arrived.put_nowait((arm, item))
+            ending = (await self._call.code()).name, await self._call.details()
+        except grpc.aio.AioRpcError as error:
+            ending = error.code().name, error.details()
+        self._arrived.put_nowait(("end", ending))
+
+    async def send(self, frame: dict[str, Any]) -> None:
+        """Sends a frame; one that the bus no longer wants is shown by how the stream ends, not here."""
+        message = json_format.ParseDict(frame, wire.InvokeRequest())
+        try:
+            await self._call.write(message)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return
+
+    async def half_close(self) -> None:
+        """Ends this direction."""
+        await self._call.done_writing()
+
+    async def next(self, waiting_for: str) -> Item:
+        """Returns the next item, or the end of the stream."""
+        try:
+            return await asyncio.wait_for(self._arrived.get(), PATIENCE_SECONDS)
+        except TimeoutError:
+            raise Mismatch(f"nothing came for {PATIENCE_SECONDS:g} s; waiting for {waiting_for}") from None
+
+    async def close(self) -> None:
+        """Breaks the stream off, as the death of this process would."""
+        self._call.cancel()
+        await asyncio.wait({self._reading})
+
+
+class Client:
+    """The raw client of one scenario."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = rpc.ToolBusServiceStub(channel)
+        self._streams: dict[str, Stream] = {}  # by the name that the scenario gives them
+        self._bindings: Bindings = {}
+
+    async def play(self, steps: list[dict[str, Any]]) -> None:
+        """Plays the steps.
+
+        Raises:
+            Mismatch: naming the first step at which the bus does something else.
+        """
+        kinds: dict[str, Callable[[str, Any], Awaitable[None]]] = {
+            "send": self._send,
+            "expect": self._expect,
+            "expect_end": self._expect_end,
+            "half_close": self._half_close,
+            "break": self._break,
+            "rpc": self._rpc,
+        }
+        for number, step in enumerate(steps, 1):
+            kind = next(name for name in step if name in kinds)
+            try:
+                filled = fill(step, self._bindings) if kind in ("send", "rpc") else step
+                await kinds[kind](step.get("on", "main"), filled if kind == "rpc" else filled[kind])
+            except Mismatch as problem:
+                raise Mismatch(f"step {number} ({kind}): {problem}") from None
+
+    async def close(self) -> None:
+        """Ends whatever streams are open."""
+        for stream in self._streams.values():
+            await stream.close()
+
+    def _stream(self, on: str) -> Stream:
+        """Returns the stream of a name, opened at its first use."""
+        if on not in self._streams:
+            self._streams[on] = Stream(self._stub.Invoke())  # type: ignore[call-arg]  # stubs know only an iterator
+        return self._streams[on]
+
+    async def _send(self, on: str, frame: dict[str, Any]) -> None:
+        await self._stream(on).send(frame)
+
+    async def _expect(self, on: str, frame: dict[str, Any]) -> None:
+        expectation = Expectation(frame)
+        while expectation.wanted:
+            expectation.take(*await self._streams[on].next(repr(expectation)), self._bindings)
+
+    async def _expect_end(self, on: str, expected: dict[str, Any]) -> None:
+        arm, ending = await self._streams[on].next(f"the end of the stream: {expected}")
+        if arm != "end":
+            raise Mismatch(f"came: {arm} {ending}; expected: the end of the stream")
+        check(expected, {"status": ending[0], "message": ending[1]}, self._bindings, "end")
+
+    async def _half_close(self, on: str, _: bool) -> None:
+        await self._stream(on).half_close()
+
+    async def _break(self, on: str, _: bool) -> None:
+        await self._streams[on].close()
+
+    async def _rpc(self, _: str, step: dict[str, Any]) -> None:
+        name = step["rpc"]
+        request = json_format.ParseDict(step.get("request", {}), REQUESTS[name]())
+        try:
+            response = await getattr(self._stub, name)(request, timeout=PATIENCE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            actual: dict[str, Any] = {"status": error.code().name, "message": error.details()}
+        else:
+            shown = json_format.MessageToDict(
+                response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+            actual = {"status": "OK", "response": shown}
+        wanted = {key: step[key] for key in ("status", "message", "response") if key in step}
+        check({"status": "OK", **wanted}, actual, self._bindings, name)
+
+
+async def run_scenario(address: str, scenario: dict[str, Any]) -> None:
+    """Plays one scenario against the bus at an address.
+
+    Raises:
+        Mismatch: where the bus does something else.
+    """
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        client = Client(channel)
+        try:
+            await client.play(scenario["steps"])
+        except Mismatch as problem:
+            raise Mismatch(f"{scenario['scenario']}, {problem}") from None
+        finally:
+            await client.close()
+
+
+async def settled(address: str) -> None:
+    """Waits until a bus that has just started says NOT_FOUND for a name that nobody offers."""
+    attach = {"attach": {"protocol_version": 1, "source": "vectors.settling"}}
+    call = {"call_id": "1", "name": "vectors.settling", "arguments_json": "{}"}
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(SETTLING_SECONDS):
+        while True:
+            stream = Stream(rpc.ToolBusServiceStub(channel).Invoke())  # type: ignore[call-arg]  # as above
+            await stream.send({**attach, "calls": [call]})
+            arm: str = ""
+            item: Any = None
+            while arm not in ("results", "end"):
+                arm, item = await stream.next("a result")
+            await stream.close()
+            if arm == "end":
+                raise Mismatch(f"the bus ended the stream: {item}")
+            if item["error"]["code"] != "ERROR_CODE_UNAVAILABLE":
+                return
+            await asyncio.sleep(item["error"]["retry_after_seconds"] or 0.05)
+
+
+async def play_all(address: str, only: str) -> int:
+    """Plays every scenario whose name holds a text; returns how many failed."""
+    await settled(address)
+    failed = 0
+    for scenario in scenarios():
+        if only not in scenario["scenario"]:
+            continue
+        try:
+            await run_scenario(address, scenario)
+        except Mismatch as problem:
+            failed += 1
+            print(f"FAIL  {problem}")
+        else:
+            print(f"ok    {scenario['scenario']}")
+    return failed
+
+
+def main() -> int:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description="Play bus.jsonl against a bus.")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only scenarios whose name holds TEXT")
+    parser.add_argument("address", help="HOST:PORT or unix:PATH of the bus")
+    options = parser.parse_args()
+    try:
+        failed = asyncio.run(play_all(options.address, options.only))
+    except (Mismatch, TimeoutError) as problem:
+        print(f"no bus to play with at {options.address}: {problem}", file=sys.stderr)
+        return 3
+    print(f"{failed} failed" if failed else "all passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""One bus: the rooms wired together. Embed it in a program, or let ``toolbus serve`` run it.
+
+async with Bus(Config(grpc=("127.0.0.1:0",), http="off")) as bus:
+    @bus.tool
+    def add(a: int, b: int) -> int:
+        return a + b
+    result = await bus.call("add", {"a": 1, "b": 2})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import toolbus
+from toolbus.admin import Admin
+from toolbus.config import Config
+from toolbus.dispatcher import Dispatcher
+from toolbus.entry import BUS_SOURCE, Changes, Listing
+from toolbus.health import SERVICE, Health
+from toolbus.local import LocalCaller, LocalHandler, OnProgress
+from toolbus.offer import prepare
+from toolbus.policy import Policy
+from toolbus.presence import TICK_SECONDS, WATCH_SECONDS, Presence
+from toolbus.records import Records
+from toolbus.registry import Registry
+from toolbus.sdk import llm_tool
+from toolbus.sdk.scope import CallContext
+from toolbus.sdk.tool_spec import ToolSpec, spec_of
+from toolbus.server import GrpcServer, ToolBusService
+from toolbus.tool import Result, dump_arguments
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus")
+
+QUIET_SECONDS = 1.0  # how long a drained peer may say nothing before its stream is ended for it
+
+__all__ = ["Bus", "Config"]
+
+
+class Bus:
+    """A running bus; use it as an async context manager. All methods belong to the loop that started it.
+
+    Args:
+        config: what to listen on and what to accept; by default what ``toolbus serve`` does.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        self._config = config = config or Config()
+        self._loop: asyncio.AbstractEventLoop | None = None  # None until started
+        self._timer: asyncio.TimerHandle | None = None  # the next sweep of deadlines
+        self._telling: asyncio.TimerHandle | None = None  # the next word to watchers
+        self._told_at = 0.0  # when watchers were last told
+        self._ticking: asyncio.Task[None] | None = None  # None until started
+        self._stopped = asyncio.Event()
+        self._changed: set[asyncio.Event] = set()  # local watchers
+        self.records = Records()
+        self.registry = Registry(
+            config.roles,
+            grace_seconds=config.grace_seconds,
+            first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
+        )
+        self.policy = Policy(frozenset(config.silenced))
+        self._dispatcher = Dispatcher(self.registry, self.policy, self.records, config.limits, arm=self._arm)
+        self._health = Health(self._takes_calls, self._serving, self._sources)
+        self._presence = Presence(
+            self.registry,
+            self._dispatcher,
+            self.policy,
+            config.limits,
+            identity=(uuid.uuid4().hex, secrets.token_hex(8), toolbus.__version__),
+            on_source=self._health.source_changed,
+            on_change=self._catalogue_changed,
+        )
+        self._caller = LocalCaller("local", self._dispatcher)
+        service = ToolBusService(self.registry, self._dispatcher, self._presence, self.policy, config.limits)
+        self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
+        self._http: Any = None  # the HTTP server, imported only where one is wanted
+        admin = Admin(self.registry, self._presence, self.records, self._stopped.set)
+        for method in admin.tools():
+            self._register(BUS_SOURCE, spec_of(method), qualified=True)
+
+    def __repr__(self) -> str:
+        return f"<Bus {','.join(self.grpc_addresses) or 'not started'} {self._presence!r} {self._dispatcher!r}>"
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Binds every address and serves.
+
+        Raises:
+            SetupError: an address is taken; nothing is left listening.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._dispatcher.settled_at = time.monotonic() + self._config.grace_seconds
+        if self._config.http != "off":
+            from toolbus.gateway.http import HttpServer
+
+            self._http = HttpServer(self._takes_calls)
+            await self._http.start(self._config.http)
+        try:
+            await self._grpc.start(self._config.grpc)
+        except BaseException:
+            if self._http is not None:
+                await self._http.stop()
+            raise
+        self._ticking = self._loop.create_task(self._tick(), name="toolbus tick")
+
+    async def drain(self, grace_seconds: float | None = None) -> None:
+        """Takes no new calls, lets those in flight end and peers leave, for ``grace_seconds`` at most.
+
+        Args:
+            grace_seconds: None means the configured ``drain_seconds``.
+        """
+        grace = self._config.drain_seconds if grace_seconds is None else grace_seconds
+        if not self._presence.draining:
+            log.info("draining sessions=%d in_flight=%d", len(self._presence.sessions), self._dispatcher.active)
+            self._presence.drain(grace)
+            self._health.changed("")
+            self._health.changed(SERVICE)
+        started = time.monotonic()
+        while (left := started + grace - time.monotonic()) > 0:
+            if time.monotonic() - started > QUIET_SECONDS:
+                self._presence.end_idle(time.monotonic())
+            if not self._presence.sessions and not self._caller.asked:
+                return
+            await asyncio.sleep(min(0.01, left))
+
+    async def stop(self) -> None:
+        """Ends every session and listens no more. Calls in flight end in UNAVAILABLE."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for handle in (self._timer, self._telling):
+            if handle is not None:
+                handle.cancel()
+        now = time.monotonic()
+        for peer in list(self._presence.sessions.values()):
+            self._presence.end(peer, "the bus stopped", now)
+        await asyncio.sleep(0)  # lets the streams end with the status that says why
+        await self._grpc.stop()
+        if self._http is not None:
+            await self._http.stop()
+        self._stopped.set()
+
+    async def wait_stopped(self) -> None:
+        """Waits until somebody asked the whole bus to drain."""
+        await self._stopped.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def grpc_addresses(self) -> tuple[str, ...]:
+        """Where gRPC listens: ``HOST:PORT`` or ``unix:PATH``, ports filled in."""
+        return self._grpc.addresses
+
+    @property
+    def http_address(self) -> str | None:
+        """Where HTTP listens; None where it does not."""
+        return self._http.address if self._http is not None else None
+
+    # -- for programs that embed it ------------------------------------------------------------------------------
+
+    def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Offers a function of this process as a tool; a decorator, with or without the options of ``llm_tool``."""
+
+        def offer(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.add_tool(spec_of(llm_tool(**options)(function)))
+            return function
+
+        return offer if function is None else offer(function)
+
+    def add_tool(self, spec: ToolSpec, source: str = "local") -> None:
+        """Offers a tool of this process.
+
+        Raises:
+            InvalidTool: its schema does not compile.
+            UnknownRole: it is for a role that is not configured.
+        """
+        self._register(source, spec)
+
+    def remove_tool(self, name: str, source: str = "local") -> bool:
+        """Withdraws a tool of this process. Returns whether there was one."""
+        outcome = self.registry.unregister(name, "", source)
+        self._catalogue_changed()
+        return bool(outcome.names)
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str | None = None,
+        *,
+        timeout: float | None = None,
+        role: str | None = None,
+        context: CallContext | None = None,
+        schema_hash: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> Result:
+        """Calls a tool, wherever it runs. A failed call is a Result with ``error``, never an exception.
+
+        Args:
+            timeout: seconds; None means the tool's own.
+            context: what the tool may know about the circumstances.
+        """
+        message = pb.ToolCall(
+            name=name,
+            arguments_json=dump_arguments(arguments),
+            timeout_seconds=timeout or 0.0,
+            role=role,
+            schema_hash=schema_hash,
+            context=context.to_wire() if context is not None else None,
+        )
+        return await self._caller.call(message, on_progress)
+
+    async def call_many(self, calls: Sequence[tuple[str, Mapping[str, Any] | str | None]]) -> list[Result]:
+        """Calls several tools at once. Results stand in the order of the calls."""
+        return list(await asyncio.gather(*(self.call(name, arguments) for name, arguments in calls)))
+
+    def list(self, role: str | None = None, *, include_offline: bool = False) -> builtins.list[Listing]:
+        """Lists what this program could call."""
+        listings = self.registry.listings(role, include_offline=include_offline)
+        return [item for item in listings if item.source != BUS_SOURCE]
+
+    async def watch(self) -> AsyncIterator[Changes]:
+        """Yields the whole catalogue first, then what changes."""
+        waiting = asyncio.Event()
+        self._changed.add(waiting)
+        revision = -1
+        try:
+            while True:
+                waiting.clear()
+                if self.registry.revision != revision:
+                    changes = self.registry.since(revision)
+                    revision = changes.revision
+                    yield changes
+                await waiting.wait()
+        finally:
+            self._changed.discard(waiting)
+
+    def add_role(self, role: str) -> None:
+        """Adds a role; it gets every tool that was registered for all roles."""
+        self.registry.add_role(role)
+        self._catalogue_changed()
+
+    def remove_role(self, role: str) -> None:
+        """Removes a role.
+
+        Raises:
+            UnknownRole: there is no such role.
+        """
+        self.registry.remove_role(role)
+        self._catalogue_changed()
+
+    def _register(self, source: str, spec: ToolSpec, *, qualified: bool = False) -> None:
+        offered = prepare([spec.tool], self._config.limits)
+        self.registry.register(LocalHandler(source, spec, self._dispatcher), offered, qualified=qualified)
+        self._catalogue_changed()
+
+    # -- what the rooms ask of the whole -------------------------------------------------------------------------
+
+    def _takes_calls(self) -> bool:
+        return not self._presence.draining and self._loop is not None
+
+    def _serving(self, source: str) -> bool | None:
+        return self._presence.serving(source)
+
+    def _sources(self) -> Sequence[str]:
+        return self._presence.known_sources()
+
+    def _arm(self, when: float) -> None:
+        assert self._loop is not None  # calls come only to a started bus
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, when - time.monotonic()), self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        self._dispatcher.sweep(time.monotonic())
+
+    def _catalogue_changed(self) -> None:
+        if self._loop is None or self._telling is not None:
+            return
+        wait = max(0.0, self._told_at + WATCH_SECONDS - self._loop.time())
+        self._telling = self._loop.call_later(wait, self._tell)
+
+    def _tell(self) -> None:
+        assert self._loop is not None
+        self._telling = None
+        self._told_at = self._loop.time()
+        self._presence.tell_watchers()
+        for waiting in self._changed:
+            waiting.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                self._presence.tick(time.monotonic())
+                self._presence.tell_watchers()  # those who were too slow the last time
+            except Exception:
+                log.exception("a fault of the bus in its clockwork")

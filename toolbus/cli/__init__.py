@@ -1,0 +1,5 @@
+"""The command line: ``toolbus serve`` runs a bus, everything else asks one. One file a group of commands."""
+
+from toolbus.cli.app import main
+
+__all__ = ["main"]

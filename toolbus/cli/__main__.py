@@ -1,0 +1,5 @@
+"""``python -m toolbus.cli``, for where the script is not installed."""
+
+from toolbus.cli import main
+
+main()

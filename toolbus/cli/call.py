@@ -1,0 +1,226 @@
+"""``toolbus call``: one call of one tool, from the words of the command line to the result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolbus.cli import client, output
+from toolbus.cli.client import BusOption, JsonOption
+from toolbus.cli.manual import manual
+
+if TYPE_CHECKING:
+    from toolbus.sdk.scope import CallContext
+    from toolbus.tool import CallError, Result
+    from toolbus.v1 import tool_pb2 as pb
+
+MANUAL = manual(
+    (
+        "toolbus call get_weather city=Paris days=3",
+        """toolbus call get_weather '{"city": "Paris"}' --timeout 5 --json""",
+        "toolbus call summarize @request.json --progress",
+        """echo '{"a": 1}' | toolbus call add - b=2""",
+    ),
+    """
+    Arguments are a JSON object, @FILE or - (standard input), and then KEY=VALUE pairs, which win over it. A value
+    counts as JSON where it is JSON (3, true, null, [1,2], "3"), else as a string. Ctrl-C cancels the call.
+
+    The output goes to standard output as JSON. An error goes to standard error, with its code, how far the call had
+    got (stage), whether it is safe to call again (retry_safe), and the limit that ended it. With --json both are in
+    one document: output, is_error, error, content.
+    """,
+    "0 done, 1 the tool or the bus said no, 2 wrong usage, 3 no bus there, 130 cancelled by Ctrl-C.",
+)
+
+
+def call(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `toolbus list` shows it.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENT...", help="JSON, @FILE or -, then KEY=VALUE; none means {}."),
+    ] = None,
+    bus: BusOption = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long the call may take (default: the tool's own).")
+    ] = None,
+    role: Annotated[str | None, typer.Option(metavar="NAME", help="Look only at tools of this role.")] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Tell the tool about the circumstances; may be repeated. user_id and traceparent are fields of their "
+            "own, anything else is an attribute.",
+        ),
+    ] = None,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Show progress and chunks of output on standard error.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Call a tool and print what it returns."""
+    text = read_arguments(arguments or [])
+    pairs = [_pair(word, "--context") for word in context or []]
+    if timeout is not None and not timeout > 0:
+        output.fail(f"--timeout is {timeout:g}, it must be more than 0 seconds", output.USAGE)
+    options: dict[str, Any] = {"timeout": timeout, "role": role, "context": None}
+    if pairs:
+        options["context"] = _context(pairs)
+    if progress:
+        options["on_progress"] = _show_progress
+    show(client.with_host(bus, lambda host: host.call(name, text, **options)), as_json)
+
+
+def read_arguments(words: Sequence[str]) -> str:
+    """Returns the JSON text of the arguments; ends the command where the words make none."""
+    if not words:
+        return "{}"
+    document = words[0] if words[0] == "-" or words[0].startswith(("{", "@")) else ""
+    pairs = dict(_pair(word, "argument") for word in words[1 if document else 0 :])
+    if not document:
+        return _dumped(pairs)
+    where, text = _document(document)
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as problem:
+        output.fail(f"{where} is no JSON: {problem}", output.USAGE)
+    if not isinstance(found, dict):
+        output.fail(f"{where} is no JSON object: arguments have names, write for example city=Paris", output.USAGE)
+    return _dumped({**found, **pairs}) if pairs else text  # as it was written, where nothing was added
+
+
+def _document(word: str) -> tuple[str, str]:
+    """Returns where a document stands, for error texts, and its text."""
+    if word == "-":
+        return "standard input", sys.stdin.read()
+    if not word.startswith("@"):
+        return "the argument", word
+    try:
+        with open(word[1:], encoding="utf-8") as opened:
+            return word[1:], opened.read()
+    except (OSError, UnicodeDecodeError) as problem:
+        output.fail(f"cannot read {word[1:]}: {getattr(problem, 'strerror', None) or problem}", output.USAGE)
+
+
+def _pair(word: str, what: str) -> tuple[str, Any]:
+    key, equals, value = word.partition("=")
+    if not key or not equals:
+        output.fail(f"{what} {word!r} is not KEY=VALUE, nor a JSON object, @FILE or - before all pairs", output.USAGE)
+    if what == "--context":
+        return key, value
+    try:
+        return key, json.loads(value, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return key, value
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _dumped(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _context(pairs: Sequence[tuple[str, str]]) -> CallContext:
+    from toolbus.sdk.scope import CallContext
+
+    said = dict(pairs)
+    user_id, traceparent = said.pop("user_id", ""), said.pop("traceparent", "")
+    return CallContext(user_id=user_id, attributes=said, traceparent=traceparent)
+
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+def show(result: Result, as_json: bool) -> None:
+    """Prints a result; ends the command where the call failed."""
+    if as_json:
+        output.say_json(_as_record(result))
+    else:
+        if not result.is_error or result.output_json not in ("", "null"):
+            output.say_json(_parsed(result))
+        for block in result.content:
+            print(_described(block), file=sys.stderr)
+        if result.is_error:
+            _show_error(result.error)
+    if result.is_error:
+        raise typer.Exit(output.REFUSED)
+
+
+def _show_error(error: CallError | None) -> None:
+    if error is None:
+        print("toolbus: the tool calls its output an error", file=sys.stderr)
+        return
+    said = [f"code={error.code.name}", f"stage={error.stage.name}", f"retry_safe={str(error.retry_safe).lower()}"]
+    if error.limit is not None:
+        said.append(f"limit={error.limit[0]}={error.limit[1]:g}")
+    if error.retry_after_seconds:
+        said.append(f"retry_after_seconds={error.retry_after_seconds:g}")
+    if error.reason:
+        said.append(f"reason={output.clean(error.reason)}")
+    print(f"toolbus: {output.utf8(error.message)}\n{' '.join(said)}", file=sys.stderr)
+
+
+def _as_record(result: Result) -> dict[str, Any]:
+    record: dict[str, Any] = {"output": _parsed(result), "is_error": result.is_error, "error": None}
+    if (error := result.error) is not None:
+        record["error"] = {
+            "code": error.code.name,
+            "stage": error.stage.name,
+            "message": error.message,
+            "retry_safe": error.retry_safe,
+            "limit": {"name": error.limit[0], "value": error.limit[1]} if error.limit else None,
+            "retry_after_seconds": error.retry_after_seconds,
+            "reason": error.reason,
+        }
+    if result.content:
+        record["content"] = [_block(block) for block in result.content]
+    return record
+
+
+def _parsed(result: Result) -> Any:
+    try:
+        return result.output
+    except (ValueError, RecursionError):  # a plugin that sends something else than JSON
+        return result.output_json
+
+
+def _block(block: pb.ContentBlock) -> dict[str, Any]:
+    kind = block.WhichOneof("kind") or "unknown"
+    match kind:
+        case "text":
+            return {"kind": kind, "text": block.text.text}
+        case "image" | "audio":
+            part = block.image if kind == "image" else block.audio
+            return {"kind": kind, "mime_type": part.mime_type, "data": b64encode(part.data).decode()}
+        case "resource_link":
+            link = block.resource_link
+            return {"kind": kind, "uri": link.uri, "name": link.name, "mime_type": link.mime_type}
+        case _:
+            return {"kind": kind}
+
+
+def _described(block: pb.ContentBlock) -> str:
+    match block.WhichOneof("kind"):
+        case "text":
+            return output.utf8(block.text.text)
+        case "image" | "audio" as kind:
+            part = block.image if kind == "image" else block.audio
+            return f"({kind}, {output.clean(part.mime_type)}, {len(part.data)} bytes; --json prints it as base64)"
+        case "resource_link":
+            return output.clean(f"{block.resource_link.name} {block.resource_link.uri}")
+        case _:
+            return "(content of a kind that this version does not know)"
+
+
+def _show_progress(progress: Any) -> None:
+    if progress.message or progress.progress or progress.total:
+        part = f"{progress.progress:g}" + (f"/{progress.total:g}" if progress.total else "")
+        print(f"… {part} {output.clean(progress.message)}".rstrip(), file=sys.stderr, flush=True)
+    if progress.chunk:
+        print(output.utf8(progress.chunk), end="", file=sys.stderr, flush=True)

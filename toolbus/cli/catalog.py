@@ -1,0 +1,110 @@
+"""``toolbus list``, ``watch`` and ``tools``: what the bus offers, now and as it changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolbus.cli import client, output
+from toolbus.cli.client import BusOption, JsonLinesOption, JsonOption
+from toolbus.cli.manual import manual
+
+if TYPE_CHECKING:
+    from toolbus.sdk import Host
+    from toolbus.sdk.listing import CatalogChange, ListedTool
+
+LIST_MANUAL = manual(
+    ("toolbus list", "toolbus list --role Lanlan --json", "toolbus list --all --source weather"),
+    "",
+    "0 done (also where nothing is offered), 1 the bus said no (an unknown role, say), 2 wrong usage, 3 no bus there.",
+)
+WATCH_MANUAL = manual(
+    ("toolbus watch", "toolbus watch --json"),
+    """
+    First everything that is offered, then what changes: + added, ~ changed, - gone. It goes on across restarts of the
+    bus, with everything again; Ctrl-C ends it.
+    """,
+    "1 the bus said no, 2 wrong usage, 3 no bus there at the start, 130 after Ctrl-C.",
+)
+TOOLS_MANUAL = manual(
+    ("toolbus tools", "toolbus call toolbus:stats"),
+    "",
+    "0 done, 1 the bus said no, 2 wrong usage, 3 no bus there.",
+)
+_BUS_SOURCE = "toolbus"
+
+
+def list_(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Only these tools.")] = None,
+    bus: BusOption = None,
+    role: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this role.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this source.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also tools whose plugin is offline.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tools that the bus offers."""
+    _list(bus, as_json, role=role, names=names or (), source=source or "", include_offline=everything)
+
+
+def tools(bus: BusOption = None, as_json: JsonOption = False) -> None:
+    """List the bus's own tools, which `list` leaves out."""
+    _list(bus, as_json, source=_BUS_SOURCE)
+
+
+def watch(bus: BusOption = None, as_json: JsonLinesOption = False) -> None:
+    """Show tools as they come, change and go."""
+    client.with_host(bus, lambda host: _watch(host, as_json))
+
+
+async def _watch(host: Host, as_json: bool) -> None:
+    async for change in host.watch():
+        if as_json:
+            output.say_json(_change(change), line=True)
+            continue
+        for sign, listed in [*(("+", each) for each in change.added), *(("~", each) for each in change.changed)]:
+            print(sign, output.clean(listed.name), listed.state, listed.source, flush=True)
+        for gone in change.removed:
+            print("-", output.clean(gone.name), "gone", gone.source, flush=True)
+
+
+def _change(change: CatalogChange) -> dict[str, Any]:
+    return {
+        "revision": change.revision,
+        "full": change.full,
+        "added": [as_record(each) for each in change.added],
+        "changed": [as_record(each) for each in change.changed],
+        "removed": [{"name": each.name, "source": each.source} for each in change.removed],
+    }
+
+
+def _list(bus: str | None, as_json: bool, **conditions: Any) -> None:
+    listing = client.with_host(bus, lambda host: host.list(timeout=client.ANSWER_SECONDS, **conditions))
+    if as_json:
+        output.say_json({"revision": listing.revision, "tools": [as_record(each) for each in listing]})
+        return
+    heads = ("NAME", "STATE", "SOURCE", "ROLES", "SESSIONS", "IN FLIGHT", "DESCRIPTION")
+    output.table(heads, [_row(each) for each in listing])
+
+
+def _row(listed: ListedTool) -> tuple[str, ...]:
+    in_flight = f"{listed.in_flight} + {listed.stuck} stuck" if listed.stuck else str(listed.in_flight)
+    about = f"({listed.last_error}) {listed.tool.description}" if listed.last_error else listed.tool.description
+    return (
+        *(listed.name, listed.state, listed.source, ",".join(listed.roles)),
+        *(str(listed.sessions), in_flight, about),
+    )
+
+
+def as_record(listed: ListedTool) -> dict[str, Any]:
+    """Returns a line of the catalogue as JSON shows it: what the tool's author said, below the state."""
+    record = asdict(listed)
+    tool = record.pop("tool")
+    del tool["schema_hash"]
+    tool["parameters"] = json.loads(tool.pop("parameters_json"))
+    metadata = tool.pop("metadata_json")
+    tool["metadata"] = json.loads(metadata) if metadata else None
+    del tool["role"]  # the one it was declared for; `roles` says which have it
+    return {"name": listed.name, **record, **tool}

@@ -1,0 +1,102 @@
+"""``toolbus run``: plugin files as supervised processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolbus.cli import output
+from toolbus.cli.client import BusOption, check_shape
+from toolbus.cli.manual import manual
+
+if TYPE_CHECKING:
+    from toolbus.supervisor import Report
+
+MANUAL = manual(
+    ("toolbus run weather.py", "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock"),
+    """
+    Each file is a process of its own; what it prints comes out with its name. One that dies is started again, after a
+    pause that doubles from 0.25 s to 30 s; one that dies 5 times within 30 s, or cannot start, is given up, and the
+    others go on. A plugin that ends by itself with exit code 0 is done.
+
+    SIGINT and SIGTERM end them all: SIGTERM first, SIGKILL after --stop-seconds or on a second signal. The plugins need
+    not find a bus at once; they attach when there is one.
+    """,
+    "0 all ended as asked, 1 a plugin was given up, 2 wrong usage.",
+)
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the terminal: cyan, yellow, green, magenta, blue, and bright
+
+
+def run(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Python files, one plugin each.")],
+    bus: BusOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Start nothing again that has died.")] = False,
+    stop_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long a plugin gets between SIGTERM and SIGKILL.")
+    ] = 5.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print output and events as JSON lines on standard output.")
+    ] = False,
+) -> None:
+    """Run plugin files and start again what dies."""
+    for file in files:
+        if file.is_dir():
+            output.fail(f"{file} is a folder; folders of tools cannot be run yet: name files", output.USAGE)
+        if not file.is_file():
+            output.fail(f"{file} does not exist: check the path", output.USAGE)
+    address = check_shape(bus)
+    from toolbus.supervisor import Restarts, Supervisor
+
+    supervisor = Supervisor(
+        files,
+        _say_json if as_json else _Prefixed(),
+        environment={**os.environ, "TOOLBUS_ADDRESS": address},
+        restarts=Restarts(wanted=not once),
+        stop_seconds=stop_seconds,
+    )
+
+    async def until_stopped() -> bool:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, supervisor.stop)
+        return await supervisor.run()
+
+    try:
+        well = asyncio.run(until_stopped())
+    except* BrokenPipeError:  # whoever read our output has gone; the plugins have been ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        well = False
+    if not well:
+        raise typer.Exit(output.REFUSED)
+
+
+class _Prefixed:
+    """Prints lines of output where they belong and events to standard error, each with the plugin's name."""
+
+    def __init__(self) -> None:
+        self._width = 0  # of the longest name so far
+
+    def __call__(self, report: Report) -> None:
+        stream = sys.stdout if report.stream == "stdout" else sys.stderr
+        self._width = max(self._width, len(report.plugin))
+        mark = "|" if report.stream else "*"
+        head = f"{report.plugin.ljust(self._width)} {mark}"
+        if stream.isatty() and not os.environ.get("NO_COLOR"):
+            colour = _COLOURS[zlib.crc32(report.plugin.encode()) % len(_COLOURS)]
+            head = f"\x1b[{colour}m{head}\x1b[0m"
+        print(head, output.utf8(report.text), file=stream, flush=True)
+
+
+def _say_json(report: Report) -> None:
+    event: dict[str, str] = {"plugin": report.plugin, "event": report.happened.value}
+    if report.stream:
+        event["stream"] = report.stream
+    output.say_json({**event, "text": report.text}, line=True)

@@ -1,0 +1,205 @@
+"""``toolbus serve``: one bus in this process, until a signal or an operator ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from toolbus.cli import output
+from toolbus.cli.manual import manual
+
+if TYPE_CHECKING:
+    from toolbus.config import Config, Settings
+
+MANUAL = manual(
+    (
+        "toolbus serve",
+        "toolbus serve --grpc 127.0.0.1:0 --grpc unix:/run/user/1000/toolbus/bus.sock --http off",
+        "toolbus serve --role Lanlan --role Yui --config toolbus.toml",
+    ),
+    """
+    Settings: flag over environment over file over default. Each has a variable TOOLBUS_NAME (TOOLBUS_GRPC,
+    TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in the file: grpc, http, roles, no_roles,
+    data_dir, ephemeral, grace_seconds, drain_seconds, silenced, grpc_reflection, log_level, log_json, and a table
+    [limits]. Without TOOLBUS_HTTP the HTTP port is that of NEKO_MAIN_SERVER_PORT, then MAIN_SERVER_PORT.
+
+    When it is ready it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off. The log goes
+    to standard error. SIGINT and SIGTERM drain the bus, a second one ends it at once.
+    """,
+    "0 ended as asked, 1 it could not start (an address is taken, say), 2 wrong usage.",
+)
+
+
+def serve(
+    grpc: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT|unix:PATH", help="Listen here; may be repeated. Port 0 picks a free one."),
+    ] = None,
+    http: Annotated[str | None, typer.Option(metavar="HOST:PORT|off", help="Serve HTTP here, or not at all.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A role that tools can be for; may be repeated.")
+    ] = None,
+    no_roles: Annotated[bool, typer.Option("--no-roles", help="Start without any role.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep here what survives a restart (default: the platform's).")
+    ] = None,
+    ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Keep nothing.")] = False,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from this TOML file.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error (default: info).")
+    ] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON to standard error.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print events (ready, draining, stopped) as JSON lines.")
+    ] = False,
+) -> None:
+    """Run a bus."""
+    if role and no_roles:
+        output.fail("--role and --no-roles contradict each other: drop one", output.USAGE)
+    if data_dir and ephemeral:
+        output.fail("--data-dir and --ephemeral contradict each other: drop one", output.USAGE)
+    flags: dict[str, Any] = {
+        **({"grpc": tuple(grpc)} if grpc else {}),
+        **({"http": http} if http is not None else {}),
+        **({"roles": tuple(role or ())} if role or no_roles else {}),
+        **({"data_dir": data_dir} if data_dir or ephemeral else {}),
+        **({"log_level": log_level} if log_level is not None else {}),
+        **({"log_json": True} if log_json else {}),
+    }
+    settings = _settled(flags, config)
+    _log_to_stderr(settings)
+    try:
+        _runner().run(_serve(settings.config, as_json))
+    except KeyboardInterrupt:  # before the signals were ours
+        raise typer.Exit(output.INTERRUPTED) from None
+
+
+def _settled(flags: dict[str, Any], file: Path | None) -> Settings:
+    try:
+        from toolbus.config import settle
+        from toolbus.errors import SetupError
+
+        return settle(flags, os.environ, file)
+    except ModuleNotFoundError as missing:
+        _needs_server(missing)
+    except SetupError as error:
+        output.fail(str(error), output.USAGE)
+
+
+def _needs_server(missing: ModuleNotFoundError) -> NoReturn:
+    if (missing.name or "").partition(".")[0] == "toolbus":
+        raise missing
+    output.fail(f"serve needs {missing.name}, which is not installed: pip install 'toolbus[server]'")
+
+
+def _runner() -> Any:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not on Windows
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+async def _serve(config: Config, as_json: bool) -> None:
+    try:
+        from toolbus.bus import Bus
+    except ModuleNotFoundError as missing:
+        _needs_server(missing)
+    from toolbus.errors import SetupError
+
+    told, at_once = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (at_once if told.is_set() else told).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled)
+    try:
+        async with Bus(config) as bus:
+            _ready(bus, as_json)
+            await _first(told.wait(), bus.wait_stopped())
+            told.set()  # whoever asked, the next signal means at once
+            if as_json:
+                output.say_json({"event": "draining"}, line=True)
+            await _first(bus.drain(), at_once.wait())
+    except SetupError as error:
+        output.fail(str(error))
+    if as_json:
+        output.say_json({"event": "stopped"}, line=True)
+
+
+async def _first(*ways: Any) -> None:
+    """Waits for the first of several; ends the others."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ready(bus: Any, as_json: bool) -> None:
+    if as_json:
+        addresses = {"grpc": list(bus.grpc_addresses), "http": bus.http_address}
+        output.say_json({"event": "ready", **addresses}, line=True)
+    else:
+        print(f"toolbus ready grpc={','.join(bus.grpc_addresses)} http={bus.http_address or 'off'}", flush=True)
+
+
+# -- the log -------------------------------------------------------------------------------------------------------
+
+_OWN_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+
+
+class _Lines(logging.Formatter):
+    """``12:00:00 info toolbus: text key=value`` for people; with the date where nobody watches."""
+
+    def __init__(self, date: bool) -> None:
+        super().__init__()
+        self._date = "%Y-%m-%dT%H:%M:%S%z" if date else "%H:%M:%S"
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime(self._date, time.localtime(record.created))
+        more = "".join(f" {key}={value}" for key, value in _extra(record).items())
+        text = f"{when} {record.levelname.lower()} {record.name}: {record.getMessage()}{more}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extra(record),
+            **({"exception": self.formatException(record.exc_info)} if record.exc_info else {}),
+        }
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _OWN_FIELDS}
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if settings.log_json else _Lines(date=not sys.stderr.isatty()))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # that it starts and stops is said by us
+    logging.getLogger("asyncio").setLevel(logging.WARNING)  # at debug it tells which selector it uses

@@ -1,0 +1,319 @@
+"""What a bus is told when it starts: one frozen record, read once.
+
+`Config` is what `toolbus.bus.Bus` takes. `settle` builds one for ``toolbus serve``: flag over environment over file
+over default. Everything checks itself here, before anything listens, and every refusal names the value, the rule and
+the cure. Nothing here opens a socket or makes a directory.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from toolbus.errors import SetupError
+from toolbus.tool import Limits, is_source
+
+DEFAULT_GRPC = "127.0.0.1:48930"
+DEFAULT_HTTP_PORT = 48911
+HTTP_PORT_VARIABLES = ("NEKO_MAIN_SERVER_PORT", "MAIN_SERVER_PORT")  # first one that is set wins
+MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
+MAX_SECONDS = 3600.0
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What to listen on and what to accept.
+
+    Attributes:
+        grpc: ``HOST:PORT`` or ``unix:PATH``; port 0 picks a free one.
+        http: ``HOST:PORT``, or ``off``.
+        roles: the personas that tools can be for, in order; empty: none yet.
+        data_dir: where what survives a restart is kept; None: nowhere.
+        limits: what is accepted, see `Limits`.
+        grace_seconds: how long the tools of a broken session wait for it to come back.
+        drain_seconds: how long calls in flight may take when the bus is asked to stop.
+        silenced: sources that may attach and call, but not offer tools.
+        grpc_reflection: whether clients can ask the server for its services.
+
+    Raises:
+        SetupError: from the constructor, naming the first rule that is broken.
+    """
+
+    grpc: tuple[str, ...] = (DEFAULT_GRPC,)
+    http: str = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
+    roles: tuple[str, ...] = ("default",)
+    data_dir: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    grace_seconds: float = 5.0
+    drain_seconds: float = 30.0
+    silenced: tuple[str, ...] = ()
+    grpc_reflection: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.grpc:
+            raise SetupError(f"grpc names no address: name at least one, for example {DEFAULT_GRPC}")
+        for name in ("grpc", "roles", "silenced"):
+            _check_list(name, getattr(self, name))
+        for address in self.grpc:
+            check_address("grpc", address, unix=True)
+        if self.http != "off":
+            check_address("http", self.http)
+        for source in self.silenced:
+            if not is_source(source):
+                raise SetupError(f"silenced names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
+        for name in ("grace_seconds", "drain_seconds"):
+            seconds = getattr(self, name)
+            if not 0 <= seconds <= MAX_SECONDS:  # NaN fails this too
+                raise SetupError(f"{name} is {seconds:g}, it must be from 0 to {MAX_SECONDS:g} seconds")
+        for limit in fields(Limits):
+            value = getattr(self.limits, limit.name)
+            if value < 1:
+                raise SetupError(f"limits.{limit.name} is {value}, it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``toolbus serve`` was told: the bus's part and its own."""
+
+    config: Config
+    log_level: str = "info"
+    log_json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.log_level not in LOG_LEVELS:
+            raise SetupError(f"log_level is {self.log_level!r}, it must be one of {', '.join(LOG_LEVELS)}")
+
+
+def check_address(name: str, address: str, *, unix: bool = False) -> None:
+    """Checks an address to listen on.
+
+    Args:
+        name: what the address is for, in the error's text.
+        unix: whether ``unix:PATH`` will do as well.
+
+    Raises:
+        SetupError: no such form, a port out of range, a host that is not loopback.
+    """
+    if unix and address.startswith("unix:"):
+        _check_unix(name, address)
+        return
+    host, colon, port = address.rpartition(":")
+    forms = "HOST:PORT or unix:PATH" if unix else "HOST:PORT or off"
+    if not colon or host in ("", "unix") or (":" in host and not host.startswith("[")):
+        raise SetupError(
+            f"{name} address {address!r} is not {forms}: write for example 127.0.0.1:0 (an IPv6 host in brackets)"
+        )
+    check_port(f"{name} address {address!r}", port)
+    if not _is_loopback(host):
+        raise SetupError(
+            f"{name} address {address!r} is not on loopback: other machines could call every tool without a "
+            "credential, so until this bus has TLS and credentials it listens on 127.0.0.0/8, [::1] or localhost only"
+        )
+
+
+def check_port(where: str, port: str) -> int:
+    """Returns a port that was given as text.
+
+    Raises:
+        SetupError: it is no number from 0 to 65535.
+    """
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise SetupError(f"{where}: port {port!r} is no number from 0 to 65535; 0 picks a free one")
+    return int(port)
+
+
+def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Settings:
+    """Puts together what was said in several places: flag over environment over file over default.
+
+    Args:
+        flags: settings by name, as in the file; only those that were given. ``data_dir`` None means ephemeral.
+        environ: the process's environment.
+        file: a TOML file; None: the one that ``TOOLBUS_CONFIG`` names, if any.
+
+    Raises:
+        SetupError: anything that breaks a rule, whoever said it.
+    """
+    if file is None and environ.get("TOOLBUS_CONFIG"):
+        file = Path(environ["TOOLBUS_CONFIG"])
+    merged = {**(_from_file(file) if file is not None else {}), **_from_environment(environ), **flags}
+    limits = merged.pop("limits", {})
+    log = {name: merged.pop(name) for name in ("log_level", "log_json") if name in merged}
+    if "data_dir" not in merged:
+        import platformdirs  # only a bus that keeps something needs it
+
+        merged["data_dir"] = platformdirs.user_data_path("toolbus")
+    return Settings(Config(**merged, limits=Limits(**limits)), **log)
+
+
+# -- where settings come from ------------------------------------------------------------------------------------
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Reads ``TOOLBUS_<NAME>``; an empty variable counts as unset, a list has commas between its items."""
+    said: dict[str, Any] = {}
+    for name, (read, _) in _SETTINGS.items():
+        variable = _variable(name)
+        if environ.get(variable):
+            said[name] = read(variable, environ[variable])
+    if "http" not in said:
+        for variable in HTTP_PORT_VARIABLES:
+            if environ.get(variable):
+                said["http"] = f"127.0.0.1:{check_port(variable, environ[variable])}"
+                break
+    return _either(said, _variable)
+
+
+def _variable(name: str) -> str:
+    return f"TOOLBUS_{name.upper()}"
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as opened:
+            found = tomllib.load(opened)
+    except OSError as problem:
+        raise SetupError(f"cannot read the configuration {file}: {problem.strerror or problem}") from problem
+    except ValueError as problem:  # tomllib's own error, or bytes that are no UTF-8
+        raise SetupError(f"the configuration {file} is no TOML: {problem}") from problem
+    said: dict[str, Any] = {}
+    limits = found.pop("limits", {})
+    if not isinstance(limits, dict):
+        raise SetupError(f"{file}: limits is {limits!r}, it must be a table: [limits]")
+    _refuse_unknown(file, found, _SETTINGS, "limits")
+    for name, value in found.items():
+        _, check = _SETTINGS[name]
+        said[name] = check(f"{file}: {name}", value)
+    if limits:
+        known = {each.name for each in fields(Limits)}
+        _refuse_unknown(file, limits, known, of="[limits]: ")
+        said["limits"] = {name: _whole(f"{file}: limits.{name}", value) for name, value in limits.items()}
+    return _either(said, lambda name: f"{file}: {name}")
+
+
+def _refuse_unknown(file: Path, found: Mapping[str, Any], known: Any, *more: str, of: str = "") -> None:
+    for name in found:
+        if name not in known:
+            raise SetupError(f"{file}: {of}unknown key {name!r}; known are {', '.join(sorted([*known, *more]))}")
+
+
+def _either(said: dict[str, Any], shown: Callable[[str], str]) -> dict[str, Any]:
+    """Turns the two switches that empty another setting into that setting; `shown` names a setting in an error."""
+    for switch, name, empty in (("no_roles", "roles", ()), ("ephemeral", "data_dir", None)):
+        if said.pop(switch, False):
+            if name in said:
+                raise SetupError(f"{shown(switch)} and {shown(name)} contradict each other: drop one")
+            said[name] = empty
+    return said
+
+
+def _items(where: str, text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def _text(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise SetupError(f"{where} is {value!r}, it must be a string")
+    return value
+
+
+def _texts(where: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise SetupError(f"{where} is {value!r}, it must be a list of strings")
+    return tuple(value)
+
+
+def _path(where: str, value: object) -> Path:
+    return Path(_text(where, value)).expanduser()
+
+
+def _switch(where: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise SetupError(f"{where} is {value!r}, it must be true or false")
+    return value
+
+
+def _switch_text(where: str, text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in known:
+        raise SetupError(f"{where} is {text!r}, it must be one of {', '.join(known)}")
+    return known[text.lower()]
+
+
+def _seconds(where: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SetupError(f"{where} is {value!r}, it must be a number of seconds")
+    return float(value)
+
+
+def _seconds_text(where: str, text: str) -> float:
+    try:
+        return _seconds(where, float(text))
+    except ValueError:
+        raise SetupError(f"{where} is {text!r}, it must be a number of seconds") from None
+
+
+def _whole(where: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SetupError(f"{where} is {value!r}, it must be a whole number")
+    return value
+
+
+# name → (how the environment's text is read, how the file's value is checked)
+_SETTINGS: dict[str, tuple[Callable[[str, str], Any], Callable[[str, object], Any]]] = {
+    "grpc": (_items, _texts),
+    "http": (_text, _text),
+    "roles": (_items, _texts),
+    "no_roles": (_switch_text, _switch),
+    "data_dir": (_path, _path),
+    "ephemeral": (_switch_text, _switch),
+    "grace_seconds": (_seconds_text, _seconds),
+    "drain_seconds": (_seconds_text, _seconds),
+    "silenced": (_items, _texts),
+    "grpc_reflection": (_switch_text, _switch),
+    "log_level": (_text, _text),
+    "log_json": (_switch_text, _switch),
+}
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
+
+
+def _check_list(name: str, values: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if not value:
+            raise SetupError(f"{name} has an empty item: name it or leave it out")
+        if value in seen and not value.endswith(":0"):  # two free ports are two addresses
+            raise SetupError(f"{name} names {value!r} twice: name it once")
+        seen.add(value)
+
+
+def _check_unix(name: str, address: str) -> None:
+    path = address.removeprefix("unix:")
+    if not path or path.startswith("//"):
+        raise SetupError(f"{name} address {address!r} names no path: write for example unix:/run/toolbus/bus.sock")
+    size = len(path.encode())
+    if size > MAX_UNIX_PATH:
+        raise SetupError(
+            f"{name} address {address!r} has a path of {size} bytes, more than the {MAX_UNIX_PATH} that the system "
+            "takes: choose a shorter one"
+        )
+    if "\0" in path:
+        raise SetupError(f"{name} address {address!r} has a NUL byte in its path: leave it out")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,552 @@
+"""A call's life: find, may, check, send, time, cancel, end in exactly one result.
+
+The steps stand in one order for every way in (design.md 6): stream, local function and gateway hand the same methods
+a list of calls, a handler of any kind hands back a list of results. Nothing here awaits or owns a timer: whoever
+drives it passes the time in, and is told through ``arm`` when the next deadline passes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from toolbus.call import Budget, Call, Caller
+from toolbus.entry import Declaration, Entry, Handler
+from toolbus.errors import Code, Stage, UnknownRole
+from toolbus.policy import Policy
+from toolbus.records import Records
+from toolbus.refusals import (
+    RETRY_SECONDS,
+    Refused,
+    bad_call_id,
+    clamped_timeout,
+    declared_as,
+    invalid,
+    must_fit,
+    no_room,
+    overloaded,
+    some,
+)
+from toolbus.registry import Registry
+from toolbus.schema import load_arguments
+from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError, Limits, Result
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus.calls")
+
+STUCK_SECONDS = 60.0  # how long a call that ended early may keep its slot unconfirmed
+SWEEP_PAUSE = 0.005  # a sweep looks at every call in flight, so many short limits share one
+
+
+class Dispatcher:
+    """Calls in flight, and the steps of their lives.
+
+    Args:
+        arm: called with the time of the next deadline whenever it comes nearer; ``sweep`` is to be called then.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        policy: Policy,
+        records: Records,
+        limits: Limits,
+        *,
+        arm: Callable[[float], None],
+        settled_at: float = 0.0,
+    ) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._limits = limits
+        self._arm = arm
+        self._armed_at = math.inf  # when the next sweep is due
+        self._budgets: WeakValueDictionary[str, Budget] = WeakValueDictionary()  # by the caller's source
+        self._held = 0  # bytes of arguments held in all
+        self._last_id = 0  # the last id that a call got towards its handler
+        self._callers: dict[Caller, None] = {}  # those that have had calls since the last sweep
+        self._stuck: set[Call] = set()
+        self.records = records
+        self.settled_at = settled_at  # until then an unknown name may still come back (a restarted bus)
+        self.draining = False  # whether only nested calls are taken
+
+    def __repr__(self) -> str:
+        state = " draining" if self.draining else ""
+        return f"<Dispatcher active={self.active} stuck={self.stuck} held={self._held}{state}>"
+
+    @property
+    def active(self) -> int:
+        """Calls whose caller waits."""
+        return sum(len(caller.asked) for caller in self._callers)
+
+    @property
+    def stuck(self) -> int:
+        """Calls that have ended for their caller and hold a slot until their handler confirms."""
+        return len(self._stuck)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of arguments held for all calls."""
+        return self._held
+
+    # -- the four hot ways in ------------------------------------------------------------------------------------
+    # `calls` and `results` are flat on purpose: a function call a call would cost a twentieth of the budget
+    # (design.md 7). What is rare stands in functions of its own, and items go on in batches.
+
+    def calls(self, caller: Caller, calls: Iterable[pb.ToolCall], now: float) -> None:
+        """Takes what a caller asks for. Each call that cannot be sent is answered here and now."""
+        asked, budget, allowed = caller.asked, caller.budget, caller.allowed
+        limits, first, nearest = self._limits, self._registry.first, self._armed_at
+        if caller.allowed_at != self._registry.revision:
+            allowed.clear()
+            caller.allowed_at = self._registry.revision
+        batch: list[Call] = []  # accepted, for the same handler, not yet sent
+        to: Handler | None = None  # whom the batch is for
+        for call in calls:
+            call_id, name = call.call_id, call.name
+            try:
+                if not call_id or call_id in asked or len(call_id) > MAX_CALL_ID:
+                    raise bad_call_id(call_id)
+                parent_id = call.parent_call_id
+                parent = self._parent(caller, parent_id) if parent_id else None
+                if self.draining and parent is None:
+                    raise Refused(Code.UNAVAILABLE, "the bus is draining and takes no new calls", retry_safe=True)
+
+                role = call.role
+                entry = first.get(name)
+                if role or entry is None or entry.current is None:
+                    entry = self._find(name, role, now)
+                if entry not in allowed:
+                    self._must_be_allowed(caller, entry)
+                declaration: Declaration = entry.current  # type: ignore[assignment]  # one that is offline was refused
+                wanted = call.schema_hash
+                if wanted and wanted != declaration.tool.schema_hash:
+                    declaration = declared_as(entry, wanted)
+
+                text = call.arguments_json
+                size = len(text)
+                checker = declaration.checker
+                if checker is None or size * 4 > limits.arguments_bytes or "ser" in text:
+                    text = self._checked(text, declaration)
+                else:
+                    try:
+                        arguments = load_arguments(text)
+                    except ValueError as problem:
+                        raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
+                    if type(arguments) is not dict or not checker.is_valid(arguments):
+                        raise invalid(text, arguments, checker)
+                if (
+                    len(asked) >= caller.max_in_flight
+                    or self._held + size > limits.held_bytes
+                    or budget.held + size > limits.held_bytes_per_source
+                ):
+                    raise self._over_budget(caller, size)
+                handler = declaration.pick()
+                if handler is None:
+                    raise no_room(entry, declaration)
+                if size * 4 > handler.max_item_bytes:
+                    must_fit(text, name, handler.max_item_bytes)
+
+                record = Call()
+                timeout = call.timeout_seconds
+                if not 0.0 < timeout <= MAX_TIMEOUT_SECONDS:
+                    timeout = clamped_timeout(timeout, declaration.tool.timeout_seconds)
+                record.timeout = timeout
+                record.deadline = deadline = now + timeout
+                record.context = _copied(call.context, limits) if call.HasField("context") and caller.trusted else None
+                record.parent, record.children, record.depth = None, None, 1
+                if parent is not None:
+                    record.nest(parent)
+                if declaration.tool.idle_timeout_seconds:
+                    record.idle_deadline = now + declaration.tool.idle_timeout_seconds
+                    deadline = min(deadline, record.idle_deadline)
+                if deadline < nearest:
+                    nearest = deadline
+                record.caller, record.call_id, record.handler = caller, call_id, handler
+                record.entry, record.declaration = entry, declaration
+                record.arguments_json, record.size = text or "{}", size
+                record.started, record.accepted, record.active = now, False, True
+                self._last_id = number = self._last_id + 1
+                record.id = handler_id = str(number)
+                asked[call_id] = handler.owed[handler_id] = record
+                self._held += size
+                budget.held += size
+                if handler is not to:
+                    if to is not None:
+                        to.send(batch, now)
+                    batch, to = [], handler
+                batch.append(record)
+            except Refused as refused:
+                caller.deliver_result(call_id, Result(call_id, is_error=True, error=refused.error).to_wire())
+                # Cut: what is refused may be of any length, and is kept.
+                self.records.add(
+                    call_id[:MAX_CALL_ID], name[:MAX_CALL_ID], "", caller.source, now, now, refused.error.code
+                )
+            except BaseException as fault:
+                self._fault(caller, call_id, name, fault, now)
+        if to is not None:
+            to.send(batch, now)
+            self._callers[caller] = None
+        if nearest < self._armed_at:
+            self._rearm(nearest)
+
+    def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
+        """Takes what a handler answers."""
+        owed, keep = handler.owed, self.records.keep
+        batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
+        to: Caller | None = None  # whom the batch is for
+        most = succeeded = 0
+        for result in results:
+            call: Call | None = owed.pop(result.call_id, None)
+            if call is None:
+                self.records.unowed += 1
+                continue
+            caller, size, call_id, entry = call.caller, call.size, call.call_id, call.entry
+            self._held -= size
+            caller.budget.held -= size
+            if call.parent is not None:
+                call.leave_parent()
+            if not call.active:
+                handler.stuck -= 1
+                self._stuck.discard(call)
+                self.records.late += 1
+                continue
+            call.active = False
+            if call.children:
+                self._end_children(call, now)
+            del caller.asked[call_id]
+            if caller is not to:
+                if batch and to is not None:
+                    to.deliver(batch)
+                batch, to = [], caller
+                most = min(self._limits.result_bytes, caller.max_item_bytes) // 4
+            output = result.output_json
+            if result.is_error or result.content or len(output) > most or result.HasField("error"):
+                code = self._deliver_special(call, result)
+                self.records.add(call_id, entry.name, entry.source, caller.source, call.started, now, code)
+                continue
+            batch.append((call_id, output))
+            keep((call_id, entry.name, entry.source, caller.source, call.started, now, 0))
+            succeeded += 1
+        if batch and to is not None:
+            to.deliver(batch)
+        self.records.outcomes[0] += succeeded
+
+    def progress(self, handler: Handler, progress: Iterable[pb.ToolProgress], now: float) -> None:
+        """Takes signs of life; each resets the idle timeout."""
+        for sign in progress:
+            call = handler.owed.get(sign.call_id)
+            if call is None or not call.active:
+                self.records.unowed += call is None
+                continue
+            call.accepted = True
+            largest = min(self._limits.result_bytes, call.caller.max_item_bytes)
+            if sign.ByteSize() > largest:  # as with a result: a larger frame would end every call of the caller
+                message = f"tool {call.entry.name!r} sent progress of {sign.ByteSize()} bytes, more than {largest}"
+                limit = ("result_bytes", largest)
+                self._abandon(call, Code.RESULT_TOO_LARGE, f"{message}: ask for less", "result_bytes", now, limit)
+                continue
+            idle = call.declaration.tool.idle_timeout_seconds
+            if idle:
+                call.idle_deadline = now + idle
+            call.caller.progress(call.call_id, sign)
+
+    def cancels(self, caller: Caller, cancels: Iterable[pb.ToolCancel], now: float) -> None:
+        """Takes calls back for their caller; one that has ended already is no error."""
+        for cancel in cancels:
+            call = caller.asked.get(cancel.call_id)
+            if call is not None:
+                reason = cancel.reason[:200] or "cancelled"
+                self._abandon(call, Code.CANCELLED, f"the caller took the call back: {reason}", reason, now)
+
+    def budget(self, source: str) -> Budget:
+        """Returns the budget that the callers of a source share."""
+        return self._budgets.setdefault(source, Budget())
+
+    # -- a call's beginning --------------------------------------------------------------------------------------
+
+    def _find(self, name: str, role: str, now: float) -> Entry:
+        """Returns who offers a name now.
+
+        Raises:
+            Refused: nobody does.
+        """
+        try:
+            entry = self._registry.find(name, role)
+        except UnknownRole as unknown:
+            raise Refused(Code.NOT_FOUND, f"{unknown}: configured are {some(self._registry.roles)}") from None
+        if entry is None or entry.current is None:
+            raise self._missing(name, role, entry, now)
+        return entry
+
+    def _parent(self, caller: Caller, parent_id: str) -> Call:
+        parent: Call | None = caller.owed.get(parent_id)
+        if parent is None or not parent.active:
+            raise Refused(
+                Code.INVALID_ARGUMENTS,
+                f"parent_call_id {parent_id[:80]!r} is no call that this session owes: "
+                "use the id of the call being answered, while it is being answered",
+            )
+        if parent.depth >= self._limits.call_depth:
+            depth = self._limits.call_depth
+            raise Refused(
+                Code.PERMISSION_DENIED,
+                f"tools called tools {depth} deep; the chain ends here: let a tool answer without calling another",
+                limit=("call_depth", depth),
+            )
+        return parent
+
+    def _missing(self, name: str, role: str, entry: Entry | None, now: float) -> Refused:
+        if entry is not None:
+            why = f" ({entry.last_error})" if entry.last_error else ""
+            return Refused(
+                Code.UNAVAILABLE, f"tool {name!r} is offline{why}: its plugin may come back", retry_safe=True
+            )
+        if now < self.settled_at:
+            return Refused(
+                Code.UNAVAILABLE,
+                f"tool {name[:80]!r} is not here yet: the bus has just started and plugins are coming back",
+                retry_safe=True,
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        there = some(self._registry.names(role))
+        where = f" in role {role!r}" if role else ""
+        return Refused(Code.NOT_FOUND, f"there is no tool {name[:80]!r}{where}; there are: {there}")
+
+    def _must_be_allowed(self, caller: Caller, entry: Entry) -> None:
+        denied = self._policy.refusal(caller, entry)
+        if denied is not None:
+            raise Refused(Code.PERMISSION_DENIED, denied)
+        caller.allowed.add(entry)
+
+    def _checked(self, text: str, declaration: Declaration) -> str:
+        """Does what the flat path leaves out: large arguments, unchecked tools, keys that are taken out."""
+        limit = self._limits.arguments_bytes
+        if len(text) * 4 > limit and len(text.encode()) > limit:
+            raise Refused(
+                Code.INVALID_ARGUMENTS,
+                f"the arguments have more than {limit} bytes: send less, or a reference to the data",
+                limit=("arguments_bytes", limit),
+            )
+        checker = declaration.checker
+        if checker is None and not ("ser" in text and declaration.strips):
+            return text or "{}"
+        try:
+            arguments = load_arguments(text)
+        except ValueError as problem:
+            if checker is None:
+                return text
+            raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
+        if type(arguments) is dict and not declaration.strips.isdisjoint(arguments):
+            arguments, text = _stripped(arguments, declaration.strips)
+        if checker is not None and (type(arguments) is not dict or not checker.is_valid(arguments)):
+            raise invalid(text, arguments, checker)
+        return text or "{}"
+
+    def _fault(self, caller: Caller, call_id: str, name: str, fault: BaseException, now: float) -> None:
+        """Answers a call that met a fault of ours. The validator's panics are no Exceptions, and end nothing else."""
+        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+            raise fault
+        log.error("a fault of the bus in call %s of %s", call_id, name[:80], exc_info=fault)
+        error = CallError(Code.INTERNAL, "a fault of the bus; its log has the details", stage=Stage.NOT_DISPATCHED)
+        caller.deliver_result(call_id, Result(call_id, is_error=True, error=error).to_wire())
+        self.records.add(call_id, name, "", caller.source, now, now, error.code)
+
+    def _over_budget(self, caller: Caller, size: int) -> Refused:
+        limits = self._limits
+        if len(caller.asked) >= caller.max_in_flight:
+            return overloaded(
+                f"{caller.source!r} has {caller.max_in_flight} calls in flight on this session",
+                ("calls_in_flight", caller.max_in_flight),
+            )
+        if self._held + size > limits.held_bytes:
+            return overloaded("the bus holds all the arguments it can", ("held_bytes", limits.held_bytes))
+        return overloaded(
+            f"the bus holds all the arguments it can for {caller.source!r}",
+            ("held_bytes_per_source", limits.held_bytes_per_source),
+        )
+
+    # -- a call's end --------------------------------------------------------------------------------------------
+
+    def _deliver_special(self, call: Call, result: pb.ToolResult) -> int:
+        """Delivers a result that is large, failed or has content. Returns its code."""
+        caller = call.caller
+        largest = min(self._limits.result_bytes, caller.max_item_bytes)
+        if result.ByteSize() > largest:
+            name = "result_bytes" if largest == self._limits.result_bytes else "max_message_bytes"
+            error = CallError(
+                Code.RESULT_TOO_LARGE,
+                f"tool {call.entry.name!r} answered {result.ByteSize()} bytes, more than {largest}: ask for less",
+                stage=Stage.ACCEPTED,
+                limit=(name, largest),
+            )
+            self._fail(call, error)
+            return error.code
+        if result.is_error or result.HasField("error"):
+            result.is_error = True
+            error_of = result.error
+            if not error_of.code:
+                error_of.code = Code.TOOL.value  # type: ignore[assignment]  # protoc's enum types are ints
+            if not error_of.stage:
+                error_of.stage = Stage.ACCEPTED.value  # type: ignore[assignment]
+            if not error_of.message and not result.output_json.strip("nul "):
+                error_of.message = f"tool {call.entry.name!r} failed and gave no reason"
+        caller.deliver_result(call.call_id, result)
+        return result.error.code if result.is_error else 0
+
+    def _abandon(
+        self,
+        call: Call,
+        code: Code,
+        message: str,
+        reason: str,
+        now: float,
+        limit: tuple[str, float] | None = None,
+        tell: bool = True,
+    ) -> None:
+        """Ends a call for its caller while its handler still has it."""
+        if not call.active:
+            return
+        stage = self._stage(call)
+        call.caller.asked.pop(call.call_id, None)
+        if call.handler.cancel(call, reason):
+            call.handler.owed.pop(call.id, None)
+            self._let_go(call)
+            call.active = False
+        else:
+            call.active = False
+            call.handler.stuck += 1
+            self._stuck.add(call)
+            call.freed_at = now + STUCK_SECONDS
+            self._rearm(call.freed_at)
+        if call.children:
+            self._end_children(call, now)
+        safe = stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
+        if tell:
+            self._fail(call, CallError(code, message, stage=stage, retry_safe=safe, limit=limit))
+        entry = call.entry
+        self.records.add(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code)
+
+    def _end_children(self, call: Call, now: float) -> None:
+        for child in call.children or ():
+            self._abandon(child, Code.CANCELLED, "the call that made this one has ended", "parent ended", now)
+        call.children = None
+
+    def _fail(self, call: Call, error: CallError) -> None:
+        call.caller.deliver_result(call.call_id, Result(call.call_id, is_error=True, error=error).to_wire())
+
+    def _stage(self, call: Call) -> Stage:
+        if call.accepted:
+            return Stage.ACCEPTED
+        stage: Stage = call.handler.stage(call)
+        return stage
+
+    def _let_go(self, call: Call) -> None:
+        """Nobody runs the call any more, and its handler has taken it off its table: frees what was held for it."""
+        self._held -= call.size
+        call.caller.budget.held -= call.size
+        if call.parent is not None:
+            call.leave_parent()
+        if not call.active:
+            call.handler.stuck -= 1
+            self._stuck.discard(call)
+
+    # -- what happens to others ----------------------------------------------------------------------------------
+
+    def handler_ended(self, handler: Handler, owed: Iterable[Call], why: str, now: float) -> None:
+        """A handler is gone. Its calls move to another one where that is safe, else they end here.
+
+        Args:
+            owed: what it owed; the handler's own table is empty already.
+        """
+        for call in owed:
+            if not call.active:
+                self._let_go(call)
+                continue
+            stage = self._stage(call)
+            safe = stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
+            other = call.declaration.pick() if safe and now < call.deadline else None
+            if other is not None:
+                call.handler = other
+                call.accepted = False
+                other.owed[call.id] = call
+                other.send([call], now)
+                continue
+            self._let_go(call)
+            call.active = False
+            call.caller.asked.pop(call.call_id, None)
+            if call.children:
+                self._end_children(call, now)
+            message = f"tool {call.entry.name!r} was lost: {why}"
+            if not safe:
+                message += "; it may have run, so it was not tried again"
+            self._fail(call, CallError(Code.UNAVAILABLE, message, stage=stage, retry_safe=safe))
+            entry = call.entry
+            self.records.add(
+                call.call_id, entry.name, entry.source, call.caller.source, call.started, now, Code.UNAVAILABLE
+            )
+
+    def caller_ended(self, asked: Iterable[Call], now: float) -> None:
+        """A caller is gone: what it asked for is cancelled to the plugins, and nobody is told."""
+        for call in asked:
+            self._abandon(call, Code.CANCELLED, "the caller went away", "caller gone", now, tell=False)
+
+    def take_back(self, call: Call, why: str, now: float) -> None:
+        """Ends a call of a caller that is told to leave, and can still be told so."""
+        self._abandon(call, Code.CANCELLED, f"the caller's session ended: {why}", "caller gone", now)
+
+    def sweep(self, now: float) -> None:
+        """Ends what is past its time, and says when to come again."""
+        nearest = math.inf
+        for call in list(self._stuck):
+            if call.freed_at > now:
+                nearest = min(nearest, call.freed_at)
+            elif call.handler.owed.pop(call.id, None) is call:
+                self._let_go(call)
+        for caller in list(self._callers):
+            for call in list(caller.asked.values()):
+                idle = call.declaration.tool.idle_timeout_seconds
+                if call.deadline <= now:
+                    self._out_of_time(call, "timeout_seconds", call.timeout, now)
+                elif idle and call.idle_deadline <= now:
+                    self._out_of_time(call, "idle_timeout_seconds", idle, now)
+                else:
+                    nearest = min(nearest, call.deadline, call.idle_deadline if idle else math.inf)
+            if not caller.asked:
+                del self._callers[caller]
+        self._armed_at = math.inf
+        nearest = min([nearest, *(call.freed_at for call in self._stuck)])
+        if nearest < math.inf:
+            self._rearm(max(nearest, now + SWEEP_PAUSE))
+
+    def _out_of_time(self, call: Call, limit: str, value: float, now: float) -> None:
+        waited = now - call.started
+        what = "no sign of life from" if limit == "idle_timeout_seconds" else "no result from"
+        message = f"{what} tool {call.entry.name!r} within {value:g} s (waited {waited:.1f} s; limit {limit})"
+        self._abandon(call, Code.DEADLINE_EXCEEDED, message, limit, now, limit=(limit, value))
+
+    def _rearm(self, when: float) -> None:
+        if when < self._armed_at:
+            self._armed_at = when
+            self._arm(when)
+
+
+def _copied(context: pb.CallContext, limits: Limits) -> pb.CallContext:
+    """Copies a context out of its frame, which would else stay in memory as long as the call."""
+    if context.ByteSize() > limits.arguments_bytes:
+        raise Refused(
+            Code.INVALID_ARGUMENTS,
+            f"the context has {context.ByteSize()} bytes, more than {limits.arguments_bytes}: send fewer messages",
+            limit=("arguments_bytes", limits.arguments_bytes),
+        )
+    copy = pb.CallContext()
+    copy.CopyFrom(context)
+    return copy
+
+
+def _stripped(arguments: dict[str, Any], keys: frozenset[str]) -> tuple[dict[str, Any], str]:
+    kept = {key: value for key, value in arguments.items() if key not in keys}
+    return kept, json.dumps(kept, separators=(",", ":"))  # ASCII: a lone surrogate is legal JSON, but not UTF-8

@@ -1,0 +1,215 @@
+"""Who has a name: the entries of a role's table, their declarations and the handlers behind them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from toolbus.schema import ArgumentChecker
+from toolbus.tool import Tool
+
+BUS_SOURCE = "toolbus"  # the bus's own tools: listed only when asked for, never under a bare name
+VERSIONS_KEPT = 4  # older declarations of a tool that CATALOG_STALE can still compare with
+CHOICE_OF_TWO = 16  # above so many sessions the better of two at random is as good as the best (design.md 4)
+
+
+class Handler(Protocol):
+    """Whoever runs a tool: a stream, a local function, a callback, a file."""
+
+    source: str
+    instance: str
+    max_in_flight: int
+    owed: dict[str, Any]  # the calls in flight there, by the bus's id; stuck ones included
+    stuck: int  # how many of them have ended for their caller and are not confirmed
+    shares: bool  # whether several handlers of the source may offer one tool, or the newer replaces the older
+    checks_arguments: bool  # whether arguments are checked where the tool does not say
+    remote: bool  # whether the tool runs in another process
+    max_item_bytes: int  # the largest call that it can receive
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a new call may be sent now."""
+
+    @property
+    def session_state(self) -> int:
+        """How the handler is, as listings show it: a ``SessionState`` of the wire."""
+
+    def send(self, calls: Sequence[Any], now: float) -> None:
+        """Starts calls that are in ``owed`` already. Their results go to ``Dispatcher.results``."""
+
+    def cancel(self, call: Any, reason: str) -> bool:
+        """Asks to stop a call. Returns whether the call never left, so that nothing will confirm it."""
+
+    def stage(self, call: Any) -> Any:
+        """How far a call has got."""
+
+
+class Declaration:
+    """One way in which a source declares a tool, and the handlers that offer it so."""
+
+    __slots__ = ("checker", "handlers", "strips", "tool")
+
+    def __init__(self, tool: Tool, checker: ArgumentChecker | None, strips: frozenset[str]) -> None:
+        self.tool = tool
+        self.checker = checker  # None: arguments are not looked at
+        self.strips = strips  # keys that are taken out of the arguments
+        self.handlers: list[Handler] = []
+
+    def __repr__(self) -> str:
+        return f"<Declaration {self.tool.name} {self.tool.schema_hash[:8]} handlers={len(self.handlers)}>"
+
+    def pick(self) -> Handler | None:
+        """Returns the handler with the fewest calls in flight that takes one more, or None."""
+        handlers = self.handlers
+        if len(handlers) == 1:
+            handler = handlers[0]
+            return handler if handler.takes_calls and len(handler.owed) < handler.max_in_flight else None
+        if len(handlers) > CHOICE_OF_TWO:
+            free = [handler for handler in random.sample(handlers, 2) if has_room(handler)]
+            if free:
+                return min(free, key=in_flight)
+        return min(filter(has_room, handlers), key=in_flight, default=None)
+
+
+class Entry:
+    """What one role has under one listed name."""
+
+    __slots__ = ("bare_name", "current", "declarations", "former", "last_error", "name", "place", "source", "table")
+
+    def __init__(self, table: Table, name: str, bare_name: str, source: str, place: int) -> None:
+        self.table = table
+        self.place = place  # where it stands in listings of several roles
+        self.name = name
+        self.bare_name = bare_name
+        self.source = source
+        self.declarations: dict[str, Declaration] = {}  # by schema_hash, newest last
+        self.current: Declaration | None = None  # the newest that has a handler; None while offline
+        self.former: dict[str, Tool] = {}  # declarations that are no longer offered, oldest first
+        self.last_error = ""  # why the tool was last lost
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.name} of {self.source} role={self.table.role} {self.current!r}>"
+
+    @property
+    def tool(self) -> Tool:
+        """The declaration that is offered, or was offered last."""
+        if self.current is not None:
+            return self.current.tool
+        return next(reversed(self.former.values()))
+
+    def add(self, declaration: Declaration, handler: Handler) -> bool:
+        """Adds an offer. Returns whether what is offered has changed."""
+        key = declaration.tool.schema_hash
+        before = self.current
+        same = self.declarations.get(key)
+        if same is not None and handler in same.handlers:
+            changed = same.tool != declaration.tool
+            same.tool, same.checker = declaration.tool, declaration.checker
+            return changed
+        for other in [self.declarations[k] for k in list(self.declarations)] if not handler.shares else ():
+            for old in list(other.handlers):
+                self._drop(other, old)
+        self._drop_handler(handler)
+        same = self.declarations.pop(key, None)
+        if same is not None:
+            declaration.handlers = same.handlers
+        declaration.handlers.append(handler)
+        self.declarations[key] = declaration
+        self.former.pop(key, None)
+        self.current = declaration
+        return before is None or before.tool != declaration.tool
+
+    def remove(self, handler: Handler) -> bool:
+        """Takes a handler's offer away. Returns whether what is offered has changed."""
+        before = self.current
+        self._drop_handler(handler)
+        self.current = next(reversed(self.declarations.values()), None)
+        return self.current is not before
+
+    def handlers(self) -> list[Handler]:
+        """All handlers that offer the tool, in any declaration."""
+        return [handler for declaration in self.declarations.values() for handler in declaration.handlers]
+
+    def _drop_handler(self, handler: Handler) -> None:
+        for declaration in list(self.declarations.values()):
+            if handler in declaration.handlers:
+                self._drop(declaration, handler)
+
+    def _drop(self, declaration: Declaration, handler: Handler) -> None:
+        declaration.handlers.remove(handler)
+        if not declaration.handlers:
+            key = declaration.tool.schema_hash
+            del self.declarations[key]
+            self.former.pop(key, None)
+            self.former[key] = declaration.tool
+            while len(self.former) > VERSIONS_KEPT:
+                del self.former[next(iter(self.former))]
+
+
+class Table:
+    """The tools of one role, in the order in which their names came."""
+
+    __slots__ = ("aliases", "entries", "role")
+
+    def __init__(self, role: str | None) -> None:
+        self.role = role  # None: roles still to come
+        self.entries: dict[str, Entry] = {}
+        self.aliases: dict[str, dict[str, Entry]] = {}  # bare name → qualified entries, first registered first
+
+    def get(self, name: str) -> Entry | None:
+        entry = self.entries.get(name)
+        aliases = self.aliases.get(name) if entry is None else None
+        if aliases:
+            candidates = list(aliases.values())  # a copy made in one step: another thread may write
+            entry = next((e for e in candidates if e.current), None) or next(iter(candidates), None)
+        return entry
+
+    def put(self, entry: Entry) -> None:
+        before = self.entries.get(entry.name)
+        if before is not None and before is not entry:
+            self._forget_alias(before)
+        self.entries[entry.name] = entry
+        if entry.name != entry.bare_name and entry.source != BUS_SOURCE:
+            self.aliases.setdefault(entry.bare_name, {})[entry.name] = entry
+
+    def drop(self, entry: Entry) -> None:
+        del self.entries[entry.name]
+        self._forget_alias(entry)
+
+    def _forget_alias(self, entry: Entry) -> None:
+        alias = self.aliases.get(entry.bare_name)
+        if alias is not None:
+            alias.pop(entry.name, None)
+            if not alias:
+                del self.aliases[entry.bare_name]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One line of the catalogue: a tool of a source and the roles that have it."""
+
+    tool: Tool  # under its listed name
+    source: str
+    roles: tuple[str, ...]
+    entry: Entry  # live: for states and counts
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a watcher missed since a revision. ``full``: it was too far behind, ``added`` is everything."""
+
+    revision: int
+    full: bool
+    added: tuple[Listing, ...] = ()
+    changed: tuple[Listing, ...] = ()
+    removed: tuple[tuple[str, str], ...] = ()  # (listed name, source)
+
+
+def has_room(handler: Handler) -> bool:
+    return handler.takes_calls and len(handler.owed) < handler.max_in_flight
+
+
+def in_flight(handler: Handler) -> int:
+    return len(handler.owed)

@@ -1,0 +1,1 @@
+"""Legacy plugins and probes, over HTTP."""

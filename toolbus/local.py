@@ -1,0 +1,166 @@
+"""Functions and callers of this process.
+
+A LocalHandler runs one function on the bus's own loop (async) or on a thread (sync), with the rules for returns and
+raises that plugins have. A LocalCaller asks for calls and waits for their results as futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toolbus.call import Call
+from toolbus.dispatcher import Dispatcher
+from toolbus.entry import Entry
+from toolbus.errors import Stage
+from toolbus.sdk.handler import run_handler
+from toolbus.sdk.scope import ToolScope
+from toolbus.sdk.tool_spec import ToolSpec
+from toolbus.tool import Result
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+MAX_IN_FLIGHT = 4096
+OnProgress = Callable[[pb.ToolProgress], None]
+
+
+class LocalHandler:
+    """Runs one function of this process."""
+
+    instance = ""
+    shares = False
+    checks_arguments = True
+    remote = False
+    takes_calls = True
+    session_state = wire.SESSION_STATE_LIVE
+    max_item_bytes = 1 << 62
+
+    def __init__(self, source: str, spec: ToolSpec, dispatcher: Dispatcher, max_in_flight: int = 256) -> None:
+        self.source = source
+        self.max_in_flight = max_in_flight
+        self.owed: dict[str, Any] = {}
+        self.stuck = 0
+        self._spec = spec
+        self._dispatcher = dispatcher
+        self._running: dict[str, tuple[asyncio.Task[None], ToolScope]] = {}  # by call id, until the function is done
+
+    def __repr__(self) -> str:
+        return f"<LocalHandler {self._spec.tool.name} of {self.source} running={len(self._running)}>"
+
+    def send(self, calls: Sequence[Call], now: float) -> None:
+        """Starts the function in a task of its own, once a call."""
+        for call in calls:
+            self._start(call, now)
+
+    def _start(self, call: Call, now: float) -> None:
+        message = pb.ToolCall(call_id=call.id, name=call.entry.bare_name, timeout_seconds=call.deadline - now)
+        if call.context is not None:
+            message.context.CopyFrom(call.context)
+        scope = ToolScope.of(message, send_progress=functools.partial(self._progress, asyncio.get_running_loop()))
+        task = asyncio.get_running_loop().create_task(self._run(call.id, call.arguments_json, scope))
+        self._running[call.id] = (task, scope)
+        task.add_done_callback(functools.partial(self._done, call.id))
+
+    def _done(self, call_id: str, task: asyncio.Task[None]) -> None:
+        """Answers for a task that was cancelled before its first step, which runs nothing of it."""
+        self._running.pop(call_id, None)
+        if call_id in self.owed:
+            self._dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
+
+    async def _run(self, call_id: str, arguments_json: str, scope: ToolScope) -> None:
+        result = await run_handler(self._spec, arguments_json, scope, _on_a_thread)
+        message = result.to_wire()
+        message.call_id = call_id
+        self._dispatcher.results(self, [message], time.monotonic())
+
+    def _progress(self, loop: asyncio.AbstractEventLoop, progress: pb.ToolProgress) -> None:
+        loop.call_soon_threadsafe(self._take_progress, progress)
+
+    def _take_progress(self, progress: pb.ToolProgress) -> None:
+        self._dispatcher.progress(self, [progress], time.monotonic())
+
+    def cancel(self, call: Call, reason: str) -> bool:
+        """Cancels the function's task; a sync one is told through its scope."""
+        running = self._running.get(call.id)
+        if running is not None:
+            task, scope = running
+            scope.cancel(reason)
+            task.cancel()
+        return False
+
+    def stage(self, call: Call) -> Stage:
+        """A function begins as soon as it is sent."""
+        return Stage.DISPATCHED
+
+
+async def _on_a_thread(function: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, function)
+
+
+class LocalCaller:
+    """Asks for calls on behalf of a program in the bus's process."""
+
+    trusted = True
+    administers = True
+    max_item_bytes = 1 << 62
+
+    def __init__(self, source: str, dispatcher: Dispatcher, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+        self.source = source
+        self.max_in_flight = max_in_flight
+        self.asked: dict[str, Any] = {}
+        self.owed: dict[str, Any] = {}
+        self.budget = dispatcher.budget(source)
+        self.allowed: set[Entry] = set()
+        self.allowed_at = 0
+        self._dispatcher = dispatcher
+        self._ids = itertools.count(1)
+        self._waiting: dict[str, tuple[asyncio.Future[Result], OnProgress | None]] = {}  # by call_id
+
+    def __repr__(self) -> str:
+        return f"<LocalCaller {self.source} asked={len(self.asked)}>"
+
+    async def call(self, call: pb.ToolCall, on_progress: OnProgress | None = None) -> Result:
+        """Makes one call and waits for its result. Cancelling the wait cancels the call."""
+        if not call.call_id:
+            call.call_id = f"{self.source}-{next(self._ids)}"
+        call_id = call.call_id
+        if call_id in self._waiting:
+            raise ValueError(f"call_id {call_id!r} is already in flight: give each call an id of its own")
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = (future, on_progress)
+        try:
+            self._dispatcher.calls(self, [call], time.monotonic())
+            return await future
+        except asyncio.CancelledError:
+            self._dispatcher.cancels(self, [pb.ToolCancel(call_id=call_id, reason="cancelled")], time.monotonic())
+            raise
+        finally:
+            self._waiting.pop(call_id, None)
+
+    def deliver(self, results: Sequence[tuple[str, str]]) -> None:
+        """Takes plain results."""
+        for call_id, output_json in results:
+            self._settle(call_id, Result(call_id, output_json or "null"))
+
+    def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
+        """Takes any other result."""
+        result.call_id = call_id
+        self._settle(call_id, Result.from_wire(result))
+
+    def _settle(self, call_id: str, result: Result) -> None:
+        waiting = self._waiting.get(call_id)
+        if waiting is not None and not waiting[0].done():
+            waiting[0].set_result(result)
+
+    def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
+        """Hands a sign of life on to whoever watches the call."""
+        waiting = self._waiting.get(call_id)
+        if waiting is not None and waiting[1] is not None:
+            copy = pb.ToolProgress()
+            copy.CopyFrom(progress)
+            copy.call_id = call_id
+            waiting[1](copy)

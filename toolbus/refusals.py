@@ -1,0 +1,110 @@
+"""Why a call is not sent: the refusals of the dispatcher, in words that name the value, the rule and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from toolbus.entry import Declaration, Entry
+from toolbus.errors import Code, Stage
+from toolbus.schema import ArgumentChecker
+from toolbus.staleness import explain_change
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError
+
+RETRY_SECONDS = 0.05  # the hint to a caller that met a full handler: about the time a call takes
+NAMES_SHOWN = 20  # of the tools there are, in an error for one that is not
+
+
+class Refused(Exception):
+    """A call that could not be sent; becomes its result."""
+
+    def __init__(self, code: Code, message: str, **more: Any) -> None:
+        self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
+        super().__init__(message)
+
+
+def bad_call_id(call_id: str) -> Refused:
+    """The id is empty, too long, or in flight already."""
+    if not call_id:
+        return Refused(Code.INVALID_ARGUMENTS, "call_id is empty: give each call an id of its own")
+    if len(call_id) > MAX_CALL_ID:
+        return Refused(Code.INVALID_ARGUMENTS, f"call_id has {len(call_id)} characters: use at most {MAX_CALL_ID}")
+    return Refused(
+        Code.INVALID_ARGUMENTS,
+        f"call_id {call_id!r} is already in flight on this stream: give each call an id of its own",
+    )
+
+
+def invalid(text: str, arguments: object, checker: ArgumentChecker) -> Refused:
+    """The arguments are no object, or break the schema."""
+    if type(arguments) is not dict:
+        return Refused(Code.INVALID_ARGUMENTS, f"the arguments are {shown(text)}, they must be a JSON object")
+    return Refused(Code.INVALID_ARGUMENTS, checker.explain(arguments))
+
+
+def must_fit(text: str, name: str, largest: int) -> None:
+    """Refuses arguments that are larger than the plugin can receive."""
+    size = len(text.encode())
+    if size > largest:
+        raise Refused(
+            Code.INVALID_ARGUMENTS,
+            f"the arguments have {size} bytes; the plugin of {name!r} receives only {largest} at once: send less",
+            limit=("max_message_bytes", largest),
+        )
+
+
+def declared_as(entry: Entry, wanted: str) -> Declaration:
+    """Returns the declaration that a caller knows, where a live session still makes it."""
+    declaration = entry.declarations.get(wanted)
+    if declaration is not None:
+        return declaration
+    raise Refused(
+        Code.CATALOG_STALE,
+        f"tool {entry.name!r} has changed since it was listed{explain_change(entry.former.get(wanted), entry.tool)}. "
+        "List the tools again and call it as it is now.",
+    )
+
+
+def no_room(entry: Entry, declaration: Declaration) -> Refused:
+    """No session that offers the tool takes another call."""
+    answering = [handler for handler in declaration.handlers if handler.takes_calls]
+    if not answering:
+        return Refused(
+            Code.UNAVAILABLE,
+            f"tool {entry.name!r} does not answer: its plugin has stopped responding to heartbeats",
+            retry_safe=True,
+            retry_after_seconds=1.0,
+        )
+    room = sum(handler.max_in_flight for handler in answering)
+    return overloaded(f"tool {entry.name!r} has {room} calls in flight, all that it takes", ("calls_in_flight", room))
+
+
+def overloaded(sentence: str, limit: tuple[str, float]) -> Refused:
+    """Something is full; trying again helps."""
+    return Refused(
+        Code.OVERLOADED, f"{sentence}: try again later", retry_safe=True, limit=limit, retry_after_seconds=RETRY_SECONDS
+    )
+
+
+def clamped_timeout(asked: float, declared: float) -> float:
+    """The call's own timeout wins over the tool's, that over the default; never more than 300 s."""
+    if asked > MAX_TIMEOUT_SECONDS:
+        return MAX_TIMEOUT_SECONDS
+    if asked == 0.0:
+        return declared or DEFAULT_TIMEOUT_SECONDS
+    raise Refused(
+        Code.INVALID_ARGUMENTS, f"timeout_seconds is {asked:g}, it must be more than 0, or 0 for the tool's own"
+    )
+
+
+def some(names: Iterable[str]) -> str:
+    """Lists names, cut after the first few."""
+    listed = list(names)
+    shown = ", ".join(listed[:NAMES_SHOWN])
+    more = len(listed) - NAMES_SHOWN
+    return (shown or "none") + (f" and {more} more" if more > 0 else "")
+
+
+def shown(text: str) -> str:
+    """Quotes a text, cut so that a hostile one cannot flood a log."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,512 @@
+"""Which tools are offered, by whom, for whom, in which order.
+
+One table per role and one for roles still to come. A table maps a listed name to an Entry; an entry holds the
+declarations of its source, each with the handlers that made it, newest last. An *offer* is such a pair of handler and
+declaration. The registry knows nothing of streams or calls: a handler is whoever runs a tool and counts what it owes.
+
+Writers share one lock. Lookups read the live tables without it: every change replaces a value in one step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from toolbus.entry import BUS_SOURCE, Changes, Declaration, Entry, Handler, Listing, Table
+from toolbus.errors import UnknownRole
+from toolbus.offer import Offered
+
+CHANGES_KEPT = 10_000  # a watcher further behind gets the whole list
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that the owner of a tool should hear: it lost the tool in these roles, to whom (empty: withdrawn)."""
+
+    handler: Handler
+    name: str
+    roles: tuple[str, ...]
+    by_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change of the catalogue did.
+
+    Attributes:
+        names: the tools concerned, by bare name.
+        roles: the roles concerned, in configured order.
+        failed: (role, tool, error) where a role could not take a tool.
+        count: tools withdrawn, each counted once per role.
+        notices: what owners should hear.
+        accepted: whether every tool is offered in at least one role or waits for roles to come.
+    """
+
+    names: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str, str], ...] = ()
+    count: int = 0
+    notices: tuple[Notice, ...] = ()
+    accepted: bool = True
+
+
+class Registry:
+    """The catalogue of the bus. See the module's docstring."""
+
+    def __init__(
+        self,
+        roles: Sequence[str] = ("default",),
+        *,
+        tools_per_role: int = 250_000,
+        grace_seconds: float = 5.0,
+        first_revision: int = 1,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._tables: dict[str, Table] = {role: Table(role) for role in roles}
+        self._to_come = Table(None)
+        self._by_handler: dict[Handler, dict[Entry, None]] = {}
+        self._by_source: dict[str, dict[Entry, None]] = {}
+        self._offline: dict[Entry, tuple[float, str]] = {}  # entry → (when it goes, instance it was lost with)
+        self._changes: deque[tuple[int, str, str, bool]] = deque(maxlen=CHANGES_KEPT)
+        self._last_place = 0  # the place of the newest name
+        self._floor = first_revision  # the oldest revision from which changes are known
+        # by role and whether offline tools are in it, with the revision that it shows
+        self._lists: dict[tuple[str | None, bool], tuple[int, tuple[Listing, ...]]] = {}
+        self.first = self._first()  # the live table of the first role: where most calls find their tool
+        self.tools_per_role = tools_per_role
+        self.grace_seconds = grace_seconds
+        self.revision = first_revision
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{role}: {len(table.entries)}" for role, table in self._tables.items())
+        return f"<Registry revision={self.revision} {{{sizes}}} offline={len(self._offline)}>"
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The configured roles, in order."""
+        return tuple(self._tables)
+
+    def find(self, name: str, role: str = "") -> Entry | None:
+        """Returns who has a name: in a role, or in the first role in order that offers it.
+
+        An offline entry is returned where no role offers the tool.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        if role:
+            table = self._tables.get(role)
+            if table is None:
+                raise UnknownRole(role)
+            return table.get(name)
+        offline = None
+        for table in self._tables.values() or (self._to_come,):
+            entry = table.get(name)
+            if entry is not None:
+                if entry.current is not None:
+                    return entry
+                offline = offline or entry
+        return offline
+
+    def names(self, role: str = "") -> list[str]:
+        """The names that are offered, for an error that lists them."""
+        return [listing.tool.name for listing in self.listings(role or None) if listing.source != BUS_SOURCE]
+
+    def listings(self, role: str | None = None, *, include_offline: bool = False) -> tuple[Listing, ...]:
+        """Returns the catalogue, of one role or of all, in the order in which names came.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        key = (role, include_offline)
+        cached = self._lists.get(key)
+        if cached is None or cached[0] != self.revision:
+            with self._lock:
+                built = self._build(role)
+                kept = built if include_offline else (item for item in built if item.entry.current is not None)
+                cached = (self.revision, tuple(kept))
+                self._lists[key] = cached
+        return cached[1]
+
+    def _build(self, role: str | None) -> Iterable[Listing]:
+        if role is not None and role not in self._tables:
+            raise UnknownRole(role)
+        tables = [self._tables[role]] if role is not None else list(self._tables.values()) or [self._to_come]
+        if len(tables) == 1:
+            for entry in tables[0].entries.values():
+                yield Listing(entry.tool.renamed(entry.name), entry.source, _role_of(entry), entry)
+            return
+        grouped: dict[tuple[str, str, str, bool], list[Entry]] = {}
+        for table in tables:
+            for entry in table.entries.values():
+                key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
+                grouped.setdefault(key, []).append(entry)
+        for entries in sorted(grouped.values(), key=_first_place):
+            roles = tuple(role for entry in entries for role in _role_of(entry))
+            yield Listing(entries[0].tool.renamed(entries[0].name), entries[0].source, roles, entries[0])
+
+    def since(self, revision: int) -> Changes:
+        """Returns what a watcher that knows a revision has to learn."""
+        with self._lock:
+            now = self.revision
+            if revision == now:
+                return Changes(now, full=False)
+            if revision < self._floor or revision > now:
+                return Changes(now, full=True, added=self._public())
+            was_there: dict[tuple[str, str], bool] = {}
+            for changed_at, name, source, existed in self._changes:
+                if changed_at > revision:
+                    was_there.setdefault((name, source), existed)
+            added: list[Listing] = []
+            changed: list[Listing] = []
+            removed: list[tuple[str, str]] = []
+            for (name, source), existed in was_there.items():
+                listings = self._describe(name, source)
+                if listings:
+                    (changed if existed else added).extend(listings)
+                elif existed:
+                    removed.append((name, source))
+            return Changes(now, False, tuple(added), tuple(changed), tuple(removed))
+
+    def _public(self) -> tuple[Listing, ...]:
+        return tuple(listing for listing in self.listings() if listing.source != BUS_SOURCE)
+
+    def _describe(self, name: str, source: str) -> list[Listing]:
+        if source == BUS_SOURCE:
+            return []
+        found: dict[str, list[Entry]] = {}
+        for table in self._tables.values() or [self._to_come]:
+            entry = table.entries.get(name)
+            if entry is not None and entry.source == source and entry.current is not None:
+                found.setdefault(entry.tool.schema_hash, []).append(entry)
+        return [
+            Listing(entries[0].tool.renamed(name), source, tuple(r for e in entries for r in _role_of(e)), entries[0])
+            for entries in found.values()
+        ]
+
+    def offers(self, handler: Handler) -> list[str]:
+        """The bare names that a handler offers now, each once."""
+        with self._lock:
+            return list(dict.fromkeys(entry.bare_name for entry in self._by_handler.get(handler, ())))
+
+    # -- changing -----------------------------------------------------------------------------------------------
+
+    def register(
+        self, handler: Handler, offered: Sequence[Offered], *, qualified: bool = False, declare: bool = False
+    ) -> Outcome:
+        """Offers tools of a handler; the last writer wins and the place in the list is kept (REST-5).
+
+        Args:
+            declare: these tools replace everything that this handler, or an offline one of the same source and
+                instance, offered before.
+
+        Raises:
+            UnknownRole: a tool is for a role that is not configured. Nothing has changed then.
+        """
+        with self._lock:
+            self.check_roles(offered)
+            before = self._declared(handler) if declare else {}
+            affected: dict[str, None] = {}
+            failed: list[tuple[str, str, str]] = []
+            notices: dict[tuple[Handler, str], list[str]] = {}
+            refused: set[str] = set()
+            self.revision += bool(offered or before)  # a host that attaches changes nothing
+            for item in offered:
+                taken = False
+                for table in self._tables_for(item.tool.role or None):
+                    entry = self._place(table, handler, item, qualified, notices)
+                    if entry is None:
+                        failed.append((table.role or "", item.tool.name, self._full()))
+                        continue
+                    taken = True
+                    before.pop(entry, None)
+                    if table.role is not None:
+                        affected[table.role] = None
+                if not taken:
+                    refused.add(item.tool.name)
+            for entry in before:
+                self._take_away(entry, handler)
+            return Outcome(
+                names=tuple(item.tool.name for item in offered if item.tool.name not in refused),
+                roles=self._in_order(affected),
+                failed=tuple(failed),
+                notices=tuple(
+                    Notice(owner, name, self._in_order(dict.fromkeys(roles)), handler.source)
+                    for (owner, name), roles in notices.items()
+                ),
+                accepted=not refused,
+            )
+
+    def check_roles(self, offered: Sequence[Offered]) -> None:
+        """Checks that every role is configured.
+
+        Raises:
+            UnknownRole: naming the first that is not.
+        """
+        for item in offered:
+            if item.tool.role and item.tool.role not in self._tables:
+                raise UnknownRole(item.tool.role)
+
+    def unregister(self, name: str, role: str = "", source: str = "") -> Outcome:
+        """Withdraws one tool, in one role or in all; with a source only where that source has it.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        with self._lock:
+            entries = []
+            for table in self._tables_for(role or None):
+                entry = table.entries.get(name)
+                if entry is None or (source and entry.source != source):
+                    entry = table.entries.get(f"{source}:{name}") if source else None
+                if entry is not None:
+                    entries.append(entry)
+            return self._withdraw(entries)
+
+    def clear(self, source: str, role: str = "") -> Outcome:
+        """Withdraws every tool of a source, in one role or in all.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        with self._lock:
+            tables = self._tables_for(role or None)
+            return self._withdraw([entry for entry in self._by_source.get(source, ()) if entry.table in tables])
+
+    def withdraw(self, handler: Handler) -> Outcome:
+        """Takes all offers of a handler away at once: it said goodbye."""
+        with self._lock:
+            entries = list(self._by_handler.get(handler, ()))
+            if entries:
+                self.revision += 1
+            for entry in entries:
+                self._take_away(entry, handler)
+            return Outcome(names=tuple(dict.fromkeys(entry.bare_name for entry in entries)))
+
+    def lose(self, handler: Handler, why: str, now: float) -> list[str]:
+        """A handler broke off: its tools stay in the list as offline for the grace period.
+
+        Returns:
+            The names that nobody offers any more.
+        """
+        with self._lock:
+            entries = list(self._by_handler.pop(handler, ()))
+            if entries:
+                self.revision += 1
+            gone = []
+            for entry in entries:
+                there = entry.current is not None
+                if entry.remove(handler):
+                    self._note(entry, there)
+                if entry.current is None:
+                    entry.last_error = why
+                    self._offline.pop(entry, None)
+                    self._offline[entry] = (now + self.grace_seconds, handler.instance)
+                    gone.append(entry.name)
+            return list(dict.fromkeys(gone))
+
+    def expire(self, now: float) -> list[str]:
+        """Drops the tools whose grace period has passed. Returns their names."""
+        gone = []
+        with self._lock:
+            while self._offline:
+                entry, (when, _) = next(iter(self._offline.items()))
+                if when > now:
+                    break
+                gone.append(entry.name)
+                self.revision += 1
+                self._drop(entry)
+        return list(dict.fromkeys(gone))
+
+    def touch(self, handler: Handler) -> None:
+        """A handler's state changed (suspect, back): its tools are announced as changed."""
+        with self._lock:
+            entries = self._by_handler.get(handler)
+            if entries:
+                self.revision += 1
+                for entry in entries:
+                    self._note(entry, True)
+
+    def add_role(self, role: str) -> None:
+        """Adds a role; it gets every tool that was registered for all roles (REST-12)."""
+        with self._lock:
+            if role in self._tables:
+                return
+            table = Table(role)
+            self.revision += 1
+            for known in self._to_come.entries.values():
+                entry = Entry(table, known.name, known.bare_name, known.source, known.place)
+                entry.former, entry.last_error = dict(known.former), known.last_error
+                for declaration in known.declarations.values():
+                    for handler in declaration.handlers:
+                        copy = Declaration(declaration.tool, declaration.checker, declaration.strips)
+                        entry.add(copy, handler)
+                        self._by_handler.setdefault(handler, {})[entry] = None
+                table.put(entry)
+                self._by_source.setdefault(entry.source, {})[entry] = None
+                if entry.current is None:
+                    self._offline[entry] = self._offline[known]
+                self._note(entry, False)
+            self._offline = dict(sorted(self._offline.items(), key=lambda item: item[1]))
+            self._tables = {**self._tables, role: table}
+            self.first = self._first()
+
+    def remove_role(self, role: str) -> None:
+        """Removes a role and the tools it has.
+
+        Raises:
+            UnknownRole: there is no such role.
+        """
+        with self._lock:
+            table = self._tables.get(role)
+            if table is None:
+                raise UnknownRole(role)
+            self.revision += 1
+            for entry in list(table.entries.values()):
+                for handler in entry.handlers():
+                    self._forget(handler, entry)
+                self._drop(entry)
+            self._tables = {name: other for name, other in self._tables.items() if name != role}
+            for entry in () if self._tables else self._to_come.entries.values():
+                self._note(entry, False)  # without roles, what waits for them is listed
+            self.first = self._first()
+
+    def _first(self) -> dict[str, Entry]:
+        return next((table.entries for table in self._tables.values()), {})
+
+    # -- inside the lock ----------------------------------------------------------------------------------------
+
+    def _tables_for(self, role: str | None) -> list[Table]:
+        if role is None:
+            return [*self._tables.values(), self._to_come]
+        if role not in self._tables:
+            raise UnknownRole(role)
+        return [self._tables[role]]
+
+    def _declared(self, handler: Handler) -> dict[Entry, None]:
+        """Entries that an attach of this handler replaces: its own, and those lost with the same instance."""
+        before = dict(self._by_handler.get(handler, {}))
+        if handler.instance:
+            for entry in self._by_source.get(handler.source, ()):
+                if entry in self._offline and self._offline[entry][1] == handler.instance:
+                    before[entry] = None
+        return before
+
+    def _place(
+        self,
+        table: Table,
+        handler: Handler,
+        item: Offered,
+        qualified: bool,
+        notices: dict[tuple[Handler, str], list[str]],
+    ) -> Entry | None:
+        tool = item.tool
+        name = f"{handler.source}:{tool.name}" if qualified else tool.name
+        entry = table.entries.get(name)
+        there = entry is not None and entry.current is not None
+        if entry is None and len(table.entries) >= self.tools_per_role:
+            return None
+        if entry is not None and entry.source != handler.source:
+            self._note(entry, there)  # gone, for those who knew it under its old source
+            for owner in entry.handlers():
+                if table.role is not None:
+                    notices.setdefault((owner, entry.bare_name), []).append(table.role)
+                self._forget(owner, entry)
+            self._by_source[entry.source].pop(entry, None)
+            self._offline.pop(entry, None)
+            entry, there = Entry(table, name, tool.name, handler.source, entry.place), False
+        if entry is None:
+            self._last_place += 1
+            entry = Entry(table, name, tool.name, handler.source, self._last_place)
+        for old in [] if handler.shares else entry.handlers():
+            if old is not handler:
+                self._forget(old, entry)
+        changed = entry.add(Declaration(tool, item.checker, item.strips), handler)
+        table.put(entry)
+        self._by_source.setdefault(handler.source, {})[entry] = None
+        self._by_handler.setdefault(handler, {})[entry] = None
+        self._offline.pop(entry, None)
+        if changed:
+            self._note(entry, there)
+        return entry
+
+    def _take_away(self, entry: Entry, handler: Handler) -> None:
+        there = entry.current is not None
+        self._forget(handler, entry)
+        changed = entry.remove(handler)
+        if entry.current is None:
+            self._drop(entry, there)
+        elif changed:
+            self._note(entry, there)
+
+    def _withdraw(self, entries: Sequence[Entry]) -> Outcome:
+        if not entries:
+            return Outcome()
+        self.revision += 1
+        affected: dict[str, None] = {}
+        notices: dict[tuple[Handler, str], list[str]] = {}
+        for entry in entries:
+            role = entry.table.role
+            for handler in entry.handlers():
+                if role is not None:
+                    notices.setdefault((handler, entry.bare_name), []).append(role)
+                self._forget(handler, entry)
+            if role is not None:
+                affected[role] = None
+            self._drop(entry)
+        counted = sum(1 for entry in entries if entry.table.role is not None)
+        return Outcome(
+            names=tuple(dict.fromkeys(entry.bare_name for entry in entries)),
+            roles=self._in_order(affected),
+            count=counted,
+            notices=tuple(
+                Notice(owner, name, self._in_order(dict.fromkeys(roles))) for (owner, name), roles in notices.items()
+            ),
+        )
+
+    def _drop(self, entry: Entry, there: bool | None = None) -> None:
+        there = entry.current is not None if there is None else there
+        entry.table.drop(entry)
+        self._by_source[entry.source].pop(entry, None)
+        self._offline.pop(entry, None)
+        entry.current = None
+        if there:
+            self._note(entry, True)
+
+    def _forget(self, handler: Handler, entry: Entry) -> None:
+        known = self._by_handler.get(handler)
+        if known is not None:
+            known.pop(entry, None)
+            if not known:
+                del self._by_handler[handler]
+
+    def _note(self, entry: Entry, existed: bool) -> None:
+        """Notes that an entry changes, and whether its name was listed as its source's before: here or elsewhere."""
+        shown = self._tables.values() or (self._to_come,)
+        existed = any(
+            existed if table is entry.table else other.source == entry.source and other.current is not None
+            for table in shown
+            if (other := table.entries.get(entry.name)) is not None or table is entry.table
+        )
+        if len(self._changes) == CHANGES_KEPT:
+            self._floor = self._changes[0][0]
+        self._changes.append((self.revision, entry.name, entry.source, existed))
+
+    def _in_order(self, roles: Iterable[str]) -> tuple[str, ...]:
+        wanted = set(roles)
+        return tuple(role for role in self._tables if role in wanted)
+
+    def _full(self) -> str:
+        return f"LimitExceeded: the role has {self.tools_per_role} tools (limit tools_per_role): unregister some"
+
+
+def _first_place(entries: Sequence[Entry]) -> int:
+    return min(entry.place for entry in entries)
+
+
+def _role_of(entry: Entry) -> tuple[str, ...]:
+    return () if entry.table.role is None else (entry.table.role,)

@@ -1,0 +1,93 @@
+"""What authors of plugins and hosts import, each name loaded from its own module when it is first asked for.
+
+No module of this package may be called ``plugin`` or ``llm_tool``: those names are the decorators'.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # from toolbus.sdk.author import Plugin
+    # from toolbus.sdk.host import Host, SyncHost
+    from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
+    from toolbus.sdk.declaration import LlmToolMeta, llm_tool
+    from toolbus.sdk.neko import (
+        EntryConflictError,
+        NekoPluginBase,
+        PluginContext,
+        ToolDefinition,
+        lifecycle,
+        neko_plugin,
+        plugin,
+    )
+    from toolbus.sdk.reply import Err, Ok, Reply, audio, image, link, text
+    from toolbus.sdk.scope import CallContext, ContextMessage, ToolScope
+    from toolbus.tool import CallError, Result, Tool
+
+__all__ = [
+    # declaring tools
+    "llm_tool",
+    "LlmToolMeta",
+    # answering calls
+    "ToolScope",
+    "CallContext",
+    "ContextMessage",
+    "Reply",
+    "Ok",
+    "Err",
+    "text",
+    "image",
+    "audio",
+    "link",
+    # plugins as N.E.K.O. writes them
+    "NekoPluginBase",
+    "neko_plugin",
+    "plugin",
+    "lifecycle",
+    "PluginContext",
+    "ToolDefinition",
+    "EntryConflictError",
+    # records and errors
+    "Tool",
+    "Result",
+    "CallError",
+    "Code",
+    "Stage",
+    "ToolBusError",
+    "SetupError",
+    "CallFailed",
+]
+
+_NAMES = {
+    "sdk.author": ("Plugin",),
+    "sdk.host": ("Host", "SyncHost"),
+    "sdk.declaration": ("LlmToolMeta", "llm_tool"),
+    "sdk.scope": ("CallContext", "ContextMessage", "ToolScope"),
+    "sdk.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
+    "sdk.neko": (
+        "EntryConflictError",
+        "NekoPluginBase",
+        "PluginContext",
+        "ToolDefinition",
+        "lifecycle",
+        "neko_plugin",
+        "plugin",
+    ),
+    "tool": ("CallError", "Result", "Tool"),
+    "errors": ("CallFailed", "Code", "SetupError", "Stage", "ToolBusError"),
+}
+_HOMES = {name: f"toolbus.{module}" for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no public name {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next access no longer comes here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

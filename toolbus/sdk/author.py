@@ -1,0 +1,282 @@
+"""`Plugin`: what an author makes to offer tools.
+
+It joins a set of tools, the connection and the runner of handlers, and gives them a life: `run` for a process that is
+the plugin, `start` and `close` for a program that also does other things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from toolbus.errors import SetupError
+from toolbus.sdk.connection import Connection
+from toolbus.sdk.declaration import describe, meta_of
+from toolbus.sdk.incoming import Runner
+from toolbus.sdk.link import Settings
+from toolbus.sdk.neko import NekoPluginBase, ToolDefinition, source_of, start_plugin, stop_plugin, tools_of
+from toolbus.sdk.outgoing import PeerSession
+from toolbus.sdk.threads import Workers
+from toolbus.sdk.tool_spec import ToolSet, ToolSpec, spec_of
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GRACE_SECONDS = 10.0  # for calls in flight when the plugin is asked to end
+WORKERS = 32
+MOST_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
+
+
+class Plugin:
+    """A plugin of this process: its tools, and the connection over which they are called.
+
+    Handlers never run on the connection's thread. Async ones run on the loop that `start` was awaited on (`run` makes
+    one), plain functions on up to ``workers`` threads; one that blocks does not make the plugin look dead.
+
+    Args:
+        source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
+        address: where the bus listens; None means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+        instance: tells several processes of one source apart; None draws one.
+        max_in_flight: calls that it takes at once; 0 means 256.
+        qualified: lists the tools as ``source:name``, so that they never collide with another plugin's.
+        token: proves the right to a bound source; None means TOOLBUS_TOKEN.
+        workers: threads for handlers that are plain functions.
+        tools: a set that somebody else keeps; by default one of its own.
+
+    Raises:
+        SetupError: an argument breaks its rule.
+    """
+
+    __toolbus_plugin__ = True  # how `toolbus run` finds it in a file
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        address: str | None = None,
+        instance: str | None = None,
+        max_in_flight: int = 0,
+        qualified: bool = False,
+        token: str | None = None,
+        workers: int = WORKERS,
+        tools: ToolSet | None = None,
+    ) -> None:
+        self.tools = ToolSet() if tools is None else tools
+        self._settings = Settings(source, address or "", instance or "", max_in_flight, qualified, token or "")
+        self._workers = Workers(workers, f"toolbus-{source}-worker")
+        self._owner: NekoPluginBase | None = None  # the object whose tools these are; None where there is none
+        self._connection: Connection | None = None  # None before the start
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Plugin {self.source} tools={len(self.tools)} {self._connection!r}>"
+
+    @classmethod
+    def from_object(cls, owner: NekoPluginBase, *, source: str | None = None, **options: Any) -> Self:
+        """Returns a plugin that offers an object's tools and runs its lifecycle methods.
+
+        Args:
+            source: None means ``plugin:`` and the object's ``plugin_id``.
+            options: as for the constructor.
+        """
+        plugin = cls(source or source_of(owner.plugin_id), tools=tools_of(owner), **options)
+        plugin._owner = owner
+        return plugin
+
+    @property
+    def source(self) -> str:
+        """Whose tools these are."""
+        return self._settings.source
+
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
+    def tool(self, /, **options: Any) -> Callable[[F], F]: ...
+    def tool(self, function: Any = None, /, **options: Any) -> Any:
+        """Offers a function; a decorator, with or without the options of `llm_tool`. Returns the function itself."""
+
+        def offer(function: F) -> F:
+            self.add_tool(function, **options)
+            return function
+
+        return offer if function is None else offer(function)
+
+    def add_tool(self, tool: Callable[..., Any] | ToolDefinition | ToolSpec, **options: Any) -> ToolSpec:
+        """Offers a tool, from any thread and also while connected; `ready` waits until the bus has it.
+
+        Args:
+            tool: a function, decorated with `llm_tool` or not, a `ToolDefinition` or a `ToolSpec`.
+            options: of `llm_tool`, for a function.
+
+        Raises:
+            SetupError: the plugin has a tool of that name.
+            ValueError, TypeError: as for `llm_tool`.
+        """
+        if isinstance(tool, ToolSpec):
+            spec = tool
+        elif isinstance(tool, ToolDefinition):
+            spec = tool.spec()
+        else:
+            spec = spec_of(tool, describe(tool, **options) if options else meta_of(tool) or describe(tool))
+        if not self.tools.add(spec):
+            name = spec.tool.name
+            raise SetupError(f"{self.source!r} already has a tool {name!r}: remove_tool({name!r}) first, or rename one")
+        return spec
+
+    def remove_tool(self, name: str) -> bool:
+        """Withdraws a tool, from any thread; returns whether it was there. Calls that it has are finished."""
+        return self.tools.remove(name)
+
+    def run(self) -> None:
+        """Offers the tools until the process is told to end by SIGINT or SIGTERM, or the bus sends it away for good.
+
+        On the first signal it says goodbye, finishes its calls within 10 s and returns; a second one ends it at once.
+
+        Raises:
+            RequestError: the bus refuses this plugin; the text is the bus's.
+            PeerLost: another process took this plugin's place, or an operator asked it to go.
+            SetupError: a startup method of the plugin object failed.
+        """
+        asyncio.run(self._run())
+
+    async def start(self) -> None:
+        """Begins to connect, and to attach again for ever; handlers run on the loop that this is awaited on.
+
+        Returns before the bus has answered, and whether or not there is one; see `ready`.
+
+        Raises:
+            SetupError: a startup method of the plugin object failed, or the plugin was started before.
+        """
+        if self._connection is not None or self._closed:
+            raise SetupError(f"plugin {self.source!r} was started before: make a new one")
+        if self._owner is not None:
+            await start_plugin(self._owner, self._workers.run)
+        runner = Runner(
+            self.tools, asyncio.get_running_loop(), self._workers, self._settings.max_in_flight or MOST_IN_FLIGHT
+        )
+        self._connection = connection = Connection(self._settings, _PluginDuties(self.tools, runner))
+        self.tools.on_change = lambda name, spec: connection.tools_changed()
+        connection.start()
+
+    async def ready(self) -> None:
+        """Waits until the bus offers exactly the tools that the plugin has now.
+
+        Raises:
+            RequestError: the bus refuses the plugin or its tools; the text says why.
+            PeerLost: the plugin was closed, or sent away.
+        """
+        connection = self._started()
+        await asyncio.wrap_future(connection.ask(connection.ready()))
+
+    async def ended(self) -> None:
+        """Waits until the connection has ended for good; raises as `run` does."""
+        connection = self._started()
+        await asyncio.wrap_future(connection.ask(connection.ended()))
+
+    async def close(self, grace_seconds: float = GRACE_SECONDS, *, reason: str = "closed") -> None:
+        """Says goodbye, finishes the calls that it has, and ends. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            self.tools.on_change = None
+            await asyncio.wrap_future(connection.ask(connection.close(reason, grace_seconds)))
+            await asyncio.to_thread(connection.stop_thread)
+            if self._owner is not None:
+                await stop_plugin(self._owner, self._workers.run)
+        self._workers.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _started(self) -> Connection:
+        if self._connection is None:
+            raise SetupError(f"plugin {self.source!r} has not been started: await start() first")
+        return self._connection
+
+    async def _run(self) -> None:
+        await self.start()
+        connection = self._started()
+        with _signals(lambda name: connection.ask(connection.close(name, GRACE_SECONDS))):
+            try:
+                await self.ended()
+            finally:
+                await self.close(0.0)
+
+
+class _PluginDuties:
+    """What the connection asks of a plugin."""
+
+    def __init__(self, tools: ToolSet, runner: Runner) -> None:
+        self._tools = tools
+        self._runner = runner
+
+    def declared(self) -> Sequence[pb.Tool]:
+        return [spec.tool.to_wire() for spec in self._tools]
+
+    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
+        return self._runner.take(connection, session, call)
+
+    def event(self, event: wire.Event) -> None:
+        kind = event.WhichOneof("kind")
+        if kind == "tool_overwritten":
+            lost = event.tool_overwritten
+            log.warning("tool %s is no longer offered: source %s registered the name", lost.name, lost.by_source)
+        elif kind == "tool_removed":
+            log.warning("tool %s was withdrawn by somebody else", event.tool_removed.name)
+        elif kind == "permission_denied":
+            denied = event.permission_denied
+            log.error("the bus refuses %s: this source lacks the right %r", denied.operation, denied.permission)
+        elif kind == "permission_changed":
+            changed = event.permission_changed
+            log.warning("the right %r was %s", changed.permission, "granted" if changed.granted else "revoked")
+
+    def subscriptions(self) -> Sequence[Any]:
+        return ()
+
+
+@contextmanager
+def _signals(drain: Callable[[str], object]) -> Iterator[None]:
+    """Has SIGINT and SIGTERM drain, the second of them end the process.
+
+    Plain handlers, not the loop's: an async handler that blocks its loop must not keep the plugin from hearing them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        asked = True
+        name = signal.Signals(number).name
+        log.info("%s: finishing the calls in flight, for %g s at most; again to end at once", name, GRACE_SECONDS)
+        drain(name)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

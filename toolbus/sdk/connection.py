@@ -1,0 +1,571 @@
+"""One peer's connection to the bus: a thread with a loop, on it one Invoke stream, attached again for ever.
+
+The shell round `Session` and `Calls`: one read loop and one write loop, nothing per call. Everything that an author
+writes runs elsewhere, so a handler that blocks is never taken for a plugin that hangs. Who answers the bus's calls is
+the `Duties`' business; this module carries their answers.
+
+Each attempt has a channel of its own: a channel keeps the back-off of its failures, which on loopback is far too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from toolbus.errors import Code, InvalidRequest, PeerLost, ProtocolError, Stage, ToolBusError
+from toolbus.sdk.link import FATAL, MESSAGE_BYTES, Asked, Duties, Ending, Link, Settings, error_of, fitting, portions
+from toolbus.sdk.outgoing import Calls, Outgoing, PeerSession
+from toolbus.sdk.threads import Changes, Inbox, LoopThread
+from toolbus.session import State
+from toolbus.tool import PROTOCOL_VERSIONS, CallError, Result
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from grpcio's stubs
+
+SILENCE_SECONDS = 40.0  # four heartbeats of an idle session
+OPENING_SECONDS = 10.0  # for the bus to answer an attach
+CLOSING_SECONDS = 2.0  # for the bus to end a stream after our half-close
+# Back-off with full jitter. The bus is on this machine: a restart should be over a second after it listens.
+PAUSE_FIRST = 0.05
+PAUSE_MOST = 0.8
+PAUSE_REFUSED = 10.0  # where the bus is there and says no
+STEADY_SECONDS = 1.0  # a session that lived this long starts the back-off anew
+
+_STAY_AWAY = {
+    "replaced": "another process attached with the same source and instance",
+    "requested": "an operator asked this peer to go",
+}
+
+
+class Connection:
+    """A peer's one connection. Methods are safe from any thread, coroutines belong on ``loop`` (see `ask`)."""
+
+    def __init__(self, settings: Settings, duties: Duties) -> None:
+        self.settings = settings
+        self._duties = duties
+        self._thread = LoopThread(f"toolbus-{settings.source}")
+        self.loop = self._thread.loop
+        self._inbox = Inbox(self.loop)
+        self.calls = Calls(self.loop, settings.address, secrets.token_hex(4))
+        self._link: Link | None = None  # the current attempt; None between two
+        self._task: asyncio.Task[None] | None = None  # runs `_live`; None before the start
+        self._changes = Changes(self.loop)  # of the state, for those who wait for one
+        self._dirty = False  # whether the declared tools changed since the last attach
+        self._refused: tuple[str, ...] = ()  # why the last attach's tools were not taken
+        self._closing = False  # whether we want to end
+        self._error: ToolBusError | None = None  # why we had to end; None while that is not so
+        self._over = False  # whether we have ended
+        self._complained = False  # whether the log has been told that there is no bus
+        self._arms: dict[str, Callable[[Link, Any], None]] = {
+            "attached": self._on_attached,
+            "events": self._on_events,
+            "calls": self._on_calls,
+            "progress": lambda link, items: self.calls.progress(link.session, items),
+            "results": lambda link, items: self.calls.results(link.session, items),
+            "cancels": self._on_cancels,
+            "heartbeat": lambda link, heartbeat: link.session.echo(heartbeat),
+            "drain": self._on_drain,
+        }
+
+    def __repr__(self) -> str:
+        session = self._link.session if self._link else None
+        return f"<Connection {self.settings.source} to {self.settings.address} {session!r} {self.calls!r}>"
+
+    # From any thread.
+
+    def start(self) -> None:
+        """Starts the thread, which begins to connect."""
+        self._thread.start()
+        self._inbox.put(self._begin)
+
+    def begin(self, out: Outgoing) -> None:
+        """Sends a call; its result comes through ``out.deliver``."""
+        if not self._inbox.put(self.calls.begin, out):
+            out.fail(Code.UNAVAILABLE, "this connection is closed: make a new one", Stage.NOT_DISPATCHED)
+
+    def cancel(self, out: Outgoing) -> None:
+        """Takes a call back; nothing is delivered for it afterwards."""
+        self._inbox.put(self.calls.cancel, out)
+
+    def nested(
+        self,
+        session: PeerSession,
+        name: str,
+        arguments_json: str,
+        *,
+        parent_call_id: str,
+        timeout: float | None,
+        role: str | None,
+        schema_hash: str,
+    ) -> Future[Result]:
+        """Calls another tool as part of a call that the bus asked of us."""
+        future: Future[Result] = Future()
+        out = Outgoing(
+            name,
+            arguments_json,
+            _resolve,
+            future,
+            timeout=timeout,
+            role=role,
+            schema_hash=schema_hash,
+            parent=(session, parent_call_id),
+        )
+        future.add_done_callback(lambda ended: self.cancel(out) if ended.cancelled() else None)
+        self.begin(out)
+        return future
+
+    def answer(self, session: PeerSession, result: Result) -> None:
+        """Answers a call of the bus. Only the first answer is sent, and none once the session is over."""
+        self._inbox.put(self._answer, (session, result))
+
+    def report(self, session: PeerSession, progress: pb.ToolProgress) -> None:
+        """Sends a sign of life of a call of the bus."""
+        self._inbox.put(self._report, (session, progress))
+
+    def tools_changed(self) -> None:
+        """Declares the tools anew; changes in a row become one."""
+        self._inbox.put(self._mark_dirty)
+
+    def ask(self, coroutine: Any) -> Future[Any]:
+        """Runs one of the coroutines below on the connection's loop.
+
+        Raises:
+            PeerLost: the connection is closed.
+        """
+        try:
+            return self._thread.ask(coroutine)
+        except RuntimeError:
+            raise PeerLost("this connection is closed: make a new one") from None
+
+    def stop_thread(self) -> None:
+        """Ends the thread; for after `close`."""
+        self._thread.stop()
+
+    # On the loop.
+
+    async def ready(self) -> None:
+        """Waits until the bus has confirmed everything that is declared now.
+
+        Raises:
+            RequestError: the bus refuses this peer or its tools, for a reason that waiting does not cure.
+            PeerLost: the connection was closed.
+        """
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._over or self._closing:
+                raise PeerLost(f"the connection of {self.settings.source!r} is closed")
+            link = self._link
+            if link is not None and link.attached is not None and not link.attaching and not self._dirty:
+                if self._refused:
+                    raise InvalidRequest(
+                        f"the bus refused the tools of {self.settings.source!r}: {'; '.join(self._refused)}"
+                    )
+                return
+            await self._changes.next()
+
+    async def ended(self) -> None:
+        """Waits until the connection has ended for good.
+
+        Raises:
+            RequestError: the bus refuses this peer, for a reason that waiting does not cure.
+            PeerLost: another process took this peer's place, or an operator asked it to go.
+        """
+        while not self._over:
+            await self._changes.next()
+        if self._error is not None:
+            raise self._error
+
+    async def unary(self, method: str, request: Any, timeout: float) -> Any:
+        """Asks one of the service's other RPCs, as soon as there is a connection.
+
+        Only for what may be asked twice.
+
+        Raises:
+            ToolBusError: the bus's sentence; PeerLost where there was no bus in time.
+        """
+        until = self.loop.time() + timeout
+        while True:
+            left = until - self.loop.time()
+            if not await self._connected(left):
+                why = f" ({self.calls.trouble})" if self.calls.trouble else ""
+                raise PeerLost(
+                    f"no bus answered at {self.settings.address} within {timeout:g} s{why}: start one with "
+                    "`toolbus serve`, or name its address in TOOLBUS_ADDRESS"
+                )
+            link = self._link
+            assert link is not None  # connected, and nothing ran since
+            try:
+                return await getattr(link.stub, method)(request, timeout=max(left, 0.001))
+            except grpc.aio.AioRpcError as problem:
+                if problem.code() is not grpc.StatusCode.UNAVAILABLE and link is self._link:
+                    raise error_of(problem.code(), problem.details() or "") from None
+            except asyncio.CancelledError:  # the channel was closed under it
+                task = asyncio.current_task()
+                if link is self._link or (task is not None and task.cancelling()):
+                    raise
+            await asyncio.sleep(PAUSE_FIRST)
+
+    async def close(self, reason: str = "closed", grace_seconds: float = 0.0) -> None:
+        """Says goodbye, finishes what the bus asked for within the grace period, and ends. May be called again."""
+        self._closing = True
+        self._changes.tell()
+        link = self._link
+        if link is not None and link.attached is not None:
+            link.session.send_drain(reason, grace_seconds)
+            await self._finish_asked(link, grace_seconds)
+        self.calls.close(f"the connection of {self.settings.source!r} was closed", Code.CANCELLED)
+        if link is not None and link is self._link:
+            link.finish = True
+            link.wake.set()
+            if link.attached is not None and not link.session.asked:
+                await self._until_gone(link, CLOSING_SECONDS)
+            link.stream.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _finish_asked(self, link: Link, grace_seconds: float) -> None:
+        """Waits until the bus, which has read our goodbye, ends the stream because nothing is owed any more.
+
+        We do not look at what we owe ourselves: calls may be on their way that the bus sent before it read on.
+        """
+        until = self.loop.time() + grace_seconds
+        while link is self._link and (left := until - self.loop.time()) > 0:
+            heard = link.session.last_heard
+            await self._until_gone(link, min(left, CLOSING_SECONDS))
+            if not link.session.asked and link.session.last_heard == heard:
+                return
+        if link.session.asked:
+            log.warning("%d calls were not finished within %g s", len(link.session.asked), grace_seconds)
+
+    async def _until_gone(self, link: Link, seconds: float) -> None:
+        until = self.loop.time() + seconds
+        while link is self._link and (left := until - self.loop.time()) > 0:
+            await self._changes.next(left)
+
+    # The life of the connection.
+
+    def _begin(self, _: None) -> None:
+        self._task = self.loop.create_task(self._live())
+
+    async def _live(self) -> None:
+        attempt = 0
+        try:
+            while not self._closing:
+                link = Link(self.settings.address, self.loop.time())
+                ending = await self._follow(link)
+                if self._is_final(link, ending):
+                    break
+                attempt = 0 if ending.seconds >= STEADY_SECONDS else attempt + 1
+                self._tell_loss(ending)
+                await self._sleep(self._pause(ending, attempt))
+        except Exception as problem:
+            log.exception("a fault of the SDK ended the connection of %s", self.settings.source)
+            self._error = ToolBusError(f"a fault of the SDK: {problem!r}")
+        finally:
+            self._over = True
+            self.calls.close(f"the connection of {self.settings.source!r} was closed")
+            self._changes.tell()
+
+    async def _follow(self, link: Link) -> Ending:
+        """Runs one attempt from its attach to its end."""
+        self._link = link
+        self._attach(link)
+        writer = self.loop.create_task(self._write(link))
+        watch = self.loop.call_later(OPENING_SECONDS, self._watch_silence, link, self.loop.time() + OPENING_SECONDS)
+        try:
+            ending = await self._read(link)
+        finally:
+            watch.cancel()
+            self._lose(link)
+            link.stream.cancel()
+            link.finish = True
+            link.wake.set()
+            await asyncio.wait([writer])  # never cancelled: it ends because its stream has
+            await link.channel.close(None)
+        return ending
+
+    async def _read(self, link: Link) -> Ending:
+        session, stream, arms = link.session, link.stream, self._arms
+        code, text = grpc.StatusCode.OK, "the bus ended the stream"
+        try:
+            while (frame := await stream.read()) is not _EOF:
+                for arm, value in session.receive(frame, self.loop.time()):
+                    arms[arm](link, value)
+                if session.state is State.LEAVING:
+                    self._finish_if_idle(link)
+        except grpc.aio.AioRpcError as problem:
+            code, text = problem.code(), problem.details() or ""
+        except ProtocolError as problem:
+            code, text = grpc.StatusCode.INTERNAL, str(problem)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            code, text = grpc.StatusCode.UNAVAILABLE, "the bus fell silent"
+        seconds = self.loop.time() - link.live_at if link.attached is not None else -1.0
+        if code is grpc.StatusCode.OK and link.draining:
+            text = f"the bus said goodbye: {link.draining}"
+            link.all_read = link.draining != "replaced"
+        return Ending(code, text, seconds)
+
+    async def _write(self, link: Link) -> None:
+        outbox, stream = link.session.outbox, link.stream
+        try:
+            while True:
+                frame = outbox.take()
+                if frame is not None:
+                    await stream.write(frame)
+                elif link.finish:
+                    await stream.done_writing()
+                    return
+                else:
+                    link.wake.clear()
+                    await link.wake.wait()
+        except (Exception, asyncio.CancelledError) as problem:
+            # Of whatever type: the peer is gone, and the read loop knows or will know why.
+            log.debug("writing ended: %r", problem)
+            stream.cancel()
+
+    def _lose(self, link: Link) -> None:
+        """Settles what hung on a session that is over."""
+        session = link.session
+        owed, asked = session.end()
+        self._link = None
+        self.calls.lost(session, owed, all_read=link.all_read)
+        for each in asked:
+            each.cancel("the connection to the bus broke")
+        self._changes.tell()
+
+    def _watch_silence(self, link: Link, due: float) -> None:
+        """Gives up a bus that says nothing; it sends a heartbeat whenever it has nothing else to say."""
+        if link is not self._link:
+            return
+        now = self.loop.time()
+        attached = link.attached
+        if attached is None:
+            link.stream.cancel()
+            return
+        allowed = 4 * attached.heartbeat_seconds if attached.heartbeat_seconds > 0 else SILENCE_SECONDS
+        if now - due > allowed / 4:  # we stood still ourselves: a suspended machine, a debugger
+            link.session.restart_pulse(now)
+        if now - link.session.last_heard > allowed:
+            log.warning("the bus at %s has been silent for %g s", self.settings.address, now - link.session.last_heard)
+            link.stream.cancel()
+            return
+        self.loop.call_at(now + allowed / 4, self._watch_silence, link, now + allowed / 4)
+
+    def _is_final(self, link: Link, ending: Ending) -> bool:
+        """Decides whether to stay away, and says so in the log."""
+        if self._closing:
+            return True
+        source, address = self.settings.source, self.settings.address
+        if link.draining in _STAY_AWAY:
+            self._error = PeerLost(f"{source!r} left the bus at {address} for good: {_STAY_AWAY[link.draining]}")
+            log.warning("%s", self._error)
+        elif self._error is not None:
+            log.error("%s", self._error)
+        elif ending.seconds < 0 and ending.code in FATAL:
+            text = ending.text or ending.code.name
+            if ending.code is grpc.StatusCode.UNIMPLEMENTED:
+                text = f"what listens at {address} is no toolbus: check the address ({text})"
+            self._error = error_of(ending.code, text)
+            log.error("the bus at %s refuses %s: %s", address, source, self._error)
+        if self._error is None:
+            return False
+        self.calls.close(str(self._error))
+        return True
+
+    def _tell_loss(self, ending: Ending) -> None:
+        address = self.settings.address
+        self.calls.trouble = ending.cause
+        if ending.seconds >= 0:
+            self._complained = False
+            log.warning("lost the bus at %s: %s; attaching again", address, ending.cause)
+        elif not self._complained:
+            self._complained = True
+            log.warning("no bus at %s yet: %s; trying until there is one", address, ending.cause)
+
+    def _pause(self, ending: Ending, attempt: int) -> float:
+        most = PAUSE_MOST
+        first = PAUSE_FIRST
+        if ending.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK):
+            most, first = PAUSE_REFUSED, 10 * PAUSE_FIRST
+        return random.uniform(0.0, min(most, first * 2 ** min(attempt, 20)))
+
+    # Attaching.
+
+    def _attach(self, link: Link) -> None:
+        """Puts an attach with everything that is declared now into a frame of its own."""
+        self._dirty = False
+        self._refused = ()
+        first, *link.rest = portions(self._duties.declared())
+        attach = wire.Attach(
+            protocol_version=PROTOCOL_VERSIONS[-1],
+            source=self.settings.source,
+            instance=self.settings.instance,
+            tools=first,
+            max_in_flight=self.settings.max_in_flight,
+            max_message_bytes=MESSAGE_BYTES,
+            qualified=self.settings.qualified,
+            subscribe=self._duties.subscriptions(),
+            token=self.settings.token,
+        )
+        link.attaching = True
+        outbox = link.session.outbox
+        outbox.seal()
+        outbox.room(attach.ByteSize()).attach.CopyFrom(attach)
+        outbox.seal()
+
+    def _on_attached(self, link: Link, attached: wire.Attached) -> None:
+        copy = wire.Attached()
+        copy.CopyFrom(attached)
+        first = link.attached is None
+        link.attached = copy
+        limits = copy.limits
+        if first:
+            link.live_at = self.loop.time()
+            self._complained = False
+            self.calls.trouble = ""
+            link.session.open(limits.calls_in_flight or 256, limits.message_bytes or MESSAGE_BYTES)
+        self._refused = tuple(dict.fromkeys(each.error for each in copy.refused))  # often one for all
+        count = len(copy.registered) + sum(map(len, link.rest))
+        if self._refused:
+            log.error(
+                "the bus at %s refused the tools of %s: %s",
+                self.settings.address,
+                self.settings.source,
+                "; ".join(self._refused),
+            )
+        elif first:
+            log.info(
+                "attached to the bus at %s as %s with %d tools", self.settings.address, self.settings.source, count
+            )
+        if link.rest and not self._refused:
+            self.loop.create_task(self._register_rest(link))
+        else:
+            self._attach_done(link)
+        if first:
+            self.calls.opened(link.session, limits.arguments_bytes or MESSAGE_BYTES)
+
+    async def _register_rest(self, link: Link) -> None:
+        """Offers the tools that did not fit into the attach."""
+        assert link.attached is not None  # its answer led here
+        try:
+            for portion in link.rest:
+                await link.stub.Register(wire.RegisterRequest(session_id=link.attached.session_id, tools=portion))
+        except grpc.aio.AioRpcError as problem:
+            if link is not self._link:
+                return
+            text = problem.details() or problem.code().name
+            log.error("the bus at %s refused tools of %s: %s", self.settings.address, self.settings.source, text)
+            if problem.code() in FATAL:
+                self._error = error_of(problem.code(), text)
+            link.stream.cancel()
+            return
+        if link is self._link:
+            self._attach_done(link)
+
+    def _attach_done(self, link: Link) -> None:
+        link.attaching = False
+        self._attach_if_dirty()
+        self._changes.tell()
+
+    def _mark_dirty(self, _: None) -> None:
+        self._dirty = True
+        self._attach_if_dirty()
+
+    def _attach_if_dirty(self) -> None:
+        """Declares what changed, unless an attach is on its way: then its answer comes back here."""
+        link = self._link
+        if not self._dirty or link is None or link.attaching or link.session.drain_sent:
+            return
+        if link.session.state is State.LIVE:
+            self._attach(link)
+
+    # Arms.
+
+    def _on_calls(self, link: Link, calls: Iterable[pb.ToolCall]) -> None:
+        session, take = link.session, self._duties.take
+        for call in calls:
+            if call.call_id not in session.asked:
+                session.asked[call.call_id] = take(self, session, call)
+
+    def _on_cancels(self, link: Link, cancels: Iterable[pb.ToolCancel]) -> None:
+        for cancel in cancels:
+            asked: Asked | None = link.session.asked.get(cancel.call_id)
+            if asked is not None:
+                asked.cancel(cancel.reason)
+
+    def _on_events(self, link: Link, events: Iterable[wire.Event]) -> None:
+        for event in events:
+            self._duties.event(event)
+
+    def _on_drain(self, link: Link, drain: wire.Drain) -> None:
+        link.draining = drain.reason or "shutdown"
+        link.session.leave()
+        log.info("the bus at %s says goodbye: %s", self.settings.address, link.draining)
+
+    def _answer(self, item: tuple[PeerSession, Result]) -> None:
+        session, result = item
+        if session.asked.pop(result.call_id, self) is self:
+            return  # answered already, or its session is over
+        link = self._link
+        size = len(result.output_json) + 64 + sum(block.ByteSize() for block in result.content)
+        if size > 65_536 and link is not None and link.attached is not None:
+            result = fitting(result, size, link.attached.limits.result_bytes or session.max_item_bytes)
+            size = min(size, session.max_item_bytes)
+        try:
+            message = result.to_wire()
+        except ValueError as problem:  # a lone surrogate in a text
+            error = CallError(Code.INTERNAL, f"the tool's result is no text: {problem}", Stage.ACCEPTED)
+            message = Result(result.call_id, is_error=True, error=error).to_wire()
+        session.outbox.room(size).results.append(message)
+        if link is not None and session.state is State.LEAVING:
+            self._finish_if_idle(link)
+
+    def _report(self, item: tuple[PeerSession, pb.ToolProgress]) -> None:
+        session, progress = item
+        if progress.call_id in session.asked:
+            session.outbox.room(progress.ByteSize()).progress.append(progress)
+
+    def _finish_if_idle(self, link: Link) -> None:
+        """Half-closes once the bus has said goodbye and neither side owes the other anything."""
+        if not link.session.owed and not link.session.asked:
+            link.finish = True
+            link.wake.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        until = self.loop.time() + seconds
+        while not self._closing and (left := until - self.loop.time()) > 0:
+            await self._changes.next(left)
+
+    async def _connected(self, timeout: float) -> bool:
+        until = self.loop.time() + timeout
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._over or self._closing:
+                raise PeerLost(f"the connection of {self.settings.source!r} is closed")
+            if self._link is not None and self._link.attached is not None:
+                return True
+            left = until - self.loop.time()
+            if left <= 0:
+                return False
+            await self._changes.next(left)
+
+
+def _resolve(out: Outgoing, result: Any) -> None:
+    if out.target.set_running_or_notify_cancel():
+        out.target.set_result(result)

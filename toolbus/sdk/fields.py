@@ -1,0 +1,67 @@
+"""What hints and records are made of: resolved annotations, fields of record classes, values of enums.
+
+Shared by the two readers of type hints: the one that writes a schema and the one that converts what arrives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import types
+import typing
+from typing import Any
+
+
+def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
+    """Returns the hints of a function or class; one that cannot be resolved, by `names` either, is `Any`."""
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except Exception:  # whatever evaluating somebody's annotations may raise
+        pass
+    hints: dict[str, Any] = {}
+    for name, spelled in dict(getattr(target, "__annotations__", {})).items():
+        one = types.SimpleNamespace(__annotations__={name: spelled})
+        try:
+            hints |= typing.get_type_hints(one, names, names, include_extras=True)
+        except Exception:
+            hints[name] = Any
+    return hints
+
+
+def enum_values(kind: type[enum.Enum]) -> dict[Any, enum.Enum]:
+    """Returns what stands for each member in JSON: its value, or its name where a value is no JSON scalar."""
+    members = list(kind)
+    if all(isinstance(each.value, str | int | float | bool) or each.value is None for each in members):
+        return {each.value: each for each in members}
+    return {each.name: each for each in members}
+
+
+def record_fields(kind: type) -> dict[str, tuple[Any, bool]] | None:
+    """Returns name → (hint, required) of a dataclass, TypedDict or NamedTuple; None for any other class."""
+    if not (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or _is_named_tuple(kind)):
+        return None
+    module = inspect.getmodule(kind)
+    hints = resolved(kind, dict(vars(module)) if module else {})
+    if dataclasses.is_dataclass(kind):
+        missing = dataclasses.MISSING
+        return {
+            each.name: (hints.get(each.name, Any), each.default is missing and each.default_factory is missing)
+            for each in dataclasses.fields(kind)
+            if each.init
+        }
+    if _is_named_tuple(kind):
+        defaults = getattr(kind, "_field_defaults", {})
+        return {name: (hints.get(name, Any), name not in defaults) for name in kind._fields}  # type: ignore[attr-defined]
+    needed: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
+    return {name: (hint, _needed(hint, name in needed)) for name, hint in hints.items()}
+
+
+def _needed(hint: Any, otherwise: bool) -> bool:
+    """Asks the hint first: `__required_keys__` is wrong where annotations are text (PEP 563)."""
+    origin = typing.get_origin(hint)
+    return {typing.Required: True, typing.NotRequired: False}.get(origin, otherwise)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")

@@ -1,0 +1,479 @@
+"""`Host` and `SyncHost`: what a program makes to list and call tools.
+
+Both are thin: the connection, on its own thread, does the work, and `Host` waits on the caller's loop for what
+`SyncHost` waits for on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from toolbus.errors import Code, PeerLost, Stage
+from toolbus.sdk.connection import Connection
+from toolbus.sdk.link import Settings
+from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
+from toolbus.sdk.outgoing import Outgoing, PeerSession, Progress
+from toolbus.sdk.scope import CallContext
+from toolbus.sdk.threads import Inbox
+from toolbus.tool import CallError, Result, dump_arguments
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+LIST_SECONDS = 30.0  # for a listing, waiting for a connection included
+CLOSE_SECONDS = 10.0
+
+OnProgress = Callable[[Progress], object]
+Arguments = Mapping[str, Any] | str | None
+
+
+class _HostDuties:
+    """What the connection asks of a host: to mirror the catalogue while somebody watches. The connection's loop."""
+
+    def __init__(self) -> None:
+        self.watched = False  # whether somebody has ever watched
+        self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
+        self._revision = -1  # below 0 until the bus has sent a full list
+        self._watchers: set[Callable[[CatalogChange], object]] = set()
+
+    def declared(self) -> Sequence[pb.Tool]:
+        return ()
+
+    def subscriptions(self) -> Sequence[Any]:
+        return (wire.SUBSCRIPTION_CATALOG,) if self.watched else ()
+
+    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
+        error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
+        connection.answer(session, Result(call.call_id, is_error=True, error=error))
+
+    def event(self, event: wire.Event) -> None:
+        if event.WhichOneof("kind") != "catalog":
+            return
+        change = CatalogChange.from_wire(event.catalog)
+        if change.full:
+            self._mirror.clear()
+        for gone in change.removed:
+            self._mirror.pop((gone.name, gone.source), None)
+        for listed in (*change.added, *change.changed):
+            self._mirror[listed.name, listed.source] = listed
+        self._revision = change.revision
+        for tell in self._watchers:
+            tell(change)
+
+    def watch(self, tell: Callable[[CatalogChange], object]) -> None:
+        """Tells a watcher everything that is known, then what changes."""
+        self._watchers.add(tell)
+        if self._revision >= 0:
+            tell(CatalogChange(self._revision, True, tuple(self._mirror.values())))
+
+    def unwatch(self, tell: Callable[[CatalogChange], object]) -> None:
+        self._watchers.discard(tell)
+
+
+class _Base:
+    """What both hosts share."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        source: str | None = None,
+        instance: str | None = None,
+        max_in_flight: int = 0,
+        token: str | None = None,
+    ) -> None:
+        """Makes a host; it connects when it is entered or started.
+
+        Args:
+            address: where the bus listens; None means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+            source: who calls, in the bus's records and logs; None means ``host:`` and the process's id.
+            instance: tells several hosts of one source apart; None draws one.
+            max_in_flight: calls that it may have in flight at once; further ones wait here. 0 means 256.
+            token: proves the right to a bound source; None means TOOLBUS_TOKEN.
+
+        Raises:
+            SetupError: an argument breaks its rule.
+        """
+        settings = Settings(
+            source or f"host:{os.getpid()}", address or "", instance or "", max_in_flight, token=token or ""
+        )
+        self._duties = _HostDuties()
+        self._connection = Connection(settings, self._duties)
+        self._began = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._connection!r}>"
+
+    @property
+    def source(self) -> str:
+        """Who calls, in the bus's records and logs."""
+        return self._connection.settings.source
+
+    def _begin(self, *, watching: bool = False) -> Connection:
+        if self._closed:
+            raise PeerLost(f"host {self.source!r} is closed: make a new one")
+        subscribe = watching and not self._duties.watched
+        if subscribe:
+            self._duties.watched = True
+        if not self._began:
+            self._began = True
+            self._connection.start()
+        elif subscribe:
+            self._connection.tools_changed()  # attaches anew, now with the subscription
+        return self._connection
+
+    async def _list(self, request: wire.ListRequest, timeout: float) -> Listing:
+        """Follows the pages; on the connection's loop."""
+        asked = request.if_revision
+        found: list[ListedTool] = []
+        while True:
+            page: wire.ListResponse = await self._connection.unary("List", request, timeout)
+            found += map(ListedTool.from_wire, page.tools)
+            if not page.next_page_token:
+                return Listing(found, page.revision, unchanged=bool(asked) and asked == page.revision)
+            request.page_token = page.next_page_token
+
+    async def _finish_calls(self, grace_seconds: float) -> None:
+        """Waits until no call is in flight; on the connection's loop."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_seconds
+        while self._connection.calls.unfinished and loop.time() < until:
+            await asyncio.sleep(0.01)  # an event per result would cost every call something
+
+
+class Host(_Base):
+    """Lists and calls tools, from asyncio. Safe to use from several loops.
+
+    Use it as an async context manager, or `close` it in the end.
+    """
+
+    def __init__(self, address: str | None = None, **options: Any) -> None:
+        super().__init__(address, **options)
+        # One inbox a loop: the results of a frame reach it at one wake-up.
+        self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = weakref.WeakKeyDictionary()
+
+    __init__.__doc__ = _Base.__init__.__doc__
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def ready(self) -> None:
+        """Waits until the bus has answered.
+
+        Raises:
+            RequestError: the bus refuses this host; the text says why.
+        """
+        await self._ask(self._begin().ready())
+
+    async def call(
+        self,
+        name: str,
+        arguments: Arguments = None,
+        *,
+        timeout: float | None = None,
+        role: str | None = None,
+        context: CallContext | None = None,
+        schema_hash: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> Result:
+        """Calls a tool. A failed call is a Result with ``error``, never an exception.
+
+        It waits for the bus where there is no connection yet, and is sent again where that is safe, both within the
+        timeout. Cancelling the task that awaits it cancels the call.
+
+        Args:
+            arguments: what JSON can hold, or JSON text.
+            timeout: seconds; None means the tool's own. More than 300 counts as 300.
+            role: looks only at the tools of this role.
+            context: what the tool may know about the circumstances; only hosts may say it.
+            schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed.
+            on_progress: called on this loop with each sign of life.
+
+        Raises:
+            TypeError, ValueError: JSON cannot hold the arguments, or the timeout is not above 0.
+        """
+        connection = self._connection if self._began and not self._closed else self._begin()
+        loop = asyncio.get_running_loop()
+        inbox = self._inboxes.get(loop)
+        if inbox is None:
+            inbox = self._inboxes[loop] = Inbox(loop)
+        future: asyncio.Future[Result] = loop.create_future()
+        out = Outgoing(
+            name,
+            dump_arguments(arguments),
+            _deliver,
+            (inbox, future, on_progress),
+            timeout=timeout,
+            role=role,
+            context=context.to_wire() if context is not None else None,
+            schema_hash=schema_hash,
+            wants_progress=on_progress is not None,
+        )
+        connection.begin(out)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            connection.cancel(out)
+            raise
+
+    async def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
+        """Calls several tools at once. Results stand in the order of the calls."""
+        return list(await asyncio.gather(*(self.call(name, given, timeout=timeout) for name, given in calls)))
+
+    async def list(
+        self,
+        role: str | None = None,
+        *,
+        names: Sequence[str] = (),
+        source: str = "",
+        include_offline: bool = False,
+        if_revision: int = 0,
+        context: CallContext | None = None,
+        timeout: float = LIST_SECONDS,
+    ) -> Listing:
+        """Lists what this host could call.
+
+        Args:
+            role: tools of this role only.
+            names: these only.
+            source: tools of this source only.
+            include_offline: adds tools whose plugin is away.
+            if_revision: the revision that is known; the listing is empty where it is still the newest.
+            context: on whose behalf.
+            timeout: seconds, waiting for a connection included.
+
+        Raises:
+            RequestError: no such role.
+            PeerLost: no bus answered in time.
+        """
+        self._begin()
+        request = _list_request(role, names, source, include_offline, if_revision, context)
+        listing: Listing = await self._ask(self._list(request, timeout))
+        return listing
+
+    async def watch(self) -> AsyncIterator[CatalogChange]:
+        """Yields the whole catalogue, then what changes, for ever; after a new connection the whole again.
+
+        Raises:
+            PeerLost, RequestError: the connection has ended for good.
+        """
+        connection = self._begin(watching=True)
+        changes: asyncio.Queue[CatalogChange | None] = asyncio.Queue()
+        inbox = Inbox(asyncio.get_running_loop())
+
+        def tell(change: CatalogChange | None) -> None:
+            inbox.put(changes.put_nowait, change)
+
+        ended = connection.ask(connection.ended())
+        ended.add_done_callback(lambda _: tell(None))
+        await self._ask(_watch(self._duties, tell))
+        try:
+            while (change := await changes.get()) is not None:
+                yield change
+            if not self._closed:
+                ended.result()  # raises what ended it
+        finally:
+            ended.cancel()
+            if not self._closed:
+                connection.ask(_unwatch(self._duties, tell))
+
+    async def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
+        """Waits for the calls in flight, at most this long, then closes. New calls may still be made meanwhile."""
+        if self._began and not self._closed:
+            await self._ask(self._finish_calls(grace_seconds))
+        await self.close()
+
+    async def close(self) -> None:
+        """Says goodbye and ends; calls in flight end in CANCELLED. Further calls do nothing."""
+        if self._closed or not self._began:
+            self._closed = True
+            return
+        self._closed = True
+        await self._ask(self._connection.close())
+        await asyncio.to_thread(self._connection.stop_thread)
+
+    async def _ask(self, coroutine: Any) -> Any:
+        return await asyncio.wrap_future(self._connection.ask(coroutine))
+
+
+class SyncHost(_Base):
+    """The same for programs without asyncio: every method blocks the thread that calls it. Safe from any thread."""
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ready(self) -> None:
+        """As `Host.ready`."""
+        self._ask(self._begin().ready())
+
+    def call(
+        self,
+        name: str,
+        arguments: Arguments = None,
+        *,
+        timeout: float | None = None,
+        role: str | None = None,
+        context: CallContext | None = None,
+        schema_hash: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> Result:
+        """As `Host.call`; an exception in the waiting thread (KeyboardInterrupt) cancels the call."""
+        connection = self._begin()
+        arrived: queue.SimpleQueue[Result | Progress] = queue.SimpleQueue()
+        out = Outgoing(
+            name,
+            dump_arguments(arguments),
+            _put,
+            arrived,
+            timeout=timeout,
+            role=role,
+            context=context.to_wire() if context is not None else None,
+            schema_hash=schema_hash,
+            wants_progress=on_progress is not None,
+        )
+        connection.begin(out)
+        try:
+            while isinstance(came := arrived.get(), Progress):
+                if on_progress is not None:
+                    on_progress(came)
+        except BaseException:
+            connection.cancel(out)
+            raise
+        return came
+
+    def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
+        """As `Host.call_many`."""
+        connection = self._begin()
+        pending: list[Future[Result]] = []
+        for name, arguments in calls:
+            future: Future[Result] = Future()
+            connection.begin(Outgoing(name, dump_arguments(arguments), _set, future, timeout=timeout))
+            pending.append(future)
+        return [future.result() for future in pending]
+
+    def list(
+        self,
+        role: str | None = None,
+        *,
+        names: Sequence[str] = (),
+        source: str = "",
+        include_offline: bool = False,
+        if_revision: int = 0,
+        context: CallContext | None = None,
+        timeout: float = LIST_SECONDS,
+    ) -> Listing:
+        """As `Host.list`."""
+        self._begin()
+        request = _list_request(role, names, source, include_offline, if_revision, context)
+        listing: Listing = self._ask(self._list(request, timeout))
+        return listing
+
+    def watch(self) -> Iterator[CatalogChange]:
+        """As `Host.watch`."""
+        connection = self._begin(watching=True)
+        changes: queue.SimpleQueue[CatalogChange | None] = queue.SimpleQueue()
+        tell = changes.put
+        ended = connection.ask(connection.ended())
+        ended.add_done_callback(lambda _: tell(None))
+        self._ask(_watch(self._duties, tell))
+        try:
+            while (change := changes.get()) is not None:
+                yield change
+            if not self._closed:
+                ended.result()
+        finally:
+            ended.cancel()
+            if not self._closed:
+                connection.ask(_unwatch(self._duties, tell))
+
+    def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
+        """As `Host.drain`."""
+        if self._began and not self._closed:
+            self._ask(self._finish_calls(grace_seconds))
+        self.close()
+
+    def close(self) -> None:
+        """As `Host.close`."""
+        if self._closed or not self._began:
+            self._closed = True
+            return
+        self._closed = True
+        self._ask(self._connection.close())
+        self._connection.stop_thread()
+
+    def _ask(self, coroutine: Any) -> Any:
+        return self._connection.ask(coroutine).result()
+
+
+def _deliver(out: Outgoing, came: Result | Progress) -> None:
+    """Hands something to the loop of a call's caller."""
+    out.target[0].put(_arrive, (out.target, came))
+
+
+def _arrive(item: tuple[tuple[Inbox, asyncio.Future[Result], OnProgress | None], Result | Progress]) -> None:
+    (_, future, on_progress), came = item
+    if future.done():
+        return  # cancelled meanwhile
+    if isinstance(came, Result):
+        future.set_result(came)
+    elif on_progress is not None:
+        try:
+            on_progress(came)
+        except Exception:
+            log.exception("on_progress raised; the call goes on")
+
+
+def _put(out: Outgoing, came: Result | Progress) -> None:
+    out.target.put(came)
+
+
+def _set(out: Outgoing, came: Result | Progress) -> None:
+    out.target.set_result(came)
+
+
+async def _watch(duties: _HostDuties, tell: Callable[[Any], object]) -> None:
+    duties.watch(tell)
+
+
+async def _unwatch(duties: _HostDuties, tell: Callable[[Any], object]) -> None:
+    duties.unwatch(tell)
+
+
+def _list_request(
+    role: str | None,
+    names: Sequence[str],
+    source: str,
+    include_offline: bool,
+    if_revision: int,
+    context: CallContext | None,
+) -> wire.ListRequest:
+    return wire.ListRequest(
+        role=role,
+        names=names,
+        source=source,
+        include_offline=include_offline,
+        if_revision=if_revision,
+        context=context.to_wire() if context is not None else None,
+    )

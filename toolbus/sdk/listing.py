@@ -1,0 +1,134 @@
+"""What a host sees of the catalogue: records of listings and of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from toolbus.tool import Limits, Tool
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+_ANY_SIZE = Limits(schema_bytes=1 << 62, description_bytes=1 << 62)  # what the bus took is not judged again
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTool:
+    """A tool together with who offers it.
+
+    Attributes:
+        tool: as it is offered now, under its listed name.
+        source: whose it is.
+        state: the best of the sessions that offer it: ``live``, ``suspect``, ``draining`` or ``offline``.
+        roles: the roles that have it.
+        schema_hash: names this declaration; a call may carry it, to be refused once the tool has changed.
+        last_error: why the tool was last lost; empty where it was not.
+        sessions: how many sessions offer it.
+        in_flight: calls of those sessions that are in flight.
+        stuck: calls that ended for their caller but not for the plugin.
+    """
+
+    tool: Tool
+    source: str
+    state: str
+    roles: tuple[str, ...]
+    schema_hash: str
+    last_error: str = ""
+    sessions: int = 0
+    in_flight: int = 0
+    stuck: int = 0
+
+    @property
+    def name(self) -> str:
+        """The tool's listed name."""
+        return self.tool.name
+
+    @classmethod
+    def from_wire(cls, message: wire.ListedTool) -> ListedTool:
+        """Copies it out of its message."""
+        state = wire.SessionState.Name(message.session_state) if message.session_state else ""
+        declared = pb.Tool()
+        declared.CopyFrom(message.tool)
+        declared.name = "listed"  # listed names (`source:name`, anything that came by REST) break the rule for names
+        tool = Tool.from_wire(declared, _ANY_SIZE).renamed(message.tool.name)
+        object.__setattr__(tool, "schema_hash", message.schema_hash)  # of the name that was declared
+        return cls(
+            tool=tool,
+            source=message.source,
+            state=state.removeprefix("SESSION_STATE_").lower(),
+            roles=tuple(message.roles),
+            schema_hash=message.schema_hash,
+            last_error=message.last_error,
+            sessions=message.sessions,
+            in_flight=message.in_flight,
+            stuck=message.stuck,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRef:
+    """Names a tool that is gone."""
+
+    name: str
+    source: str
+
+
+class Listing(Sequence[ListedTool]):
+    """The tools that a listing found, in the order in which their names were first registered.
+
+    Attributes:
+        revision: the catalogue's; pass it as ``if_revision`` to hear only whether anything changed.
+        unchanged: whether it is the revision that was asked about; there are no tools in it then.
+    """
+
+    __slots__ = ("_tools", "revision", "unchanged")
+
+    def __init__(self, tools: Sequence[ListedTool], revision: int, *, unchanged: bool = False) -> None:
+        self._tools = tuple(tools)
+        self.revision = revision
+        self.unchanged = unchanged
+
+    def __repr__(self) -> str:
+        return f"<Listing of {len(self._tools)} tools, revision {self.revision}>"
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __iter__(self) -> Iterator[ListedTool]:
+        return iter(self._tools)
+
+    @overload
+    def __getitem__(self, index: int) -> ListedTool: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ListedTool]: ...
+    def __getitem__(self, index: int | slice) -> ListedTool | Sequence[ListedTool]:
+        return self._tools[index]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChange:
+    """What changed in the catalogue.
+
+    Attributes:
+        revision: the catalogue's, after the change.
+        full: whether ``added`` is the whole catalogue, to replace what was known; so the first one is, and the first
+            one after each new connection.
+    """
+
+    revision: int
+    full: bool
+    added: tuple[ListedTool, ...] = ()
+    changed: tuple[ListedTool, ...] = ()
+    removed: tuple[ToolRef, ...] = ()
+
+    @classmethod
+    def from_wire(cls, message: wire.CatalogChange) -> CatalogChange:
+        """Copies it out of its message."""
+        return cls(
+            message.revision,
+            message.full,
+            tuple(map(ListedTool.from_wire, message.added)),
+            tuple(map(ListedTool.from_wire, message.changed)),
+            tuple(ToolRef(each.name, each.source) for each in message.removed),
+        )

@@ -1,0 +1,202 @@
+"""Finds the plugin in a Python file, for ``toolbus run FILE``.
+
+A file is a plugin in one of three ways, looked for in this order: it makes a `Plugin`, it defines a class as N.E.K.O.
+plugins do, or it has functions with `llm_tool`. The file is imported as a module of its own; everything that can go
+wrong with somebody else's file ends in a `SetupError` that names the file, what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import inspect
+import logging
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolbus.errors import SetupError, ToolBusError
+from toolbus.sdk.declaration import meta_of
+from toolbus.sdk.neko import MARK, NekoPluginBase, PluginContext, safe_id, source_of, tools_of
+from toolbus.sdk.tool_spec import ToolSet, ToolSpec, spec_of
+
+log = logging.getLogger(__name__)
+
+_FRAMES = 4  # of the author's traceback: enough to see the line and who led there
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugin:
+    """What a file holds. Exactly one of `plugin` and `neko` is set, or neither where it only has functions.
+
+    Attributes:
+        path: the file.
+        source: whose tools these are.
+        plugin: a `Plugin` that the file made; it brings its own tools and knows how to run.
+        neko: an instance of the file's plugin class.
+        tools: the live set of tools; None where `plugin` has them.
+        module: the imported file.
+    """
+
+    path: Path
+    source: str
+    plugin: Any
+    neko: NekoPluginBase | None
+    tools: ToolSet | None
+    module: ModuleType
+
+
+def load_plugin_file(path: str | Path) -> LoadedPlugin:
+    """Imports a file and returns the plugin that it holds.
+
+    The file's folder goes to the front of `sys.path` and stays there: a plugin may import its neighbours at any time.
+
+    Raises:
+        SetupError: no such file, an import that raised, nothing or too much found in it, a bad id.
+    """
+    file = Path(path).expanduser().resolve()
+    if file.is_dir():
+        raise SetupError(f"{file} is a folder: name the plugin's file in it")
+    if not file.is_file():
+        raise SetupError(f"{file} does not exist: check the path")
+    module = _import(file)
+    own = _distinct([each for each in vars(module).values() if _is_plugin(each)])
+    if own:
+        if len(own) > 1:
+            raise SetupError(f"{file} makes {len(own)} Plugin objects: a file is one plugin, give each its own file")
+        return LoadedPlugin(file, str(own[0].source), own[0], None, None, module)
+    cls = _plugin_class(file, module)
+    functions = _functions(file, module)
+    if cls is not None:
+        if functions:
+            names = ", ".join(each.tool.name for each in functions)
+            log.warning("%s: its plugin is %s, so these tool functions are not offered: %s", file, cls.__name__, names)
+        return _neko(file, module, cls)
+    if functions:
+        return _bare(file, module, functions)
+    raise SetupError(
+        f"{file} holds no plugin: make a Plugin, decorate a class that derives from NekoPluginBase with @plugin, or "
+        "put @llm_tool above a function (all from toolbus.sdk)"
+    )
+
+
+def _import(file: Path) -> ModuleType:
+    digest = hashlib.sha256(str(file).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    name = f"toolbus_plugin_{safe_id(file.stem).replace('.', '_').replace('-', '_')}_{digest}"
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None  # the loader is given
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.parent)
+    added = folder not in sys.path
+    if added:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module  # dataclasses and type hints look their module up there
+    try:
+        loader.exec_module(module)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as problem:
+        del sys.modules[name]
+        if added:
+            sys.path.remove(folder)
+        raise SetupError(_import_text(file, problem)) from problem
+    return module
+
+
+def _import_text(file: Path, problem: BaseException) -> str:
+    """Says why a file could not be imported, with the author's part of the traceback."""
+    told = traceback.TracebackException.from_exception(problem, compact=True)
+    frames = [each for each in told.stack if each.filename != __file__ and not each.filename.startswith("<frozen")]
+    lines = traceback.StackSummary.from_list(frames[-_FRAMES:]).format()
+    shown = "".join([*lines, *told.format_exception_only()]).rstrip()
+    cure = "correct it and start again"
+    if isinstance(problem, ModuleNotFoundError):
+        cure = f"install {problem.name}, or put it beside the file"
+        if (problem.name or "").split(".")[0] == "plugin":
+            cure = "replace `from plugin.sdk.plugin import …` by `from toolbus.sdk import …`"
+    elif isinstance(problem, SystemExit):
+        cure = 'it ends the process while it is imported: guard that part with `if __name__ == "__main__":`'
+    return f"{file} could not be imported: {cure}\n{shown}"
+
+
+def _is_plugin(value: object) -> bool:
+    return not isinstance(value, type) and getattr(value, "__toolbus_plugin__", False) is True
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return list({id(each): each for each in values}.values())
+
+
+def _plugin_class(file: Path, module: ModuleType) -> type[NekoPluginBase] | None:
+    """Returns the file's plugin class: its own before imported ones, decorated before plain, derived before base."""
+    found = _distinct(
+        [
+            each
+            for each in vars(module).values()
+            if isinstance(each, type) and issubclass(each, NekoPluginBase) and each is not NekoPluginBase
+        ]
+    )
+    own = [each for each in found if each.__module__ == module.__name__]
+    found = [each for each in own or found if MARK in vars(each)] or own
+    found = [each for each in found if not any(other is not each and issubclass(other, each) for other in found)]
+    if len(found) > 1:
+        names = ", ".join(each.__name__ for each in found)
+        raise SetupError(f"{file} has several plugin classes ({names}): put @plugin above one, or split the file")
+    return found[0] if found else None
+
+
+def _functions(file: Path, module: ModuleType) -> list[ToolSpec]:
+    found = _distinct([each for each in vars(module).values() if inspect.isroutine(each) and meta_of(each) is not None])
+    try:
+        return [spec_of(each) for each in found if not inspect.ismethod(each)]
+    except (TypeError, ToolBusError) as problem:
+        raise SetupError(f"{file}: {problem}") from problem
+
+
+def _neko(file: Path, module: ModuleType, cls: type[NekoPluginBase]) -> LoadedPlugin:
+    named: list[object] = [
+        vars(cls).get(MARK),
+        *(inspect.getattr_static(cls, each, "") for each in ("plugin_id", "id")),
+    ]
+    plugin_id = next((each for each in named if isinstance(each, str) and each), safe_id(file.stem))
+    source = _source(file, plugin_id)
+    context = PluginContext(plugin_id, logging.getLogger(f"toolbus.plugin.{plugin_id}"), file.parent)
+    try:
+        plugin = cls(context) if _takes_one(cls) else cls()
+        tools = tools_of(plugin)
+        if not plugin.plugin_id:
+            plugin.plugin_id = plugin_id
+    except Exception as problem:
+        raise SetupError(_import_text(file, problem).replace("imported", f"started: {cls.__name__}()", 1)) from problem
+    return LoadedPlugin(file, source, None, plugin, tools, module)
+
+
+def _takes_one(cls: type) -> bool:
+    """Tells whether a constructor takes a `ctx`; authors also write ones without."""
+    try:
+        inspect.signature(cls).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def _bare(file: Path, module: ModuleType, functions: list[ToolSpec]) -> LoadedPlugin:
+    named = getattr(module, "plugin_id", "")
+    tools = ToolSet()
+    for spec in functions:
+        if not tools.add(spec):
+            raise SetupError(f"{file} has two tools named {spec.tool.name!r}: rename one with @llm_tool(name=…)")
+    plugin_id = named if isinstance(named, str) and named else safe_id(file.stem)
+    return LoadedPlugin(file, _source(file, plugin_id), None, None, tools, module)
+
+
+def _source(file: Path, plugin_id: str) -> str:
+    try:
+        return source_of(plugin_id)
+    except SetupError as problem:
+        raise SetupError(f"{file}: {problem}") from None

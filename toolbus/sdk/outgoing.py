@@ -1,0 +1,443 @@
+"""The calls that this peer makes: sent, sent again where that is safe, and ended in exactly one Result each.
+
+`Calls` lives on the connection's loop and knows no sockets: the connection tells it which session is open and hands
+it what the bus sends back. Waiting has two bounds. A call waits for a connection, for room and for its retries until
+its *patience* ends; once it is with the bus, the bus keeps its time, and the *guard*, slightly later, only keeps a
+bus that hangs from hanging its callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from toolbus.errors import Code, Stage
+from toolbus.session import Session, State
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, CallError, Result
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+PeerSession = Session[wire.InvokeRequest]
+
+GUARD_SLACK = 1.0  # seconds that the bus's own time-out may come late: loaded machines, a collected heap
+OVERHEAD = 256  # bytes of a call beside its arguments and context: name, ids, tags
+_RETRIED = (Code.UNAVAILABLE, Code.OVERLOADED)
+_FIRST_PAUSE = 0.01
+_LONGEST_PAUSE = 1.0
+_CANCELLED_WORD = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life of a call.
+
+    Attributes:
+        progress: how much is done.
+        total: how much there is to do, in the same unit; 0 means unknown.
+        message: what is being done, for people.
+        chunk: the next piece of an output that comes bit by bit.
+        content: parts that are ready before the result.
+    """
+
+    progress: float = 0.0
+    total: float = 0.0
+    message: str = ""
+    chunk: str = ""
+    content: tuple[pb.ContentBlock, ...] = ()
+
+    @classmethod
+    def from_wire(cls, message: pb.ToolProgress) -> Progress:
+        """Copies it out of its frame."""
+        content = []
+        for block in message.content:
+            copy = pb.ContentBlock()
+            copy.CopyFrom(block)
+            content.append(copy)
+        return cls(message.progress, message.total, message.message, message.output_chunk, tuple(content))
+
+
+Deliver = Callable[["Outgoing", "Result | Progress"], None]
+
+
+class Outgoing:
+    """One call on its way; made on any thread, from then on the connection's.
+
+    Attributes:
+        deliver: takes each progress and then the one result, on the connection's loop, and must not block.
+        target: whatever ``deliver`` needs to find the caller.
+        wants_progress: whether progress is delivered.
+        parent: the session and the id of the call that this one belongs to; None for a call of its own.
+        patience: until when it may wait or be sent again, by ``time.monotonic()``.
+        guard: when it ends whatever the bus does.
+        call_id: the id of the latest attempt; empty before the first.
+        frame: the number of the frame that the latest attempt went into.
+        attempts: how often it was refused.
+        last: the newest refusal; None before the first.
+        accepted: whether the plugin showed that it works on it.
+        ended: whether the caller has its result, or has gone.
+    """
+
+    __slots__ = (
+        "accepted",
+        "arguments_json",
+        "attempts",
+        "begun",
+        "call_id",
+        "context",
+        "deliver",
+        "ended",
+        "frame",
+        "guard",
+        "last",
+        "name",
+        "parent",
+        "patience",
+        "role",
+        "schema_hash",
+        "target",
+        "timeout",
+        "wants_progress",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        arguments_json: str,
+        deliver: Deliver,
+        target: Any = None,
+        *,
+        timeout: float | None = None,
+        role: str | None = None,
+        context: pb.CallContext | None = None,
+        schema_hash: str = "",
+        parent: tuple[PeerSession, str] | None = None,
+        wants_progress: bool = False,
+    ) -> None:
+        if timeout is not None and not timeout > 0:  # NaN fails this too
+            raise ValueError(f"timeout is {timeout!r} s, it must be more than 0; None means the tool's own")
+        self.name = encodable(name)
+        self.arguments_json = encodable(arguments_json)
+        self.deliver = deliver
+        self.target = target
+        self.timeout = timeout
+        self.role = role
+        self.context = context
+        self.schema_hash = schema_hash
+        self.parent = parent
+        self.wants_progress = wants_progress
+        now = time.monotonic()
+        self.begun = now
+        self.patience = now + (timeout or DEFAULT_TIMEOUT_SECONDS)
+        self.guard = now + min(timeout or MAX_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS) + GUARD_SLACK
+        self.call_id = ""
+        self.frame = 0
+        self.attempts = 0
+        self.last: Result | None = None
+        self.accepted = False
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return f"<Outgoing {self.name} {self.call_id or 'waiting'}{' ended' if self.ended else ''}>"
+
+    def finish(self, result: Result) -> None:
+        """Gives the caller its result, once."""
+        if not self.ended:
+            self.ended = True
+            self.deliver(self, result)
+
+    def fail(
+        self,
+        code: Code,
+        message: str,
+        stage: Stage,
+        *,
+        retry_safe: bool = False,
+        limit: tuple[str, float] | None = None,
+    ) -> None:
+        """Ends the call in an error of this side."""
+        error = CallError(code, message, stage, retry_safe, limit)
+        self.finish(Result(self.call_id, is_error=True, error=error))
+
+
+class Calls:
+    """All calls of one connection. Everything runs on the connection's loop.
+
+    Args:
+        address: the bus's, for error texts.
+        prefix: begins the ids; no other connection of any process may have it, since callbacks show them.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str, prefix: str) -> None:
+        self._loop = loop
+        self._address = address
+        self._ids = map(f"{prefix}-{{}}".format, itertools.count(1))
+        self._session: PeerSession | None = None  # the session that takes calls; None while there is none
+        self._arguments_bytes = 0  # the bus's limit for arguments; 0 while unknown
+        self._waiting: deque[Outgoing] = deque()  # for a connection or for room, oldest first
+        self._pausing: set[Outgoing] = set()  # between two attempts
+        self._timer: asyncio.TimerHandle | None = None  # the one timer, for the nearest patience or guard
+        self._timer_at = math.inf
+        self._closed = ""  # why there are no more calls; empty while there are
+        self.trouble = ""  # why there is no connection, for error texts
+
+    def __repr__(self) -> str:
+        owed = len(self._session.owed) if self._session else 0
+        return f"<Calls owed={owed} waiting={len(self._waiting)} pausing={len(self._pausing)}>"
+
+    def begin(self, out: Outgoing) -> None:
+        """Sends a call now, or as soon as there is a connection with room for it."""
+        if self._closed:
+            out.fail(Code.UNAVAILABLE, self._closed, Stage.NOT_DISPATCHED)
+        elif out.ended:
+            pass
+        elif out.parent is not None:  # also taken while the bus drains, so never behind calls that are not
+            if not self._send(out):
+                self._waiting.appendleft(out)
+                self._watch(out.patience)
+        elif self._waiting or not self._send(out):
+            self._waiting.append(out)
+            self._watch(out.patience)
+
+    def cancel(self, out: Outgoing, reason: str = _CANCELLED_WORD) -> None:
+        """Takes a call back: its caller has gone, so nothing is delivered any more."""
+        if out.ended:
+            return
+        out.ended = True
+        self._tell_cancelled(out, reason)
+
+    def opened(self, session: PeerSession, arguments_bytes: int) -> None:
+        """A session is open: what waited goes out."""
+        self._session = session
+        self._arguments_bytes = arguments_bytes
+        self._send_waiting()
+
+    def results(self, session: PeerSession, results: Iterable[pb.ToolResult]) -> None:
+        """Takes a frame's results."""
+        owed = session.owed
+        for message in results:
+            out = owed.pop(message.call_id, None)
+            if out is None or out.ended:
+                continue  # cancelled, timed out here, or nothing of ours
+            result = Result.from_wire(message)
+            error = result.error
+            if error is None or not (error.retry_safe and error.code in _RETRIED and self._again(out, result)):
+                out.finish(result)
+        if self._waiting:
+            self._send_waiting()
+
+    def progress(self, session: PeerSession, items: Iterable[pb.ToolProgress]) -> None:
+        """Takes a frame's progress."""
+        for message in items:
+            out = session.owed.get(message.call_id)
+            if out is not None and not out.ended:
+                out.accepted = True
+                if out.wants_progress:
+                    out.deliver(out, Progress.from_wire(message))
+
+    def lost(self, session: PeerSession, owed: Iterable[Outgoing], *, all_read: bool) -> None:
+        """The session is over. What the bus cannot have read is sent again on the next one.
+
+        Args:
+            owed: the calls without a result, oldest first.
+            all_read: whether the bus answered everything that it read, as it does where it said goodbye.
+        """
+        if self._session is session:
+            self._session = None
+        again = []
+        nested = [out for out in self._waiting if out.parent is not None]
+        for out in [*nested, *owed]:
+            if out.ended:
+                continue
+            if out.parent is not None:
+                text = f"the connection to the bus at {self._address} broke, and with it the call that made this one"
+                out.fail(Code.UNAVAILABLE, text, Stage.UNKNOWN)
+            elif all_read or out.frame > session.outbox.taken:
+                again.append(out)
+            else:
+                text = (
+                    f"the connection to the bus at {self._address} broke before the result of {out.name!r} came; "
+                    "whether the tool ran is not known: check before calling it again"
+                )
+                out.fail(Code.UNAVAILABLE, text, Stage.ACCEPTED if out.accepted else Stage.UNKNOWN)
+        self._waiting.extendleft(reversed(again))
+        for out in again:
+            self._watch(out.patience)
+
+    def close(self, sentence: str, code: Code = Code.UNAVAILABLE) -> None:
+        """Ends what is left and everything that still comes; the first sentence stays."""
+        self._closed = self._closed or sentence
+        owed: list[Outgoing] = list(self._session.owed.values()) if self._session else []
+        for out in owed:
+            if not out.ended:
+                self._tell_cancelled(out, "closed")
+                out.fail(code, sentence, Stage.ACCEPTED if out.accepted else Stage.UNKNOWN)
+        self._session = None
+        for out in [*self._waiting, *self._pausing]:
+            out.fail(code, sentence, Stage.NOT_DISPATCHED)
+        self._waiting.clear()
+        self._pausing.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def unfinished(self) -> int:
+        """How many callers still wait."""
+        owed = self._session.owed.values() if self._session else ()
+        return sum(not out.ended for out in [*owed, *self._waiting, *self._pausing])
+
+    def _send(self, out: Outgoing) -> bool:
+        """Puts a call into a frame; returns False where it has to wait."""
+        session = self._session
+        if out.parent is not None:
+            if session is not out.parent[0] or session.state is State.CLOSED:
+                out.fail(Code.UNAVAILABLE, "the call that made this one has ended", Stage.NOT_DISPATCHED)
+                return True
+        elif session is None or not session.takes_calls:
+            return False
+        owed = session.owed
+        if len(owed) >= session.max_in_flight:
+            return False
+        size = len(out.arguments_json) + OVERHEAD
+        if out.context is not None:
+            size += out.context.ByteSize()
+        # A character has at most 4 bytes; only what may be too large is measured.
+        if size * 4 > min(self._arguments_bytes, session.max_item_bytes) and self._too_large(session, out):
+            return True
+        out.call_id = call_id = next(self._ids)
+        call = session.outbox.room(size).calls.add(
+            call_id=call_id, name=out.name, arguments_json=out.arguments_json, timeout_seconds=self._time_left(out)
+        )
+        if out.role:
+            call.role = out.role
+        if out.schema_hash:
+            call.schema_hash = out.schema_hash
+        if out.context is not None:
+            call.context.CopyFrom(out.context)
+        if out.parent is not None:
+            call.parent_call_id = out.parent[1]
+        owed[call_id] = out
+        out.frame = session.outbox.opened
+        if out.guard < self._timer_at:
+            self._watch(out.guard)
+        return True
+
+    def _time_left(self, out: Outgoing) -> float:
+        """Returns what the bus is told: the very number that the caller gave, unless the call has had to wait."""
+        if out.timeout is None:
+            return 0.0
+        waited = self._loop.time() - out.begun
+        return out.timeout if waited < 0.005 else max(out.timeout - waited, 0.001)
+
+    def _too_large(self, session: PeerSession, out: Outgoing) -> bool:
+        """Ends a call that would break a limit, and with it perhaps the stream; returns whether it did."""
+        size = len(out.arguments_json.encode())
+        most = self._arguments_bytes
+        if size > most:
+            rule = f"more than the limit arguments_bytes = {most}: send less"
+            text = f"the arguments of {out.name!r} have {size} bytes, {rule}"
+            out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("arguments_bytes", most))
+            return True
+        size += out.context.ByteSize() if out.context is not None else 0
+        most = session.max_item_bytes
+        if size > most:
+            rule = f"more than one message to the bus holds ({most}): send less context"
+            text = f"the call of {out.name!r} has {size} bytes with its context, {rule}"
+            out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("message_bytes", most))
+            return True
+        return False
+
+    def _send_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting and (waiting[0].ended or self._send(waiting[0])):
+            waiting.popleft()
+
+    def _again(self, out: Outgoing, refusal: Result) -> bool:
+        """Sends a refused call again after a pause; returns False where there is no time for that."""
+        assert refusal.error is not None  # only refusals come here
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(out.attempts, 10))
+        pause = max(refusal.error.retry_after_seconds, random.uniform(0.0, longest))
+        if self._loop.time() + pause >= out.patience:
+            return False
+        out.attempts += 1
+        out.last = refusal
+        self._pausing.add(out)
+        self._loop.call_later(pause, self._retry, out)
+        return True
+
+    def _retry(self, out: Outgoing) -> None:
+        if out in self._pausing:
+            self._pausing.discard(out)
+            self.begin(out)
+
+    def _tell_cancelled(self, out: Outgoing, reason: str) -> None:
+        session = self._session
+        if session is not None and out.call_id in session.owed:
+            session.outbox.room(len(reason) + 64).cancels.add(call_id=out.call_id, reason=reason)
+        self._pausing.discard(out)
+
+    def _watch(self, moment: float) -> None:
+        if moment < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = moment
+            self._timer = self._loop.call_at(moment, self._sweep)
+
+    def _sweep(self) -> None:
+        """Ends what has waited too long, and sets the timer for the next."""
+        now = self._loop.time()
+        for out in self._waiting:
+            if not out.ended and out.patience <= now:
+                self._end_of_patience(out)
+        self._waiting = deque(out for out in self._waiting if not out.ended)
+        owed: list[Outgoing] = list(self._session.owed.values()) if self._session else []
+        for out in owed:
+            if not out.ended and out.guard <= now:
+                limit = ("timeout_seconds", out.timeout or MAX_TIMEOUT_SECONDS)
+                text = f"the bus at {self._address} gave no answer within {limit[1]:g} s: it hangs or is overloaded"
+                self._tell_cancelled(out, "timeout_seconds")
+                stage = Stage.ACCEPTED if out.accepted else Stage.UNKNOWN
+                out.fail(Code.DEADLINE_EXCEEDED, text, stage, limit=limit)
+        self._timer, self._timer_at = None, math.inf
+        moments = [out.patience for out in self._waiting] + [out.guard for out in owed if not out.ended]
+        nearest = min(moments, default=math.inf)
+        if nearest < math.inf:
+            self._watch(nearest)
+
+    def _end_of_patience(self, out: Outgoing) -> None:
+        if out.last is not None:
+            out.finish(out.last)
+        elif self._session is not None and self._session.takes_calls:
+            most = self._session.max_in_flight
+            text = f"this connection may have {most} calls in flight, and all were taken: make fewer at once"
+            out.fail(
+                Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, limit=("calls_in_flight", float(most))
+            )
+        else:
+            seconds = out.patience - out.begun
+            why = f" ({self.trouble})" if self.trouble else ""
+            text = (
+                f"no bus answered at {self._address} within {seconds:g} s{why}: start one with `toolbus serve`, or "
+                "name its address in TOOLBUS_ADDRESS"
+            )
+            out.fail(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED, retry_safe=True)
+
+
+def encodable(text: str) -> str:
+    r"""Returns a text that UTF-8 can hold: lone surrogates, which models do write, become JSON's ``\ud83d``."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text

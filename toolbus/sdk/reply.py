@@ -1,0 +1,156 @@
+"""What a handler may hand back, and how it becomes the JSON text of a result.
+
+A plain return is the output. `Reply` adds parts that JSON cannot hold (pictures, sound, links), `Ok` and `Err` are the
+results that N.E.K.O. plugins already return. Values that Python authors return every day (dataclasses, Enums, dates,
+paths, sets) are written in their obvious form; whatever else JSON cannot hold is refused with a sentence that says
+where it sits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import json
+import math
+import pathlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolbus.v1 import tool_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A result with parts beside its output.
+
+    Attributes:
+        output: what the model reads, as a plain return would be.
+        content: parts made by `text`, `image`, `audio` and `link`.
+        is_error: whether the model should read this as a failure.
+        error: the tool's word for the failure; it sets `is_error`.
+    """
+
+    output: Any = None
+    content: Sequence[pb.ContentBlock] = ()
+    is_error: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ok:
+    """Success with a value; returned from a tool, the value is the output."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Err:
+    """Failure with a reason: a sentence, an exception, or any JSON."""
+
+    error: Any = None
+
+
+def text(words: str) -> pb.ContentBlock:
+    """Returns a part that holds plain text."""
+    return pb.ContentBlock(text=pb.TextContent(text=words))
+
+
+def image(data: bytes, mime: str = "image/png") -> pb.ContentBlock:
+    """Returns a part that holds a picture, from its encoded bytes (not base64)."""
+    return pb.ContentBlock(image=pb.ImageContent(data=_bytes(data, "image"), mime_type=mime))
+
+
+def audio(data: bytes, mime: str = "audio/wav") -> pb.ContentBlock:
+    """Returns a part that holds a sound, from its encoded bytes (not base64)."""
+    return pb.ContentBlock(audio=pb.AudioContent(data=_bytes(data, "audio"), mime_type=mime))
+
+
+def link(uri: str, name: str = "", *, description: str = "", mime: str = "") -> pb.ContentBlock:
+    """Returns a part that points to something that can be read elsewhere."""
+    return pb.ContentBlock(
+        resource_link=pb.ResourceLink(uri=uri, name=name or uri, description=description, mime_type=mime)
+    )
+
+
+def dump_output(value: Any) -> str:
+    """Returns a handler's return value as JSON text.
+
+    Raises:
+        TypeError: where JSON cannot hold it; the text names the place, the type and the cure.
+    """
+    try:
+        written = _ENCODER.encode(value)
+        if not written.isascii():
+            written.encode()
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise TypeError(_culprit(value, "output", ()) or f"output: {problem}") from None
+    return written
+
+
+def _bytes(data: object, word: str) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise TypeError(f"{word}() takes the encoded bytes, not {type(data).__name__}: read the file with read_bytes()")
+
+
+def _plain(value: Any) -> Any:
+    """Returns what stands for a value that `json` does not know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, datetime.date | datetime.time):  # datetime is a date
+        return value.isoformat()
+    if isinstance(value, pathlib.PurePath | uuid.UUID):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return dump()
+    raise TypeError(type(value).__name__)
+
+
+# Made once: `json.dumps` with options makes one per call, which costs as much as writing a small output.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+
+_CURES: dict[Any, str] = {
+    bytes: "return Reply(content=[image(data, mime)]) for media, or text",
+    bytearray: "return Reply(content=[image(data, mime)]) for media, or text",
+}
+
+
+def _culprit(value: Any, path: str, above: tuple[int, ...]) -> str:
+    """Says which part of a value JSON cannot hold; empty where every part is fine."""
+    if value is None or isinstance(value, bool | int):
+        return ""
+    if isinstance(value, str):
+        surrogate = next((each for each in value if "\ud800" <= each <= "\udfff"), "")
+        return f"{path} holds the lone surrogate {surrogate!a}: decode the text properly" if surrogate else ""
+    if isinstance(value, float):
+        cure = "return None or a text instead"
+        return "" if math.isfinite(value) else f"{path} is {value}, which JSON cannot hold: {cure}"
+    if id(value) in above:
+        return f"{path} contains itself, which JSON cannot hold: return a copy without the cycle"
+    if len(above) > 200:
+        return f"{path[:80]}… is nested too deep for JSON: return something flatter"
+    above = (*above, id(value))
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if not isinstance(key, str | int | float | bool | None):
+                return f"{path} has a key of type {type(key).__name__}, JSON has text keys only: use str(key)"
+            if found := _culprit(key, f"a key of {path}", ()) or _culprit(each, f"{path}.{key}", above):
+                return found
+        return ""
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = (_culprit(each, f"{path}[{index}]", above) for index, each in enumerate(value))
+        return next(filter(None, parts), "")
+    try:
+        return _culprit(_plain(value), path, above)
+    except TypeError:
+        cure = _CURES.get(type(value), "return a dict, list, str, number, bool, None or a dataclass of them")
+        return f"{path} is of type {type(value).__name__}, which JSON cannot hold: {cure}"

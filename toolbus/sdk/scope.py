@@ -1,0 +1,294 @@
+"""What a handler can see of the call it answers, and do while it answers.
+
+A handler asks for it with a parameter annotated `ToolScope`, or named `ctx` without annotation; the SDK fills that
+parameter and never shows it to a model. Everything here may be used from any thread and nothing blocks but
+`call_sync`. The connection gives a scope its two ways out, `send_progress` and `caller`; the scope knows no sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+
+from toolbus.tool import Result, dump_arguments
+from toolbus.v1 import tool_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ContextMessage:
+    """One message of the conversation that the call came out of."""
+
+    role: str
+    content: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What the host says about the circumstances of a call; a model cannot set any of it.
+
+    Attributes:
+        user_id: who the call is made for; empty where that is unknown.
+        attributes: free-form facts (channel, locale …).
+        member: the council member that the call is made for; None outside a council.
+        messages: the end of the conversation, oldest first.
+        traceparent: W3C trace context; empty where there is none.
+    """
+
+    user_id: str = ""
+    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    member: Mapping[str, Any] | None = None
+    messages: tuple[ContextMessage, ...] = ()
+    traceparent: str = ""
+
+    @classmethod
+    def from_wire(cls, message: pb.CallContext) -> CallContext:
+        """Copies a context out of its frame; a member that is no JSON object reads as None."""
+        try:
+            member = json.loads(message.member_json) if message.member_json else None
+        except (ValueError, RecursionError):
+            member = None
+        return cls(
+            user_id=message.user_id,
+            attributes=MappingProxyType(dict(message.attributes)),
+            member=MappingProxyType(member) if isinstance(member, dict) else None,
+            messages=tuple(ContextMessage(each.role, each.content, each.name) for each in message.messages),
+            traceparent=message.traceparent,
+        )
+
+    def to_wire(self) -> pb.CallContext:
+        """Returns the wire form."""
+        return pb.CallContext(
+            user_id=self.user_id,
+            attributes=self.attributes,
+            member_json=dump_arguments(dict(self.member)) if self.member is not None else "",
+            messages=[pb.ContextMessage(role=m.role, content=m.content, name=m.name) for m in self.messages],
+            traceparent=self.traceparent,
+        )
+
+
+NO_CONTEXT = CallContext()
+
+
+class Caller(Protocol):
+    """How a scope calls other tools: the connection's part.
+
+    The future ends in the call's result and never in an exception of the call's; cancelling it cancels the call.
+    """
+
+    def __call__(
+        self,
+        name: str,
+        arguments_json: str,
+        *,
+        parent_call_id: str,
+        timeout: float | None,
+        role: str | None,
+        schema_hash: str,
+    ) -> concurrent.futures.Future[Result]: ...
+
+
+class ToolScope:
+    """One call, as its handler sees it.
+
+    Attributes:
+        call_id: the bus's id of this call.
+        tool: the name under which the tool was called.
+        context: what the host says about the circumstances.
+        deadline: when the caller stops waiting, by `time.monotonic()`; None where nobody said.
+        cancel_reason: why the call was cancelled; None while it was not.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_caller",
+        "_ended",
+        "_event",
+        "_send_progress",
+        "call_id",
+        "cancel_reason",
+        "context",
+        "deadline",
+        "tool",
+    )
+
+    # Held only while an event is made, so that two threads cannot each get their own.
+    _making: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        call_id: str = "",
+        tool: str = "",
+        *,
+        context: CallContext = NO_CONTEXT,
+        deadline: float | None = None,
+        send_progress: Callable[[pb.ToolProgress], None] | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        """Makes a scope; the connection does, and tests of handlers may: `ToolScope()` is enough for one.
+
+        Args:
+            send_progress: takes each progress, from any thread and without blocking; None drops it.
+            caller: calls other tools; None where there is no bus to ask.
+        """
+        self.call_id = call_id
+        self.tool = tool
+        self.context = context
+        self.deadline = deadline
+        self.cancel_reason: str | None = None
+        self._send_progress = send_progress
+        self._caller = caller
+        self._event: threading.Event | None = None  # None until somebody asks for it
+        self._ended = False  # True once the handler is done: what a stray thread still reports is dropped
+
+    @classmethod
+    def of(
+        cls,
+        call: pb.ToolCall,
+        *,
+        send_progress: Callable[[pb.ToolProgress], None] | None = None,
+        caller: Caller | None = None,
+    ) -> ToolScope:
+        """Makes the scope of a call that just arrived; nothing of its frame is kept."""
+        return cls(
+            call.call_id,
+            call.name,
+            context=CallContext.from_wire(call.context) if call.HasField("context") else NO_CONTEXT,
+            deadline=time.monotonic() + call.timeout_seconds if call.timeout_seconds > 0 else None,
+            send_progress=send_progress,
+            caller=caller,
+        )
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else f"cancelled: {self.cancel_reason}" if self.is_cancelled else "running"
+        return f"<ToolScope {self.tool} {self.call_id} {state}>"
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set when the call was taken back. A sync handler looks at it, or waits on it instead of sleeping."""
+        if self._event is None:
+            with self._making:
+                if self._event is None:
+                    event = threading.Event()
+                    self._event = event
+                    if self.cancel_reason is not None:
+                        event.set()
+        return self._event
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the call was taken back."""
+        return self.cancel_reason is not None
+
+    def raise_if_cancelled(self) -> None:
+        """Ends a handler whose call was taken back; the cheap check for loops.
+
+        Raises:
+            asyncio.CancelledError: where it was.
+        """
+        if self.cancel_reason is not None:
+            raise asyncio.CancelledError(self.cancel_reason)
+
+    def time_left(self) -> float:
+        """Returns the seconds until the deadline, never below 0; infinity where there is none."""
+        return math.inf if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def progress(
+        self,
+        progress: float = 0.0,
+        *,
+        total: float = 0.0,
+        message: str = "",
+        chunk: str = "",
+        content: Sequence[pb.ContentBlock] = (),
+    ) -> None:
+        """Shows the caller that work goes on, and resets the idle timeout.
+
+        Args:
+            progress: how much is done.
+            total: how much there is to do, in the same unit; 0 means unknown.
+            message: what is being done, for people.
+            chunk: the next piece of the output. The result must still carry the whole.
+            content: parts that are ready before the result.
+        """
+        if self._ended or self._send_progress is None:
+            return
+        self._send_progress(
+            pb.ToolProgress(
+                call_id=self.call_id,
+                progress=progress,
+                total=total,
+                message=message,
+                output_chunk=chunk,
+                content=content,
+            )
+        )
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str | None = None,
+        *,
+        timeout: float | None = None,
+        role: str | None = None,
+        schema_hash: str = "",
+    ) -> Result:
+        """Calls another tool as part of this call: same context, no longer than this call, cancelled with it.
+
+        A call that fails is a result with `error`; only arguments that JSON cannot hold raise.
+
+        Args:
+            timeout: seconds; None means the tool's own.
+        """
+        return await asyncio.wrap_future(self._begin(name, arguments, timeout, role, schema_hash))
+
+    def call_sync(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str | None = None,
+        *,
+        timeout: float | None = None,
+        role: str | None = None,
+        schema_hash: str = "",
+    ) -> Result:
+        """Does what `call` does, for handlers that are plain functions: blocks their thread until the result is in."""
+        return self._begin(name, arguments, timeout, role, schema_hash).result()
+
+    def _begin(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str | None,
+        timeout: float | None,
+        role: str | None,
+        schema_hash: str,
+    ) -> concurrent.futures.Future[Result]:
+        if self._caller is None:
+            raise RuntimeError(f"tool {self.tool!r} cannot call {name!r}: this scope has no bus behind it")
+        return self._caller(
+            name,
+            dump_arguments(arguments),
+            parent_call_id=self.call_id,
+            timeout=timeout,
+            role=role,
+            schema_hash=schema_hash,
+        )
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Marks the call as taken back; the connection's part. The first reason stays."""
+        with self._making:
+            if self.cancel_reason is None:
+                self.cancel_reason = reason or "cancelled"
+            if self._event is not None:
+                self._event.set()
+
+    def end(self) -> None:
+        """Drops whatever is reported from now on; called when the handler is done."""
+        self._ended = True

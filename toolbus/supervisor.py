@@ -1,0 +1,290 @@
+"""Runs plugin files as processes, and starts again what dies.
+
+One process a file, each the leader of a group of its own. What a plugin prints comes out line by line with its name.
+A plugin that dies is started again after a pause that doubles; one that dies too often is given up, the others go on.
+Nothing that a plugin started outlives the supervisor: it ends the group with its leader, and where the supervisor is
+killed itself, `toolbus.lifeline` ends the groups and the kernel ends the leaders.
+
+This file knows processes and time. It prints nothing and reads no options: ``toolbus run`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from toolbus.sdk.child import CANNOT_START, SUPERVISOR_VARIABLE
+
+LINE_BYTES = 64 * 1024  # a longer line comes out in pieces
+_OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: somebody who left its group may hold the pipe
+_READ_BYTES = 64 * 1024
+
+
+class Happened(Enum):
+    """What a `Report` is about."""
+
+    OUTPUT = "output"
+    STARTED = "started"
+    DIED = "died"  # it will be started again
+    ENDED = "ended"  # it wanted to, or was told to
+    GIVEN_UP = "given_up"  # it will not be started again
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened to a plugin.
+
+    Attributes:
+        text: a line of output, or a sentence.
+        stream: ``stdout`` or ``stderr`` of a line; empty otherwise.
+    """
+
+    plugin: str
+    happened: Happened
+    text: str
+    stream: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """When a plugin that died is started again.
+
+    Attributes:
+        first_seconds: the first pause at most; each one draws from its upper half, so that plugins that died together
+            do not come back together.
+        longest_seconds: where doubling ends.
+        deaths: how many within `within_seconds` are too many; a plugin that lived as long starts over.
+        wanted: False: none at all.
+    """
+
+    first_seconds: float = 0.25
+    longest_seconds: float = 30.0
+    deaths: int = 5
+    within_seconds: float = 30.0
+    wanted: bool = True
+
+
+class Supervisor:
+    """Runs the plugins of several files until all have ended or it is told to stop. Belongs to the main thread.
+
+    Args:
+        files: one plugin each.
+        emit: takes what happens; an exception from it ends everything.
+        environment: of the plugins.
+        stop_seconds: how long a plugin gets between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        emit: Callable[[Report], None],
+        *,
+        environment: Mapping[str, str],
+        restarts: Restarts | None = None,
+        stop_seconds: float = 5.0,
+    ) -> None:
+        self._plugins = dict(zip(plugin_names(files), files, strict=True))
+        self._emit = emit
+        self._environment = dict(environment)
+        self._restarts = restarts or Restarts()
+        self._stop_seconds = stop_seconds
+        self._stopping = asyncio.Event()  # SIGTERM to all
+        self._killing = asyncio.Event()  # SIGKILL to all
+        self._lifeline: subprocess.Popen[bytes] | None = None  # None until run
+        self.failed: list[str] = []  # plugins that were given up
+
+    def __repr__(self) -> str:
+        return f"<Supervisor plugins={len(self._plugins)} failed={len(self.failed)}>"
+
+    async def run(self) -> bool:
+        """Runs everything. Returns whether no plugin had to be given up."""
+        self._lifeline = subprocess.Popen(  # noqa: ASYNC220  # before anything else runs here
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("lifeline.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # a Ctrl-C is not meant for it
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, file in self._plugins.items():
+                    group.create_task(self._supervise(name, file), name=f"plugin {name}")
+        finally:
+            assert self._lifeline.stdin is not None  # a pipe, see above
+            self._lifeline.stdin.close()
+            self._lifeline.wait()  # it ends as soon as it reads the end of the pipe
+        return not self.failed
+
+    def stop(self) -> None:
+        """Asks every plugin to end; a second time, ends them."""
+        if self._stopping.is_set():
+            self._killing.set()
+        self._stopping.set()
+
+    async def _supervise(self, name: str, file: Path) -> None:
+        rule = self._restarts
+        deaths: deque[float] = deque(maxlen=rule.deaths)
+        attempt = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            code = await self._live(name, file)
+            now = time.monotonic()
+            if self._stopping.is_set() or code == 0:
+                self._emit(Report(name, Happened.ENDED, f"ended ({ending(code)})"))
+                return
+            deaths.append(now)
+            attempt = 0 if now - started > rule.within_seconds else attempt
+            if why := self._give_up(code, deaths):
+                self.failed.append(name)
+                self._emit(Report(name, Happened.GIVEN_UP, why))
+                return
+            pause = min(rule.longest_seconds, rule.first_seconds * 2**attempt) * random.uniform(0.5, 1.0)
+            attempt += 1
+            self._emit(Report(name, Happened.DIED, f"died ({ending(code)}): starting it again in {pause:.2g} s"))
+            await _wait(self._stopping, pause)
+
+    def _give_up(self, code: int, deaths: deque[float]) -> str:
+        """Says why a plugin that died is not started again; empty where it is."""
+        rule = self._restarts
+        if code == CANNOT_START:
+            return "cannot start (its reason stands above): correct it and run it again"
+        if not rule.wanted:
+            return f"died ({ending(code)})"
+        if len(deaths) == rule.deaths and deaths[-1] - deaths[0] <= rule.within_seconds:
+            return (
+                f"died {rule.deaths} times within {rule.within_seconds:g} s, the last time with {ending(code)}: "
+                "given up; correct it and run it again"
+            )
+        return ""
+
+    async def _live(self, name: str, file: Path) -> int:
+        """Runs one process from start to end; returns its exit code, negative for a signal."""
+        out, err = os.pipe(), os.pipe()
+        pumps = [
+            asyncio.create_task(self._pump(name, "stdout", out[0])),
+            asyncio.create_task(self._pump(name, "stderr", err[0])),
+        ]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "toolbus.sdk.child", str(file)),
+                stdin=subprocess.DEVNULL,
+                stdout=out[1],
+                stderr=err[1],
+                env={**self._environment, SUPERVISOR_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        except OSError as problem:  # no memory, no process ids: it may be better after the pause
+            self._emit(Report(name, Happened.OUTPUT, f"cannot start a process: {problem}", "stderr"))
+            return 1
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+        group = process.pid  # the leader's id, by setsid
+        self._note(f"+{group}")
+        try:
+            self._emit(Report(name, Happened.STARTED, f"started (pid {group})"))
+            return await self._wait_or_stop(process)
+        finally:
+            # Also the way out of a cancellation. What is left of the group dies with its leader.
+            _signal(group, signal.SIGKILL)
+            await process.wait()
+            self._note(f"-{group}")
+            _, late = await asyncio.wait(pumps, timeout=_OUTPUT_SECONDS)
+            for pump in late:
+                pump.cancel()
+            for pump in set(pumps) - late:
+                pump.result()
+
+    async def _wait_or_stop(self, process: asyncio.subprocess.Process) -> int:
+        ended = asyncio.create_task(process.wait())
+        told = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                _signal(process.pid, signal.SIGTERM)
+                told = asyncio.create_task(self._killing.wait())
+                await asyncio.wait((ended, told), timeout=self._stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+                _signal(process.pid, signal.SIGKILL)
+            return await ended
+        finally:
+            told.cancel()
+            ended.cancel()
+
+    async def _pump(self, name: str, stream: str, pipe: int) -> None:
+        """Passes on what a process writes, line by line."""
+        reader = asyncio.StreamReader()
+        opened = os.fdopen(pipe, "rb", 0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), opened
+        )
+        begun = b""  # of a line that has not ended yet
+        try:
+            while read := await reader.read(_READ_BYTES):
+                *lines, begun = (begun + read).split(b"\n")
+                if len(begun) > LINE_BYTES:
+                    lines, begun = [*lines, begun], b""
+                for line in lines:
+                    self._line(name, stream, line)
+            if begun:
+                self._line(name, stream, begun)
+        finally:
+            transport.close()
+
+    def _line(self, name: str, stream: str, line: bytes) -> None:
+        self._emit(Report(name, Happened.OUTPUT, line.decode(errors="replace").rstrip("\r"), stream))
+
+    def _note(self, line: str) -> None:
+        """Tells the lifeline; where that has been killed, the kernel's way is left."""
+        assert self._lifeline is not None  # started before any plugin
+        assert self._lifeline.stdin is not None  # a pipe
+        try:
+            self._lifeline.stdin.write(f"{line}\n".encode())
+        except BrokenPipeError:
+            pass
+
+
+def plugin_names(files: Sequence[Path]) -> list[str]:
+    """Names plugins after their files: the stem, with the folder where stems are equal, numbered where those are."""
+    stems = Counter(file.stem for file in files)
+    names = [file.stem if stems[file.stem] == 1 else f"{file.resolve().parent.name}/{file.stem}" for file in files]
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[index] = f"{name}#{seen[name]}"
+    return names
+
+
+def ending(code: int) -> str:
+    """Says how a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # gone; or, on macOS, nothing left but zombies
+        pass
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        pass

@@ -1,0 +1,111 @@
+"""For tests of plugins, hosts and the bus itself: a running bus, and two sessions without a network.
+
+async with running_bus() as bus:
+    async with Host(bus.grpc_addresses[0]) as host:
+        ...
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from toolbus.session import Session, Side, State
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+if TYPE_CHECKING:
+    from toolbus.bus import Bus
+
+Handle = Callable[[str, Any], object]
+
+
+@asynccontextmanager
+async def running_bus(*, unix: bool = False, **settings: Any) -> AsyncIterator[Bus]:
+    """Runs a bus on a free port of loopback, without HTTP; its address is ``bus.grpc_addresses[0]``.
+
+    Args:
+        unix: listens on a unix socket in a directory of its own instead.
+        settings: of `toolbus.bus.Config`; they win over what is said here.
+    """
+    from toolbus.bus import Bus, Config  # needs toolbus[server]
+
+    with tempfile.TemporaryDirectory(prefix="toolbus-") as folder:
+        address = f"unix:{folder}/bus.sock" if unix else "127.0.0.1:0"
+        async with Bus(Config(**{"grpc": (address,), "http": "off", **settings})) as bus:
+            yield bus
+
+
+class PairedSessions:
+    """Both ends of one stream in memory. Nothing moves until `pump`; the time is whatever ``now`` is set to.
+
+    Attributes:
+        bus, peer: the two ends; put items into their outboxes.
+        now: the time that both see, in seconds.
+        seen_by_bus, seen_by_peer: the arms that arrived, as (name, value), oldest first.
+    """
+
+    def __init__(self, *, source: str = "paired", max_in_flight: int = 256, attached: bool = True) -> None:
+        """Makes the pair.
+
+        Args:
+            attached: whether attach and attached have already been exchanged.
+        """
+        self.now = 0.0
+        self.bus: Session[wire.InvokeResponse] = Session(Side.BUS, wire.InvokeResponse, self.now)
+        self.peer: Session[wire.InvokeRequest] = Session(Side.PEER, wire.InvokeRequest, self.now)
+        self.seen_by_bus: list[tuple[str, Any]] = []
+        self.seen_by_peer: list[tuple[str, Any]] = []
+        if attached:
+            attach = wire.Attach(protocol_version=1, source=source, max_in_flight=max_in_flight)
+            self.peer.outbox.room(attach.ByteSize()).attach.CopyFrom(attach)
+            self.pump()
+            self.bus.open(max_in_flight, 0)
+            answer = wire.Attached(session_id="paired", limits=wire.Limits(calls_in_flight=max_in_flight))
+            self.bus.outbox.room(answer.ByteSize()).attached.CopyFrom(answer)
+            self.pump()
+            self.peer.open(max_in_flight, 0)
+            self.seen_by_bus.clear()
+            self.seen_by_peer.clear()
+
+    def __repr__(self) -> str:
+        return f"<PairedSessions {self.bus!r} {self.peer!r}>"
+
+    def pump(self, to_bus: Handle | None = None, to_peer: Handle | None = None) -> int:
+        """Carries frames to and fro until neither end has any; returns how many there were.
+
+        Each frame is serialized and parsed, as on a wire.
+
+        Args:
+            to_bus, to_peer: called with the name and the value of each arm that arrives; what they put into an
+                outbox is carried too.
+
+        Raises:
+            ProtocolError: an end refused what it got.
+        """
+        carried = 0
+        while self.peer.outbox or self.bus.outbox:
+            if (request := self.peer.outbox.take()) is not None:
+                carried += 1
+                arrived = wire.InvokeRequest.FromString(request.SerializeToString())
+                _deliver(self.bus.receive(cast(Any, arrived), self.now), self.seen_by_bus, to_bus)
+            if (response := self.bus.outbox.take()) is not None:
+                carried += 1
+                answered = wire.InvokeResponse.FromString(response.SerializeToString())
+                _deliver(self.peer.receive(cast(Any, answered), self.now), self.seen_by_peer, to_peer)
+        return carried
+
+    def break_off(self) -> None:
+        """Ends both ends, as when a connection breaks; what was not carried is lost."""
+        for session in (self.bus, self.peer):
+            if session.state is not State.CLOSED:
+                session.end()
+                session.outbox.discard()
+
+
+def _deliver(arms: list[tuple[str, Any]], seen: list[tuple[str, Any]], handle: Handle | None) -> None:
+    for arm in arms:
+        seen.append(arm)
+        if handle is not None:
+            handle(*arm)
