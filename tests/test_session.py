@@ -287,10 +287,36 @@ def test_an_idle_peer_that_answers_is_asked_every_10_s_only() -> None:
 def test_any_frame_counts_as_a_sign_of_life(arm: str) -> None:
     session = live()
     session.owed["1"] = object()
-    for tick in range(1, 30):
-        assert session.pulse(float(tick)) is Pulse.FINE
+    asked = []
+    for tick in range(1, 36):
+        if session.pulse(float(tick)) is not Pulse.FINE:
+            asked.append(tick)
+        assert session.missed == 0
         session.receive(request(arm), float(tick))
-    assert not session.outbox
+    assert asked == [10, 20, 30]  # so that the peer, which hears nothing else, knows that the bus is there
+
+
+def test_a_peer_that_is_written_to_and_answers_is_never_asked() -> None:
+    session = live()
+    for tick in range(1, 60):
+        put(session.outbox, 1)
+        frames(session.outbox)
+        session.receive(request("results"), float(tick))
+        assert session.pulse(float(tick)) is Pulse.FINE
+
+
+def test_a_hung_peer_is_gone_in_time_whether_or_not_the_writer_is_stuck() -> None:
+    ends = []
+    for stuck in (True, False):
+        session = live()
+        session.owed["1"] = object()
+        for tick in range(1, 100):
+            if session.pulse(tick * 0.5) is Pulse.GONE:
+                ends.append(tick * 0.5)
+                break
+            if not stuck:
+                frames(session.outbox)
+    assert ends == [22.0, 22.0]
 
 
 def test_a_frame_ends_the_suspicion_and_the_count_starts_anew() -> None:

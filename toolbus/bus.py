@@ -13,6 +13,7 @@ import asyncio
 import builtins
 import logging
 import secrets
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -75,7 +76,7 @@ class Bus:
             self._dispatcher,
             self.policy,
             config.limits,
-            identity=(uuid.uuid4().hex, secrets.token_hex(8), toolbus.__version__),
+            identity=(_bus_id(config), secrets.token_hex(8), toolbus.__version__),
             on_source=self._health.source_changed,
             on_change=self._catalogue_changed,
         )
@@ -312,3 +313,8 @@ class Bus:
                 self._presence.tell_watchers()  # those who were too slow the last time
             except Exception:
                 log.exception("a fault of the bus in its clockwork")
+
+
+def _bus_id(config: Config) -> str:
+    """Names the bus so that it is the same after a restart on the same machine and addresses."""
+    return uuid.uuid5(uuid.NAMESPACE_DNS, f"{socket.gethostname()} {' '.join(config.grpc)}").hex

@@ -129,7 +129,7 @@ class Dispatcher:
                 text = call.arguments_json
                 size = len(text)
                 checker = declaration.checker
-                if checker is None or size * 4 > limits.arguments_bytes or "ser" in text:
+                if checker is None or size * 4 > limits.arguments_bytes or "ser" in text or "\\" in text:
                     text = self._checked(text, declaration)
                 else:
                     try:
@@ -138,6 +138,10 @@ class Dispatcher:
                         raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
                     if type(arguments) is not dict or not checker.is_valid(arguments):
                         raise invalid(text, arguments, checker)
+                context = parent.context if parent is not None else None
+                if parent is None and call.HasField("context") and caller.trusted:
+                    context = _copied(call.context, limits)
+                    size += context.ByteSize()
                 if (
                     len(asked) >= caller.max_in_flight
                     or self._held + size > limits.held_bytes
@@ -147,8 +151,8 @@ class Dispatcher:
                 handler = declaration.pick()
                 if handler is None:
                     raise no_room(entry, declaration)
-                if size * 4 > handler.max_item_bytes:
-                    must_fit(text, name, handler.max_item_bytes)
+                if size * 4 > handler.max_item_bytes or context is not None:
+                    must_fit(text, context, name, handler.max_item_bytes)
 
                 record = Call()
                 timeout = call.timeout_seconds
@@ -156,8 +160,7 @@ class Dispatcher:
                     timeout = clamped_timeout(timeout, declaration.tool.timeout_seconds)
                 record.timeout = timeout
                 record.deadline = deadline = now + timeout
-                record.context = _copied(call.context, limits) if call.HasField("context") and caller.trusted else None
-                record.parent, record.children, record.depth = None, None, 1
+                record.context, record.parent, record.children, record.depth = context, None, None, 1
                 if parent is not None:
                     record.nest(parent)
                 if declaration.tool.idle_timeout_seconds:
@@ -332,13 +335,12 @@ class Dispatcher:
                 limit=("arguments_bytes", limit),
             )
         checker = declaration.checker
-        if checker is None and not ("ser" in text and declaration.strips):
+        # A key may be spelled with escapes; what cannot be read cannot be searched for keys either.
+        if checker is None and not (declaration.strips and ("ser" in text or "\\" in text)):
             return text or "{}"
         try:
             arguments = load_arguments(text)
         except ValueError as problem:
-            if checker is None:
-                return text
             raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
         if type(arguments) is dict and not declaration.strips.isdisjoint(arguments):
             arguments, text = _stripped(arguments, declaration.strips)
@@ -431,9 +433,9 @@ class Dispatcher:
         self.records.add(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code)
 
     def _end_children(self, call: Call, now: float) -> None:
-        for child in call.children or ():
+        children, call.children = call.children, None  # each takes itself off the list
+        for child in children or ():
             self._abandon(child, Code.CANCELLED, "the call that made this one has ended", "parent ended", now)
-        call.children = None
 
     def _fail(self, call: Call, error: CallError) -> None:
         call.caller.deliver_result(call.call_id, Result(call.call_id, is_error=True, error=error).to_wire())
@@ -464,12 +466,15 @@ class Dispatcher:
         """
         for call in owed:
             if not call.active:
-                self._let_go(call)
+                if call in self._stuck:  # else it ended just now, with its parent, before it was sent
+                    self._let_go(call)
                 continue
             stage = self._stage(call)
             safe = stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
-            other = call.declaration.pick() if safe and now < call.deadline else None
-            if other is not None:
+            same = call.entry.declarations.get(call.declaration.tool.schema_hash)
+            other = same.pick() if safe and same is not None and now < call.deadline else None
+            if other is not None and call.size * 4 <= other.max_item_bytes:
+                self._end_children(call, now)  # they belong to the run that was lost
                 call.handler = other
                 call.accepted = False
                 other.owed[call.id] = call

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from toolbus import catalogue
+from toolbus.call import Call
 from toolbus.dispatcher import Dispatcher
 from toolbus.entry import BUS_SOURCE
 from toolbus.errors import (
@@ -71,7 +72,7 @@ class Presence:
         self._superseded: dict[tuple[str, str], deque[float]] = {}  # when each instance was superseded, last minute
         self._by_instance: dict[tuple[str, str], Peer] = {}
         self._lost_sources: dict[str, float] = {}  # sources in their grace period → when it ends
-        self.tokens: dict[str, str] = {}  # source → the token that binds it
+        self._tokens: dict[str, str] = {}  # source → the token that binds it while it is attached or in grace
         self.sessions: dict[str, Peer] = {}  # by session_id
         self.by_source: dict[str, dict[str, Peer]] = {}  # source → session_id → peer
         self.draining = False
@@ -96,6 +97,8 @@ class Presence:
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
         peer.budget = self._dispatcher.budget(peer.source)
         older = self._by_instance.get((peer.source, peer.instance)) if peer.instance else None
+        if older is not None and older.state is State.LEAVING and not older.half_closed:
+            older = None  # it said goodbye, and may finish what it has
         peer.open(self._granted(attach.max_in_flight), attach.max_message_bytes)
         if older is not None:
             self._note_superseded(peer, now)
@@ -106,21 +109,28 @@ class Presence:
         if peer.instance:
             self._by_instance[peer.source, peer.instance] = peer
         self._lost_sources.pop(peer.source, None)
+        if attach.token:
+            self._tokens[peer.source] = attach.token
         self._answer(peer, outcome.names, [] if may_offer else [tool.name for tool in attach.tools])
         if older is not None:  # after the answer: calls of the older one may move to this one
             older.send_drain("replaced")
             self.end(older, "replaced by a newer session of the same instance", now, status="OK")
         if not may_offer and attach.tools:
             self._deny(peer, "attach")
-        peer.watches = wire.SUBSCRIPTION_CATALOG in attach.subscribe
-        if peer.watches:
-            self.tell_watchers()  # at once: a new watcher waits for its first list
+        self._subscribe(peer, attach)
         log.info(
             "attached source=%s instance=%s tools=%d max_in_flight=%d",
             peer.source, peer.instance or "-", len(outcome.names), peer.max_in_flight,
         )  # fmt: skip
         self._on_source(peer.source)
         self._on_change()
+
+    def _subscribe(self, peer: Peer, attach: wire.Attach) -> None:
+        """Takes down what the peer wants events about; a new watcher gets its first list at once."""
+        watched, peer.watches = peer.watches, wire.SUBSCRIPTION_CATALOG in attach.subscribe
+        if peer.watches and not watched:
+            peer.seen_revision = -1
+            self.tell_watchers((peer,))
 
     def _check_identity(self, attach: wire.Attach, now: float) -> None:
         if attach.protocol_version not in PROTOCOL_VERSIONS:
@@ -137,9 +147,12 @@ class Presence:
             raise InvalidRequest(
                 f"instance has {len(attach.instance)} characters, at most {MAX_INSTANCE} are allowed: shorten it"
             )
-        token = self.tokens.get(attach.source)
+        token = self._tokens.get(attach.source)
         if token is not None and not secrets.compare_digest(token.encode(), attach.token.encode()):
-            raise NotPermitted(f"source {attach.source!r} is bound to a token, and the attach carries another or none")
+            raise NotPermitted(
+                f"source {attach.source!r} is bound to a token, and the attach carries another or none: use another "
+                "source, or the token (TOOLBUS_TOKEN) of the sessions that have it"
+            )
         limit = self._limits.sessions
         if len(self.sessions) >= limit:
             raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and takes no more")
@@ -185,6 +198,7 @@ class Presence:
             self._answer(peer, self._registry.offers(peer), [tool.name for tool in attach.tools] or [""], str(error))
             return
         self._answer(peer, outcome.names, [])
+        self._subscribe(peer, attach)
         log.info("declared anew source=%s tools=%d", peer.source, len(outcome.names))
         self._on_change()
 
@@ -245,7 +259,9 @@ class Presence:
         if not self._policy.may_offer(peer.source):
             self._deny(peer, "register")
             raise NotPermitted(f"source {peer.source!r} lacks the right 'tools': ask the operator to grant it")
-        held = len(self._registry.offers(peer)) + len(request.tools)
+        held = self._registry.most_offered(peer) + len(request.tools)  # at most: counting exactly is not flat
+        if held > self._limits.tools:
+            held = len({*self._registry.offers(peer), *(tool.name for tool in request.tools)})
         if held > self._limits.tools:
             raise LimitExceeded("tools", self._limits.tools, f"the session would offer {held} tools")
         offered = catalogue.read_tools(request.tools, self._limits)
@@ -313,10 +329,13 @@ class Presence:
         """A peer ended its direction: it can answer no more, but may wait for what it asked for."""
         owed = list(peer.owed.values())
         peer.owed.clear()
-        if peer.state is State.LIVE:
+        if peer.state is State.LIVE and peer.drain_sent:
+            self.goodbye(peer, now)  # it was told to leave, and does
+        elif peer.state is State.LIVE:
             self._lose(peer, "its stream ended", now)
         peer.close_half()
         self._on_source(peer.source)
+        _recall(peer, owed)
         self._dispatcher.handler_ended(peer, owed, "its stream ended", now)
 
     def end(self, peer: Peer, why: str, now: float, status: str = "UNAVAILABLE") -> None:
@@ -333,6 +352,8 @@ class Presence:
         for call in list(peer.asked.values()) if status == "OK" else ():
             self._dispatcher.take_back(call, why, now)
         owed, asked = peer.end()
+        if status == "OK":
+            _recall(peer, owed)
         self._dispatcher.handler_ended(peer, owed, why, now)
         self._dispatcher.caller_ended(asked, now)
         if opened:
@@ -355,6 +376,8 @@ class Presence:
         of_source.pop(peer.session_id, None)
         if not of_source:
             self.by_source.pop(peer.source, None)
+            if peer.source not in self._lost_sources:
+                self._tokens.pop(peer.source, None)
         if self._by_instance.get((peer.source, peer.instance)) is peer:
             del self._by_instance[peer.source, peer.instance]
         self._on_source(peer.source)
@@ -377,9 +400,14 @@ class Presence:
                 self.end(peer, f"it answered no heartbeat for {now - peer.last_heard:.0f} s", now)
         if self._registry.expire(now):
             self._on_change()
+        for instance, times in list(self._superseded.items()):
+            if now - times[-1] > 60.0:
+                del self._superseded[instance]
         for source, until in list(self._lost_sources.items()):
             if until <= now:
                 del self._lost_sources[source]
+                if source not in self.by_source:
+                    self._tokens.pop(source, None)
                 self._on_source(source)
 
     def recovered(self, peer: Peer) -> None:
@@ -408,11 +436,11 @@ class Presence:
         """Sources that have a health of their own now."""
         return [source for source in {*self.by_source, *self._lost_sources} if self.serving(source) is not None]
 
-    def tell_watchers(self) -> None:
-        """Brings every watcher up to the newest revision; one that reads slowly gets it all at once, later."""
+    def tell_watchers(self, peers: Iterable[Peer] | None = None) -> None:
+        """Brings every watcher, or those named, up to date; one that reads slowly gets it all at once, later."""
         events: dict[int, list[wire.Event]] = {}
         revision = self._registry.revision
-        for peer in self.sessions.values():
+        for peer in self.sessions.values() if peers is None else peers:
             if not peer.watches or peer.seen_revision == revision or peer.outbox.waiting_bytes > catalogue.EVENT_BYTES:
                 continue
             missed = events.get(peer.seen_revision)
@@ -449,3 +477,9 @@ class Presence:
             self._on_source(source)
             self._on_change()
         return len(peers)
+
+
+def _recall(peer: Peer, owed: list[Call]) -> None:
+    """Takes out of the outbox what the peer has not seen: it is still read, and those calls may run elsewhere now."""
+    for call in owed:
+        peer.outbox.recall(call.frame, call.id)

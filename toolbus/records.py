@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from toolbus.errors import Code
 
 RECORDS_KEPT = 1_000
+_CODES = frozenset(Code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Records:
     def __iter__(self) -> Iterator[CallRecord]:
         """Newest first."""
         for call_id, name, source, caller, started, ended, code in reversed(self._kept):
-            yield CallRecord(call_id, name, source, caller, started, ended, Code(code))
+            known = Code(code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
+            yield CallRecord(call_id, name, source, caller, started, ended, known)
 
     def __len__(self) -> int:
         return len(self._kept)

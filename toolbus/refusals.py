@@ -10,6 +10,7 @@ from toolbus.errors import Code, Stage
 from toolbus.schema import ArgumentChecker
 from toolbus.staleness import explain_change
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError
+from toolbus.v1 import tool_pb2 as pb
 
 RETRY_SECONDS = 0.05  # the hint to a caller that met a full handler: about the time a call takes
 NAMES_SHOWN = 20  # of the tools there are, in an error for one that is not
@@ -42,9 +43,9 @@ def invalid(text: str, arguments: object, checker: ArgumentChecker) -> Refused:
     return Refused(Code.INVALID_ARGUMENTS, checker.explain(arguments))
 
 
-def must_fit(text: str, name: str, largest: int) -> None:
+def must_fit(text: str, context: pb.CallContext | None, name: str, largest: int) -> None:
     """Refuses arguments that are larger than the plugin can receive."""
-    size = len(text.encode())
+    size = len(text.encode()) + (context.ByteSize() if context is not None else 0)
     if size > largest:
         raise Refused(
             Code.INVALID_ARGUMENTS,

@@ -193,6 +193,10 @@ class Registry:
         with self._lock:
             return list(dict.fromkeys(entry.bare_name for entry in self._by_handler.get(handler, ())))
 
+    def most_offered(self, handler: Handler) -> int:
+        """At least as many as `offers` returns, at a flat cost: a tool counts once per role."""
+        return len(self._by_handler.get(handler, ()))
+
     # -- changing -----------------------------------------------------------------------------------------------
 
     def register(
@@ -487,10 +491,9 @@ class Registry:
     def _note(self, entry: Entry, existed: bool) -> None:
         """Notes that an entry changes, and whether its name was listed as its source's before: here or elsewhere."""
         shown = self._tables.values() or (self._to_come,)
-        existed = any(
-            existed if table is entry.table else other.source == entry.source and other.current is not None
-            for table in shown
-            if (other := table.entries.get(entry.name)) is not None or table is entry.table
+        others = [table.entries.get(entry.name) for table in shown if table is not entry.table]
+        existed = (existed and entry.table in shown) or any(
+            other.source == entry.source and other.current is not None for other in others if other is not None
         )
         if len(self._changes) == CHANGES_KEPT:
             self._floor = self._changes[0][0]

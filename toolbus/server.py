@@ -23,13 +23,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from toolbus import catalogue
 from toolbus.dispatcher import Dispatcher
-from toolbus.errors import InvalidRequest, LimitExceeded, NotOffered, PeerLost, RequestError, SetupError, grpc_status
+from toolbus.errors import InvalidRequest, LimitExceeded, NotOffered, SetupError, ToolBusError, grpc_status
 from toolbus.health import SERVICE, Health
 from toolbus.peer import Peer
 from toolbus.policy import Policy
 from toolbus.presence import Presence
 from toolbus.registry import Registry
-from toolbus.session import State
+from toolbus.session import Pool, State
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
@@ -62,6 +62,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._presence = presence
         self._policy = policy
         self._limits = limits
+        self._pool = Pool(limits.held_bytes)  # what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
@@ -102,7 +103,9 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             await _abort(context, LimitExceeded("sessions", limit, "the bus has all the streams it takes"))
         self._streams += 1
         try:
-            await _Stream(self._presence, self._dispatcher, Peer(self._limits, time.monotonic()), context).run()
+            peer = Peer(self._limits, time.monotonic())
+            peer.outbox.pool = self._pool
+            await _Stream(self._presence, self._dispatcher, peer, context).run()
         finally:
             self._streams -= 1
 
@@ -162,6 +165,7 @@ class _Stream:
         finally:
             opening.cancel()
             reading.cancel()
+            self._peer.outbox.discard()
             self._wake()
 
     async def _read(self) -> None:
@@ -185,7 +189,7 @@ class _Stream:
             elif peer.state is not State.CLOSED:
                 self._presence.half_closed(peer, clock())
                 self._leave_if_done()
-        except (RequestError, PeerLost) as error:
+        except ToolBusError as error:
             self._end(*grpc_status(error))
         except DecodeError as error:
             self._end("INVALID_ARGUMENT", f"a message is no InvokeRequest: {error}")

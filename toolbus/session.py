@@ -78,6 +78,20 @@ _OPENING_ARM = {Side.BUS: "attach", Side.PEER: "attached"}
 Frame = TypeVar("Frame", wire.InvokeRequest, wire.InvokeResponse)
 
 
+class Pool:
+    """What waits in all outboxes of a bus together.
+
+    Args:
+        most_bytes: above it, the outbox that grows is flooded.
+    """
+
+    __slots__ = ("bytes", "most_bytes")
+
+    def __init__(self, most_bytes: int) -> None:
+        self.bytes = 0
+        self.most_bytes = most_bytes
+
+
 class Outbox(Generic[Frame]):
     """What waits to be written, already in frames.
 
@@ -101,6 +115,7 @@ class Outbox(Generic[Frame]):
         "least",
         "most_bytes",
         "opened",
+        "pool",
         "space",
         "taken",
         "wake",
@@ -118,8 +133,9 @@ class Outbox(Generic[Frame]):
         self.add_call: Callable[[], pb.ToolCall] = _no_frame  # the open frame's
         self.add_result: Callable[[], pb.ToolResult] = _no_frame  # the open frame's
         self.most_bytes = 64 * MIB  # what may wait for a peer that reads slowly
+        self.pool = Pool(256 * MIB)  # shared with the other outboxes of a bus
         self.wake: Callable[[], None] = _nobody_waits  # tells the writer that the first frame was opened
-        self.flooded: Callable[[], None] = _nobody_waits  # tells that more than most_bytes wait
+        self.flooded: Callable[[], None] = _nobody_waits  # tells that more waits than may
 
     def __repr__(self) -> str:
         return f"<Outbox frames={len(self._frames)} bytes={self.waiting_bytes} taken={self.taken}>"
@@ -158,7 +174,7 @@ class Outbox(Generic[Frame]):
             last, _ = self._frames[-1]
             size = last.ByteSize()
             self._frames[-1] = (last, size)
-            self._sealed_bytes += size
+            self._count(size)
         frame = self._new_frame()
         self._frames.append((frame, 0))
         self.space = self.frame_bytes
@@ -166,8 +182,12 @@ class Outbox(Generic[Frame]):
         self.opened += 1
         if len(self._frames) == 1:
             self.wake()
-        elif self._sealed_bytes > self.most_bytes:
+        elif self._sealed_bytes > self.most_bytes or self.pool.bytes > self.pool.most_bytes:
             self.flooded()
+
+    def _count(self, more: int) -> None:
+        self._sealed_bytes += more
+        self.pool.bytes += more
 
     def take(self) -> Frame | None:
         """Hands the oldest frame to the writer, or None."""
@@ -175,7 +195,7 @@ class Outbox(Generic[Frame]):
             return None
         frame, size = self._frames.popleft()
         if self._frames:
-            self._sealed_bytes -= size
+            self._count(-size)
         else:
             self.space = -1
         self.taken += 1
@@ -192,14 +212,14 @@ class Outbox(Generic[Frame]):
                 del frame.calls[index]
                 if place < len(self._frames) - 1:
                     self._frames[place] = (frame, frame.ByteSize())
-                    self._sealed_bytes -= size - frame.ByteSize()
+                    self._count(frame.ByteSize() - size)
                 return True
         return False
 
     def discard(self) -> None:
         """Forgets everything that waits: nobody will read it."""
         self._frames.clear()
-        self._sealed_bytes = 0
+        self._count(-self._sealed_bytes)
         self.space = -1
         self.taken = self.opened
 
@@ -223,8 +243,10 @@ class Session(Generic[Frame]):
     """
 
     __slots__ = (
+        "_last_sent",
         "_probes",
         "_side",
+        "_taken_before",
         "asked",
         "drain_sent",
         "half_closed",
@@ -251,6 +273,8 @@ class Session(Generic[Frame]):
         self.last_heard = now  # when the last frame came
         self.last_probe = now  # when the last heartbeat was sent
         self.missed = 0  # heartbeats in a row without any frame since
+        self._taken_before = 0  # frames that had been written when the pulse was last judged
+        self._last_sent = now  # when the pulse last saw that one had been
         self._probes = 0  # heartbeats sent in all; their sequence number
         self.suspect = False  # whether so many were missed that the peer gets no new calls
         self.half_closed = False  # whether the peer has ended its direction and can no longer echo
@@ -339,21 +363,26 @@ class Session(Generic[Frame]):
         """Judges the peer's silence and sends a heartbeat where one is due (bus side only).
 
         A frame in the interval, a half-closed direction or a stream that has not opened yet need none. Once one
-        heartbeat has gone unanswered the next follow at the busy interval.
+        heartbeat has gone unanswered the next follow at the busy interval. A peer that only sends gets one at the
+        idle interval, so that it can tell a silent bus from a dead one.
         """
         if self.half_closed or self.state in (State.OPENING, State.CLOSED):
             return Pulse.FINE
+        if self.outbox.taken != self._taken_before:
+            self._taken_before, self._last_sent = self.outbox.taken, now
         waiting = self.last_probe > self.last_heard
         interval = BUSY_INTERVAL if self.owed or waiting else IDLE_INTERVAL
         due = max(self.last_heard, self.last_probe) + interval
-        if now < due:
+        if now < due and now < self._last_sent + IDLE_INTERVAL:
             return Pulse.FINE
-        if waiting:
+        if waiting and now >= due:
             self.missed += 1
             if self.missed >= MISSED_GONE:
                 return Pulse.GONE
         self._probes += 1
-        self.last_probe = due if now - due < interval / 2 else now  # late ticks do not add up
+        self._last_sent = now
+        self.last_probe = due if 0 <= now - due < interval / 2 else now  # late ticks do not add up
+        self._last_sent = now  # also where the writer is stuck: else each tick would ask anew
         self.outbox.room(16).heartbeat.CopyFrom(wire.Heartbeat(sequence=self._probes))
         if self.missed >= MISSED_SUSPECT and not self.suspect:
             self.suspect = True
@@ -363,7 +392,7 @@ class Session(Generic[Frame]):
 
     def restart_pulse(self, now: float) -> None:
         """Starts counting anew: our own clock stood still (a suspended machine, a debugger)."""
-        self.last_heard = self.last_probe = now
+        self.last_heard = self.last_probe = self._last_sent = now
         self.missed = 0
 
     def end(self) -> tuple[list[Any], list[Any]]:

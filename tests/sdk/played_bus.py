@@ -18,6 +18,9 @@ SECONDS = 5.0  # the bound of every wait
 Play = Callable[["PlayedStream"], Awaitable[None]]
 
 
+_Service: Any = rpc.ToolBusServiceServicer  # its methods are abstract to a type checker only
+
+
 class PlayedStream:
     """One Invoke stream, from the bus's side."""
 
@@ -54,7 +57,7 @@ class PlayedStream:
         await self.context.abort(code, text)
 
 
-class PlayedBus(rpc.ToolBusServiceServicer):
+class PlayedBus(_Service):  # type: ignore[misc]
     """Plays one function for each stream, the last one again for all further ones."""
 
     def __init__(self, *plays: Play) -> None:
@@ -63,12 +66,12 @@ class PlayedBus(rpc.ToolBusServiceServicer):
         self.registered: list[wire.RegisterRequest] = []
         self.address = ""
 
-    async def Invoke(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+    async def Invoke(self, request_iterator: Any, context: Any) -> None:
         play = self.plays[min(self.streams, len(self.plays) - 1)]
         self.streams += 1
         await play(PlayedStream(context))
 
-    async def Register(self, request: wire.RegisterRequest, context: Any) -> wire.RegisterResponse:  # type: ignore[override]  # noqa: N802
+    async def Register(self, request: wire.RegisterRequest, context: Any) -> wire.RegisterResponse:
         self.registered.append(request)
         return wire.RegisterResponse(registered=[tool.name for tool in request.tools], ok=True)
 

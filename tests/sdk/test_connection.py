@@ -6,12 +6,12 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
-from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 
+from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
 from toolbus.sdk.author import Plugin
 from toolbus.sdk.host import Host
@@ -227,8 +227,7 @@ async def test_a_bus_that_falls_silent_is_left_and_attached_again() -> None:
     # The first look comes after the time for opening; the test does not wait for that.
     async with played_bus(fall_silent, accept) as bus, plugin_with(bus.address, add) as plugin:
         await within(plugin.ready())
-        connection = plugin._connection
-        assert connection is not None
+        connection: Any = plugin._connection
         connection.loop.call_soon_threadsafe(
             lambda: connection.loop.call_later(
                 0.3, connection._watch_silence, connection._link, connection.loop.time() + 0.3
@@ -300,7 +299,9 @@ async def test_only_unavailable_and_overloaded_are_sent_again_and_only_where_tha
         while (frame := await stream.read()) is not None:
             for call in frame.calls:
                 ids.append(call.call_id)
-                error = pb.CallError(code=code, retry_safe=retry_safe, message="no", retry_after_seconds=0.01)
+                error = pb.CallError(
+                    code=cast(Any, code), retry_safe=retry_safe, message="no", retry_after_seconds=0.01
+                )
                 refusal = pb.ToolResult(call_id=call.call_id, is_error=True, error=error)
                 answer = pb.ToolResult(call_id=call.call_id, output_json="1")
                 await stream.write(results=[refusal if len(ids) < 3 else answer])
@@ -316,7 +317,9 @@ async def test_a_refusal_is_handed_on_when_the_time_for_another_attempt_is_over(
         await stream.accept()
         while (frame := await stream.read()) is not None:
             for call in frame.calls:
-                error = pb.CallError(code=6, retry_safe=True, message="full", retry_after_seconds=60)
+                error = pb.CallError(
+                    code=pb.ERROR_CODE_OVERLOADED, retry_safe=True, message="full", retry_after_seconds=60
+                )
                 await stream.write(results=[pb.ToolResult(call_id=call.call_id, is_error=True, error=error)])
 
     async with played_bus(refuse) as bus, Host(bus.address) as host:

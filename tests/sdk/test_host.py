@@ -6,8 +6,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 
+from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
+from toolbus.bus import Bus
 from toolbus.errors import Code, PeerLost, RequestError
 from toolbus.sdk.author import Plugin
 from toolbus.sdk.host import Host, SyncHost
@@ -20,6 +21,10 @@ from toolbus.v1 import tool_pb2 as pb
 
 async def within(awaitable: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(awaitable, SECONDS)
+
+
+def at(bus: Bus) -> str:
+    return bus.grpc_addresses[0]
 
 
 def calculator(address: str) -> Plugin:
@@ -40,40 +45,37 @@ def calculator(address: str) -> Plugin:
 
 
 async def test_many_calls_at_once_come_back_in_their_order() -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0], max_in_flight=8) as host:
-        async with calculator(bus.grpc_addresses[0]) as plugin:
-            await within(plugin.ready())
-            results = await within(host.call_many([("add", {"a": number, "b": 1}) for number in range(300)]))
-            assert [result.unwrap() for result in results] == list(range(1, 301))
-            assert len({result.call_id for result in results}) == 300
+    async with running_bus() as bus, Host(at(bus), max_in_flight=8) as host, calculator(at(bus)) as plugin:
+        await within(plugin.ready())
+        results = await within(host.call_many([("add", {"a": number, "b": 1}) for number in range(300)]))
+        assert [result.unwrap() for result in results] == list(range(1, 301))
+        assert len({result.call_id for result in results}) == 300
 
 
 async def test_context_of_a_host_reaches_the_tool() -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
-        async with calculator(bus.grpc_addresses[0]) as plugin:
-            await within(plugin.ready())
-            result = await within(host.call("who", context=CallContext(user_id="ann")))
-            assert result.unwrap() == "ann"
+    async with running_bus() as bus, Host(at(bus)) as host, calculator(at(bus)) as plugin:
+        await within(plugin.ready())
+        result = await within(host.call("who", context=CallContext(user_id="ann")))
+        assert result.unwrap() == "ann"
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 async def test_a_timeout_that_is_not_above_zero_is_refused(timeout: float) -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
+    async with running_bus() as bus, Host(at(bus)) as host:
         with pytest.raises(ValueError, match="more than 0"):
             await host.call("add", timeout=timeout)
 
 
 async def test_one_host_serves_several_loops() -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
-        async with calculator(bus.grpc_addresses[0]) as plugin:
-            await within(plugin.ready())
+    async with running_bus() as bus, Host(at(bus)) as host, calculator(at(bus)) as plugin:
+        await within(plugin.ready())
 
-            async def ten() -> list[Any]:
-                return [(await host.call("add", {"a": number, "b": 0})).unwrap() for number in range(10)]
+        async def ten() -> list[Any]:
+            return [(await host.call("add", {"a": number, "b": 0})).unwrap() for number in range(10)]
 
-            elsewhere = asyncio.to_thread(asyncio.run, ten())
-            here, there = await within(asyncio.gather(ten(), elsewhere))
-            assert here == there == list(range(10))
+        elsewhere = asyncio.to_thread(asyncio.run, ten())
+        here, there = await within(asyncio.gather(ten(), elsewhere))
+        assert here == there == list(range(10))
 
 
 async def test_closing_ends_the_calls_in_flight_as_cancelled_and_refuses_new_ones() -> None:
@@ -101,7 +103,7 @@ async def test_closing_ends_the_calls_in_flight_as_cancelled_and_refuses_new_one
 
 async def test_drain_waits_for_the_calls_in_flight() -> None:
     async with running_bus() as bus:
-        plugin = Plugin("calc", address=bus.grpc_addresses[0])
+        plugin = Plugin("calc", address=at(bus))
         began, release = asyncio.Event(), asyncio.Event()
 
         @plugin.tool
@@ -112,7 +114,7 @@ async def test_drain_waits_for_the_calls_in_flight() -> None:
 
         async with plugin:
             await within(plugin.ready())
-            host = Host(bus.grpc_addresses[0])
+            host = Host(at(bus))
             call = asyncio.create_task(host.call("slow"))
             await within(began.wait())
             drained = asyncio.create_task(host.drain())
@@ -125,26 +127,25 @@ async def test_drain_waits_for_the_calls_in_flight() -> None:
 
 
 async def test_a_listing_has_the_tool_its_source_state_and_hash() -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
-        async with calculator(bus.grpc_addresses[0]) as plugin:
-            await within(plugin.ready())
-            listing = await within(host.list())
-            listed = listing[0]
-            assert [each.name for each in listing] == ["add", "who"]
-            assert (listed.source, listed.state, listed.roles, listed.sessions) == ("calc", "live", ("default",), 1)
-            assert listed.schema_hash == plugin.tools.get("add").tool.schema_hash  # type: ignore[union-attr]
-            assert (await host.call("add", {"a": 1, "b": 1}, schema_hash=listed.schema_hash)).unwrap() == 2
-            assert [each.name for each in await host.list(names=["who"])] == ["who"]
-            assert len(await host.list(source="other")) == 0
-            again = await host.list(if_revision=listing.revision)
-            assert (again.unchanged, len(again), again.revision) == (True, 0, listing.revision)
-            with pytest.raises(RequestError, match="nobody"):
-                await host.list("nobody")
+    async with running_bus() as bus, Host(at(bus)) as host, calculator(at(bus)) as plugin:
+        await within(plugin.ready())
+        listing = await within(host.list())
+        listed = listing[0]
+        assert [each.name for each in listing] == ["add", "who"]
+        assert (listed.source, listed.state, listed.roles, listed.sessions) == ("calc", "live", ("default",), 1)
+        assert listed.schema_hash == plugin.tools.get("add").tool.schema_hash  # type: ignore[union-attr]
+        assert (await host.call("add", {"a": 1, "b": 1}, schema_hash=listed.schema_hash)).unwrap() == 2
+        assert [each.name for each in await host.list(names=["who"])] == ["who"]
+        assert len(await host.list(source="other")) == 0
+        again = await host.list(if_revision=listing.revision)
+        assert (again.unchanged, len(again), again.revision) == (True, 0, listing.revision)
+        with pytest.raises(RequestError, match="nobody"):
+            await host.list("nobody")
 
 
 async def test_a_long_listing_is_followed_page_by_page() -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
-        plugin = Plugin("many", address=bus.grpc_addresses[0])
+    async with running_bus() as bus, Host(at(bus)) as host:
+        plugin = Plugin("many", address=at(bus))
         for number in range(300):
             plugin.add_tool(lambda: 1, name=f"t{number}", description="d" * 15_000)
         async with plugin:
@@ -154,9 +155,8 @@ async def test_a_long_listing_is_followed_page_by_page() -> None:
 
 def test_names_that_only_listings_have_are_read_as_they_are() -> None:
     for name in ("calc:" + "x" * 64, "any thing: really ✓"):
-        message = wire.ListedTool(
-            tool=pb.Tool(name=name, description="d"), source="calc", schema_hash="h", session_state=4
-        )
+        message = wire.ListedTool(tool=pb.Tool(name=name, description="d"), source="calc", schema_hash="h")
+        message.session_state = wire.SESSION_STATE_OFFLINE
         listed = ListedTool.from_wire(message)
         assert (listed.name, listed.tool.name, listed.schema_hash, listed.state) == (name, name, "h", "offline")
         assert listed.tool.schema_hash == "h"
@@ -166,9 +166,9 @@ def test_names_that_only_listings_have_are_read_as_they_are() -> None:
 
 
 async def test_a_watcher_gets_everything_first_and_then_what_changes() -> None:
-    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
+    async with running_bus() as bus, Host(at(bus)) as host:
         await within(host.ready())  # the subscription comes with a later attach
-        async with calculator(bus.grpc_addresses[0]) as plugin:
+        async with calculator(at(bus)) as plugin:
             await within(plugin.ready())
             changes = host.watch()
             first: CatalogChange = await within(anext(changes))
@@ -216,7 +216,7 @@ async def test_watching_ends_with_the_connection() -> None:
 
 async def test_the_blocking_twin_does_the_same() -> None:
     async with running_bus() as bus:
-        plugin = calculator(bus.grpc_addresses[0])
+        plugin = calculator(at(bus))
 
         @plugin.tool
         async def count(ctx: ToolScope) -> str:
@@ -229,7 +229,7 @@ async def test_the_blocking_twin_does_the_same() -> None:
 
             def blocking() -> None:
                 here = threading.current_thread()
-                with SyncHost(bus.grpc_addresses[0]) as host:
+                with SyncHost(at(bus)) as host:
                     host.ready()
                     assert host.call("add", {"a": 1, "b": 2}).unwrap() == 3
                     many = host.call_many([("add", {"a": number, "b": 0}) for number in range(20)])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -21,11 +20,25 @@ import grpc
 import grpc.aio
 
 from toolbus.errors import Code, InvalidRequest, PeerLost, ProtocolError, Stage, ToolBusError
-from toolbus.sdk.link import FATAL, MESSAGE_BYTES, Asked, Duties, Ending, Link, Settings, error_of, fitting, portions
+from toolbus.sdk.link import (
+    FATAL,
+    MESSAGE_BYTES,
+    PAUSE_FIRST,
+    Asked,
+    Duties,
+    Ending,
+    Link,
+    Settings,
+    attach_of,
+    error_of,
+    fitting,
+    message_of,
+    portions,
+)
 from toolbus.sdk.outgoing import Calls, Outgoing, PeerSession
 from toolbus.sdk.threads import Changes, Inbox, LoopThread
 from toolbus.session import State
-from toolbus.tool import PROTOCOL_VERSIONS, CallError, Result
+from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -36,10 +49,7 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from grpcio's 
 SILENCE_SECONDS = 40.0  # four heartbeats of an idle session
 OPENING_SECONDS = 10.0  # for the bus to answer an attach
 CLOSING_SECONDS = 2.0  # for the bus to end a stream after our half-close
-# Back-off with full jitter. The bus is on this machine: a restart should be over a second after it listens.
-PAUSE_FIRST = 0.05
-PAUSE_MOST = 0.8
-PAUSE_REFUSED = 10.0  # where the bus is there and says no
+WRITER_SECONDS = 0.2  # for a writer to hear that its stream has ended
 STEADY_SECONDS = 1.0  # a session that lived this long starts the back-off anew
 
 _STAY_AWAY = {
@@ -66,6 +76,7 @@ class Connection:
         self._closing = False  # whether we want to end
         self._error: ToolBusError | None = None  # why we had to end; None while that is not so
         self._over = False  # whether we have ended
+        self._closed_text = f"the connection of {settings.source!r} is closed"
         self._complained = False  # whether the log has been told that there is no bus
         self._arms: dict[str, Callable[[Link, Any], None]] = {
             "attached": self._on_attached,
@@ -97,33 +108,6 @@ class Connection:
     def cancel(self, out: Outgoing) -> None:
         """Takes a call back; nothing is delivered for it afterwards."""
         self._inbox.put(self.calls.cancel, out)
-
-    def nested(
-        self,
-        session: PeerSession,
-        name: str,
-        arguments_json: str,
-        *,
-        parent_call_id: str,
-        timeout: float | None,
-        role: str | None,
-        schema_hash: str,
-    ) -> Future[Result]:
-        """Calls another tool as part of a call that the bus asked of us."""
-        future: Future[Result] = Future()
-        out = Outgoing(
-            name,
-            arguments_json,
-            _resolve,
-            future,
-            timeout=timeout,
-            role=role,
-            schema_hash=schema_hash,
-            parent=(session, parent_call_id),
-        )
-        future.add_done_callback(lambda ended: self.cancel(out) if ended.cancelled() else None)
-        self.begin(out)
-        return future
 
     def answer(self, session: PeerSession, result: Result) -> None:
         """Answers a call of the bus. Only the first answer is sent, and none once the session is over."""
@@ -162,10 +146,7 @@ class Connection:
             PeerLost: the connection was closed.
         """
         while True:
-            if self._error is not None:
-                raise self._error
-            if self._over or self._closing:
-                raise PeerLost(f"the connection of {self.settings.source!r} is closed")
+            self._check()
             link = self._link
             if link is not None and link.attached is not None and not link.attaching and not self._dirty:
                 if self._refused:
@@ -198,7 +179,7 @@ class Connection:
         until = self.loop.time() + timeout
         while True:
             left = until - self.loop.time()
-            if not await self._connected(left):
+            if not await self._changes.until(self._connected, left):
                 why = f" ({self.calls.trouble})" if self.calls.trouble else ""
                 raise PeerLost(
                     f"no bus answered at {self.settings.address} within {timeout:g} s{why}: start one with "
@@ -225,10 +206,9 @@ class Connection:
         if link is not None and link.attached is not None:
             link.session.send_drain(reason, grace_seconds)
             await self._finish_asked(link, grace_seconds)
-        self.calls.close(f"the connection of {self.settings.source!r} was closed", Code.CANCELLED)
+        self.calls.close(self._closed_text, Code.CANCELLED)
         if link is not None and link is self._link:
-            link.finish = True
-            link.wake.set()
+            link.end_direction()
             if link.attached is not None and not link.session.asked:
                 await self._until_gone(link, CLOSING_SECONDS)
             link.stream.cancel()
@@ -250,9 +230,11 @@ class Connection:
             log.warning("%d calls were not finished within %g s", len(link.session.asked), grace_seconds)
 
     async def _until_gone(self, link: Link, seconds: float) -> None:
-        until = self.loop.time() + seconds
-        while link is self._link and (left := until - self.loop.time()) > 0:
-            await self._changes.next(left)
+        await self._changes.until(lambda: link is not self._link, seconds)
+
+    def _connected(self) -> bool:
+        self._check()
+        return self._link is not None and self._link.attached is not None
 
     # The life of the connection.
 
@@ -269,20 +251,20 @@ class Connection:
                     break
                 attempt = 0 if ending.seconds >= STEADY_SECONDS else attempt + 1
                 self._tell_loss(ending)
-                await self._sleep(self._pause(ending, attempt))
+                await self._changes.until(lambda: self._closing, ending.pause(attempt))
         except Exception as problem:
             log.exception("a fault of the SDK ended the connection of %s", self.settings.source)
             self._error = ToolBusError(f"a fault of the SDK: {problem!r}")
         finally:
             self._over = True
-            self.calls.close(f"the connection of {self.settings.source!r} was closed")
+            self.calls.close(self._closed_text)
             self._changes.tell()
 
     async def _follow(self, link: Link) -> Ending:
         """Runs one attempt from its attach to its end."""
         self._link = link
         self._attach(link)
-        writer = self.loop.create_task(self._write(link))
+        writer = self.loop.create_task(link.write())
         watch = self.loop.call_later(OPENING_SECONDS, self._watch_silence, link, self.loop.time() + OPENING_SECONDS)
         try:
             ending = await self._read(link)
@@ -290,9 +272,11 @@ class Connection:
             watch.cancel()
             self._lose(link)
             link.stream.cancel()
-            link.finish = True
-            link.wake.set()
-            await asyncio.wait([writer])  # never cancelled: it ends because its stream has
+            link.end_direction()
+            # A writer is never cancelled while its stream lives: it ends because that has ended. But grpcio leaves a
+            # write for ever that waits for the first metadata of a stream that was cancelled before they were sent.
+            await asyncio.wait([writer], timeout=WRITER_SECONDS)
+            writer.cancel()
             await link.channel.close(None)
         return ending
 
@@ -320,24 +304,6 @@ class Connection:
             link.all_read = link.draining != "replaced"
         return Ending(code, text, seconds)
 
-    async def _write(self, link: Link) -> None:
-        outbox, stream = link.session.outbox, link.stream
-        try:
-            while True:
-                frame = outbox.take()
-                if frame is not None:
-                    await stream.write(frame)
-                elif link.finish:
-                    await stream.done_writing()
-                    return
-                else:
-                    link.wake.clear()
-                    await link.wake.wait()
-        except (Exception, asyncio.CancelledError) as problem:
-            # Of whatever type: the peer is gone, and the read loop knows or will know why.
-            log.debug("writing ended: %r", problem)
-            stream.cancel()
-
     def _lose(self, link: Link) -> None:
         """Settles what hung on a session that is over."""
         session = link.session
@@ -360,8 +326,8 @@ class Connection:
         allowed = 4 * attached.heartbeat_seconds if attached.heartbeat_seconds > 0 else SILENCE_SECONDS
         if now - due > allowed / 4:  # we stood still ourselves: a suspended machine, a debugger
             link.session.restart_pulse(now)
-        if now - link.session.last_heard > allowed:
-            log.warning("the bus at %s has been silent for %g s", self.settings.address, now - link.session.last_heard)
+        if (silent := now - link.session.last_heard) > allowed:
+            log.warning("the bus at %s has been silent for %.1f s", self.settings.address, silent)
             link.stream.cancel()
             return
         self.loop.call_at(now + allowed / 4, self._watch_silence, link, now + allowed / 4)
@@ -397,13 +363,6 @@ class Connection:
             self._complained = True
             log.warning("no bus at %s yet: %s; trying until there is one", address, ending.cause)
 
-    def _pause(self, ending: Ending, attempt: int) -> float:
-        most = PAUSE_MOST
-        first = PAUSE_FIRST
-        if ending.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK):
-            most, first = PAUSE_REFUSED, 10 * PAUSE_FIRST
-        return random.uniform(0.0, min(most, first * 2 ** min(attempt, 20)))
-
     # Attaching.
 
     def _attach(self, link: Link) -> None:
@@ -411,17 +370,7 @@ class Connection:
         self._dirty = False
         self._refused = ()
         first, *link.rest = portions(self._duties.declared())
-        attach = wire.Attach(
-            protocol_version=PROTOCOL_VERSIONS[-1],
-            source=self.settings.source,
-            instance=self.settings.instance,
-            tools=first,
-            max_in_flight=self.settings.max_in_flight,
-            max_message_bytes=MESSAGE_BYTES,
-            qualified=self.settings.qualified,
-            subscribe=self._duties.subscriptions(),
-            token=self.settings.token,
-        )
+        attach = attach_of(self.settings, first, self._duties.subscriptions())
         link.attaching = True
         outbox = link.session.outbox
         outbox.seal()
@@ -526,12 +475,7 @@ class Connection:
         if size > 65_536 and link is not None and link.attached is not None:
             result = fitting(result, size, link.attached.limits.result_bytes or session.max_item_bytes)
             size = min(size, session.max_item_bytes)
-        try:
-            message = result.to_wire()
-        except ValueError as problem:  # a lone surrogate in a text
-            error = CallError(Code.INTERNAL, f"the tool's result is no text: {problem}", Stage.ACCEPTED)
-            message = Result(result.call_id, is_error=True, error=error).to_wire()
-        session.outbox.room(size).results.append(message)
+        session.outbox.room(size).results.append(message_of(result))
         if link is not None and session.state is State.LEAVING:
             self._finish_if_idle(link)
 
@@ -543,29 +487,10 @@ class Connection:
     def _finish_if_idle(self, link: Link) -> None:
         """Half-closes once the bus has said goodbye and neither side owes the other anything."""
         if not link.session.owed and not link.session.asked:
-            link.finish = True
-            link.wake.set()
+            link.end_direction()
 
-    async def _sleep(self, seconds: float) -> None:
-        until = self.loop.time() + seconds
-        while not self._closing and (left := until - self.loop.time()) > 0:
-            await self._changes.next(left)
-
-    async def _connected(self, timeout: float) -> bool:
-        until = self.loop.time() + timeout
-        while True:
-            if self._error is not None:
-                raise self._error
-            if self._over or self._closing:
-                raise PeerLost(f"the connection of {self.settings.source!r} is closed")
-            if self._link is not None and self._link.attached is not None:
-                return True
-            left = until - self.loop.time()
-            if left <= 0:
-                return False
-            await self._changes.next(left)
-
-
-def _resolve(out: Outgoing, result: Any) -> None:
-    if out.target.set_running_or_notify_cancel():
-        out.target.set_result(result)
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._over or self._closing:
+            raise PeerLost(self._closed_text)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from toolbus.errors import Code, Stage
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.handler import run_handler
-from toolbus.sdk.outgoing import PeerSession
+from toolbus.sdk.outgoing import Outgoing, PeerSession
 from toolbus.sdk.scope import ToolScope
 from toolbus.sdk.threads import Inbox, Workers
 from toolbus.sdk.tool_spec import ToolSet, ToolSpec
@@ -47,7 +48,7 @@ class Job:
         self.scope = ToolScope.of(
             call,
             send_progress=partial(connection.report, session),
-            caller=partial(connection.nested, session),
+            caller=partial(_call, connection, session),
         )
 
     def __repr__(self) -> str:
@@ -178,6 +179,39 @@ class Runner:
         self._running.add(job)
         job.task = self._loop.create_task(running)
         job.task.add_done_callback(partial(self._done, job))
+
+
+def _call(
+    connection: Connection,
+    session: PeerSession,
+    name: str,
+    arguments_json: str,
+    *,
+    parent_call_id: str,
+    timeout: float | None,
+    role: str | None,
+    schema_hash: str,
+) -> Future[Result]:
+    """Calls another tool as part of a call of the bus (`scope.Caller`)."""
+    future: Future[Result] = Future()
+    out = Outgoing(
+        name,
+        arguments_json,
+        _resolve,
+        future,
+        timeout=timeout,
+        role=role,
+        schema_hash=schema_hash,
+        parent=(session, parent_call_id),
+    )
+    future.add_done_callback(lambda ended: connection.cancel(out) if ended.cancelled() else None)
+    connection.begin(out)
+    return future
+
+
+def _resolve(out: Outgoing, result: Any) -> None:
+    if out.target.set_running_or_notify_cancel():
+        out.target.set_result(result)
 
 
 class _Answered:

@@ -6,7 +6,9 @@ Values and plain state; `connection.py` drives them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import random
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ from toolbus.errors import (
 )
 from toolbus.sdk.outgoing import PeerSession
 from toolbus.session import Side
-from toolbus.tool import MAX_INSTANCE, MIB, SOURCE, CallError, Result
+from toolbus.tool import MAX_INSTANCE, MIB, PROTOCOL_VERSIONS, SOURCE, CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
@@ -36,9 +38,16 @@ from toolbus.v1 import tool_pb2 as pb
 if TYPE_CHECKING:
     from toolbus.sdk.connection import Connection
 
+log = logging.getLogger(__name__)
+
 ADDRESS = "127.0.0.1:48930"
 MESSAGE_BYTES = 16 * MIB  # what we receive, and what the bus receives unless it says otherwise
 ATTACH_BYTES = 12 * MIB  # tools in one message; the rest follows by Register
+
+# Back-off with full jitter. The bus is on this machine: a restart should be over a second after it listens.
+PAUSE_FIRST = 0.05
+PAUSE_MOST = 0.8
+PAUSE_REFUSED = 10.0  # where the bus is there and says no
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -155,6 +164,30 @@ class Link:
         self.all_read = False  # whether the bus has answered every call that it read; known when the stream has ended
         self.finish = False  # whether the writer ends our direction
 
+    async def write(self) -> None:
+        """Writes whatever waits, until told to finish or the stream has ended; the stream's one writer."""
+        outbox, stream = self.session.outbox, self.stream
+        try:
+            while True:
+                frame = outbox.take()
+                if frame is not None:
+                    await stream.write(frame)
+                elif self.finish:
+                    await stream.done_writing()
+                    return
+                else:
+                    self.wake.clear()
+                    await self.wake.wait()
+        except (Exception, asyncio.CancelledError) as problem:
+            # Of whatever type: the peer is gone, and whoever reads knows or will know why.
+            log.debug("writing ended: %r", problem)
+            stream.cancel()
+
+    def end_direction(self) -> None:
+        """Has the writer half-close once everything is written."""
+        self.finish = True
+        self.wake.set()
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -174,6 +207,28 @@ class Ending:
     def cause(self) -> str:
         """The sentence without what grpc wraps round it."""
         return self.text.rpartition("last error: ")[2] or self.code.name
+
+    def pause(self, attempt: int) -> float:
+        """Returns how long to wait before the next attempt, in seconds, by chance."""
+        most, first = PAUSE_MOST, PAUSE_FIRST
+        if self.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK):
+            most, first = PAUSE_REFUSED, 10 * PAUSE_FIRST
+        return random.uniform(0.0, min(most, first * 2 ** min(attempt, 20)))
+
+
+def attach_of(settings: Settings, tools: Sequence[pb.Tool], subscriptions: Sequence[Any]) -> wire.Attach:
+    """Returns an attach with these tools."""
+    return wire.Attach(
+        protocol_version=PROTOCOL_VERSIONS[-1],
+        source=settings.source,
+        instance=settings.instance,
+        tools=tools,
+        max_in_flight=settings.max_in_flight,
+        max_message_bytes=MESSAGE_BYTES,
+        qualified=settings.qualified,
+        subscribe=subscriptions,
+        token=settings.token,
+    )
 
 
 def portions(tools: Sequence[pb.Tool]) -> list[list[pb.Tool]]:
@@ -200,6 +255,15 @@ def fitting(result: Result, size: int, most: int) -> Result:
     )
     error = CallError(Code.RESULT_TOO_LARGE, text, Stage.ACCEPTED, limit=("result_bytes", float(most)))
     return Result(result.call_id, is_error=True, error=error)
+
+
+def message_of(result: Result) -> pb.ToolResult:
+    """Returns a result's wire form, or that of an error where one of its texts is none."""
+    try:
+        return result.to_wire()
+    except ValueError as problem:  # a lone surrogate
+        error = CallError(Code.INTERNAL, f"the tool's result is no text: {problem}", Stage.ACCEPTED)
+        return Result(result.call_id, is_error=True, error=error).to_wire()
 
 
 def error_of(code: grpc.StatusCode, text: str) -> ToolBusError:

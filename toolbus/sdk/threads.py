@@ -77,6 +77,15 @@ class Changes:
         await asyncio.wait([waiter], timeout=timeout)
         self._waiters.discard(waiter)
 
+    async def until(self, met: Callable[[], bool], seconds: float) -> bool:
+        """Waits until a condition is met, at most so long; returns whether it is."""
+        end = self._loop.time() + seconds
+        while not met():
+            if (left := end - self._loop.time()) <= 0:
+                return False
+            await self.next(left)
+        return True
+
 
 class LoopThread:
     """An asyncio loop on a daemon thread of its own."""

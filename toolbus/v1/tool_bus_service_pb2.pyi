@@ -245,7 +245,9 @@ class Attach(_message.Message):
     nobody else has it. On this stream names stay bare.
     """
     token: _builtins.str
-    """Proves the right to a source that is bound to a token. Empty where none is needed."""
+    """Binds the source: while a session that carried a token lives, and for the grace period after it broke off, only
+    attaches with the same token may use the source; others end with PERMISSION_DENIED. Empty binds nothing.
+    """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
         """The tools of this session. They replace, all or none, what this source and instance offered before. One bad tool
@@ -299,7 +301,7 @@ class Attached(_message.Message):
     session's tools.
     """
     bus_id: _builtins.str
-    """Names the bus, the same after a restart."""
+    """Names the bus: the same after a restart on the same machine and addresses."""
     boot_id: _builtins.str
     """Names this run of the bus."""
     heartbeat_seconds: _builtins.float

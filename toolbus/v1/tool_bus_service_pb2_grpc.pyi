@@ -60,8 +60,8 @@ class ToolBusServiceStub:
     none, a plugin that calls other tools.
 
     The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
-    and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
+    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role that
+    is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
     many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, or the peer answered no heartbeat).
     On UNAVAILABLE and on a broken connection the peer should attach again, with back-off and jitter.
     """
@@ -98,8 +98,8 @@ class ToolBusServiceAsyncStub(ToolBusServiceStub):
     none, a plugin that calls other tools.
 
     The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
-    and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
+    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role that
+    is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
     many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, or the peer answered no heartbeat).
     On UNAVAILABLE and on a broken connection the peer should attach again, with back-off and jitter.
     """
@@ -163,8 +163,8 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         none, a plugin that calls other tools.
 
         The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
-        and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
+        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role that
+        is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
         many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, or the peer answered no heartbeat).
         On UNAVAILABLE and on a broken connection the peer should attach again, with back-off and jitter.
         """

@@ -1,0 +1,84 @@
+"""The intervals of the heartbeat as they are, without any of them shortened: these tests mostly wait."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Connect
+from tests.faults.processes import run
+from tests.faults.raw_peer import RawPeer, echo, tool
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+SUSPECT_SECONDS = 8.0  # after the last sign of life, at most
+GONE_SECONDS = 22.0
+bystander = pytest.mark.usefixtures("bystander")
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> str:
+    """An address for a bus in another process, the same whenever it starts."""
+    tmp_path.chmod(0o700)
+    return f"unix:{tmp_path}/bus"
+
+
+async def _state(peer: RawPeer, name: str) -> wire.SessionState.ValueType:
+    response = await peer.stub.List(wire.ListRequest(names=[name], include_offline=True))
+    return response.tools[0].session_state if response.tools else wire.SESSION_STATE_UNSPECIFIED
+
+
+async def _until_state(peer: RawPeer, name: str, state: int, seconds: float) -> float:
+    """Waits for a tool's session to reach a state and returns how long that took."""
+    started = time.monotonic()
+    while await _state(peer, name) != state:
+        assert time.monotonic() < started + seconds, f"the session of {name!r} has not reached state {state}"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+@pytest.mark.slow
+@bystander
+async def test_in_true_time_a_stopped_plugin_is_suspect_within_8_s_and_gone_within_22_s(
+    address: str, connect: Connect
+) -> None:
+    host = await connect("host")
+    async with run("mute_plugin.py", address) as plugin:
+        await plugin.says("0")
+        futures = await host.start(*(host.ask("mute", timeout_seconds=60) for _ in range(10)))
+        await plugin.says("10")
+        plugin.send(signal.SIGSTOP)
+        stopped = time.monotonic()
+        await _until_state(host, "mute", wire.SESSION_STATE_SUSPECT, SUSPECT_SECONDS + 1)
+        assert time.monotonic() - stopped < SUSPECT_SECONDS + 0.5
+        results = await asyncio.wait_for(asyncio.gather(*futures), GONE_SECONDS)
+        assert time.monotonic() - stopped < GONE_SECONDS + 0.5
+    assert {result.error.code for result in results} == {pb.ERROR_CODE_UNAVAILABLE}
+
+
+@pytest.mark.parametrize(
+    ("interval", "seconds"), [("0.1", 2.0), pytest.param("", 10.0, marks=pytest.mark.slow)], ids=["short", "true time"]
+)
+async def test_a_bus_that_was_stopped_declares_no_healthy_session_gone(
+    socket: str, interval: str, seconds: float
+) -> None:
+    """With heartbeats every 0.1 s, 2 s are 20 missed ones, twice as many as a session survives."""
+    async with RawPeer(socket) as plugin, RawPeer(socket) as host, run("run_bus.py", socket, interval) as process:
+        await process.says("ready")
+        await plugin.attach("plugin", tool("t"))
+        await host.attach("host")
+        (future,) = await host.start(host.ask("t", {"n": 1}))
+        (call,) = await plugin.received()
+        process.send(signal.SIGSTOP)
+        await asyncio.sleep(seconds)  # there is nothing to wait for: a stopped process says nothing
+        process.send(signal.SIGCONT)
+        for _ in range(100):  # the first judgements after it woke
+            assert await _state(host, "t") == wire.SESSION_STATE_LIVE
+            await asyncio.sleep(0.01)
+        assert (plugin.code, host.code) == (None, None)
+        await plugin.send(results=[echo(call)])
+        assert (await asyncio.wait_for(future, 5)).output_json == '{"n": 1}'
