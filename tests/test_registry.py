@@ -460,7 +460,7 @@ def test_the_tools_of_the_bus_never_answer_to_a_bare_name() -> None:
     offers(registry, "toolbus", tool("drain"), qualified=True, shares=False)
     assert registry.find("drain") is None
     assert registry.find("toolbus:drain") is not None
-    assert registry.names() == []
+    assert list(registry.names()) == []
     assert registry.since(-1).added == ()
 
 

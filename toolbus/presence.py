@@ -214,7 +214,7 @@ class Presence:
             protocol_version=PROTOCOL_VERSIONS[-1],
             heartbeat_seconds=IDLE_INTERVAL,
             revision=self._registry.revision,
-            registered=names,
+            registered=names if sum(map(len, names)) < peer.max_item_bytes // 2 else (),
             # Said once: with thousands of tools the same text for each would exceed what the peer can receive.
             refused=[wire.RefusedTool(name=name, error="" if place else why) for place, name in enumerate(refused)],
             limits=wire.Limits(

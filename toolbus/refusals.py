@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -100,10 +101,8 @@ def clamped_timeout(asked: float, declared: float) -> float:
 
 def some(names: Iterable[str]) -> str:
     """Lists names, cut after the first few."""
-    listed = list(names)
-    shown = ", ".join(listed[:NAMES_SHOWN])
-    more = len(listed) - NAMES_SHOWN
-    return (shown or "none") + (f" and {more} more" if more > 0 else "")
+    first = list(itertools.islice(names, NAMES_SHOWN + 1))
+    return (", ".join(first[:NAMES_SHOWN]) or "none") + (" and others" if len(first) > NAMES_SHOWN else "")
 
 
 def shown(text: str) -> str:

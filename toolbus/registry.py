@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toolbus.entry import BUS_SOURCE, Changes, Declaration, Entry, Handler, Listing, Table
@@ -112,9 +112,9 @@ class Registry:
                 offline = offline or entry
         return offline
 
-    def names(self, role: str = "") -> list[str]:
-        """The names that are offered, for an error that lists them."""
-        return [listing.tool.name for listing in self.listings(role or None) if listing.source != BUS_SOURCE]
+    def names(self, role: str = "") -> Iterator[str]:
+        """The names that are offered, in order, for an error that shows the first few."""
+        return (listing.tool.name for listing in self.listings(role or None) if listing.source != BUS_SOURCE)
 
     def listings(self, role: str | None = None, *, include_offline: bool = False) -> tuple[Listing, ...]:
         """Returns the catalogue, of one role or of all, in the order in which names came.

@@ -292,7 +292,7 @@ class Session(Generic[Frame]):
         """Whether neither side owes the other anything and nothing waits to be written."""
         return not self.owed and not self.asked and not self.outbox
 
-    def receive(self, frame: Frame, now: float) -> list[tuple[str, Any]]:
+    def receive(self, frame: wire.InvokeRequest | wire.InvokeResponse, now: float) -> list[tuple[str, Any]]:
         """Takes in a frame: the peer is alive, and these arms are to be handled, in this order.
 
         Raises:

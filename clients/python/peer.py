@@ -120,9 +120,10 @@ class Call:
         self._peer = peer
         self._link = link
 
-    def progress(self, done: float = 0.0, total: float = 0.0, message: str = "") -> None:
-        """Shows that the call is being worked on."""
-        item = pb.ToolProgress(call_id=self.message.call_id, progress=done, total=total, message=message)
+    def progress(self, done: float = 0.0, total: float = 0.0, message: str = "", chunk: str = "") -> None:
+        """Shows that the call is being worked on; `chunk` is the next piece of its output."""
+        call_id = self.message.call_id
+        item = pb.ToolProgress(call_id=call_id, progress=done, total=total, message=message, output_chunk=chunk)
         self._link.outbox.put("progress", item)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> pb.ToolResult:
@@ -147,12 +148,16 @@ class Peer:
         self._ids = itertools.count(1)
         self._leave = asyncio.Event()  # set when this peer is not to come back
 
-    def tool(self, description: str, parameters: dict[str, Any]) -> Callable[[Handler], Handler]:
-        """Offers an async function `handler(arguments, call)` under its own name, from the next attach on."""
+    def tool(self, description: str, parameters: dict[str, Any], **fields: Any) -> Callable[[Handler], Handler]:
+        """Offers an async function `handler(arguments, call)` under its own name, from the next attach on.
+
+        It returns its output, or a `pb.ToolResult` where there is more to say; `fields` are further ones of `pb.Tool`.
+        """
 
         def offer(handler: Handler) -> Handler:
             name = handler.__name__
-            self._attach.tools.add(name=name, description=description, parameters_json=json.dumps(parameters))
+            schema = json.dumps(parameters)
+            self._attach.tools.add(name=name, description=description, parameters_json=schema, **fields)
             self._handlers[name] = handler
             return handler
 
@@ -306,7 +311,9 @@ def _finish(call_id: str, link: Link, task: asyncio.Task[Any]) -> None:
         result = _failure(pb.ERROR_CODE_CANCELLED, pb.CALL_STAGE_ACCEPTED, "the call was stopped on request")
     else:
         try:
-            result = pb.ToolResult(output_json=json.dumps(task.result(), ensure_ascii=False, allow_nan=False))
+            result = task.result()
+            if not isinstance(result, pb.ToolResult):
+                result = pb.ToolResult(output_json=json.dumps(result, ensure_ascii=False, allow_nan=False))
         except Exception as problem:  # the handler's own, or an output that JSON cannot hold
             kind = type(problem).__name__
             result = _failure(pb.ERROR_CODE_TOOL, pb.CALL_STAGE_ACCEPTED, str(problem) or kind, kind)

@@ -75,8 +75,8 @@ Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 @_typing.final
 class InvokeRequest(_message.Message):
     """Carries what a peer says to the bus. A sender puts into one message whatever is waiting, at most 128 items or
-    1 MiB but at least one item, and never waits to fill it. The bus reads the arms in this order: attach, calls,
-    progress, results, cancels, heartbeat, drain.
+    1 MiB but at least one item, and never waits to fill it. More than 4,096 items of one kind end the stream with
+    INVALID_ARGUMENT. The bus reads the arms in this order: attach, calls, progress, results, cancels, heartbeat, drain.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -320,13 +320,13 @@ class Attached(_message.Message):
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
-        """Tools of a later attach, or of a source without the right to offer any, that were not taken, and why. Where it is
-        not empty, none of the attach's tools were.
+        """Tools of a later attach, or of a source without the right to offer any, that were not taken. Where it is not
+        empty, none of the attach's tools were. The first entry says why.
         """
 
     @_builtins.property
     def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names that this session now offers."""
+        """The names that this session now offers. Left out where they would fill more than half a message of the peer's."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ class RefusedTool(_message.Message):
     name: _builtins.str
     """The tool's name as it was declared."""
     error: _builtins.str
-    """Why: the value, the rule and the cure."""
+    """Why: the value, the rule and the cure. Set in the first of several."""
     def __init__(
         self,
         *,

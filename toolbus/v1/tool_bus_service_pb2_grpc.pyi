@@ -62,7 +62,8 @@ class ToolBusServiceStub:
     The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
     breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role that
     is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
-    many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, or the peer answered no heartbeat).
+    many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
+    attach came within 30 s).
     On UNAVAILABLE and on a broken connection the peer should attach again, with back-off and jitter.
     """
 
@@ -100,7 +101,8 @@ class ToolBusServiceAsyncStub(ToolBusServiceStub):
     The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
     breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role that
     is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
-    many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, or the peer answered no heartbeat).
+    many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
+    attach came within 30 s).
     On UNAVAILABLE and on a broken connection the peer should attach again, with back-off and jitter.
     """
 
@@ -165,7 +167,8 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
         breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role that
         is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
-        many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, or the peer answered no heartbeat).
+        many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
+        attach came within 30 s).
         On UNAVAILABLE and on a broken connection the peer should attach again, with back-off and jitter.
         """
 

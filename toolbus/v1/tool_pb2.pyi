@@ -317,7 +317,7 @@ class ToolCall(_message.Message):
     @_builtins.property
     def context(self) -> Global___CallContext:
         """What the host tells the tool about the circumstances. Taken from hosts only: a session that offers tools
-        cannot set it, its nested calls carry the context of the call they belong to.
+        cannot set it, its nested calls carry the context of the call they belong to. At most 1 MiB.
         """
 
     def __init__(

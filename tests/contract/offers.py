@@ -1,0 +1,322 @@
+"""The ways in which a tool can be offered, behind one face, so that one suite runs against all of them.
+
+A test writes its tools as `Work`: what is declared, and a function that sees its call as `Scope`. Each kind below turns
+that into what an author of that kind would write. A further kind joins with one class, a subclass of `Offer`, and one
+line in `KINDS`. Two are on their way: the REST callback (`Work.run` behind a small HTTP server, registered by
+callback_url; `Refuses` and `Shows` become its envelope) and the drop-in file (a file in a watched folder that imports
+`Work.run`). What such a kind cannot do is said in its line of `KINDS` and nowhere else: tests ask that table, not
+which kind it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+from clients.python.peer import Call as PeerCall
+from clients.python.peer import Peer
+from tests.faults.raw_peer import PATIENCE, until
+from toolbus.bus import Bus
+from toolbus.sdk import CallContext, Plugin, Reply, ToolScope, llm_tool
+from toolbus.sdk.threads import LoopThread
+from toolbus.sdk.tool_spec import spec_of
+from toolbus.tool import Tool
+from toolbus.v1 import tool_pb2 as pb
+
+SOURCE = "contract"  # whose the tools are, in every kind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Refuses:
+    """Returned by a tool that says no without raising."""
+
+    error: str
+    output: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shows:
+    """Returned by a tool that has parts beside its output."""
+
+    output: Any = None
+    content: Sequence[pb.ContentBlock] = ()
+
+
+class Report(Protocol):
+    """How a tool shows that it works."""
+
+    def __call__(self, progress: float = 0.0, *, total: float = 0.0, message: str = "", chunk: str = "") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A call as a tool of any kind sees it.
+
+    Attributes:
+        cancelled: set when the call is taken back, for plain functions; async ones get a CancelledError.
+    """
+
+    context: CallContext
+    report: Report
+    cancelled: threading.Event
+
+
+Run = Callable[[dict[str, Any], Scope], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A tool as a test writes it. ``run`` is a plain or an async function of the arguments and the scope."""
+
+    name: str
+    run: Run
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
+    description: str = ""
+    timeout: float = 30.0
+    idle_timeout: float | None = None
+
+    @property
+    def declared(self) -> Tool:
+        """What every kind has to make of it."""
+        spec = spec_of(as_function(self), None)
+        return spec.tool
+
+
+class Offer(ABC):
+    """Tools of one source, offered in one way."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.works: dict[str, Work] = {}
+
+    async def offer(self, *works: Work) -> None:
+        """Offers tools beside those that are offered already, in place of those of the same name."""
+        replaced = [work.name for work in works if work.name in self.works]
+        self.works |= {work.name: work for work in works}
+        await self._change(works, replaced)
+        await self._arrived()
+
+    async def withdraw(self, name: str) -> None:
+        """Takes a tool away; calls of it go on."""
+        del self.works[name]
+        await self._change((), (name,))
+        await self._arrived()
+
+    @abstractmethod
+    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+        """Makes what is offered equal to ``works``."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Leaves in good order."""
+
+    def owed(self) -> int:
+        """How many calls the bus counts against the tools' slots."""
+        handlers = {handler: None for each in self.bus.list() for handler in each.entry.handlers()}
+        return sum(len(handler.owed) for handler in handlers)
+
+    async def idle(self) -> None:
+        """Waits until every slot is free."""
+        await until(lambda: self.owed() == 0, "every slot to be free")
+
+    async def _arrived(self) -> None:
+        wanted = {name: work.declared.schema_hash for name, work in self.works.items()}
+
+        def there() -> bool:
+            listed = {each.tool.name: each for each in self.bus.list() if each.source == SOURCE}
+            return {name: each.tool.schema_hash for name, each in listed.items()} == wanted and all(
+                len(each.entry.handlers()) == 1 for each in listed.values()
+            )
+
+        await until(there, f"the bus to offer {', '.join(wanted) or 'nothing'}")
+
+
+class LocalOffer(Offer):
+    """Functions of the bus's own process."""
+
+    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+        for name in set(gone) - self.works.keys():
+            self.bus.remove_tool(name, SOURCE)
+        for work in added:
+            self.bus.add_tool(spec_of(as_function(work)), SOURCE)
+
+    async def close(self) -> None:
+        for name in self.works:
+            self.bus.remove_tool(name, SOURCE)
+
+
+class SdkOffer(Offer):
+    """`toolbus.sdk.Plugin` over the bus's socket; its handlers run on a loop and on threads of their own."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus)
+        self._thread = LoopThread("contract-sdk")
+        self._plugin: Plugin | None = None  # None before the first tool
+
+    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+        plugin = self._plugin or Plugin(SOURCE, address=self.bus.grpc_addresses[0])
+        for name in gone:
+            plugin.remove_tool(name)
+        for work in added:
+            plugin.add_tool(as_function(work))
+        if self._plugin is None:
+            self._plugin = plugin
+            self._thread.start()
+            await on(self._thread, plugin.start())
+        await on(self._thread, plugin.ready())
+
+    async def close(self) -> None:
+        if self._plugin is not None:
+            await on(self._thread, self._plugin.close(PATIENCE))
+            await asyncio.to_thread(self._thread.stop)
+
+
+class StubsOffer(Offer):
+    """`clients/python/peer.py` on a loop of its own.
+
+    A peer offers what it had when it attached. So a change is what its author would do: a new peer is started beside
+    the old one, which then leaves and finishes its calls.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus)
+        self._thread = LoopThread("contract-stubs")
+        self._running: list[tuple[Peer, asyncio.Task[None]]] = []  # the newest last; the older ones are leaving
+
+    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+        if not self._running:
+            self._thread.start()
+        await on(self._thread, self._restart())
+
+    async def _restart(self) -> None:
+        peer = Peer(self.bus.grpc_addresses[0], SOURCE)
+        for work in self.works.values():
+            fields = {"timeout_seconds": work.timeout, "idle_timeout_seconds": work.idle_timeout or 0.0}
+            handler = as_peer_handler(work)
+            peer.tool(work.description, work.parameters, **fields)(handler)
+        running = asyncio.create_task(peer.run())
+        await asyncio.wait_for(peer.attached.wait(), PATIENCE)
+        if self._running:
+            self._running[-1][0].leave()
+        self._running.append((peer, running))
+
+    async def close(self) -> None:
+        if self._running:
+            await on(self._thread, self._leave())
+            await asyncio.to_thread(self._thread.stop)
+
+    async def _leave(self) -> None:
+        self._running[-1][0].leave()
+        async with asyncio.timeout(PATIENCE):
+            for _, running in self._running:
+                await running
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What differs by nature between ways of offering a tool.
+
+    Attributes:
+        make: the class that offers.
+        raised: how the message of a tool that raised ``ValueError("no such city")`` begins. The stubs leave the
+            wording to their author; the class is in the error's ``reason`` everywhere.
+        slots_of: whom 256 slots belong to: each tool, or the session and with it all tools of the source.
+    """
+
+    make: type[Offer]
+    raised: str
+    slots_of: str
+
+
+KINDS = {
+    "local": Kind(LocalOffer, raised="ValueError: no such city", slots_of="tool"),
+    "sdk": Kind(SdkOffer, raised="ValueError: no such city", slots_of="session"),
+    "stubs": Kind(StubsOffer, raised="no such city", slots_of="session"),
+}
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each way of offering tools in turn."""
+    return KINDS[request.param]
+
+
+@pytest.fixture
+async def offer(bus: Bus, kind: Kind) -> AsyncIterator[Offer]:
+    """Offers tools, in each way in turn."""
+    offer = kind.make(bus)
+    yield offer
+    await offer.close()
+
+
+def as_function(work: Work) -> Callable[..., Any]:
+    """Returns what an author of a function would write, local or in a plugin."""
+
+    async def run_async(ctx: ToolScope, **arguments: Any) -> Any:
+        return _reply(await work.run(arguments, _scope(ctx)))
+
+    def run_plain(ctx: ToolScope, **arguments: Any) -> Any:
+        return _reply(work.run(arguments, _scope(ctx)))
+
+    return llm_tool(
+        name=work.name,
+        description=work.description,
+        parameters=work.parameters,
+        timeout=work.timeout,
+        idle_timeout=work.idle_timeout,
+    )(run_async if inspect.iscoroutinefunction(work.run) else run_plain)
+
+
+def _scope(ctx: ToolScope) -> Scope:
+    return Scope(ctx.context, ctx.progress, ctx.cancelled)
+
+
+def _reply(returned: Any) -> Any:
+    if isinstance(returned, Refuses):
+        return {"is_error": True, "error": returned.error, "output": returned.output}
+    return Reply(returned.output, returned.content) if isinstance(returned, Shows) else returned
+
+
+def as_peer_handler(work: Work) -> Callable[[dict[str, Any], PeerCall], Coroutine[Any, Any, Any]]:
+    """Returns what an author on the stubs would write: async, with a thread for what blocks, and wire messages."""
+
+    async def handler(arguments: dict[str, Any], call: PeerCall) -> Any:
+        cancelled = threading.Event()
+        scope = Scope(CallContext.from_wire(call.message.context), call.progress, cancelled)
+        if inspect.iscoroutinefunction(work.run):
+            return _result(await work.run(arguments, scope))
+        running = asyncio.ensure_future(asyncio.to_thread(work.run, arguments, scope))
+        try:
+            return _result(await asyncio.shield(running))
+        except asyncio.CancelledError:
+            cancelled.set()
+            await running  # a thread cannot be stopped, and its slot is not free before it ends
+            raise
+
+    handler.__name__ = work.name
+    return handler
+
+
+def _result(returned: Any) -> Any:
+    if isinstance(returned, Refuses):
+        error = pb.CallError(code=pb.ERROR_CODE_TOOL, message=returned.error, reason=returned.error)
+        return pb.ToolResult(output_json=json.dumps(returned.output), is_error=True, error=error)
+    if isinstance(returned, Shows):
+        return pb.ToolResult(output_json=json.dumps(returned.output), content=returned.content)
+    return returned
+
+
+async def on(thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
+    """Runs something on a thread's loop, and waits for it on this one."""
+    result: Awaitable[T] = asyncio.wrap_future(thread.ask(work))
+    return await result
