@@ -6,24 +6,19 @@ Nothing here is a mock: `PeerDouble` runs and asks for calls by the same two pro
 
 from __future__ import annotations
 
-import copy
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolbus.call import Budget, Call
 from toolbus.dispatcher import Dispatcher
-from toolbus.entry import Entry, Listing
-from toolbus.errors import RequestError, Stage, ToolBusError, UnknownRole, grpc_status
+from toolbus.entry import Entry
+from toolbus.errors import RequestError, Stage, ToolBusError, grpc_status
 from toolbus.offer import Offered, prepare
 from toolbus.peer import Peer
 from toolbus.policy import Policy
 from toolbus.presence import Presence
 from toolbus.records import Records
-from toolbus.entry import Entry
-from toolbus.offer import Offered, prepare
-from toolbus.entry import Listing
 from toolbus.registry import Registry
 from toolbus.session import State
 from toolbus.tool import Annotations, CallError, Limits, Result, Tool
@@ -285,11 +280,9 @@ class StreamDouble:
         """Takes every frame and returns the items of one arm; the rest is gone."""
         found: list[Any] = []
         for frame in self.written():
-            value = dict((field.name, content) for field, content in frame.ListFields()).get(arm)
-            if value is not None:
-                found.extend(value) if arm in ("events", "calls", "results", "progress", "cancels") else found.append(
-                    value
-                )
+            for field, value in frame.ListFields():
+                if field.name == arm:
+                    found.extend([value] if arm in ("attached", "heartbeat", "drain") else value)
         return found
 
     @property
@@ -317,179 +310,3 @@ def error_of(caller: PeerDouble, call_id: str) -> CallError:
 def outputs(caller: PeerDouble) -> list[str]:
     """Returns what came back, each call having ended once."""
     return [result.output_json for (result,) in caller.results.values()]
-
-
-# -- the catalogue, as plainly as it can be written ------------------------------------------------------------------
-
-
-class Seen(NamedTuple):
-    """What a line of the catalogue shows."""
-
-    name: str
-    source: str
-    tool: Tool
-    roles: tuple[str, ...]
-    online: bool
-
-
-def seen(listing: Listing) -> Seen:
-    online = listing.entry.current is not None
-    return Seen(listing.tool.name, listing.source, listing.tool, listing.roles, online)
-
-
-class Line:
-    """One name in one role: declarations newest last, each a tool and the handlers that offer it so."""
-
-    def __init__(self, name: str, bare: str, source: str, place: int) -> None:
-        self.name, self.bare, self.source, self.place = name, bare, source, place
-        self.declared: list[tuple[Tool, list[PeerDouble]]] = []
-        self.last: Tool | None = None  # what was dropped last
-        self.goes_at, self.instance = math.inf, ""
-
-    @property
-    def tool(self) -> Tool:
-        found = self.declared[-1][0] if self.declared else self.last
-        assert found is not None
-        return found
-
-    def handlers(self) -> list[PeerDouble]:
-        return [handler for _, handlers in self.declared for handler in handlers]
-
-    def join(self, handler: PeerDouble, tool: Tool) -> None:
-        for index, (known, handlers) in enumerate(self.declared):
-            if known.schema_hash == tool.schema_hash and handler in handlers:
-                self.declared[index] = (tool, handlers)
-                return
-        self.leave(handler)
-        if not handler.shares:
-            self.declared.clear()
-        same = [handlers for known, handlers in self.declared if known.schema_hash == tool.schema_hash]
-        self.declared = [each for each in self.declared if each[0].schema_hash != tool.schema_hash]
-        self.declared.append((tool, [*(same[0] if same else ()), handler]))
-        self.goes_at = math.inf
-
-    def leave(self, handler: PeerDouble) -> None:
-        for tool, handlers in self.declared:
-            if handlers == [handler]:
-                self.last = tool
-        left = [(tool, [each for each in handlers if each is not handler]) for tool, handlers in self.declared]
-        self.declared = [(tool, handlers) for tool, handlers in left if handlers]
-
-
-class RegistryModel:
-    """What the registry promises, without indexes, revisions or caches: one list of lines a role."""
-
-    def __init__(self, roles: Sequence[str], grace_seconds: float) -> None:
-        self.tables: dict[str, list[Line]] = {role: [] for role in roles}
-        self.to_come: list[Line] = []
-        self.grace = grace_seconds
-        self._places = itertools.count()
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return tuple(self.tables)
-
-    def _for(self, role: str | None) -> list[list[Line]]:
-        if not role:
-            return [*self.tables.values(), self.to_come]
-        if role not in self.tables:
-            raise UnknownRole(role)
-        return [self.tables[role]]
-
-    def register(
-        self, handler: PeerDouble, tools: Sequence[Offered], *, qualified: bool = False, declare: bool = False
-    ) -> None:
-        for item in tools:
-            self._for(item.tool.role)
-        stays = set()
-        for item in tools:
-            name = f"{handler.source}:{item.tool.name}" if qualified else item.tool.name
-            for table in self._for(item.tool.role):
-                line = next((line for line in table if line.name == name), None)
-                if line is None:
-                    line = Line(name, item.tool.name, handler.source, next(self._places))
-                    table.append(line)
-                elif line.source != handler.source:
-                    table[table.index(line)] = line = Line(name, item.tool.name, handler.source, line.place)
-                line.join(handler, item.tool)
-                stays.add(line)
-        for table in self._for(None) if declare else ():
-            for line in list(table):
-                own = handler in line.handlers()
-                lost = not line.declared and line.source == handler.source and line.instance == handler.instance != ""
-                if (own or lost) and line not in stays:
-                    line.leave(handler)
-                    if not line.declared:
-                        table.remove(line)
-
-    def unregister(self, name: str, role: str, source: str) -> None:
-        for table in self._for(role):
-            fits = [line for line in table if line.name == name and source in ("", line.source)]
-            fits = fits or [line for line in table if source and line.name == f"{source}:{name}"]
-            for line in fits:
-                table.remove(line)
-
-    def clear(self, source: str, role: str) -> None:
-        for table in self._for(role):
-            table[:] = [line for line in table if line.source != source]
-
-    def withdraw(self, handler: PeerDouble) -> None:
-        for table in self._for(None):
-            for line in [line for line in table if handler in line.handlers()]:
-                line.leave(handler)
-                if not line.declared:
-                    table.remove(line)
-
-    def lose(self, handler: PeerDouble, why: str, now: float) -> None:
-        for table in self._for(None):
-            for line in [line for line in table if handler in line.handlers()]:
-                line.leave(handler)
-                if not line.declared:
-                    line.goes_at, line.instance = now + self.grace, handler.instance
-
-    def expire(self, now: float) -> None:
-        for table in self._for(None):
-            table[:] = [line for line in table if line.declared or line.goes_at > now]
-
-    def add_role(self, role: str) -> None:
-        if role not in self.tables:
-            self.tables[role] = copy.deepcopy(self.to_come, {id(each): each for each in self._everyone()})
-
-    def _everyone(self) -> list[PeerDouble]:
-        return [handler for line in self.to_come for handler in line.handlers()]
-
-    def remove_role(self, role: str) -> None:
-        self._for(role)
-        del self.tables[role]
-
-    def find(self, name: str, role: str) -> tuple[str, str, bool] | None:
-        found = []
-        for table in [self.tables[role]] if role else list(self.tables.values()) or [self.to_come]:
-            exact = [line for line in table if line.name == name]
-            alias = [line for line in table if line.bare == name]
-            best = exact or sorted(alias, key=lambda line: not line.declared)
-            found += [(line.name, line.source, bool(line.declared)) for line in best[:1]]
-        return next((each for each in found if each[2]), found[0] if found else None)
-
-    def listings(self, role: str | None, offline: bool) -> list[Seen]:
-        tables = {role: self.tables[role]} if role else self.tables or {"": self.to_come}
-        merged: dict[tuple[str, str, str, bool], list[tuple[int, str, Line]]] = {}
-        for name, table in tables.items():
-            for line in table:
-                key = (line.name, line.source, line.tool.schema_hash, bool(line.declared))
-                merged.setdefault(key, []).append((line.place, name, line))
-        lines = sorted(merged.values(), key=lambda each: min(place for place, _, _ in each))
-        return [
-            Seen(
-                line[0][2].name,
-                line[0][2].source,
-                line[0][2].tool.renamed(line[0][2].name),
-                tuple(name for _, name, _ in line if name),
-                bool(line[0][2].declared),
-            )
-            for line in lines
-            if offline or line[0][2].declared
-        ]
-
-    def offers(self, handler: PeerDouble) -> set[str]:
-        return {line.bare for table in self._for(None) for line in table if handler in line.handlers()}

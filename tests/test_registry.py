@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.core_model import PeerDouble, RegistryModel, Seen, offered, seen, tool
+from tests.core_model import PeerDouble, offered, tool
+from toolbus.entry import Outcome
 from toolbus.errors import UnknownRole
-from toolbus.registry import CHANGES_KEPT, Outcome, Registry
+from toolbus.registry import CHANGES_KEPT, Registry
 from toolbus.tool import Annotations, Tool
 
 V1, V2 = tool("t", "first"), tool("t", "second")
@@ -34,166 +32,6 @@ def current(registry: Registry, name: str = "t", role: str = "") -> tuple[str, T
     assert entry is not None
     assert entry.current is not None
     return entry.source, entry.current.tool
-
-
-# -- against a model -------------------------------------------------------------------------------------------------
-
-# Small on purpose: collisions are what the registry is about.
-TOOLS = st.builds(
-    Tool,
-    st.sampled_from(["a", "b", "c"]),
-    st.sampled_from(["", "other"]),
-    role=st.sampled_from([None, None, "r1", "r2"]),
-    timeout_seconds=st.sampled_from([0.0, 9.0]),
-)
-TOOL_LISTS = st.lists(TOOLS, min_size=1, max_size=4, unique_by=lambda each: (each.name, each.role))
-HANDLERS = st.integers(0, 6)
-ROLES = st.sampled_from(["", "r1", "r2", "r3"])
-
-
-class CatalogueMachine(RuleBasedStateMachine):
-    """Whatever happens to the catalogue, it is what the model says, and a watcher can follow it."""
-
-    @initialize(roles=st.sampled_from([("r1",), ("r1", "r2"), ()]))
-    def begin(self, roles: tuple[str, ...]) -> None:
-        self.now = 0.0
-        self.registry = Registry(roles, grace_seconds=5.0, tools_per_role=1_000)
-        self.model = RegistryModel(roles, grace_seconds=5.0)
-        self.handlers = [
-            PeerDouble("one", instance="i"),
-            PeerDouble("one", instance="j"),
-            PeerDouble("one"),
-            PeerDouble("two", instance="i"),
-            PeerDouble("local", shares=False),
-            PeerDouble("local", shares=False),
-            PeerDouble("far", instance="i", qualified=True),
-        ]
-        self.known: list[tuple[int, dict[tuple[str, str], set[Seen]]]] = []  # what watchers know, by revision
-        self.remember()
-        for index in (0, 1, 3):
-            self.register(index, [tool("a", str(index)), tool("b")], True)
-
-    def remember(self) -> None:
-        self.known.append((self.registry.revision, self.view()))
-
-    def view(self) -> dict[tuple[str, str], set[Seen]]:
-        view: dict[tuple[str, str], set[Seen]] = {}
-        for line in map(seen, self.registry.listings()):
-            view.setdefault((line.name, line.source), set()).add(line)
-        return view
-
-    def both(self, change: Callable[[Any], Any]) -> None:
-        """Does the same to registry and model: same refusal or none, and a higher revision where something changed."""
-        revision, before = self.registry.revision, self.listings()
-        raised = []
-        for target in (self.registry, self.model):
-            try:
-                change(target)
-                raised.append(False)
-            except UnknownRole:
-                raised.append(True)
-        assert raised[0] == raised[1]
-        changed = self.listings() != before
-        assert self.registry.revision > revision if changed else self.registry.revision >= revision
-
-    def listings(self) -> list[list[Seen]]:
-        return [list(map(seen, self.registry.listings(None, include_offline=True)))]
-
-    @rule(index=HANDLERS, tools=TOOL_LISTS, declare=st.booleans())
-    def register(self, index: int, tools: list[Tool], declare: bool) -> None:
-        handler = self.handlers[index]
-        self.both(lambda it: it.register(handler, offered(*tools), qualified=handler.qualified, declare=declare))
-
-    @rule(index=st.integers(0, 2), description=st.sampled_from(["", "other"]))
-    def a_session_of_the_same_source_joins(self, index: int, description: str) -> None:
-        self.register(index, [tool("a", description), tool("b", description)], False)
-
-    @rule(indexes=st.lists(HANDLERS, min_size=2, max_size=4))
-    def several_attach(self, indexes: list[int]) -> None:
-        for index in indexes:
-            self.register(index, [tool("a", str(index % 2)), tool("c", role=next(iter(self.registry.roles), None))], True)
-
-    @rule(
-        name=st.sampled_from(["a", "b", "far:a"]),
-        source=st.sampled_from(["", "one", "local", "far"]),
-        role=ROLES,
-        everything=st.booleans(),
-    )
-    def somebody_withdraws(self, name: str, source: str, role: str, everything: bool) -> None:
-        if everything and source:
-            self.both(lambda it: it.clear(source, role))
-        else:
-            self.both(lambda it: it.unregister(name, role, source))
-
-    @rule(index=HANDLERS, goodbye=st.booleans())
-    def one_leaves(self, index: int, goodbye: bool) -> None:
-        handler = self.handlers[index]
-        self.both(lambda it: it.withdraw(handler) if goodbye else it.lose(handler, "broke", self.now))
-
-    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.both(lambda it: it.expire(self.now))
-
-    @rule(role=st.sampled_from(["r1", "r2", "r3"]), add=st.sampled_from([True, True, False]))
-    def roles_change(self, role: str, add: bool) -> None:
-        self.both(lambda it: it.add_role(role) if add else it.remove_role(role))
-
-    @precondition(lambda self: len(self.known) < 12)
-    @rule()
-    def somebody_lists(self) -> None:
-        self.remember()
-
-    @invariant()
-    def it_lists_the_same_in_the_same_order(self) -> None:
-        assert self.registry.roles == self.model.roles
-        for role in (None, *self.registry.roles):
-            for offline in (False, True):
-                listed = [seen(line) for line in self.registry.listings(role, include_offline=offline)]
-                assert listed == self.model.listings(role, offline)
-
-    @invariant()
-    def it_finds_the_same(self) -> None:
-        for role in ("", *self.registry.roles):
-            for name in ("a", "b", "c", "far:a", "far:b", "nobody"):
-                entry = self.registry.find(name, role)
-                found = None if entry is None else (entry.name, entry.source, entry.current is not None)
-                assert found == self.model.find(name, role)
-
-    @invariant()
-    def what_is_listed_can_be_found(self) -> None:
-        for role in (None, *self.registry.roles):
-            for line in self.registry.listings(role):
-                entry = self.registry.find(line.tool.name, role or "")
-                assert entry is not None
-                assert entry.current is not None
-
-    @invariant()
-    def a_watcher_that_applies_the_changes_knows_the_listing(self) -> None:
-        now = self.view()
-        for revision, view in self.known:
-            changes = self.registry.since(revision)
-            assert changes.revision == self.registry.revision
-            followed = {} if changes.full else dict(view)
-            for key in changes.removed:
-                followed.pop(key)  # it knew it
-            for expected, lines in ((False, changes.added), (True, changes.changed)):
-                fresh: dict[tuple[str, str], set[Seen]] = {}
-                for line in map(seen, lines):
-                    fresh.setdefault((line.name, line.source), set()).add(line)
-                for key, value in fresh.items():
-                    assert (key in followed) is expected
-                    followed[key] = value
-            assert followed == now
-
-    @invariant()
-    def a_handler_knows_what_it_offers(self) -> None:
-        for handler in self.handlers:
-            assert sorted(self.registry.offers(handler)) == sorted(self.model.offers(handler))
-
-
-CatalogueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-test_the_catalogue_is_what_the_model_says = CatalogueMachine.TestCase
 
 
 # -- one table a role ------------------------------------------------------------------------------------------------

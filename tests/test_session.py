@@ -67,7 +67,7 @@ def test_what_the_bus_says_is_read_attached_first_then_events_then_calls() -> No
         events=[wire.Event()],
         attached=wire.Attached(session_id="s"),
     )
-    read = [arm for arm, _ in peer.receive(frame, 0.0)]  # type: ignore[arg-type]  # a side reads what the other writes
+    read = [arm for arm, _ in peer.receive(frame, 0.0)]
     assert read == ["attached", "events", "calls", "progress", "results", "drain"]
 
 
@@ -81,7 +81,7 @@ def test_a_first_message_without_attach_is_refused_in_a_sentence_that_says_so(fi
 def test_the_peer_refuses_a_first_message_without_attached() -> None:
     peer: Session[wire.InvokeRequest] = Session(Side.PEER, wire.InvokeRequest, 0.0)
     with pytest.raises(ProtocolError, match="must hold 'attached'"):
-        peer.receive(wire.InvokeResponse(calls=[pb.ToolCall()]), 0.0)  # type: ignore[arg-type]
+        peer.receive(wire.InvokeResponse(calls=[pb.ToolCall()]), 0.0)
 
 
 def test_the_first_message_may_carry_calls_beside_its_attach() -> None:
@@ -240,7 +240,7 @@ def test_more_than_may_wait_for_a_slow_reader_is_told_and_discarding_forgets_it(
 
 def ladder(session: Session[Any], until: float, step: float = 0.5) -> list[tuple[float, Pulse]]:
     """Judges a silent peer every half second; returns when what changed."""
-    found = []
+    found: list[tuple[float, Pulse]] = []
     for tick in range(1, round(until / step) + 1):
         pulse = session.pulse(tick * step)
         if pulse is not Pulse.FINE:

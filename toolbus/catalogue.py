@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from toolbus.entry import BUS_SOURCE, Changes, Listing
+from toolbus.entry import BUS_SOURCE, Changes, Listing, Outcome
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
 from toolbus.offer import Offered, prepare
 from toolbus.policy import Caller, Policy
-from toolbus.registry import Outcome, Registry
+from toolbus.registry import Registry
 from toolbus.tool import KIB, MIB, Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

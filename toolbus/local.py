@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +25,8 @@ from toolbus.sdk.tool_spec import ToolSpec
 from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus.local")
 
 MAX_IN_FLIGHT = 4096
 OnProgress = Callable[[pb.ToolProgress], None]
@@ -46,6 +50,7 @@ class LocalHandler:
         self.stuck = 0
         self._spec = spec
         self._dispatcher = dispatcher
+        self._thread = 0  # the bus's, by its identity; 0 before the first call
         self._running: dict[str, tuple[asyncio.Task[None], ToolScope]] = {}  # by call id, until the function is done
 
     def __repr__(self) -> str:
@@ -53,6 +58,7 @@ class LocalHandler:
 
     def send(self, calls: Sequence[Call], now: float) -> None:
         """Starts the function in a task of its own, once a call."""
+        self._thread = threading.get_ident()
         for call in calls:
             self._start(call, now)
 
@@ -78,18 +84,22 @@ class LocalHandler:
         self._dispatcher.results(self, [message], time.monotonic())
 
     def _progress(self, loop: asyncio.AbstractEventLoop, progress: pb.ToolProgress) -> None:
-        loop.call_soon_threadsafe(self._take_progress, progress)
+        if threading.get_ident() == self._thread:  # at once: what came later would come after the result
+            self._take_progress(progress)
+        else:
+            loop.call_soon_threadsafe(self._take_progress, progress)
 
     def _take_progress(self, progress: pb.ToolProgress) -> None:
         self._dispatcher.progress(self, [progress], time.monotonic())
 
     def cancel(self, call: Call, reason: str) -> bool:
-        """Cancels the function's task; a sync one is told through its scope."""
+        """Cancels an async function's task; a sync one is told through its scope, and keeps its slot until it ends."""
         running = self._running.get(call.id)
         if running is not None:
             task, scope = running
             scope.cancel(reason)
-            task.cancel()
+            if self._spec.is_async:
+                task.cancel()
         return False
 
     def stage(self, call: Call) -> Stage:
@@ -163,4 +173,7 @@ class LocalCaller:
             copy = pb.ToolProgress()
             copy.CopyFrom(progress)
             copy.call_id = call_id
-            waiting[1](copy)
+            try:
+                waiting[1](copy)
+            except Exception:  # it runs in the middle of the plugin's frame
+                log.exception("on_progress failed for call %s", call_id)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from toolbus import catalogue
 from toolbus.call import Call
 from toolbus.dispatcher import Dispatcher
-from toolbus.entry import BUS_SOURCE
+from toolbus.entry import BUS_SOURCE, Outcome
 from toolbus.errors import (
     AlreadyAttached,
     InvalidRequest,
@@ -30,7 +30,7 @@ from toolbus.errors import (
 from toolbus.offer import Offered
 from toolbus.peer import Peer
 from toolbus.policy import Policy
-from toolbus.registry import Outcome, Registry
+from toolbus.registry import Registry
 from toolbus.session import BUSY_INTERVAL, IDLE_INTERVAL, Pulse, State
 from toolbus.tool import MAX_INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire

@@ -12,44 +12,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from toolbus.entry import BUS_SOURCE, Changes, Declaration, Entry, Handler, Listing, Table
+from toolbus.entry import BUS_SOURCE, Changes, Declaration, Entry, Handler, Listing, Notice, Outcome, Table
 from toolbus.errors import UnknownRole
 from toolbus.offer import Offered
 
 CHANGES_KEPT = 10_000  # a watcher further behind gets the whole list
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something that the owner of a tool should hear: it lost the tool in these roles, to whom (empty: withdrawn)."""
-
-    handler: Handler
-    name: str
-    roles: tuple[str, ...]
-    by_source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a change of the catalogue did.
-
-    Attributes:
-        names: the tools concerned, by bare name.
-        roles: the roles concerned, in configured order.
-        failed: (role, tool, error) where a role could not take a tool.
-        count: tools withdrawn, each counted once per role.
-        notices: what owners should hear.
-        accepted: whether every tool is offered in at least one role or waits for roles to come.
-    """
-
-    names: tuple[str, ...] = ()
-    roles: tuple[str, ...] = ()
-    failed: tuple[tuple[str, str, str], ...] = ()
-    count: int = 0
-    notices: tuple[Notice, ...] = ()
-    accepted: bool = True
 
 
 class Registry:

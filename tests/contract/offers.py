@@ -17,6 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -55,7 +56,7 @@ class Shows:
 class Report(Protocol):
     """How a tool shows that it works."""
 
-    def __call__(self, progress: float = 0.0, *, total: float = 0.0, message: str = "", chunk: str = "") -> None: ...
+    def __call__(self, progress: float = 0.0, /, *, total: float = 0.0, message: str = "", chunk: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,7 @@ class Work:
     @property
     def declared(self) -> Tool:
         """What every kind has to make of it."""
-        spec = spec_of(as_function(self), None)
-        return spec.tool
+        return spec_of(as_function(self)).tool
 
 
 class Offer(ABC):
@@ -291,10 +291,15 @@ def as_peer_handler(work: Work) -> Callable[[dict[str, Any], PeerCall], Coroutin
     """Returns what an author on the stubs would write: async, with a thread for what blocks, and wire messages."""
 
     async def handler(arguments: dict[str, Any], call: PeerCall) -> Any:
-        cancelled = threading.Event()
-        scope = Scope(CallContext.from_wire(call.message.context), call.progress, cancelled)
+        cancelled, loop = threading.Event(), asyncio.get_running_loop()
+        context = CallContext.from_wire(call.message.context)
         if inspect.iscoroutinefunction(work.run):
-            return _result(await work.run(arguments, scope))
+            return _result(await work.run(arguments, Scope(context, call.progress, cancelled)))
+
+        def report(*done: float, **more: Any) -> None:
+            loop.call_soon_threadsafe(partial(call.progress, *done, **more))
+
+        scope = Scope(context, report, cancelled)
         running = asyncio.ensure_future(asyncio.to_thread(work.run, arguments, scope))
         try:
             return _result(await asyncio.shield(running))

@@ -13,9 +13,9 @@ import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
+from toolbus.sdk.attempt import Settings, portions
 from toolbus.sdk.author import Plugin
 from toolbus.sdk.host import Host
-from toolbus.sdk.link import Settings, portions
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

@@ -144,7 +144,6 @@ RAISED: list[tuple[BaseException, str, str]] = [
     (StopIteration("end"), "", ""),
     (BaseException("base"), "BaseException: base", "BaseException"),
     (Mute(), "Mute", "Mute"),
-    (ValueError("\ud800"), "ValueError: ?", "ValueError"),
 ]
 
 
@@ -170,6 +169,19 @@ async def test_a_raise_is_a_tool_error_and_the_plugin_goes_on(
     result.to_wire().SerializeToString()
     assert "Traceback" in caplog.text
     assert "Traceback" not in result.error.message
+
+
+async def test_an_exception_text_that_utf_8_cannot_hold_still_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not logged here: a captured log that utf-8 cannot hold ends the process that runs the tests.
+    monkeypatch.setattr(logging.getLogger("toolbus.sdk.handler"), "disabled", True)
+
+    def fails() -> None:
+        raise ValueError("\ud800")
+
+    result = await run(fails)
+    assert result.error is not None
+    assert (result.error.message, result.error.reason) == ("ValueError: ?", "ValueError")
+    result.to_wire().SerializeToString()
 
 
 async def test_a_very_long_exception_text_is_cut() -> None:

@@ -9,10 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # from toolbus.sdk.author import Plugin
-    # from toolbus.sdk.host import Host, SyncHost
     from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
+    from toolbus.sdk.author import Plugin
     from toolbus.sdk.declaration import LlmToolMeta, llm_tool
+    from toolbus.sdk.host import Host, SyncHost
+    from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
     from toolbus.sdk.neko import (
         EntryConflictError,
         NekoPluginBase,
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
         neko_plugin,
         plugin,
     )
+    from toolbus.sdk.outgoing import Progress
     from toolbus.sdk.reply import Err, Ok, Reply, audio, image, link, text
     from toolbus.sdk.scope import CallContext, ContextMessage, ToolScope
     from toolbus.tool import CallError, Result, Tool
 
 __all__ = [
+    # the two kinds of peers
+    "Plugin",
+    "Host",
+    "SyncHost",
     # declaring tools
     "llm_tool",
     "LlmToolMeta",
@@ -41,6 +47,12 @@ __all__ = [
     "image",
     "audio",
     "link",
+    # what a host gets
+    "Progress",
+    "Listing",
+    "ListedTool",
+    "CatalogChange",
+    "ToolRef",
     # plugins as N.E.K.O. writes them
     "NekoPluginBase",
     "neko_plugin",
@@ -63,6 +75,8 @@ __all__ = [
 _NAMES = {
     "sdk.author": ("Plugin",),
     "sdk.host": ("Host", "SyncHost"),
+    "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
+    "sdk.outgoing": ("Progress",),
     "sdk.declaration": ("LlmToolMeta", "llm_tool"),
     "sdk.scope": ("CallContext", "ContextMessage", "ToolScope"),
     "sdk.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),

@@ -17,10 +17,10 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from toolbus.errors import SetupError
+from toolbus.sdk.attempt import Settings
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.declaration import describe, meta_of
 from toolbus.sdk.incoming import Runner
-from toolbus.sdk.link import Settings
 from toolbus.sdk.neko import NekoPluginBase, ToolDefinition, source_of, start_plugin, stop_plugin, tools_of
 from toolbus.sdk.outgoing import PeerSession
 from toolbus.sdk.threads import Workers

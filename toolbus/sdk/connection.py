@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from toolbus.errors import Code, InvalidRequest, PeerLost, ProtocolError, Stage, ToolBusError
-from toolbus.sdk.link import (
+from toolbus.sdk.attempt import (
     FATAL,
     MESSAGE_BYTES,
     PAUSE_FIRST,

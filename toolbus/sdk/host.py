@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolbus.errors import Code, PeerLost, Stage
+from toolbus.sdk.attempt import Settings
 from toolbus.sdk.connection import Connection
-from toolbus.sdk.link import Settings
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
 from toolbus.sdk.outgoing import Outgoing, PeerSession, Progress
 from toolbus.sdk.scope import CallContext

@@ -1,0 +1,224 @@
+"""However a tool is called, the caller sees the same: every way of calling against every way of offering."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from tests.contract.callers import Caller
+from tests.contract.conftest import RESULT_BYTES
+from tests.contract.offers import Offer, Refuses, Scope, Shows, Work
+from tests.contract.works import CITY, Seen, Waiting, echo, raises, returns
+from tests.faults.raw_peer import PATIENCE, until
+from toolbus.bus import Bus
+from toolbus.errors import Code, Stage
+from toolbus.sdk import CallContext, ContextMessage
+from toolbus.sdk.outgoing import Progress
+from toolbus.sdk.reply import image, link, text
+from toolbus.tool import CallError, Result
+
+VALUES: dict[str, Any] = {
+    "numbers": [5, 5.0, 2**63, -(2**70), 1e-7, 0],
+    "words": ["", "晴，二十三度", "⛅👩‍👩‍👧‍👦", "a\x00b\u2028c\"\\\n"],
+    "others": [None, True, False, [], {}, {"": {"deep": [{}]}}],
+}
+
+
+async def soon(work: Awaitable[Result]) -> Result:
+    return await asyncio.wait_for(work, PATIENCE)
+
+
+def failure(result: Result) -> CallError:
+    assert result.is_error
+    assert result.error is not None
+    return result.error
+
+
+async def test_arguments_and_results_are_handed_on_exactly(offer: Offer, caller: Caller) -> None:
+    seen = Seen()
+    await offer.offer(echo(seen=seen))
+    given: list[Any] = [VALUES, {}, None]
+    for arguments in given:
+        result = await soon(caller.call("echo", arguments))
+        assert repr(result.unwrap()) == repr(arguments or {})
+        assert not result.content
+    assert repr(seen.arguments) == repr([VALUES, {}, {}])
+
+
+async def test_a_null_result_is_none(offer: Offer, caller: Caller) -> None:
+    await offer.offer(returns(None))
+    result = await soon(caller.call("gives"))
+    assert (result.output_json, result.unwrap(), result.is_error) == ("null", None, False)
+
+
+async def test_parts_beside_the_output_arrive_whole(offer: Offer, caller: Caller) -> None:
+    parts = (text("哇 👋"), image(bytes(range(256))), link("https://example.org/a?b=c#d", "a page", mime="text/html"))
+
+    async def shows(arguments: dict[str, Any], scope: Scope) -> Any:
+        return Shows(["kept", 5.0], parts)
+
+    await offer.offer(Work("shows", shows))
+    result = await soon(caller.call("shows"))
+    assert (repr(result.unwrap()), result.content) == ("['kept', 5.0]", parts)
+
+
+@pytest.mark.parametrize("arguments", [{"where": {"city": 5}}, '{"where": {"city": 5}, ', "[]"], ids=str)
+async def test_arguments_that_do_not_fit_never_arrive(offer: Offer, caller: Caller, arguments: Any) -> None:
+    seen = Seen()
+    await offer.offer(echo(seen=seen, parameters=CITY))
+    error = failure(await soon(caller.call("echo", arguments)))
+    assert (error.code, error.stage, error.retry_safe) == (Code.INVALID_ARGUMENTS, Stage.NOT_DISPATCHED, False)
+    assert isinstance(arguments, str) or "where.city" in error.message
+    assert not seen.arguments
+
+
+async def test_a_tool_that_raised_or_said_no_is_told_from_a_bus_that_could_not_ask(
+    offer: Offer, caller: Caller
+) -> None:
+    async def refuses(arguments: dict[str, Any], scope: Scope) -> Any:
+        return Refuses("city_unknown", {"nearest": "图拉"})
+
+    await offer.offer(raises(ValueError("no such city: Тула")), Work("refuses", refuses))
+    raised = failure(await soon(caller.call("fails", {"fail": True})))
+    assert (raised.code, raised.stage, raised.reason) == (Code.TOOL, Stage.ACCEPTED, "ValueError")
+    assert raised.message.endswith("no such city: Тула")
+    refused = await soon(caller.call("refuses"))
+    assert failure(refused).reason == "city_unknown"
+    assert refused.output == {"nearest": "图拉"}
+    missing = failure(await soon(caller.call("refusse")))
+    assert (missing.code, missing.stage) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED)
+    assert missing.message.endswith("fails, refuses")
+
+
+async def test_a_result_over_the_limit_is_replaced_by_the_limit(offer: Offer, caller: Caller) -> None:
+    await offer.offer(returns("x" * (RESULT_BYTES + 1)))
+    error = failure(await soon(caller.call("gives")))
+    assert (error.code, error.limit) == (Code.RESULT_TOO_LARGE, ("result_bytes", RESULT_BYTES))
+
+
+async def test_progress_arrives_in_order_while_the_tool_works(offer: Offer, caller: Caller) -> None:
+    waiting = Waiting()
+
+    async def steps(arguments: dict[str, Any], scope: Scope) -> Any:
+        for step in range(1, 6):
+            scope.report(step, total=5, message=f"step {step}", chunk=f"{step} ")
+        return await waiting.work.run(arguments, scope)
+
+    await offer.offer(Work("steps", steps))
+    seen: list[Progress] = []
+    call = asyncio.create_task(caller.call("steps", on_progress=seen.append))
+    await until(lambda: len(seen) == 5, "the progress")
+    assert seen == [Progress(step, 5, f"step {step}", f"{step} ") for step in range(1, 6)]
+    assert not call.done()
+    waiting.let_go()
+    assert (await soon(call)).unwrap() == "let go"
+
+
+async def test_a_call_past_its_time_ends_with_the_limit_and_the_tool_hears_of_it(offer: Offer, caller: Caller) -> None:
+    waiting = Waiting()
+    await offer.offer(waiting.work)
+    error = failure(await soon(caller.call("waits", timeout=0.25)))
+    assert (error.code, error.stage) == (Code.DEADLINE_EXCEEDED, Stage.DISPATCHED)
+    assert error.limit is not None
+    assert (error.limit[0], round(error.limit[1], 1)) == ("timeout_seconds", 0.2)  # a host's clock runs from its call
+    await waiting.was_cancelled()
+    await offer.idle()
+
+
+async def test_a_call_that_is_taken_back_ends_and_its_tool_hears_of_it(bus: Bus, offer: Offer, caller: Caller) -> None:
+    waiting = Waiting()
+    await offer.offer(waiting.work)
+    call = asyncio.create_task(caller.call("waits"))
+    await waiting.has_begun()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(call, PATIENCE)
+    await waiting.was_cancelled()
+    assert [(record.name, record.code) for record in bus.records] == [("waits", Code.CANCELLED)]
+    await offer.idle()
+    waiting.let_go()
+    assert (await soon(caller.call("waits"))).unwrap() == "let go"
+
+
+async def test_results_of_many_calls_do_not_mix(offer: Offer, caller: Caller) -> None:
+    async def doubles(arguments: dict[str, Any], scope: Scope) -> Any:
+        scope.report(arguments["n"])
+        await asyncio.sleep(0)
+        return arguments["n"] * 2
+
+    await offer.offer(Work("doubles", doubles))
+    seen: list[tuple[int, float]] = []
+
+    async def one(number: int) -> Result:
+        def see(progress: Progress) -> None:
+            seen.append((number, progress.progress))
+
+        return await caller.call("doubles", {"n": number}, on_progress=see)
+
+    results = await asyncio.wait_for(asyncio.gather(*map(one, range(200))), 2 * PATIENCE)
+    assert [result.unwrap() for result in results] == [number * 2 for number in range(200)]
+    assert sorted(seen) == [(number, number) for number in range(200)]
+
+
+async def test_a_call_beyond_the_last_slot_is_refused_with_a_hint(bus: Bus, offer: Offer, caller: Caller) -> None:
+    waiting = Waiting()
+    await offer.offer(waiting.work)
+    calls = [asyncio.create_task(bus.call("waits")) for _ in range(256)]
+    await waiting.has_begun(256)
+    error = failure(await soon(caller.call("waits", timeout=0.2)))  # a Host tries again for as long as it has time
+    assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
+    assert error.limit == ("calls_in_flight", 256)
+    assert error.retry_after_seconds > 0
+    waiting.let_go()
+    await asyncio.gather(*calls)
+    assert (await soon(caller.call("waits"))).unwrap() == "let go"
+
+
+async def test_the_circumstances_arrive_and_are_gone_with_the_next_call(offer: Offer, caller: Caller) -> None:
+    seen = Seen()
+    await offer.offer(echo(seen=seen))
+    context = CallContext(
+        user_id="小明",
+        attributes={"channel": "voice"},
+        member={"id": 2**70, "name": "Ada"},
+        messages=(ContextMessage("user", "wie wird's? 🌦", "Bob"),),
+        traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    )
+    for given in (context, None):
+        assert (await soon(caller.call("echo", {"userId": "eve", "n": 1}, context=given))).unwrap() == {"n": 1}
+    assert [scope.context for scope in seen.scopes] == [context, CallContext()]
+
+
+async def test_a_call_that_knows_an_older_declaration_is_told_what_changed(
+    bus: Bus, offer: Offer, caller: Caller
+) -> None:
+    await offer.offer(echo(parameters=CITY))
+    known = bus.list()[0].tool.schema_hash
+    await offer.offer(echo(parameters={**CITY, "required": []}))
+    error = failure(await soon(caller.call("echo", {"where": {}}, schema_hash=known)))
+    assert (error.code, error.stage) == (Code.CATALOG_STALE, Stage.NOT_DISPATCHED)
+    assert "no required argument 'where' any more" in error.message
+    newer = bus.list()[0].tool.schema_hash
+    assert (await soon(caller.call("echo", schema_hash=newer))).unwrap() == {}
+
+
+async def test_a_role_that_nobody_configured_is_not_found(offer: Offer, caller: Caller) -> None:
+    await offer.offer(echo())
+    assert (await soon(caller.call("echo", role="default"))).unwrap() == {}
+    error = failure(await soon(caller.call("echo", role="nobody")))
+    assert (error.code, error.stage) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED)
+    assert "nobody" in error.message
+
+
+async def test_a_tool_that_is_taken_away_while_it_works_still_answers(offer: Offer, caller: Caller) -> None:
+    waiting = Waiting()
+    await offer.offer(waiting.work, echo())
+    call = asyncio.create_task(caller.call("waits"))
+    await waiting.has_begun()
+    await offer.withdraw("waits")
+    assert failure(await soon(caller.call("waits"))).code is Code.NOT_FOUND
+    waiting.let_go()
+    assert (await soon(call)).unwrap() == "let go"

@@ -1,0 +1,126 @@
+"""The tools that the contract suite offers, and what a test holds of them: whether they began, and what they heard."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from tests.contract.offers import Scope, Work
+from tests.faults.raw_peer import PATIENCE, until
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "where": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+    "required": ["where"],
+    "additionalProperties": False,
+}
+
+
+class Seen:
+    """What a tool was called with, from whichever thread it ran on."""
+
+    def __init__(self) -> None:
+        self.arguments: list[dict[str, Any]] = []
+        self.scopes: list[Scope] = []
+
+    def __repr__(self) -> str:
+        return f"<Seen {len(self.arguments)} calls>"
+
+    def note(self, arguments: dict[str, Any], scope: Scope) -> None:
+        self.scopes.append(scope)
+        self.arguments.append(arguments)
+
+
+def echo(name: str = "echo", seen: Seen | None = None, **fields: Any) -> Work:
+    """A tool that returns its arguments."""
+
+    async def run(arguments: dict[str, Any], scope: Scope) -> Any:
+        if seen is not None:
+            seen.note(arguments, scope)
+        return arguments
+
+    return Work(name, run, **fields)
+
+
+def returns(value: Any, name: str = "gives") -> Work:
+    """A tool that returns a value."""
+
+    async def run(arguments: dict[str, Any], scope: Scope) -> Any:
+        return value
+
+    return Work(name, run)
+
+
+def raises(error: Exception, name: str = "fails") -> Work:
+    """A tool that raises where ``fail`` is among its arguments."""
+
+    async def run(arguments: dict[str, Any], scope: Scope) -> Any:
+        if arguments.get("fail"):
+            raise error
+        return "fine"
+
+    return Work(name, run)
+
+
+class Waiting:
+    """An async tool that works until it is let go or cancelled; it may be called many times at once."""
+
+    def __init__(self, name: str = "waits", **fields: Any) -> None:
+        self.begun = 0
+        self.cancelled = 0
+        self._go = threading.Event()
+        self.work = Work(name, self._run, **fields)
+
+    def __repr__(self) -> str:
+        return f"<Waiting begun={self.begun} cancelled={self.cancelled}>"
+
+    async def has_begun(self, calls: int = 1) -> None:
+        """Waits until so many calls have begun."""
+        await until(lambda: self.begun >= calls, f"{calls} calls to begin")
+
+    async def was_cancelled(self) -> None:
+        """Waits until a call has heard that it was taken back, a second at most."""
+        await until(lambda: self.cancelled, "the tool to hear of the cancel", seconds=1.0)
+
+    def let_go(self) -> None:
+        """Lets the calls return."""
+        self._go.set()
+
+    async def _run(self, arguments: dict[str, Any], scope: Scope) -> Any:
+        self.begun += 1
+        try:
+            await until(self._go.is_set, "the test to let go", seconds=2 * PATIENCE)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return "let go"
+
+
+class Blocking:
+    """A plain tool that holds its thread until it is let go, cancelled or not."""
+
+    def __init__(self, name: str = "blocks", **fields: Any) -> None:
+        self.begun = 0
+        self.scope: Scope | None = None  # of the newest call
+        self._go = threading.Event()
+        self.work = Work(name, self._run, **fields)
+
+    def __repr__(self) -> str:
+        return f"<Blocking begun={self.begun}>"
+
+    async def has_begun(self, calls: int = 1) -> None:
+        """Waits until so many calls have begun."""
+        await until(lambda: self.begun >= calls, f"{calls} calls to begin")
+
+    def let_go(self) -> None:
+        """Lets the calls return."""
+        self._go.set()
+
+    def _run(self, arguments: dict[str, Any], scope: Scope) -> Any:
+        self.scope = scope
+        self.begun += 1
+        assert self._go.wait(2 * PATIENCE), "the test did not let go"
+        return "let go"
