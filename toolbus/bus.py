@@ -34,6 +34,7 @@ from toolbus.records import Records
 from toolbus.registry import Registry
 from toolbus.sdk import llm_tool
 from toolbus.sdk.scope import CallContext
+from toolbus.sdk.threads import Workers
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
 from toolbus.server import GrpcServer, ToolBusService
 from toolbus.tool import Result, dump_arguments
@@ -41,6 +42,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus")
 
+LOCAL_WORKERS = 32  # threads for local tools that are plain functions, as many as a plugin has
 QUIET_SECONDS = 1.0  # how long a drained peer may say nothing before its stream is ended for it
 
 __all__ = ["Bus", "Config"]
@@ -81,6 +83,7 @@ class Bus:
             on_change=self._catalogue_changed,
         )
         self._caller = LocalCaller("local", self._dispatcher)
+        self._workers = Workers(LOCAL_WORKERS, "toolbus-local")  # not the loop's own: its few threads are the program's
         service = ToolBusService(self.registry, self._dispatcher, self._presence, self.policy, config.limits)
         self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
@@ -148,6 +151,7 @@ class Bus:
         await self._grpc.stop()
         if self._http is not None:
             await self._http.stop()
+        self._workers.stop()
         self._stopped.set()
 
     async def wait_stopped(self) -> None:
@@ -267,7 +271,8 @@ class Bus:
 
     def _register(self, source: str, spec: ToolSpec, *, qualified: bool = False) -> None:
         offered = prepare([spec.tool], self._config.limits)
-        self.registry.register(LocalHandler(source, spec, self._dispatcher), offered, qualified=qualified)
+        handler = LocalHandler(source, spec, self._dispatcher, run_sync=self._workers.run)
+        self.registry.register(handler, offered, qualified=qualified)
         self._catalogue_changed()
 
     # -- what the rooms ask of the whole -------------------------------------------------------------------------

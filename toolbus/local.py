@@ -19,7 +19,7 @@ from toolbus.call import Call
 from toolbus.dispatcher import Dispatcher
 from toolbus.entry import Entry
 from toolbus.errors import Stage
-from toolbus.sdk.handler import run_handler
+from toolbus.sdk.handler import RunSync, run_handler
 from toolbus.sdk.scope import ToolScope
 from toolbus.sdk.tool_spec import ToolSpec
 from toolbus.tool import Result
@@ -43,13 +43,21 @@ class LocalHandler:
     session_state = wire.SESSION_STATE_LIVE
     max_item_bytes = 1 << 62
 
-    def __init__(self, source: str, spec: ToolSpec, dispatcher: Dispatcher, max_in_flight: int = 256) -> None:
+    def __init__(
+        self,
+        source: str,
+        spec: ToolSpec,
+        dispatcher: Dispatcher,
+        max_in_flight: int = 256,
+        run_sync: RunSync = asyncio.to_thread,
+    ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
         self.owed: dict[str, Any] = {}
         self.stuck = 0
         self._spec = spec
         self._dispatcher = dispatcher
+        self._run_sync = run_sync
         self._thread = 0  # the bus's, by its identity; 0 before the first call
         self._running: dict[str, tuple[asyncio.Task[None], ToolScope]] = {}  # by call id, until the function is done
 
@@ -78,7 +86,7 @@ class LocalHandler:
             self._dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
 
     async def _run(self, call_id: str, arguments_json: str, scope: ToolScope) -> None:
-        result = await run_handler(self._spec, arguments_json, scope, _on_a_thread)
+        result = await run_handler(self._spec, arguments_json, scope, self._run_sync)
         message = result.to_wire()
         message.call_id = call_id
         self._dispatcher.results(self, [message], time.monotonic())
@@ -105,10 +113,6 @@ class LocalHandler:
     def stage(self, call: Call) -> Stage:
         """A function begins as soon as it is sent."""
         return Stage.DISPATCHED
-
-
-async def _on_a_thread(function: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, function)
 
 
 class LocalCaller:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -95,7 +96,8 @@ class Supervisor:
     ) -> None:
         self._plugins = dict(zip(plugin_names(files), files, strict=True))
         self._emit = emit
-        self._environment = dict(environment)
+        # Nobody else can claim the sources of these plugins while they run, a restart of one included.
+        self._environment = {"TOOLBUS_TOKEN": secrets.token_hex(16), **environment}
         self._restarts = restarts or Restarts()
         self._stop_seconds = stop_seconds
         self._stopping = asyncio.Event()  # SIGTERM to all

@@ -126,7 +126,7 @@ class StreamCaller(Caller):
 
 async def _read(stream: Any, on_progress: SeeProgress | None) -> Result:
     """Reads up to the one result, ends this side, and sees the bus end the other."""
-    results = []
+    results: list[pb.ToolResult] = []
     while frame := await stream.read():
         for progress in frame.progress:
             assert not results, "progress came after the result"

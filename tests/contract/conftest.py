@@ -1,4 +1,4 @@
-"""The fixtures of the contract suite: a bus on a unix socket, every way of offering a tool, every way of calling one."""
+"""The fixtures of the contract suite: a bus on a unix socket, each way of offering a tool, each way of calling one."""
 
 from __future__ import annotations
 

@@ -16,14 +16,16 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from clients.python.peer import Call as PeerCall
 from clients.python.peer import Peer
+from tests.contract.works import Refuses, Scope, Shows, Work
 from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus
 from toolbus.sdk import CallContext, Plugin, Reply, ToolScope, llm_tool
@@ -35,61 +37,6 @@ from toolbus.v1 import tool_pb2 as pb
 SOURCE = "contract"  # whose the tools are, in every kind
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Refuses:
-    """Returned by a tool that says no without raising."""
-
-    error: str
-    output: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Shows:
-    """Returned by a tool that has parts beside its output."""
-
-    output: Any = None
-    content: Sequence[pb.ContentBlock] = ()
-
-
-class Report(Protocol):
-    """How a tool shows that it works."""
-
-    def __call__(self, progress: float = 0.0, /, *, total: float = 0.0, message: str = "", chunk: str = "") -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """A call as a tool of any kind sees it.
-
-    Attributes:
-        cancelled: set when the call is taken back, for plain functions; async ones get a CancelledError.
-    """
-
-    context: CallContext
-    report: Report
-    cancelled: threading.Event
-
-
-Run = Callable[[dict[str, Any], Scope], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A tool as a test writes it. ``run`` is a plain or an async function of the arguments and the scope."""
-
-    name: str
-    run: Run
-    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
-    description: str = ""
-    timeout: float = 30.0
-    idle_timeout: float | None = None
-
-    @property
-    def declared(self) -> Tool:
-        """What every kind has to make of it."""
-        return spec_of(as_function(self)).tool
 
 
 class Offer(ABC):
@@ -130,7 +77,7 @@ class Offer(ABC):
         await until(lambda: self.owed() == 0, "every slot to be free")
 
     async def _arrived(self) -> None:
-        wanted = {name: work.declared.schema_hash for name, work in self.works.items()}
+        wanted = {name: declared(work).schema_hash for name, work in self.works.items()}
 
         def there() -> bool:
             listed = {each.tool.name: each for each in self.bus.list() if each.source == SOURCE}
@@ -191,6 +138,7 @@ class StubsOffer(Offer):
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
         self._thread = LoopThread("contract-stubs")
+        self._thread.loop.set_default_executor(ThreadPoolExecutor(32))  # for works that are plain functions
         self._running: list[tuple[Peer, asyncio.Task[None]]] = []  # the newest last; the older ones are leaving
 
     async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
@@ -259,6 +207,11 @@ async def offer(bus: Bus, kind: Kind) -> AsyncIterator[Offer]:
     await offer.close()
 
 
+def declared(work: Work) -> Tool:
+    """Returns what every kind has to make of a tool."""
+    return spec_of(as_function(work)).tool
+
+
 def as_function(work: Work) -> Callable[..., Any]:
     """Returns what an author of a function would write, local or in a plugin."""
 
@@ -296,8 +249,8 @@ def as_peer_handler(work: Work) -> Callable[[dict[str, Any], PeerCall], Coroutin
         if inspect.iscoroutinefunction(work.run):
             return _result(await work.run(arguments, Scope(context, call.progress, cancelled)))
 
-        def report(*done: float, **more: Any) -> None:
-            loop.call_soon_threadsafe(partial(call.progress, *done, **more))
+        def report(progress: float = 0.0, /, **more: Any) -> None:
+            loop.call_soon_threadsafe(partial(call.progress, progress, **more))
 
         scope = Scope(context, report, cancelled)
         running = asyncio.ensure_future(asyncio.to_thread(work.run, arguments, scope))

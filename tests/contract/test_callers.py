@@ -10,8 +10,8 @@ import pytest
 
 from tests.contract.callers import Caller
 from tests.contract.conftest import RESULT_BYTES
-from tests.contract.offers import Offer, Refuses, Scope, Shows, Work
-from tests.contract.works import CITY, Seen, Waiting, echo, raises, returns
+from tests.contract.offers import Offer
+from tests.contract.works import CITY, Refuses, Scope, Seen, Shows, Waiting, Work, echo, raises, returns
 from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
@@ -22,7 +22,7 @@ from toolbus.tool import CallError, Result
 
 VALUES: dict[str, Any] = {
     "numbers": [5, 5.0, 2**63, -(2**70), 1e-7, 0],
-    "words": ["", "晴，二十三度", "⛅👩‍👩‍👧‍👦", "a\x00b\u2028c\"\\\n"],
+    "words": ["", "晴，二十三度", "⛅👩‍👩‍👧‍👦", 'a\x00b\u2028c"\\\n'],
     "others": [None, True, False, [], {}, {"": {"deep": [{}]}}],
 }
 
@@ -170,7 +170,7 @@ async def test_a_call_beyond_the_last_slot_is_refused_with_a_hint(bus: Bus, offe
     await waiting.has_begun(256)
     error = failure(await soon(caller.call("waits", timeout=0.2)))  # a Host tries again for as long as it has time
     assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
-    assert error.limit == ("calls_in_flight", 256)
+    assert error.limit == ("calls_in_flight", 256.0)
     assert error.retry_after_seconds > 0
     waiting.let_go()
     await asyncio.gather(*calls)

@@ -1,15 +1,21 @@
-"""The tools that the contract suite offers, and what a test holds of them: whether they began, and what they heard."""
+"""The tools that the contract suite offers: how a test writes one, and those that several tests need.
+
+A tool is written once, as a `Work`; `offers` turns it into what each way of offering asks for.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from tests.contract.offers import Scope, Work
 from tests.faults.raw_peer import PATIENCE, until
+from toolbus.sdk import CallContext
+from toolbus.v1 import tool_pb2 as pb
 
-CITY = {
+CITY: dict[str, Any] = {
     "type": "object",
     "properties": {
         "where": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
@@ -17,6 +23,56 @@ CITY = {
     "required": ["where"],
     "additionalProperties": False,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Refuses:
+    """Returned by a tool that says no without raising."""
+
+    error: str
+    output: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shows:
+    """Returned by a tool that has parts beside its output."""
+
+    output: Any = None
+    content: Sequence[pb.ContentBlock] = ()
+
+
+class Report(Protocol):
+    """How a tool shows that it works."""
+
+    def __call__(self, progress: float = 0.0, /, *, total: float = 0.0, message: str = "", chunk: str = "") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A call as a tool of any kind sees it.
+
+    Attributes:
+        cancelled: set when the call is taken back, for plain functions; async ones get a CancelledError.
+    """
+
+    context: CallContext
+    report: Report
+    cancelled: threading.Event
+
+
+Run = Callable[[dict[str, Any], Scope], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A tool as a test writes it. ``run`` is a plain or an async function of the arguments and the scope."""
+
+    name: str
+    run: Run
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
+    description: str = ""
+    timeout: float = 30.0
+    idle_timeout: float | None = None
 
 
 class Seen:
