@@ -13,7 +13,7 @@ from typing import Any
 from toolbus.call import Budget, Call
 from toolbus.dispatcher import Dispatcher
 from toolbus.entry import Entry
-from toolbus.errors import RequestError, Stage, ToolBusError, grpc_status
+from toolbus.errors import Code, RequestError, Stage, ToolBusError, grpc_status
 from toolbus.offer import Offered, prepare
 from toolbus.peer import Peer
 from toolbus.policy import Policy
@@ -310,3 +310,19 @@ def error_of(caller: PeerDouble, call_id: str) -> CallError:
 def outputs(caller: PeerDouble) -> list[str]:
     """Returns what came back, each call having ended once."""
     return [result.output_json for (result,) in caller.results.values()]
+
+
+def names(core: Core, *, include_offline: bool = False) -> list[str]:
+    return [listing.tool.name for listing in core.registry.listings(include_offline=include_offline)]
+
+
+def call(stream: StreamDouble, name: str, call_id: str = "1", **more: Any) -> None:
+    stream.send(calls=[pb.ToolCall(call_id=call_id, name=name, **more)])
+
+
+def answer(stream: StreamDouble, call_id: str, output: str = "1") -> None:
+    stream.send(results=[pb.ToolResult(call_id=call_id, output_json=output)])
+
+
+def codes(stream: StreamDouble) -> dict[str, Code]:
+    return {result.call_id: Code(result.error.code) for result in stream.read("results")}

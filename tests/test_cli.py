@@ -100,15 +100,18 @@ def test_a_signal_lets_calls_finish_and_a_second_one_does_not(tmp_path: Path) ->
     with (
         _serving(tmp_path, "--grpc", "127.0.0.1:0", "--http", "off", "--json") as serving,
         Running(tmp_path, "run", file, TOOLBUS_ADDRESS=_address(serving)) as plugin,
-        Running(tmp_path, "call", "nap", "seconds=60", "--json", TOOLBUS_ADDRESS=_address(serving)) as calling,
     ):
-        plugin.says("napping")
-        serving.send(signal.SIGTERM)
-        serving.says("draining")
-        assert calling.process.poll() is None
-        serving.send(signal.SIGTERM)
-        assert serving.code() == 0
-        assert calling.code() == 1
+        until(lambda: "nap" in toolbus("list", "--bus", _address(serving)).stdout, "the plugin's tools")
+        with Running(
+            tmp_path, "call", "nap", "seconds=60", "--json", TOOLBUS_ADDRESS=_address(serving)
+        ) as calling:
+            plugin.says("napping")
+            serving.send(signal.SIGTERM)
+            serving.says("draining")
+            assert calling.process.poll() is None
+            serving.send(signal.SIGTERM)
+            assert serving.code() == 0
+            assert calling.code() == 1
         assert json.loads(calling.out)["error"]["code"] == "UNAVAILABLE"
 
 

@@ -284,3 +284,11 @@ def test_a_context_counts_towards_what_a_plugin_receives_and_what_the_bus_holds(
     assert (error.code, error.limit) == (Code.INVALID_ARGUMENTS, ("max_message_bytes", 1_000))
     core.call(host, "l", context=context)
     assert core.refusal(host, "l", context=context).code is Code.OVERLOADED
+
+
+def test_a_nested_call_whose_inherited_context_its_plugin_cannot_receive_is_refused() -> None:
+    core, host, plugin = one_call()
+    core.plugin("small", tool("s"), max_item_bytes=1_000)
+    core.call(host, "t", context=pb.CallContext(user_id="x" * 2_000))
+    error = core.refusal(plugin, "s", parent_call_id=next(iter(plugin.owed)))
+    assert (error.code, error.limit) == (Code.INVALID_ARGUMENTS, ("max_message_bytes", 1_000))

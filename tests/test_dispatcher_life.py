@@ -341,6 +341,15 @@ def test_the_nested_calls_of_a_lost_run_end_and_the_call_itself_runs_elsewhere()
     assert outputs(host) == ["1"]
 
 
+def test_a_plugin_that_owes_a_call_and_its_nested_one_is_lost_and_nothing_is_freed_twice() -> None:
+    core, host, plugin = one_call()
+    core.call(host, "t", "{}")
+    (parent,) = plugin.hand_over()
+    core.call(plugin, "t", call_id="child", parent_call_id=parent.id)
+    core.lose(plugin)
+    assert (core.held, plugin.budget.held, host.budget.held, plugin.stuck) == (0, 0, 0, 0)
+
+
 def test_a_lost_caller_cancels_what_it_asked_for_and_hears_nothing() -> None:
     core, host, plugin = one_call()
     core.call(host, "t", call_id="a")

@@ -6,29 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.core_model import Core, StreamDouble, error_of, tool
+from tests.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, codes, error_of, names, tool
 from toolbus.errors import Code
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 CATALOG = [wire.SUBSCRIPTION_CATALOG]
-
-
-def names(core: Core, *, include_offline: bool = False) -> list[str]:
-    return [listing.tool.name for listing in core.registry.listings(include_offline=include_offline)]
-
-
-def call(stream: StreamDouble, name: str, call_id: str = "1", **more: Any) -> None:
-    stream.send(calls=[pb.ToolCall(call_id=call_id, name=name, **more)])
-
-
-def answer(stream: StreamDouble, call_id: str, output: str = "1") -> None:
-    stream.send(results=[pb.ToolResult(call_id=call_id, output_json=output)])
-
-
-def codes(stream: StreamDouble) -> dict[str, Code]:
-    return {result.call_id: Code(result.error.code) for result in stream.read("results")}
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
@@ -334,6 +318,23 @@ def test_a_half_closed_peer_does_not_get_calls_that_run_elsewhere_now() -> None:
     first.half_close()
     assert len(second.read("calls")) == 1
     assert first.read("calls") == []
+
+
+def test_the_nested_calls_of_a_half_closed_run_end_while_the_call_itself_runs_elsewhere() -> None:
+    core = Core()
+    host, other = core.peer("host"), core.plugin("other", tool("o"))
+    declared = tool("t", annotations=IDEMPOTENT)
+    first = core.attached("plugin", declared)
+    core.call(host, "t")
+    (running,) = first.read("calls")
+    second = core.attached("plugin", declared)
+    call(first, "o", parent_call_id=running.call_id)
+    other.hand_over()
+    first.half_close()
+    assert [reason for _, reason in other.cancelled] == ["parent ended"]
+    assert codes(first) == {"1": Code.CANCELLED}
+    answer(second, second.read("calls")[0].call_id, "2")
+    assert host.results["c1"][0].output_json == "2"
 
 
 def test_a_broken_stream_ends_its_calls_both_ways_and_its_tools_wait_offline() -> None:

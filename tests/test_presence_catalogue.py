@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.core_model import IDEMPOTENT, Core, StreamDouble, offered, tool
+from tests.core_model import IDEMPOTENT, Core, answer, call, codes, names, offered, tool
 from toolbus.errors import Code, InvalidRequest, InvalidTool, LimitExceeded, NotPermitted, SessionGone
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 CATALOG = [wire.SUBSCRIPTION_CATALOG]
-
-
-def names(core: Core, *, include_offline: bool = False) -> list[str]:
-    return [listing.tool.name for listing in core.registry.listings(include_offline=include_offline)]
-
-
-def call(stream: StreamDouble, name: str, call_id: str = "1", **more: Any) -> None:
-    stream.send(calls=[pb.ToolCall(call_id=call_id, name=name, **more)])
-
-
-def answer(stream: StreamDouble, call_id: str, output: str = "1") -> None:
-    stream.send(results=[pb.ToolResult(call_id=call_id, output_json=output)])
-
-
-def codes(stream: StreamDouble) -> dict[str, Code]:
-    return {result.call_id: Code(result.error.code) for result in stream.read("results")}
 
 
 # -- watchers --------------------------------------------------------------------------------------------------------

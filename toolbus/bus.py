@@ -33,6 +33,7 @@ from toolbus.presence import TICK_SECONDS, WATCH_SECONDS, Presence
 from toolbus.records import Records
 from toolbus.registry import Registry
 from toolbus.sdk import llm_tool
+from toolbus.sdk.outgoing import encodable
 from toolbus.sdk.scope import CallContext
 from toolbus.sdk.threads import Workers
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
@@ -221,8 +222,8 @@ class Bus:
             context: what the tool may know about the circumstances.
         """
         message = pb.ToolCall(
-            name=name,
-            arguments_json=dump_arguments(arguments),
+            name=encodable(name),
+            arguments_json=encodable(dump_arguments(arguments)),
             timeout_seconds=timeout or 0.0,
             role=role,
             schema_hash=schema_hash,

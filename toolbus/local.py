@@ -58,6 +58,7 @@ class LocalHandler:
         self._spec = spec
         self._dispatcher = dispatcher
         self._run_sync = run_sync
+        self._on_threads: set[str] = set()  # calls whose plain function has not returned
         self._thread = 0  # the bus's, by its identity; 0 before the first call
         self._running: dict[str, tuple[asyncio.Task[None], ToolScope]] = {}  # by call id, until the function is done
 
@@ -86,7 +87,14 @@ class LocalHandler:
             self._dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
 
     async def _run(self, call_id: str, arguments_json: str, scope: ToolScope) -> None:
-        result = await run_handler(self._spec, arguments_json, scope, self._run_sync)
+        async def run_sync(function: Callable[[], Any]) -> Any:
+            self._on_threads.add(call_id)
+            try:
+                return await self._run_sync(function)
+            finally:
+                self._on_threads.discard(call_id)
+
+        result = await run_handler(self._spec, arguments_json, scope, run_sync)
         message = result.to_wire()
         message.call_id = call_id
         self._dispatcher.results(self, [message], time.monotonic())
@@ -101,12 +109,12 @@ class LocalHandler:
         self._dispatcher.progress(self, [progress], time.monotonic())
 
     def cancel(self, call: Call, reason: str) -> bool:
-        """Cancels an async function's task; a sync one is told through its scope, and keeps its slot until it ends."""
+        """Cancels the function's task; one on a thread is told through its scope, and keeps its slot until it ends."""
         running = self._running.get(call.id)
         if running is not None:
             task, scope = running
             scope.cancel(reason)
-            if self._spec.is_async:
+            if call.id not in self._on_threads:
                 task.cancel()
         return False
 

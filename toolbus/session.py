@@ -382,7 +382,6 @@ class Session(Generic[Frame]):
         self._probes += 1
         self._last_sent = now
         self.last_probe = due if 0 <= now - due < interval / 2 else now  # late ticks do not add up
-        self._last_sent = now  # also where the writer is stuck: else each tick would ask anew
         self.outbox.room(16).heartbeat.CopyFrom(wire.Heartbeat(sequence=self._probes))
         if self.missed >= MISSED_SUSPECT and not self.suspect:
             self.suspect = True

@@ -16,7 +16,7 @@ import pytest
 
 from toolbus.bus import Bus
 from toolbus.sdk import CallContext, Host
-from toolbus.sdk.outgoing import Progress
+from toolbus.sdk.outgoing import Progress, encodable
 from toolbus.tool import Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -106,7 +106,7 @@ class StreamCaller(Caller):
         call = pb.ToolCall(
             call_id="only",
             name=name,
-            arguments_json=dump_arguments(arguments),
+            arguments_json=encodable(dump_arguments(arguments)),
             timeout_seconds=timeout or 0.0,
             role=role,
             context=context.to_wire() if context is not None else None,

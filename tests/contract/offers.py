@@ -112,10 +112,10 @@ class SdkOffer(Offer):
 
     async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
         plugin = self._plugin or Plugin(SOURCE, address=self.bus.grpc_addresses[0])
-        for name in gone:
+        for name in set(gone) - self.works.keys():
             plugin.remove_tool(name)
         for work in added:
-            plugin.add_tool(as_function(work))
+            plugin.add_tool(as_function(work), replace=work.name in gone)
         if self._plugin is None:
             self._plugin = plugin
             self._thread.start()
@@ -255,7 +255,8 @@ def as_peer_handler(work: Work) -> Callable[[dict[str, Any], PeerCall], Coroutin
         scope = Scope(context, report, cancelled)
         running = asyncio.ensure_future(asyncio.to_thread(work.run, arguments, scope))
         try:
-            return _result(await asyncio.shield(running))
+            returned = await asyncio.shield(running)
+            return _result(await returned if inspect.isawaitable(returned) else returned)
         except asyncio.CancelledError:
             cancelled.set()
             await running  # a thread cannot be stopped, and its slot is not free before it ends

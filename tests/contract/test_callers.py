@@ -65,13 +65,16 @@ async def test_parts_beside_the_output_arrive_whole(offer: Offer, caller: Caller
     assert (repr(result.unwrap()), result.content) == ("['kept', 5.0]", parts)
 
 
-@pytest.mark.parametrize("arguments", [{"where": {"city": 5}}, '{"where": {"city": 5}, ', "[]"], ids=str)
+BROKEN: list[Any] = [{"where": {"city": 5}}, '{"where": {"city": 5}, ', "[]", {"where": {"city": "\ud83d"}}]
+
+
+@pytest.mark.parametrize("arguments", BROKEN, ids=["schema", "no JSON", "no object", "half of a surrogate pair"])
 async def test_arguments_that_do_not_fit_never_arrive(offer: Offer, caller: Caller, arguments: Any) -> None:
     seen = Seen()
     await offer.offer(echo(seen=seen, parameters=CITY))
     error = failure(await soon(caller.call("echo", arguments)))
     assert (error.code, error.stage, error.retry_safe) == (Code.INVALID_ARGUMENTS, Stage.NOT_DISPATCHED, False)
-    assert isinstance(arguments, str) or "where.city" in error.message
+    assert "where.city" in error.message or "JSON" in error.message
     assert not seen.arguments
 
 

@@ -301,6 +301,17 @@ async def test_a_plain_function_hears_of_a_cancel_and_keeps_its_slot_until_it_re
     await offer.idle()
 
 
+async def test_a_plain_function_that_handed_back_something_to_wait_for_is_cancelled_as_well(
+    bus: Bus, offer: Offer
+) -> None:
+    waiting = Waiting()
+    await offer.offer(Work("waits", lambda arguments, scope: waiting.work.run(arguments, scope)))
+    error = failure(await soon(bus.call("waits", timeout=0.15)))
+    assert error.code is Code.DEADLINE_EXCEEDED
+    await waiting.was_cancelled()
+    await offer.idle()
+
+
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 

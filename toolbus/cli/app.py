@@ -65,6 +65,7 @@ def main() -> None:
     """Runs the command line; the entry point of the script."""
     if os.environ.get("TOOLBUS_GRPC_EXPERIMENTS") != "keep":
         os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)  # read when grpc is imported
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said by us, in a sentence
     try:
         app()
     except KeyboardInterrupt:

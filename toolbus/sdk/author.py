@@ -111,15 +111,18 @@ class Plugin:
 
         return offer if function is None else offer(function)
 
-    def add_tool(self, tool: Callable[..., Any] | ToolDefinition | ToolSpec, **options: Any) -> ToolSpec:
+    def add_tool(
+        self, tool: Callable[..., Any] | ToolDefinition | ToolSpec, *, replace: bool = False, **options: Any
+    ) -> ToolSpec:
         """Offers a tool, from any thread and also while connected; `ready` waits until the bus has it.
 
         Args:
             tool: a function, decorated with `llm_tool` or not, a `ToolDefinition` or a `ToolSpec`.
+            replace: takes the place of the tool of that name, if there is one, without a moment in which there is none.
             options: of `llm_tool`, for a function.
 
         Raises:
-            SetupError: the plugin has a tool of that name.
+            SetupError: the plugin has a tool of that name, and it is not to be replaced.
             ValueError, TypeError: as for `llm_tool`.
         """
         if isinstance(tool, ToolSpec):
@@ -128,9 +131,9 @@ class Plugin:
             spec = tool.spec()
         else:
             spec = spec_of(tool, describe(tool, **options) if options else meta_of(tool) or describe(tool))
-        if not self.tools.add(spec):
+        if not self.tools.add(spec, replace=replace):
             name = spec.tool.name
-            raise SetupError(f"{self.source!r} already has a tool {name!r}: remove_tool({name!r}) first, or rename one")
+            raise SetupError(f"{self.source!r} already has a tool {name!r}: pass replace=True, or rename one")
         return spec
 
     def remove_tool(self, name: str) -> bool:
