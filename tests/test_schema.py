@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -618,3 +619,33 @@ def test_any_json_as_a_schema_compiles_or_is_a_fault(schema: Any, arguments: Any
 def test_any_text_as_a_schema_compiles_or_is_a_fault(text: str) -> None:
     with contextlib.suppress(SchemaFault):
         compile_schema(text, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        '{"maximum":18446744073709551616}',
+        '{"const":18446744073709551616}',
+        '{"enum":[18446744073709551616]}',
+        '{"multipleOf":18446744073709551616}',
+        '{"max\\u0069mum":18446744073709551616}',
+    ],
+)
+def test_a_checker_reads_wide_integers_exactly_where_their_value_matters(rules: str) -> None:
+    checker = compile_schema(f'{{"type":"object","properties":{{"n":{rules}}}}}', LIMITS)
+    assert checker.is_valid(checker.load('{"n":18446744073709551616}'))
+    assert not checker.is_valid(checker.load('{"n":18446744073709551617}'))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"n":NaN}', "[" * 200 + "]" * 200, '{"n":18446744073709551617}', '{"a":[1]}']
+)
+def test_a_checker_without_such_rules_reads_what_every_other_reads(text: str) -> None:
+    checker = compile_schema('{"type":"object"}', LIMITS)
+    try:
+        exact = load_arguments(text)
+    except ValueError as problem:
+        with pytest.raises(ValueError, match=re.escape(str(problem))):
+            checker.load(text)
+    else:
+        assert checker.load(text) == pytest.approx(exact) if "n" in text else checker.load(text) == exact

@@ -133,7 +133,7 @@ class Dispatcher:
                     text = self._checked(text, declaration)
                 else:
                     try:
-                        arguments = load_arguments(text)
+                        arguments = checker.load(text)
                     except ValueError as problem:
                         raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
                     if type(arguments) is not dict or not checker.is_valid(arguments):
@@ -155,9 +155,9 @@ class Dispatcher:
                     must_fit(text, context, name, handler.max_item_bytes)
 
                 record = Call()
-                timeout = call.timeout_seconds
+                timeout = call.timeout_seconds or declaration.timeout
                 if not 0.0 < timeout <= MAX_TIMEOUT_SECONDS:
-                    timeout = clamped_timeout(timeout, declaration.tool.timeout_seconds)
+                    timeout = clamped_timeout(timeout)
                 record.timeout = timeout
                 record.deadline = deadline = now + timeout
                 record.context, record.parent, record.children, record.depth = context, None, None, 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from toolbus.schema import ArgumentChecker
-from toolbus.tool import Tool
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, Tool
 
 BUS_SOURCE = "toolbus"  # the bus's own tools: listed only when asked for, never under a bare name
 VERSIONS_KEPT = 4  # older declarations of a tool that CATALOG_STALE can still compare with
@@ -49,10 +49,11 @@ class Handler(Protocol):
 class Declaration:
     """One way in which a source declares a tool, and the handlers that offer it so."""
 
-    __slots__ = ("checker", "handlers", "strips", "tool")
+    __slots__ = ("checker", "handlers", "strips", "timeout", "tool")
 
     def __init__(self, tool: Tool, checker: ArgumentChecker | None, strips: frozenset[str]) -> None:
         self.tool = tool
+        self.timeout = tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS  # of calls that do not say
         self.checker = checker  # None: arguments are not looked at
         self.strips = strips  # keys that are taken out of the arguments
         self.handlers: list[Handler] = []
@@ -106,7 +107,7 @@ class Entry:
         same = self.declarations.get(key)
         if same is not None and handler in same.handlers:
             changed = same.tool != declaration.tool
-            same.tool, same.checker = declaration.tool, declaration.checker
+            same.tool, same.checker, same.timeout = declaration.tool, declaration.checker, declaration.timeout
             return changed
         for other in [self.declarations[k] for k in list(self.declarations)] if not handler.shares else ():
             for old in list(other.handlers):

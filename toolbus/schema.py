@@ -41,6 +41,10 @@ TOO_MUCH_TO_EXPLAIN = (
 _loads = orjson.loads  # a name less to look up on every call
 _no_digit_in = frozenset("0123456789").isdisjoint
 _find_wide_integer = re.compile(r"[:,\[ \n\r\t-][0-9]{19}").search  # not in strings, as far as that is seen cheaply
+# Keywords under which an integer that became a float would lie; a backslash could spell any of them otherwise.
+_ASKS_FOR_VALUES = re.compile(
+    r'"(?:minimum|maximum|exclusiveMinimum|exclusiveMaximum|multipleOf|const|enum|uniqueItems)"|\\'
+).search
 _CHOICES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
 _TYPE = jsonschema_rs.ValidationErrorKind.Type
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -50,18 +54,20 @@ class ArgumentChecker:
     """One compiled schema.
 
     Attributes:
+        load: reads arguments for this schema; exactly, where the value of a wide integer can matter to it.
         is_valid: tells whether arguments fit: the validator's own method, or one that counts the arguments first
             where the schema could make a check slow. It expects what `load_arguments` returned, which bounds their
             depth and their wide integers.
     """
 
-    __slots__ = ("_is_free", "_limits", "_size", "_text", "_validator", "is_valid")
+    __slots__ = ("_is_free", "_limits", "_size", "_text", "_validator", "is_valid", "load")
 
     def __init__(self, validator: jsonschema_rs.Validator, size: Size, text: str, limits: Limits) -> None:
         self._validator = validator
         self._size = size
         self._text = text  # `explain` builds the graph from it again, rather than every tool keeping its own
         self._limits = limits
+        self.load: Callable[[str], Any] = load_arguments if _ASKS_FOR_VALUES(text) else _load_quickly
         self._is_free = size.repeated <= FREE_STEPS and size.states <= FREE_STATES
         self.is_valid: Callable[[object], bool] = validator.is_valid if self._is_free else self._is_valid_if_few
 
@@ -161,6 +167,16 @@ def load_arguments(text: str) -> Any:
     if _no_digit_in(text[18::19]) or not (_find_wide_integer(text) or type(value) is float):
         return value
     return _load_exactly(text)
+
+
+def _load_quickly(text: str) -> Any:
+    """Does what `load_arguments` does, but turns integers beyond 64 bits into floats."""
+    if len(text) > 2 * ARGUMENT_DEPTH:
+        return load_arguments(text)
+    try:
+        return _loads(text)
+    except orjson.JSONDecodeError:
+        return load_arguments(text)
 
 
 def _load_exactly(text: str) -> Any:
