@@ -13,7 +13,7 @@ from toolbus.local import LocalCaller, LocalHandler
 from toolbus.sdk import llm_tool
 from toolbus.sdk.scope import ToolScope
 from toolbus.sdk.tool_spec import spec_of
-from toolbus.tool import Result
+from toolbus.tool import Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
 
@@ -156,7 +156,7 @@ async def test_progress_reaches_whoever_watches_the_call(here: Here) -> None:
         return "done"
 
     here.offer(shows)
-    signs: list[pb.ToolProgress] = []
+    signs: list[Progress] = []
     assert (await here.call("shows", on_progress=signs.append)).unwrap() == "done"
     assert [(sign.progress, sign.total, sign.message) for sign in signs] == [(1, 2, "half")]
 
@@ -164,7 +164,7 @@ async def test_progress_reaches_whoever_watches_the_call(here: Here) -> None:
 async def test_a_watcher_of_progress_that_raises_harms_neither_the_call_nor_the_plugin(
     here: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(sign: pb.ToolProgress) -> None:
+    def broken(sign: Progress) -> None:
         raise RuntimeError("of the host's making")
 
     plugin = here.core.plugin("plugin", tool("t"))

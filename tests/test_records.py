@@ -29,3 +29,4 @@ def test_a_code_of_a_newer_protocol_reads_as_internal_and_hides_no_other_record(
     records.add("1", "t", "plugin", "host", 0.0, 1.0, Code.TOOL)
     records.add("2", "t", "plugin", "host", 0.0, 1.0, 99)
     assert [record.code for record in records] == [Code.INTERNAL, Code.TOOL]
+    assert records.outcomes == {Code.TOOL: 1, Code.INTERNAL: 1}

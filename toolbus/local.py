@@ -22,14 +22,14 @@ from toolbus.errors import Stage
 from toolbus.sdk.handler import RunSync, run_handler
 from toolbus.sdk.scope import ToolScope
 from toolbus.sdk.tool_spec import ToolSpec
-from toolbus.tool import Result
+from toolbus.tool import Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.local")
 
 MAX_IN_FLIGHT = 4096
-OnProgress = Callable[[pb.ToolProgress], None]
+OnProgress = Callable[[Progress], object]
 
 
 class LocalHandler:
@@ -182,10 +182,7 @@ class LocalCaller:
         """Hands a sign of life on to whoever watches the call."""
         waiting = self._waiting.get(call_id)
         if waiting is not None and waiting[1] is not None:
-            copy = pb.ToolProgress()
-            copy.CopyFrom(progress)
-            copy.call_id = call_id
             try:
-                waiting[1](copy)
+                waiting[1](Progress.from_wire(progress))
             except Exception:  # it runs in the middle of the plugin's frame
                 log.exception("on_progress failed for call %s", call_id)

@@ -37,14 +37,14 @@ class Records:
         # Tuples, not records: the hot path pays 50 ns for one instead of 1.2 µs (design.md 7).
         self._kept: deque[tuple[str, str, str, str, float, float, int]] = deque(maxlen=keep)
         self.keep = self._kept.append  # what `add` does, but for the count: the dispatcher counts once a frame
-        self.outcomes: Counter[int] = Counter()  # calls ended, by code; 0 is success
+        self.outcomes: Counter[int] = Counter()  # calls ended, by code; 0 is success, an unknown one INTERNAL
         self.late = 0  # results that came after their call had ended for its caller
         self.unowed = 0  # results and progress for calls that nobody owed
 
     def add(self, call_id: str, name: str, source: str, caller: str, started: float, ended: float, code: int) -> None:
         """Notes a call that has ended."""
         self._kept.append((call_id, name, source, caller, started, ended, code))
-        self.outcomes[code] += 1
+        self.outcomes[code if code in _CODES else Code.INTERNAL] += 1  # else a plugin could fill memory with keys
 
     def __iter__(self) -> Iterator[CallRecord]:
         """Newest first."""

@@ -388,7 +388,7 @@ class Registry:
                 if table.role is not None:
                     notices.setdefault((owner, entry.bare_name), []).append(table.role)
                 self._forget(owner, entry)
-            self._by_source[entry.source].pop(entry, None)
+            self._leave_source(entry)
             self._offline.pop(entry, None)
             entry, there = Entry(table, name, tool.name, handler.source, entry.place), False
         if entry is None:
@@ -443,7 +443,7 @@ class Registry:
     def _drop(self, entry: Entry, there: bool | None = None) -> None:
         there = entry.current is not None if there is None else there
         entry.table.drop(entry)
-        self._by_source[entry.source].pop(entry, None)
+        self._leave_source(entry)
         self._offline.pop(entry, None)
         entry.current = None
         if there:
@@ -455,6 +455,12 @@ class Registry:
             known.pop(entry, None)
             if not known:
                 del self._by_handler[handler]
+
+    def _leave_source(self, entry: Entry) -> None:
+        known = self._by_source[entry.source]
+        known.pop(entry, None)
+        if not known:  # else every source that ever came would stay
+            del self._by_source[entry.source]
 
     def _note(self, entry: Entry, existed: bool) -> None:
         """Notes that an entry changes, and whether its name was listed as its source's before: here or elsewhere."""

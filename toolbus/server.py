@@ -275,7 +275,7 @@ class GrpcServer:
         try:
             self.addresses = tuple(self._bind(address) for address in addresses)
         except SetupError:
-            self._unlock()
+            await self.stop()  # grpcio keeps the ports that it has bound already
             raise
         await self._server.start()
 
@@ -321,7 +321,7 @@ def _claim_socket(path: Path) -> IO[str]:
         raise SetupError(
             f"the directory {directory} of the socket is open to other users: chmod 0700 it, or use another directory"
         )
-    lock = open(f"{path}.lock", "w", encoding="ascii")  # noqa: SIM115  # held as long as the server
+    lock = open(f"{path}.lock", "a", encoding="ascii")  # noqa: SIM115  # held as long as the server; not emptied yet
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -329,6 +329,7 @@ def _claim_socket(path: Path) -> IO[str]:
         raise SetupError(
             f"unix:{path} is taken by another toolbus: stop that one, or choose another path with --grpc unix:PATH"
         ) from None
+    lock.truncate(0)  # only now: until it is locked, it says whose it is
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock

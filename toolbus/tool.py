@@ -11,7 +11,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -333,17 +333,12 @@ class Result:
     @classmethod
     def from_wire(cls, message: pb.ToolResult) -> Result:
         """Copies a result out of its frame."""
-        content = []
-        for block in message.content:
-            copy = pb.ContentBlock()
-            copy.CopyFrom(block)
-            content.append(copy)
         return cls(
             call_id=message.call_id,
             output_json=message.output_json or "null",
             is_error=message.is_error,
             error=CallError.from_wire(message.error) if message.HasField("error") else None,
-            content=tuple(content),
+            content=_copies(message.content),
         )
 
     def to_wire(self) -> pb.ToolResult:
@@ -357,6 +352,31 @@ class Result:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life of a call.
+
+    Attributes:
+        progress: how much is done.
+        total: how much there is to do, in the same unit; 0 means unknown.
+        message: what is being done, for people.
+        chunk: the next piece of an output that comes bit by bit.
+        content: parts that are ready before the result.
+    """
+
+    progress: float = 0.0
+    total: float = 0.0
+    message: str = ""
+    chunk: str = ""
+    content: tuple[pb.ContentBlock, ...] = ()
+
+    @classmethod
+    def from_wire(cls, message: pb.ToolProgress) -> Progress:
+        """Copies it out of its frame."""
+        content = _copies(message.content)
+        return cls(message.progress, message.total, message.message, message.output_chunk, content)
+
+
 def dump_arguments(arguments: Mapping[str, Any] | str | None) -> str:
     """Returns arguments as JSON text; text is passed on as it is.
 
@@ -368,6 +388,16 @@ def dump_arguments(arguments: Mapping[str, Any] | str | None) -> str:
     if isinstance(arguments, str):
         return arguments
     return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _copies(blocks: Iterable[pb.ContentBlock]) -> tuple[pb.ContentBlock, ...]:
+    """Copies content out of its frame, which would else stay in memory with it."""
+    copies = []
+    for block in blocks:
+        copy = pb.ContentBlock()
+        copy.CopyFrom(block)
+        copies.append(copy)
+    return tuple(copies)
 
 
 def is_source(text: str) -> bool:

@@ -16,8 +16,8 @@ import pytest
 
 from toolbus.bus import Bus
 from toolbus.sdk import CallContext, Host
-from toolbus.sdk.outgoing import Progress, encodable
-from toolbus.tool import Result, dump_arguments
+from toolbus.sdk.outgoing import encodable
+from toolbus.tool import Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
@@ -60,11 +60,7 @@ class ProgramCaller(Caller):
     async def call(
         self, name: str, arguments: Any = None, *, on_progress: SeeProgress | None = None, **options: Any
     ) -> Result:
-        def see(progress: pb.ToolProgress) -> None:
-            if on_progress is not None:
-                on_progress(Progress.from_wire(progress))
-
-        return await self.bus.call(name, arguments, on_progress=see, **options)
+        return await self.bus.call(name, arguments, on_progress=on_progress, **options)
 
 
 class HostCaller(Caller):

@@ -16,9 +16,8 @@ from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.sdk import CallContext, ContextMessage
-from toolbus.sdk.outgoing import Progress
 from toolbus.sdk.reply import image, link, text
-from toolbus.tool import CallError, Result
+from toolbus.tool import CallError, Progress, Result
 
 VALUES: dict[str, Any] = {
     "numbers": [5, 5.0, 2**63, -(2**70), 1e-7, 0],

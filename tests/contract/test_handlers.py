@@ -215,7 +215,7 @@ async def test_progress_arrives_in_order_and_before_the_result(bus: Bus, offer: 
     assert [(each.progress, each.total, each.message) for each in seen] == [
         (step, 50, f"step {step}") for step in range(1, 51)
     ]
-    assert "".join(each.output_chunk for each in seen) == result.unwrap()
+    assert "".join(each.chunk for each in seen) == result.unwrap()
 
 
 async def test_progress_arrives_while_the_tool_works(bus: Bus, offer: Offer) -> None:

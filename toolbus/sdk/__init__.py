@@ -23,10 +23,9 @@ if TYPE_CHECKING:
         neko_plugin,
         plugin,
     )
-    from toolbus.sdk.outgoing import Progress
     from toolbus.sdk.reply import Err, Ok, Reply, audio, image, link, text
     from toolbus.sdk.scope import CallContext, ContextMessage, ToolScope
-    from toolbus.tool import CallError, Result, Tool
+    from toolbus.tool import CallError, Progress, Result, Tool
 
 __all__ = [
     # the two kinds of peers
@@ -76,7 +75,6 @@ _NAMES = {
     "sdk.author": ("Plugin",),
     "sdk.host": ("Host", "SyncHost"),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
-    "sdk.outgoing": ("Progress",),
     "sdk.declaration": ("LlmToolMeta", "llm_tool"),
     "sdk.scope": ("CallContext", "ContextMessage", "ToolScope"),
     "sdk.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
@@ -89,7 +87,7 @@ _NAMES = {
         "neko_plugin",
         "plugin",
     ),
-    "tool": ("CallError", "Result", "Tool"),
+    "tool": ("CallError", "Progress", "Result", "Tool"),
     "errors": ("CallFailed", "Code", "SetupError", "Stage", "ToolBusError"),
 }
 _HOMES = {name: f"toolbus.{module}" for module, names in _NAMES.items() for name in names}

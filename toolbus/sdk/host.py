@@ -20,10 +20,10 @@ from toolbus.errors import Code, PeerLost, Stage
 from toolbus.sdk.attempt import Settings
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
-from toolbus.sdk.outgoing import Outgoing, PeerSession, Progress
+from toolbus.sdk.outgoing import Outgoing, PeerSession
 from toolbus.sdk.scope import CallContext
 from toolbus.sdk.threads import Inbox
-from toolbus.tool import CallError, Result, dump_arguments
+from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -16,12 +16,11 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from toolbus.errors import Code, Stage
 from toolbus.session import Session, State
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, CallError, Result
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, CallError, Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -35,35 +34,6 @@ _RETRIED = (Code.UNAVAILABLE, Code.OVERLOADED)
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
 _CANCELLED_WORD = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A sign of life of a call.
-
-    Attributes:
-        progress: how much is done.
-        total: how much there is to do, in the same unit; 0 means unknown.
-        message: what is being done, for people.
-        chunk: the next piece of an output that comes bit by bit.
-        content: parts that are ready before the result.
-    """
-
-    progress: float = 0.0
-    total: float = 0.0
-    message: str = ""
-    chunk: str = ""
-    content: tuple[pb.ContentBlock, ...] = ()
-
-    @classmethod
-    def from_wire(cls, message: pb.ToolProgress) -> Progress:
-        """Copies it out of its frame."""
-        content = []
-        for block in message.content:
-            copy = pb.ContentBlock()
-            copy.CopyFrom(block)
-            content.append(copy)
-        return cls(message.progress, message.total, message.message, message.output_chunk, tuple(content))
 
 
 Deliver = Callable[["Outgoing", "Result | Progress"], None]
