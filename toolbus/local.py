@@ -7,6 +7,7 @@ raises that plugins have. A LocalCaller asks for calls and waits for their resul
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import itertools
 import logging
@@ -58,6 +59,7 @@ class LocalHandler:
         self._spec = spec
         self._dispatcher = dispatcher
         self._run_sync = run_sync
+        self._nested = LocalCaller(source, dispatcher, owed=self.owed)
         self._on_threads: set[str] = set()  # calls whose plain function has not returned
         self._thread = 0  # the bus's, by its identity; 0 before the first call
         self._running: dict[str, tuple[asyncio.Task[None], ToolScope]] = {}  # by call id, until the function is done
@@ -75,8 +77,13 @@ class LocalHandler:
         message = pb.ToolCall(call_id=call.id, name=call.entry.bare_name, timeout_seconds=call.deadline - now)
         if call.context is not None:
             message.context.CopyFrom(call.context)
-        scope = ToolScope.of(message, send_progress=functools.partial(self._progress, asyncio.get_running_loop()))
-        task = asyncio.get_running_loop().create_task(self._run(call.id, call.arguments_json, scope))
+        loop = asyncio.get_running_loop()
+        scope = ToolScope.of(
+            message,
+            send_progress=functools.partial(self._progress, loop),
+            caller=functools.partial(self._call, loop),
+        )
+        task = loop.create_task(self._run(call.id, call.arguments_json, scope))
         self._running[call.id] = (task, scope)
         task.add_done_callback(functools.partial(self._done, call.id))
 
@@ -98,6 +105,28 @@ class LocalHandler:
         message = result.to_wire()
         message.call_id = call_id
         self._dispatcher.results(self, [message], time.monotonic())
+
+    def _call(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        arguments_json: str,
+        *,
+        parent_call_id: str,
+        timeout: float | None,
+        role: str | None,
+        schema_hash: str,
+    ) -> concurrent.futures.Future[Result]:
+        """Calls another tool for the function, as part of the call that it answers."""
+        call = pb.ToolCall(
+            name=name,
+            arguments_json=arguments_json,
+            parent_call_id=parent_call_id,
+            timeout_seconds=timeout or 0.0,
+            role=role,
+            schema_hash=schema_hash,
+        )
+        return asyncio.run_coroutine_threadsafe(self._nested.call(call), loop)
 
     def _progress(self, loop: asyncio.AbstractEventLoop, progress: pb.ToolProgress) -> None:
         if threading.get_ident() == self._thread:  # at once: what came later would come after the result
@@ -124,17 +153,28 @@ class LocalHandler:
 
 
 class LocalCaller:
-    """Asks for calls on behalf of a program in the bus's process."""
+    """Asks for calls on behalf of a program in the bus's process.
 
-    trusted = True
-    administers = True
+    Args:
+        owed: for a function that calls other tools: the calls that it answers, one of which each of its calls is
+            part of. A function may not say what the context of a call is, and does not administer the bus.
+    """
+
     max_item_bytes = 1 << 62
 
-    def __init__(self, source: str, dispatcher: Dispatcher, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+    def __init__(
+        self,
+        source: str,
+        dispatcher: Dispatcher,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        *,
+        owed: dict[str, Any] | None = None,
+    ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
         self.asked: dict[str, Any] = {}
-        self.owed: dict[str, Any] = {}
+        self.owed: dict[str, Any] = {} if owed is None else owed
+        self.trusted = self.administers = owed is None
         self.budget = dispatcher.budget(source)
         self.allowed: set[Entry] = set()
         self.allowed_at = 0

@@ -1,0 +1,97 @@
+"""A bus embedded in a program: its functions, its calls, its life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from toolbus.bus import Bus, Config
+from toolbus.errors import Code, SetupError
+from toolbus.sdk import CallContext, ToolScope
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", grace_seconds=0.0)) as bus:
+        yield bus
+
+
+async def test_a_function_calls_another_tool_with_the_context_of_its_own_call(bus: Bus) -> None:
+    @bus.tool
+    async def inner(n: int, ctx: ToolScope) -> list[object]:
+        return [n, ctx.context.user_id]
+
+    @bus.tool
+    async def outer(n: int, ctx: ToolScope) -> object:
+        return (await ctx.call("inner", {"n": n + 1})).unwrap()
+
+    result = await bus.call("outer", {"n": 1}, context=CallContext(user_id="ada"))
+    assert result.unwrap() == [2, "ada"]
+
+
+async def test_a_plain_function_calls_another_tool_from_its_thread(bus: Bus) -> None:
+    @bus.tool
+    def inner() -> str:
+        return "inner"
+
+    @bus.tool
+    def outer(ctx: ToolScope) -> object:
+        return ctx.call_sync("inner").unwrap()
+
+    assert (await bus.call("outer")).unwrap() == "inner"
+
+
+async def test_a_function_that_calls_itself_ends_at_the_depth_limit(bus: Bus) -> None:
+    deepest = 0
+
+    @bus.tool
+    async def again(depth: int, ctx: ToolScope) -> object:
+        nonlocal deepest
+        deepest = max(deepest, depth)
+        return await ctx.call("again", {"depth": depth + 1})
+
+    result = await bus.call("again", {"depth": 1})
+    assert result.error is not None
+    assert (result.error.code, "8 deep" in result.error.message) == (Code.TOOL, True)  # as told by the tool above
+    assert deepest == 8
+
+
+async def test_the_end_of_a_call_ends_the_calls_it_made(bus: Bus) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @bus.tool
+    async def inner() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    @bus.tool
+    async def outer(ctx: ToolScope) -> object:
+        return await ctx.call("inner")
+
+    calling = asyncio.create_task(bus.call("outer"))
+    await asyncio.wait_for(began.wait(), 5)
+    calling.cancel()
+    await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_a_function_of_the_program_may_not_call_the_bus_s_own_tools(bus: Bus) -> None:
+    @bus.tool
+    async def sneaky(ctx: ToolScope) -> object:
+        return await ctx.call("toolbus:drain")
+
+    result = await bus.call("sneaky")
+    assert result.error is not None
+    assert (result.error.code, result.error.reason) == (Code.TOOL, "PERMISSION_DENIED")
+    assert (await bus.call("toolbus:stats")).error is None
+
+
+async def test_a_taken_address_is_a_sentence_and_leaves_nothing_listening(bus: Bus) -> None:
+    taken = bus.grpc_addresses[0]
+    with pytest.raises(SetupError, match=f"{taken} is taken.*--grpc"):
+        await Bus(Config(grpc=(taken,), http="off")).start()
+    assert (await bus.call("toolbus:stats")).error is None
