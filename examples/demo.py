@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -49,6 +50,11 @@ CALLS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
+def _beside_python(command: str) -> str:
+    """How to call a command of this environment from here, where it is not on the path."""
+    return os.path.relpath(Path(sys.executable).with_name(command))
+
+
 class Failed(Exception):
     """The demo cannot go on; the text says why. Empty where somebody has said it already."""
 
@@ -84,7 +90,8 @@ class Demo:
         await self._other_host(address)
         self._say(f"\nThe bus stays at {address}. From another terminal:", style="bold")
         at = "" if address == "127.0.0.1:48930" else f" --bus {address}"
-        self._say(f'  toolbus list{at}\n  toolbus call{at} get_sun_times \'{{"city": "Lima"}}\'')
+        command = "toolbus" if shutil.which("toolbus") else _beside_python("toolbus")
+        self._say(f'  {command} list{at}\n  {command} call{at} get_sun_times \'{{"city": "Lima"}}\'')
         self._say("Ctrl-C ends everything.")
         ready.set()
         raise Failed(f"the bus ended (exit code {await bus.wait()})")
@@ -97,7 +104,7 @@ class Demo:
             raise Failed(f"the bus was not ready within {PATIENCE_SECONDS:g} s") from None
         if not line.startswith("toolbus ready "):
             await bus.wait()
-            raise Failed("")  # serve has said why
+            raise Failed("the demo takes other addresses: TOOLBUS_GRPC=127.0.0.1:0 TOOLBUS_HTTP=127.0.0.1:0 make run")
         self._say(line, style="dim")
         addresses = dict(part.split("=", 1) for part in line.split()[2:])
         return addresses["grpc"].split(",")[0]

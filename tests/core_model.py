@@ -32,8 +32,6 @@ class PeerDouble:
     """Runs and asks for calls; its wire is a list that is handed over when the test says so."""
 
     session_state = wire.SESSION_STATE_LIVE
-    checks_arguments = True
-    remote = True
 
     def __init__(
         self,
@@ -196,7 +194,7 @@ class Core:
         owed, asked = list(plugin.owed.values()), list(plugin.asked.values())
         plugin.owed.clear()
         plugin.asked.clear()
-        self.dispatcher.handler_ended(plugin, owed, why, self.now)
+        self.dispatcher.handler_ended(owed, why, self.now)
         self.dispatcher.caller_ended(asked, self.now)
         plugin.waiting.clear()
 
@@ -251,7 +249,7 @@ class StreamDouble:
             "results": lambda value: core.dispatcher.results(peer, value, core.now),
             "cancels": lambda value: core.dispatcher.cancels(peer, value, core.now),
             "heartbeat": lambda value: None,
-            "drain": lambda value: core.presence.goodbye(peer, core.now),
+            "drain": lambda value: core.presence.goodbye(peer),
         }
         suspect = peer.suspect
         try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 import pytest
 
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
-from toolbus.sdk import CallContext, ToolScope
+from toolbus.sdk import CallContext, Host, Plugin, ToolScope
 
 
 @pytest.fixture
@@ -95,3 +97,73 @@ async def test_a_taken_address_is_a_sentence_and_leaves_nothing_listening(bus: B
     with pytest.raises(SetupError, match=f"{taken} is taken.*--grpc"):
         await Bus(Config(grpc=(taken,), http="off")).start()
     assert (await bus.call("toolbus:stats")).error is None
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    refused = Bus(Config(grpc=(f"127.0.0.1:{port}", taken), http="off"))
+    with pytest.raises(SetupError, match="is taken"):
+        await refused.start()
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", port))
+
+
+async def test_a_bus_that_stops_ends_the_calls_of_its_own_functions_and_takes_no_more(bus: Bus) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @bus.tool
+    async def endless() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    calling = asyncio.create_task(bus.call("endless"))
+    await asyncio.wait_for(began.wait(), 5)
+    await bus.stop()
+    for result in (await asyncio.wait_for(calling, 5), await asyncio.wait_for(bus.call("endless"), 5)):
+        assert result.error is not None
+        assert result.error.code is Code.UNAVAILABLE
+    await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_a_program_that_watches_hears_of_a_role_that_an_operator_adds(bus: Bus) -> None:
+    @bus.tool
+    def add() -> int:
+        return 1
+
+    watching = bus.watch()
+    assert [listing.roles for listing in (await asyncio.wait_for(anext(watching), 5)).added] == [("default",)]
+    assert (await bus.call("toolbus:role_add", {"role": "cat"})).error is None
+    change = await asyncio.wait_for(anext(watching), 5)
+    assert [listing.roles for listing in change.changed] == [("default", "cat")]
+    assert change.removed == ()  # the bus's own tools are nobody's news
+
+
+async def test_a_draining_bus_keeps_the_plugins_that_running_calls_may_need() -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off")) as bus:
+        address = bus.grpc_addresses[0]
+        leaf, stem = Plugin("leaf", address=address), Plugin("stem", address=address)
+
+        @leaf.tool
+        async def inner() -> int:
+            return 7
+
+        @stem.tool
+        async def outer(ctx: ToolScope) -> object:
+            began.set()
+            await go.wait()
+            return await ctx.call("inner")
+
+        async with leaf, stem, Host(address) as host:
+            await asyncio.wait_for(asyncio.gather(leaf.ready(), stem.ready(), host.ready()), 5)
+            calling = asyncio.create_task(host.call("outer"))
+            await asyncio.wait_for(began.wait(), 5)
+            draining = asyncio.create_task(bus.drain(5))
+            while (refused := await bus.call("inner")).error is None:
+                pass
+            assert "draining" in refused.error.message
+            go.set()
+            assert (await asyncio.wait_for(calling, 5)).unwrap() == 7
+            await asyncio.wait_for(draining, 5)

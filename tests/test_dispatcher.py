@@ -44,7 +44,7 @@ def test_a_call_to_nobody_names_what_there_is() -> None:
     assert (error.code, error.stage, error.retry_safe) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED, False)
     assert error.message == "there is no tool 'wether'; there are: weather, time"
     error = core.refusal(host, "weather", role="nobody")
-    assert (error.code, error.message) == (Code.NOT_FOUND, "unknown role: nobody: configured are default")
+    assert (error.code, error.message) == (Code.NOT_FOUND, "unknown role: nobody (configured: default)")
 
 
 def test_while_the_bus_settles_an_unknown_name_may_still_come() -> None:

@@ -404,7 +404,7 @@ def test_ending_a_session_twice_ends_it_once_from_whatever_state(
     stream.end("first", status)
     revision = core.registry.revision
     stream.end("second")
-    core.presence.goodbye(stream.peer, core.now)
+    core.presence.goodbye(stream.peer)
     assert stream.status == (status, "first")
     assert (stream.closes, core.registry.revision) == (1, revision)
     assert (core.presence.sessions, core.presence.by_source, core.dispatcher.active) == ({}, {}, 0)

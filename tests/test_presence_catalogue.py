@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core_model import IDEMPOTENT, Core, answer, call, codes, names, offered, tool
+from tests.core_model import IDEMPOTENT, Core, answer, call, codes, names, offered, outputs, tool
 from toolbus.errors import Code, InvalidRequest, InvalidTool, LimitExceeded, NotPermitted, SessionGone
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -215,9 +215,9 @@ def test_a_draining_bus_tells_everyone_takes_no_new_session_and_ends_those_that_
     (running,) = plugin.read("calls")
     core.presence.drain(30.0)
     core.presence.drain(30.0)
-    for stream in (plugin, host):
-        (drain,) = stream.read("drain")
-        assert (drain.reason, drain.grace_seconds) == ("shutdown", 30.0)
+    (drain,) = host.read("drain")
+    assert (drain.reason, drain.grace_seconds) == ("shutdown", 30.0)
+    assert plugin.read("drain") == []  # the call that runs may need its tools
     late = core.stream()
     late.attach("late")
     assert late.status is not None
@@ -226,8 +226,36 @@ def test_a_draining_bus_tells_everyone_takes_no_new_session_and_ends_those_that_
     assert plugin.status is host.status is None
     answer(plugin, running.call_id)
     assert [result.output_json for result in host.read("results")] == ["1"]
+    core.presence.drain(20.0)
+    (drain,) = plugin.read("drain")
+    assert (drain.reason, drain.grace_seconds) == ("shutdown", 20.0)
     core.presence.end_idle(core.now)
     assert [stream.status[0] for stream in (plugin, host) if stream.status] == ["OK", "OK"]
+
+
+def test_an_attach_that_crossed_the_drain_of_its_source_is_refused_and_the_calls_go_on() -> None:
+    core = Core()
+    host, plugin = core.peer("host"), core.attached("plugin", tool("t"))
+    core.call(host, "t")
+    (running,) = plugin.read("calls")
+    core.presence.drain_source("plugin", 5.0, core.now)
+    plugin.attach("plugin", tool("t"), tool("new"))
+    (attached,) = plugin.read("attached")
+    assert [refused.name for refused in attached.refused] == ["t", "new"]
+    assert "asked to leave" in attached.refused[0].error
+    assert names(core, include_offline=True) == []
+    answer(plugin, running.call_id)
+    assert outputs(host) == ["1"]
+
+
+def test_the_tools_of_the_bus_itself_can_be_neither_unregistered_nor_cleared() -> None:
+    core = Core()
+    core.plugin("toolbus", tool("drain"), qualified=True)
+    with pytest.raises(NotPermitted, match="own tools"):
+        core.presence.unregister(wire.UnregisterRequest(name="toolbus:drain"))
+    with pytest.raises(NotPermitted, match="own tools"):
+        core.presence.clear(wire.ClearRequest(source="toolbus"))
+    assert core.registry.find("toolbus:drain") is not None
 
 
 def test_draining_a_source_withdraws_its_tools_and_lets_its_calls_end() -> None:
@@ -236,10 +264,25 @@ def test_draining_a_source_withdraws_its_tools_and_lets_its_calls_end() -> None:
     sessions = [core.attached("plugin", tool("t")), core.attached("plugin", tool("t"))]
     core.attached("other", tool("o"))
     core.call(host, "t")
-    assert core.presence.drain_source("plugin", 5.0) == 2
+    assert core.presence.drain_source("plugin", 5.0, core.now) == 2
     assert names(core, include_offline=True) == ["o"]
     (running,) = [item for stream in sessions for item in stream.read("calls")]
     owner = next(stream for stream in sessions if stream.peer.owed)
     answer(owner, running.call_id)
     assert host.results["c1"][0].output_json == "1"
-    assert core.presence.drain_source("nobody", 5.0) == 0
+    assert core.presence.drain_source("nobody", 5.0, core.now) == 0
+
+
+def test_a_session_that_does_not_leave_within_the_grace_of_a_drain_is_ended_with_its_calls() -> None:
+    core = Core()
+    host, plugin = core.peer("host"), core.attached("plugin", tool("t"))
+    core.call(host, "t")
+    core.presence.drain_source("plugin", 5.0, core.now)
+    core.presence.tick(core.now + 4.9)
+    assert not host.results
+    core.presence.tick(core.now + 5.1)
+    error = host.results["c1"][0].error
+    assert error is not None
+    assert error.code is Code.UNAVAILABLE
+    assert plugin.status is not None
+    assert plugin.status[0] == "UNAVAILABLE"

@@ -439,3 +439,14 @@ def test_lookups_and_listings_hold_from_any_thread_while_others_write() -> None:
         sys.setswitchinterval(interval)
     assert faults == []
     assert names(registry) == ["steady"]
+
+
+def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
+    registry = Registry()
+    for number in range(3):
+        handler = offers(registry, f"source{number}", V1)
+    assert list(registry._by_source) == ["source2"]
+    registry.lose(handler, "gone", 0.0)
+    registry.expire(10.0)
+    assert not registry._by_source
+    assert not registry._by_handler

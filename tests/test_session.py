@@ -96,6 +96,15 @@ def test_an_attach_after_goodbye_is_refused_and_a_result_is_not() -> None:
         session.receive(request("attach"), 0.0)
 
 
+def test_an_attach_that_crossed_our_goodbye_is_let_through() -> None:
+    session = live()
+    session.send_drain("requested")
+    session.leave()
+    assert [arm for arm, _ in session.receive(request("attach"), 0.0)] == ["attach"]
+    session.end()
+    assert session.receive(request("attach"), 0.0) == []
+
+
 def test_what_arrives_after_the_end_is_ignored() -> None:
     session = live()
     session.end()

@@ -6,6 +6,7 @@ They are called over Invoke like any other, listed only when that source is aske
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +23,23 @@ class Admin:
     """Operators' tools of one bus.
 
     Args:
-        stop: starts the end of the whole bus; called once, after the drain has been answered.
+        stop: starts the end of the whole bus; called after the drain has been answered.
+        changed: told when a role came or went, so that watchers hear of it.
     """
 
-    def __init__(self, registry: Registry, presence: Presence, records: Records, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        presence: Presence,
+        records: Records,
+        stop: Callable[[], None],
+        changed: Callable[[], None],
+    ) -> None:
         self._registry = registry
         self._presence = presence
         self._records = records
         self._stop = stop
+        self._changed = changed
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
@@ -39,7 +49,7 @@ class Admin:
     async def drain(self, source: str = "", grace_seconds: float = DRAIN_SECONDS) -> dict[str, Any]:
         """Drains a source or the bus."""
         if source:
-            return {"source": source, "sessions": self._presence.drain_source(source, grace_seconds)}
+            return {"source": source, "sessions": self._presence.drain_source(source, grace_seconds, time.monotonic())}
         sessions = len(self._presence.sessions)
         asyncio.get_running_loop().call_soon(self._stop)
         return {"source": "", "sessions": sessions}
@@ -85,12 +95,14 @@ class Admin:
         if not role:
             raise ToolBusError("role is empty: name the role to add")
         self._registry.add_role(role)
+        self._changed()
         return list(self._registry.roles)
 
     @llm_tool(description="Removes a role and the tools that it alone has.")
     async def role_remove(self, role: str) -> list[str]:
         """Removes a role."""
         self._registry.remove_role(role)
+        self._changed()
         return list(self._registry.roles)
 
 

@@ -88,7 +88,7 @@ class Bus:
         service = ToolBusService(self.registry, self._dispatcher, self._presence, self.policy, config.limits)
         self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
-        admin = Admin(self.registry, self._presence, self.records, self._stopped.set)
+        admin = Admin(self.registry, self._presence, self.records, self._stopped.set, self._catalogue_changed)
         for method in admin.tools():
             self._register(BUS_SOURCE, spec_of(method), qualified=True)
 
@@ -132,6 +132,7 @@ class Bus:
             self._health.changed(SERVICE)
         started = time.monotonic()
         while (left := started + grace - time.monotonic()) > 0:
+            self._presence.drain(left)
             if time.monotonic() - started > QUIET_SECONDS:
                 self._presence.end_idle(time.monotonic())
             if not self._presence.sessions and not self._caller.asked:
@@ -142,12 +143,13 @@ class Bus:
         """Ends every session and listens no more. Calls in flight end in UNAVAILABLE."""
         if self._ticking is not None:
             self._ticking.cancel()
-        for handle in (self._timer, self._telling):
-            if handle is not None:
-                handle.cancel()
         now = time.monotonic()
         for peer in list(self._presence.sessions.values()):
             self._presence.end(peer, "the bus stopped", now)
+        self._dispatcher.stop(now)
+        for handle in (self._timer, self._telling):
+            if handle is not None:
+                handle.cancel()
         await asyncio.sleep(0)  # lets the streams end with the status that says why
         await self._grpc.stop()
         if self._http is not None:
@@ -233,7 +235,8 @@ class Bus:
 
     async def call_many(self, calls: Sequence[tuple[str, Mapping[str, Any] | str | None]]) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""
-        return list(await asyncio.gather(*(self.call(name, arguments) for name, arguments in calls)))
+        texts = [(name, dump_arguments(arguments)) for name, arguments in calls]  # none is sent where one cannot be
+        return list(await asyncio.gather(*(self.call(name, text) for name, text in texts)))
 
     def list(self, role: str | None = None, *, include_offline: bool = False) -> builtins.list[Listing]:
         """Lists what this program could call."""

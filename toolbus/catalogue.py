@@ -89,8 +89,9 @@ def list_tools(request: wire.ListRequest, registry: Registry, policy: Policy, ca
     listings = registry.listings(request.role or None, include_offline=request.include_offline)
     names = frozenset(request.names)
     size = 0
-    for index in range(start, len(listings)):
-        listing = listings[index]
+    for listing in listings:
+        if listing.entry.place < start:  # by place, not by index: tools may go between two pages
+            continue
         if request.source != listing.source and (request.source or listing.source == BUS_SOURCE):
             continue
         if names and listing.tool.name not in names:
@@ -100,7 +101,7 @@ def list_tools(request: wire.ListRequest, registry: Registry, policy: Policy, ca
         item = listed(listing)
         size += item.ByteSize() + 8
         if size > PAGE_BYTES and response.tools:
-            response.next_page_token = str(index)
+            response.next_page_token = str(listing.entry.place)
             break
         response.tools.append(item)
     return response
@@ -153,6 +154,6 @@ def _failed(outcome: Outcome) -> list[wire.FailedRole]:
 def _page_start(token: str) -> int:
     if not token:
         return 0
-    if not token.isascii() or not token.isdecimal() or len(token) > 9:
+    if not token.isascii() or not token.isdecimal() or len(token) > 18:
         raise InvalidRequest(f"page_token {token[:40]!r} is none of this bus: pass on ListResponse.next_page_token")
     return int(token)

@@ -3,6 +3,8 @@
 The steps stand in one order for every way in (design.md 6): stream, local function and gateway hand the same methods
 a list of calls, a handler of any kind hands back a list of results. Nothing here awaits or owns a timer: whoever
 drives it passes the time in, and is told through ``arm`` when the next deadline passes.
+
+The file is long because those steps share one state; what they say when they refuse stands in refusals.py.
 """
 
 from __future__ import annotations
@@ -280,7 +282,7 @@ class Dispatcher:
         try:
             entry = self._registry.find(name, role)
         except UnknownRole as unknown:
-            raise Refused(Code.NOT_FOUND, f"{unknown}: configured are {some(self._registry.roles)}") from None
+            raise Refused(Code.NOT_FOUND, f"{unknown} (configured: {some(self._registry.roles)})") from None
         if entry is None or entry.current is None:
             raise self._missing(name, role, entry, now)
         return entry
@@ -458,7 +460,7 @@ class Dispatcher:
 
     # -- what happens to others ----------------------------------------------------------------------------------
 
-    def handler_ended(self, handler: Handler, owed: Iterable[Call], why: str, now: float) -> None:
+    def handler_ended(self, owed: Iterable[Call], why: str, now: float) -> None:
         """A handler is gone. Its calls move to another one where that is safe, else they end here.
 
         Args:
@@ -498,10 +500,18 @@ class Dispatcher:
         """A caller is gone: what it asked for is cancelled to the plugins, and nobody is told."""
         for call in asked:
             self._abandon(call, Code.CANCELLED, "the caller went away", "caller gone", now, tell=False)
+            self._callers.pop(call.caller, None)
 
     def take_back(self, call: Call, why: str, now: float) -> None:
         """Ends a call of a caller that is told to leave, and can still be told so."""
         self._abandon(call, Code.CANCELLED, f"the caller's session ended: {why}", "caller gone", now)
+
+    def stop(self, now: float) -> None:
+        """Takes no more calls, and ends those that programs and functions of this process still have."""
+        self.draining = True
+        for caller in list(self._callers):
+            for call in list(caller.asked.values()):
+                self._abandon(call, Code.UNAVAILABLE, "the bus stopped", "the bus stopped", now)
 
     def sweep(self, now: float) -> None:
         """Ends what is past its time, and says when to come again."""

@@ -24,8 +24,6 @@ class Handler(Protocol):
     owed: dict[str, Any]  # the calls in flight there, by the bus's id; stuck ones included
     stuck: int  # how many of them have ended for their caller and are not confirmed
     shares: bool  # whether several handlers of the source may offer one tool, or the newer replaces the older
-    checks_arguments: bool  # whether arguments are checked where the tool does not say
-    remote: bool  # whether the tool runs in another process
     max_item_bytes: int  # the largest call that it can receive
 
     @property

@@ -38,8 +38,6 @@ class LocalHandler:
 
     instance = ""
     shares = False
-    checks_arguments = True
-    remote = False
     takes_calls = True
     session_state = wire.SESSION_STATE_LIVE
     max_item_bytes = 1 << 62

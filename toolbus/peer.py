@@ -6,6 +6,7 @@ Both parts only build items into the outbox; the one writer of the stream sends 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from toolbus.call import Budget, Call
@@ -29,6 +30,7 @@ class Peer(Session[wire.InvokeResponse]):
         "budget",
         "close",
         "instance",
+        "leave_by",
         "offers_tools",
         "qualified",
         "seen_revision",
@@ -39,8 +41,6 @@ class Peer(Session[wire.InvokeResponse]):
     )
 
     shares = True
-    checks_arguments = True
-    remote = True
 
     def __init__(self, limits: Limits, now: float) -> None:
         super().__init__(Side.BUS, wire.InvokeResponse, now)
@@ -55,6 +55,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.allowed_at = 0  # the revision for which allowed holds
         self.administers = True  # every caller is on loopback until credentials exist
         self.stuck = 0  # calls that have ended for their caller but hold a slot until the plugin confirms
+        self.leave_by = math.inf  # when a session that was asked to leave is ended
         self.watches = False  # whether it wants events about the catalogue
         self.seen_revision = -1  # the revision that its last catalogue event brought it to
         self.close: Callable[[str, str], None] = _nothing_to_close  # ends the RPC with a gRPC status name and a text
@@ -111,6 +112,11 @@ class Peer(Session[wire.InvokeResponse]):
             return True
         self.outbox.room(CALL_OVERHEAD).cancels.add(call_id=call.id, reason=reason)
         return False
+
+    def recall(self, calls: Sequence[Call]) -> None:
+        """Takes out of the outbox what the peer has not seen: it is still read, and the calls may run elsewhere now."""
+        for call in calls:
+            self.outbox.recall(call.frame, call.id)
 
     def stage(self, call: Call) -> Stage:
         """How far a call has got: its frame was handed to the writer, or was not."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 
 from toolbus import catalogue
-from toolbus.call import Call
 from toolbus.dispatcher import Dispatcher
 from toolbus.entry import BUS_SOURCE, Outcome
 from toolbus.errors import (
@@ -91,7 +90,11 @@ class Presence:
         if peer.state is State.LIVE:
             self._attach_again(peer, attach, now)
             return
-        self._check_identity(attach, now)
+        if peer.state is State.LEAVING:  # on its way when the bus asked the peer to go: its calls go on
+            refused = [tool.name for tool in attach.tools] or [""]
+            self._answer(peer, (), refused, "this session was asked to leave and can offer nothing new")
+            return
+        self._check_identity(attach)
         may_offer = self._policy.may_offer(attach.source)
         offered = catalogue.read_tools(attach.tools, self._limits) if may_offer else []
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
@@ -132,7 +135,7 @@ class Presence:
             peer.seen_revision = -1
             self.tell_watchers((peer,))
 
-    def _check_identity(self, attach: wire.Attach, now: float) -> None:
+    def _check_identity(self, attach: wire.Attach) -> None:
         if attach.protocol_version not in PROTOCOL_VERSIONS:
             raise VersionMismatch(attach.protocol_version, PROTOCOL_VERSIONS)
         if self.draining:
@@ -202,7 +205,7 @@ class Presence:
         log.info("declared anew source=%s tools=%d", peer.source, len(outcome.names))
         self._on_change()
 
-    def _answer(self, peer: Peer, names: Mapping[str, object] | tuple[str, ...] | list[str], refused: list[str],
+    def _answer(self, peer: Peer, names: Sequence[str], refused: list[str],
                 why: str = "the source lacks the right 'tools': ask the operator to grant it") -> None:  # fmt: skip
         bus_id, boot_id, version = self._identity
         limits = self._limits
@@ -277,6 +280,9 @@ class Presence:
         """Withdraws one tool, of the session's source or of anyone."""
         if not request.name:
             raise InvalidRequest("name is empty: say which tool to unregister")
+        entry = self._registry.find(request.name, request.role)
+        if entry is not None and entry.source == BUS_SOURCE:
+            raise NotPermitted("the bus's own tools cannot be unregistered")
         owner = self.session(request.session_id) if request.session_id else None
         outcome = self._registry.unregister(request.name, request.role, owner.source if owner else "")
         self._deliver_notices(outcome, besides=owner)
@@ -315,7 +321,7 @@ class Presence:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    def goodbye(self, peer: Peer, now: float) -> None:
+    def goodbye(self, peer: Peer) -> None:
         """A peer said goodbye: its tools go at once, its calls go on."""
         if peer.state is not State.LIVE:
             return
@@ -330,13 +336,13 @@ class Presence:
         owed = list(peer.owed.values())
         peer.owed.clear()
         if peer.state is State.LIVE and peer.drain_sent:
-            self.goodbye(peer, now)  # it was told to leave, and does
+            self.goodbye(peer)  # it was told to leave, and does
         elif peer.state is State.LIVE:
             self._lose(peer, "its stream ended", now)
         peer.close_half()
         self._on_source(peer.source)
-        _recall(peer, owed)
-        self._dispatcher.handler_ended(peer, owed, "its stream ended", now)
+        peer.recall(owed)
+        self._dispatcher.handler_ended(owed, "its stream ended", now)
 
     def end(self, peer: Peer, why: str, now: float, status: str = "UNAVAILABLE") -> None:
         """Ends a session, whatever state it is in: its calls end, its tools go offline, its RPC is closed.
@@ -353,8 +359,8 @@ class Presence:
             self._dispatcher.take_back(call, why, now)
         owed, asked = peer.end()
         if status == "OK":
-            _recall(peer, owed)
-        self._dispatcher.handler_ended(peer, owed, why, now)
+            peer.recall(owed)
+        self._dispatcher.handler_ended(owed, why, now)
         self._dispatcher.caller_ended(asked, now)
         if opened:
             self._forget(peer)
@@ -389,6 +395,9 @@ class Presence:
         stood_still = self._last_tick is not None and now - self._last_tick > TICK_SECONDS + BUSY_INTERVAL
         self._last_tick = now
         for peer in list(self.sessions.values()):
+            if now > peer.leave_by:
+                self.end(peer, "it was asked to leave and did not within the time it got", now)
+                continue
             if stood_still:
                 peer.restart_pulse(now)
                 continue
@@ -454,11 +463,16 @@ class Presence:
     # -- draining ------------------------------------------------------------------------------------------------
 
     def drain(self, grace_seconds: float) -> None:
-        """Announces that the bus stops: no new sessions, no new calls but nested ones."""
-        self.draining = True
-        self._dispatcher.draining = True
+        """Announces that the bus stops: no new sessions, no new calls but nested ones.
+
+        Whoever offers tools hears of it when no call is in flight any more: an idle plugin leaves as soon as it does,
+        and the calls that still run may need its tools. So this is to be called again until everybody has left.
+        """
+        self.draining = self._dispatcher.draining = True
+        quiet = not self._dispatcher.active
         for peer in self.sessions.values():
-            peer.send_drain("shutdown", grace_seconds)
+            if quiet or not peer.offers_tools:
+                peer.send_drain("shutdown", grace_seconds)
 
     def end_idle(self, now: float) -> None:
         """Ends the streams of peers that were told to leave, owe nothing and do not go by themselves."""
@@ -466,20 +480,19 @@ class Presence:
             if peer.drain_sent and peer.idle:
                 self.end(peer, "it left", now, status="OK")
 
-    def drain_source(self, source: str, grace_seconds: float) -> int:
-        """Asks every session of a source to finish and leave. Returns how many there were."""
+    def drain_source(self, source: str, grace_seconds: float, now: float) -> int:
+        """Asks every session of a source to finish and leave, and ends those that are still there after the grace.
+
+        Returns:
+            How many sessions there were.
+        """
         peers = list(self.by_source.get(source, {}).values())
         for peer in peers:
             peer.send_drain("requested", grace_seconds)
+            peer.leave_by = now + grace_seconds
             self._registry.withdraw(peer)
             peer.leave()
         if peers:
             self._on_source(source)
             self._on_change()
         return len(peers)
-
-
-def _recall(peer: Peer, owed: list[Call]) -> None:
-    """Takes out of the outbox what the peer has not seen: it is still read, and those calls may run elsewhere now."""
-    for call in owed:
-        peer.outbox.recall(call.frame, call.id)

@@ -127,7 +127,7 @@ class Registry:
                 return Changes(now, full=True, added=self._public())
             was_there: dict[tuple[str, str], bool] = {}
             for changed_at, name, source, existed in self._changes:
-                if changed_at > revision:
+                if changed_at > revision and source != BUS_SOURCE:
                     was_there.setdefault((name, source), existed)
             added: list[Listing] = []
             changed: list[Listing] = []
@@ -144,8 +144,6 @@ class Registry:
         return tuple(listing for listing in self.listings() if listing.source != BUS_SOURCE)
 
     def _describe(self, name: str, source: str) -> list[Listing]:
-        if source == BUS_SOURCE:
-            return []
         found: dict[str, list[Entry]] = {}
         for table in self._tables.values() or [self._to_come]:
             entry = table.entries.get(name)
@@ -343,6 +341,7 @@ class Registry:
                     self._forget(handler, entry)
                 self._drop(entry)
             self._tables = {name: other for name, other in self._tables.items() if name != role}
+            self._lists = {key: built for key, built in self._lists.items() if key[0] != role}
             for entry in () if self._tables else self._to_come.entries.values():
                 self._note(entry, False)  # without roles, what waits for them is listed
             self.first = self._first()

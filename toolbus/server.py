@@ -140,7 +140,7 @@ class _Stream:
             "results": lambda results, now: dispatcher.results(peer, results, now),
             "cancels": lambda cancels, now: dispatcher.cancels(peer, cancels, now),
             "heartbeat": _take_no_notice,  # any frame counts as a sign of life; an echo is never answered
-            "drain": lambda drain, now: presence.goodbye(peer, now),
+            "drain": lambda drain, now: presence.goodbye(peer),
         }
 
     async def run(self) -> None:
@@ -229,7 +229,7 @@ class _Stream:
 
     def _leave_if_done(self) -> None:
         if self._peer.idle:
-            self._end("OK", "it left")
+            self._end("OK", "its stream ended" if self._peer.half_closed else "it left")
 
     def _flooded(self) -> None:
         limit = self._peer.outbox.most_bytes
@@ -275,7 +275,8 @@ class GrpcServer:
         try:
             self.addresses = tuple(self._bind(address) for address in addresses)
         except SetupError:
-            await self.stop()  # grpcio keeps the ports that it has bound already
+            await self._server.start()  # grpcio lets go of ports that it has bound only where it has served
+            await self.stop()
             raise
         await self._server.start()
 

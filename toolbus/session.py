@@ -65,7 +65,7 @@ _ALL_FROM_BUS = frozenset({"attached", "events", "calls", "progress", "results",
 _MAY_ARRIVE: dict[tuple[Side, State], frozenset[str]] = {
     (Side.BUS, State.OPENING): _ALL_FROM_PEER,  # attach must be among them, checked below
     (Side.BUS, State.LIVE): _ALL_FROM_PEER,
-    (Side.BUS, State.LEAVING): _ALL_FROM_PEER - {"attach"},
+    (Side.BUS, State.LEAVING): _ALL_FROM_PEER - {"attach"},  # but one that crossed our goodbye, see `receive`
     (Side.BUS, State.CLOSED): frozenset(),
     (Side.PEER, State.OPENING): _ALL_FROM_BUS,
     (Side.PEER, State.LIVE): _ALL_FROM_BUS,
@@ -315,6 +315,8 @@ class Session(Generic[Frame]):
                     "see docs/protocol.md, 'Opening a stream'"
                 )
         allowed = _MAY_ARRIVE[self._side, self.state]
+        if self.drain_sent and self.state is State.LEAVING:
+            allowed |= {"attach"}  # it was on its way when we said goodbye
         for arm, value in arms:
             if arm not in allowed:
                 if self.state is State.CLOSED:

@@ -92,7 +92,7 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         restarts: Restarts | None = None,
-        stop_seconds: float = 5.0,
+        stop_seconds: float = 12.0,  # above the 10 s that a plugin gives its calls
     ) -> None:
         self._plugins = dict(zip(plugin_names(files), files, strict=True))
         self._emit = emit

@@ -411,6 +411,39 @@ async def test_an_object_runs_with_its_lifecycle_and_its_changes() -> None:
         assert moments == ["startup", "shutdown"]
 
 
+async def test_a_handler_that_hangs_holds_up_neither_the_shutdown_nor_the_calls_it_still_makes() -> None:
+    began, go, ended = threading.Event(), threading.Event(), threading.Event()
+    moments: list[str] = []
+    after: list[Any] = []
+
+    class Hung(NekoPluginBase):
+        plugin_id = "hung"
+
+        @lifecycle(id="shutdown")
+        def end(self) -> None:
+            moments.append("shutdown")
+
+        @llm_tool(name="hang")
+        def hang(self, ctx: ToolScope) -> None:
+            began.set()
+            go.wait(SECONDS)
+            after.extend(ctx.call_sync("other").error for _ in range(2))
+            ended.set()
+
+    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
+        plugin = Plugin.from_object(Hung(None), address=bus.grpc_addresses[0], workers=1)
+        await plugin.start()
+        await within(plugin.ready())
+        call = asyncio.create_task(host.call("hang"))
+        await wait_for(began)
+        await within(plugin.close(0.0))
+        assert moments == ["shutdown"]
+        go.set()
+        await wait_for(ended)
+        assert [error.code for error in after] == [Code.UNAVAILABLE, Code.UNAVAILABLE]
+        await within(call)
+
+
 async def test_a_plugin_whose_startup_fails_never_connects() -> None:
     class Broken(NekoPluginBase):
         plugin_id = "broken"

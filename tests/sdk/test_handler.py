@@ -458,7 +458,10 @@ async def test_a_nested_call_belongs_to_its_call() -> None:
 
     scope = ToolScope("c1", "t", caller=caller)
     assert (await scope.call("other", {"a": 1}, timeout=2, role="r")).output == 7
-    assert scope.call_sync("other").output == 7
+    assert (await asyncio.to_thread(scope.call_sync, "other")).output == 7
+    with pytest.raises(RuntimeError, match="would block the event loop"):
+        scope.call_sync("other")
+    assert len(asked) == 2
     rest = {"parent_call_id": "c1", "timeout": 2, "role": "r", "schema_hash": ""}
     assert asked[0] == ("other", '{"a":1}', rest)
     assert asked[1][1] == "{}"

@@ -13,6 +13,7 @@ from toolbus.errors import Code, PeerLost, RequestError
 from toolbus.sdk.author import Plugin
 from toolbus.sdk.host import Host, SyncHost
 from toolbus.sdk.listing import CatalogChange, ListedTool
+from toolbus.sdk.outgoing import Outgoing
 from toolbus.sdk.scope import CallContext, ToolScope
 from toolbus.testing import PairedSessions, running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -50,6 +51,39 @@ async def test_many_calls_at_once_come_back_in_their_order() -> None:
         results = await within(host.call_many([("add", {"a": number, "b": 1}) for number in range(300)]))
         assert [result.unwrap() for result in results] == list(range(1, 301))
         assert len({result.call_id for result in results}) == 300
+
+
+async def test_of_many_calls_none_is_sent_where_one_cannot_be() -> None:
+    async with running_bus() as bus:
+        ran: list[int] = []
+
+        @bus.tool
+        async def note(n: int) -> None:
+            ran.append(n)
+
+        calls: list[tuple[str, Any]] = [("note", {"n": 1}), ("note", {"n": object()})]
+
+        def blocking() -> None:
+            with SyncHost(at(bus)) as host:
+                host.ready()
+                with pytest.raises(TypeError):
+                    host.call_many(calls)
+                host.call("note", {"n": 2})
+
+        await within(asyncio.to_thread(blocking))
+        async with Host(at(bus)) as host:
+            with pytest.raises(TypeError):
+                await host.call_many(calls)
+            await within(host.call("note", {"n": 3}))
+        with pytest.raises(TypeError):
+            await bus.call_many(calls)
+        await within(bus.call("note", {"n": 4}))
+        assert ran == [2, 3, 4]
+
+
+def test_a_timeout_above_300_s_counts_as_300_for_waiting_too() -> None:
+    out = Outgoing("add", "{}", lambda out, came: None, timeout=1_000.0)
+    assert (out.timeout, out.patience - out.begun) == (300.0, 300.0)
 
 
 async def test_context_of_a_host_reaches_the_tool() -> None:

@@ -41,7 +41,7 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="Start nothing again that has died.")] = False,
     stop_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long a plugin gets between SIGTERM and SIGKILL.")
-    ] = 5.0,
+    ] = 12.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print output and events as JSON lines on standard output.")
     ] = False,

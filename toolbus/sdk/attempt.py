@@ -206,7 +206,7 @@ class Ending:
     @property
     def cause(self) -> str:
         """The sentence without what grpc wraps round it."""
-        return self.text.rpartition("last error: ")[2] or self.code.name
+        return self.text.rpartition("last error: ")[2].removeprefix("UNKNOWN: ") or self.code.name
 
     def pause(self, attempt: int) -> float:
         """Returns how long to wait before the next attempt, in seconds, by chance."""

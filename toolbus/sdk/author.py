@@ -74,6 +74,7 @@ class Plugin:
         self.tools = ToolSet() if tools is None else tools
         self._settings = Settings(source, address or "", instance or "", max_in_flight, qualified, token or "")
         self._workers = Workers(workers, f"toolbus-{source}-worker")
+        self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # a handler that hangs must not hold up the end
         self._owner: NekoPluginBase | None = None  # the object whose tools these are; None where there is none
         self._connection: Connection | None = None  # None before the start
         self._closed = False
@@ -163,7 +164,7 @@ class Plugin:
         if self._connection is not None or self._closed:
             raise SetupError(f"plugin {self.source!r} was started before: make a new one")
         if self._owner is not None:
-            await start_plugin(self._owner, self._workers.run)
+            await start_plugin(self._owner, self._lifecycle.run)
         runner = Runner(
             self.tools, asyncio.get_running_loop(), self._workers, self._settings.max_in_flight or MOST_IN_FLIGHT
         )
@@ -197,7 +198,8 @@ class Plugin:
             await asyncio.wrap_future(connection.ask(connection.close(reason, grace_seconds)))
             await asyncio.to_thread(connection.stop_thread)
             if self._owner is not None:
-                await stop_plugin(self._owner, self._workers.run)
+                await stop_plugin(self._owner, self._lifecycle.run)
+        self._lifecycle.stop()
         self._workers.stop()
 
     async def __aenter__(self) -> Self:

@@ -135,6 +135,7 @@ class Connection:
     def stop_thread(self) -> None:
         """Ends the thread; for after `close`."""
         self._thread.stop()
+        self._inbox.run_left()  # calls that another thread made meanwhile: they end in an error
 
     # On the loop.
 

@@ -25,8 +25,6 @@ from toolbus.sdk import docstring
 from toolbus.sdk.fields import enum_values, record_fields, resolved
 from toolbus.sdk.scope import ToolScope
 
-EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
-
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     bool: {"type": "boolean"},

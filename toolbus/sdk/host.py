@@ -234,7 +234,8 @@ class Host(_Base):
 
     async def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""
-        return list(await asyncio.gather(*(self.call(name, given, timeout=timeout) for name, given in calls)))
+        texts = [(name, dump_arguments(given)) for name, given in calls]  # none is sent where one cannot be
+        return list(await asyncio.gather(*(self.call(name, text, timeout=timeout) for name, text in texts)))
 
     async def list(
         self,
@@ -366,12 +367,17 @@ class SyncHost(_Base):
     def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """As `Host.call_many`."""
         connection = self._begin()
-        pending: list[Future[Result]] = []
-        for name, arguments in calls:
-            future: Future[Result] = Future()
-            connection.begin(Outgoing(name, dump_arguments(arguments), _set, future, timeout=timeout))
-            pending.append(future)
-        return [future.result() for future in pending]
+        pending: list[Outgoing] = []
+        for name, arguments in calls:  # none is sent where one cannot be
+            pending.append(Outgoing(name, dump_arguments(arguments), _set, Future(), timeout=timeout))
+        for out in pending:
+            connection.begin(out)
+        try:
+            return [out.target.result() for out in pending]
+        except BaseException:
+            for out in pending:
+                connection.cancel(out)
+            raise
 
     def list(
         self,

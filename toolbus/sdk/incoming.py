@@ -84,6 +84,7 @@ class Job:
             text = f"the call of {name} waited for all of its {self.seconds:g} s in the plugin's queue and never began"
         error = CallError(code, text, Stage.NOT_DISPATCHED, limit=limit)
         self.scope.end()
+        self.arguments_json = ""  # it may wait in a queue for long, behind handlers that never end
         self.answer(Result(self.scope.call_id, is_error=True, error=error))
 
 
@@ -103,7 +104,6 @@ class Runner:
         self._most = most
         self._queue: deque[Job] = deque()  # async calls that wait for a place; the handler loop's
         self._running: set[Job] = set()  # async calls that have one; the handler loop's
-        self._no_loop = False  # whether the handler loop was found closed
 
     def __repr__(self) -> str:
         return f"<Runner running={len(self._running)} queued={len(self._queue)}>"

@@ -99,7 +99,7 @@ class Outgoing:
         self.arguments_json = encodable(arguments_json)
         self.deliver = deliver
         self.target = target
-        self.timeout = timeout
+        self.timeout = timeout = None if timeout is None else min(timeout, MAX_TIMEOUT_SECONDS)  # the bus gives no more
         self.role = role
         self.context = context
         self.schema_hash = schema_hash
@@ -108,7 +108,7 @@ class Outgoing:
         now = time.monotonic()
         self.begun = now
         self.patience = now + (timeout or DEFAULT_TIMEOUT_SECONDS)
-        self.guard = now + min(timeout or MAX_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS) + GUARD_SLACK
+        self.guard = now + (timeout or MAX_TIMEOUT_SECONDS) + GUARD_SLACK
         self.call_id = ""
         self.frame = 0
         self.attempts = 0

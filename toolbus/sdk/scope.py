@@ -259,7 +259,13 @@ class ToolScope:
         role: str | None = None,
         schema_hash: str = "",
     ) -> Result:
-        """Does what `call` does, for handlers that are plain functions: blocks their thread until the result is in."""
+        """Does what `call` does, for handlers that are plain functions: blocks their thread until the result is in.
+
+        Raises:
+            RuntimeError: the thread runs an event loop, which would stand still: perhaps the very one that answers.
+        """
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError(f"call_sync({name!r}) would block the event loop of an async handler: await call()")
         return self._begin(name, arguments, timeout, role, schema_hash).result()
 
     def _begin(

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -36,14 +37,24 @@ class Inbox:
 
     def put(self, function: Callable[[Any], object], argument: Any = None) -> bool:
         """Has the loop call ``function(argument)`` soon; returns False where the loop is closed."""
-        self._jobs.append((function, argument))
-        if not self._woken:
-            self._woken = True
-            try:
-                self._loop.call_soon_threadsafe(self._run)
-            except RuntimeError:  # the loop is closed, and with it went everybody who waited
-                return False
-        return True
+        job = (function, argument)
+        self._jobs.append(job)  # before the look at the loop: `run_left` looks the other way round
+        try:
+            if not self._loop.is_closed():
+                if not self._woken:
+                    self._woken = True
+                    self._loop.call_soon_threadsafe(self._run)
+                return True
+        except RuntimeError:  # it was closed just now
+            pass
+        with suppress(ValueError, IndexError):  # `run_left` was faster
+            self._jobs.remove(job)
+        return False
+
+    def run_left(self) -> None:
+        """Runs what came too late for a loop that is now closed; for work that can tell by itself that all is over."""
+        if self._loop.is_closed():
+            self._run()
 
     def _run(self) -> None:
         self._woken = False  # before the count: what is put from now on wakes the loop again
