@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus.errors import ProtocolError
-from toolbus.session import FRAME_BYTES, FRAME_ITEMS, READING_ORDER, Outbox, Pulse, Session, Side, State
+from toolbus.session import FRAME_BYTES, FRAME_ITEMS, READING_ORDER, Outbox, Pool, Pulse, Session, Side, State
 from toolbus.tool import KIB, MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -406,3 +407,27 @@ def test_ending_hands_out_what_both_sides_owed_and_nothing_the_second_time() -> 
     assert session.end() == ([], [])
     assert session.state is State.CLOSED
     assert not session.takes_calls
+
+
+def test_when_all_outboxes_together_hold_too_much_the_fullest_is_flooded_and_not_the_one_that_grew() -> None:
+    pool = Pool(3_000_000)
+    flooded: list[str] = []
+    boxes: dict[str, Outbox[wire.InvokeResponse]] = {}
+    for name in ("slow", "quick"):
+        boxes[name] = Outbox(wire.InvokeResponse)
+        boxes[name].pool = pool
+        boxes[name].flooded = functools.partial(flooded.append, name)
+
+    def put(name: str, size: int) -> None:
+        boxes[name].room(size).results.add(output_json="x" * size)
+
+    for _ in range(4):
+        put("slow", 900_000)
+    assert not flooded
+    for _ in range(4):
+        put("quick", 200_000)
+        boxes["quick"].seal()
+    assert set(flooded) == {"slow"}
+    for box in boxes.values():
+        box.discard()
+    assert (pool.bytes, pool.outboxes) == (0, {})

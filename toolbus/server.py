@@ -232,8 +232,12 @@ class _Stream:
             self._end("OK", "its stream ended" if self._peer.half_closed else "it left")
 
     def _flooded(self) -> None:
-        limit = self._peer.outbox.most_bytes
-        text = f"the peer reads too slowly: more than {limit} bytes wait for it (limit waiting_bytes)"
+        outbox = self._peer.outbox
+        if outbox.waiting_bytes > outbox.most_bytes:
+            limit, why = "waiting_bytes", f"more than {outbox.most_bytes} bytes wait for it"
+        else:
+            limit, why = "held_bytes", f"of {outbox.pool.most_bytes} bytes that may wait for all, it holds the most"
+        text = f"the peer reads too slowly: {why} (limit {limit})"
         # Not now: the dispatcher is in the middle of a frame.
         self._loop.call_soon(self._end, "RESOURCE_EXHAUSTED", text)
 

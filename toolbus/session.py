@@ -82,14 +82,25 @@ class Pool:
     """What waits in all outboxes of a bus together.
 
     Args:
-        most_bytes: above it, the outbox that grows is flooded.
+        most_bytes: above it, the outbox that holds the most is flooded, whichever grows: a slow reader pays, no other.
     """
 
-    __slots__ = ("bytes", "most_bytes")
+    __slots__ = ("bytes", "most_bytes", "outboxes")
 
     def __init__(self, most_bytes: int) -> None:
         self.bytes = 0
         self.most_bytes = most_bytes
+        self.outboxes: dict[Outbox[Any], int] = {}  # those in which sealed frames wait, with the bytes of these
+
+    def count(self, outbox: Outbox[Any], waiting: int, more: int) -> None:
+        """Notes that an outbox has ``waiting`` bytes now, ``more`` than before."""
+        self.bytes += more
+        if waiting:
+            self.outboxes[outbox] = waiting
+        else:
+            self.outboxes.pop(outbox, None)
+        if more > 0 and self.bytes > self.most_bytes:
+            max(self.outboxes, key=self.outboxes.__getitem__).flooded()
 
 
 class Outbox(Generic[Frame]):
@@ -182,12 +193,12 @@ class Outbox(Generic[Frame]):
         self.opened += 1
         if len(self._frames) == 1:
             self.wake()
-        elif self._sealed_bytes > self.most_bytes or self.pool.bytes > self.pool.most_bytes:
+        elif self._sealed_bytes > self.most_bytes:
             self.flooded()
 
     def _count(self, more: int) -> None:
         self._sealed_bytes += more
-        self.pool.bytes += more
+        self.pool.count(self, self._sealed_bytes, more)
 
     def take(self) -> Frame | None:
         """Hands the oldest frame to the writer, or None."""
