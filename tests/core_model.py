@@ -49,6 +49,8 @@ class PeerDouble:
         self.instance = instance
         self.max_in_flight = max_in_flight
         self.shares = shares
+        self.remote = True
+        self.kept = False
         self.trusted = trusted
         self.qualified = qualified
         self.max_item_bytes = max_item_bytes

@@ -11,7 +11,8 @@ import pytest
 from tests.core_model import PeerDouble, offered, tool
 from toolbus.entry import Outcome
 from toolbus.errors import UnknownRole
-from toolbus.registry import CHANGES_KEPT, Registry
+from toolbus.listings import CHANGES_KEPT
+from toolbus.registry import Registry
 from toolbus.tool import Annotations, Tool
 
 V1, V2 = tool("t", "first"), tool("t", "second")

@@ -25,8 +25,10 @@ from toolbus.admin import Admin
 from toolbus.config import Config
 from toolbus.dispatcher import Dispatcher
 from toolbus.entry import BUS_SOURCE, Changes, Listing
+from toolbus.errors import SetupError
 from toolbus.health import SERVICE, Health
 from toolbus.local import LocalCaller, LocalHandler, OnProgress
+from toolbus.loopback import parse_callback_url
 from toolbus.offer import prepare
 from toolbus.policy import Policy
 from toolbus.presence import TICK_SECONDS, WATCH_SECONDS, Presence
@@ -64,10 +66,12 @@ class Bus:
         self._told_at = 0.0  # when watchers were last told
         self._ticking: asyncio.Task[None] | None = None  # None until started
         self._stopped = asyncio.Event()
+        self._ending = False  # whether watchers are to leave
         self._changed: set[asyncio.Event] = set()  # local watchers
         self.records = Records()
         self.registry = Registry(
             config.roles,
+            tools_per_role=config.limits.tools_per_role,
             grace_seconds=config.grace_seconds,
             first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
         )
@@ -84,8 +88,18 @@ class Bus:
             on_change=self._catalogue_changed,
         )
         self._caller = LocalCaller("local", self._dispatcher)
+        self._store: Any = None  # what survives a restart; None: nothing does
+        self._registrations: Any = None  # tools with a callback URL; imported only where there are any
+        self._upstream: Any = None  # the main server that our tools are offered to; None: there is none
         self._workers = Workers(LOCAL_WORKERS, "toolbus-local")  # not the loop's own: its few threads are the program's
-        service = ToolBusService(self.registry, self._dispatcher, self._presence, self.policy, config.limits)
+        service = ToolBusService(
+            self.registry,
+            self._dispatcher,
+            self._presence,
+            self.policy,
+            config.limits,
+            lambda request: self._callback_tools().register_by_grpc(request),
+        )
         self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
         admin = Admin(self.registry, self._presence, self.records, self._stopped.set, self._catalogue_changed)
@@ -98,25 +112,96 @@ class Bus:
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Binds every address and serves.
+        """Binds every address, puts back what survived, and serves.
 
         Raises:
-            SetupError: an address is taken; nothing is left listening.
+            SetupError: an address is taken, or the data directory cannot be used; nothing is left listening.
         """
         self._loop = asyncio.get_running_loop()
         self._dispatcher.settled_at = time.monotonic() + self._config.grace_seconds
-        if self._config.http != "off":
-            from toolbus.gateway.http import HttpServer
-
-            self._http = HttpServer(self._takes_calls)
-            await self._http.start(self._config.http)
         try:
+            await self._open_store()
+            if self._config.http != "off":
+                from toolbus.gateway.http import HttpServer
+
+                self._http = HttpServer(self._config.limits.sessions)
+                self._http.bind(self._config.http)
+                self._offer_upstream(self._config.upstream)
             await self._grpc.start(self._config.grpc)
-        except BaseException:
             if self._http is not None:
-                await self._http.stop()
+                await self._http.start(self._application())
+        except BaseException:
+            await self._stop_gateway()
             raise
         self._ticking = self._loop.create_task(self._tick(), name="toolbus tick")
+        if self._upstream is not None:
+            await self._upstream.start()
+
+    async def _open_store(self) -> None:
+        if self._config.data_dir is None:
+            return
+        from toolbus.store import Store
+
+        self._store = Store(self._config.data_dir)
+        if self._store.load():
+            await self._callback_tools().put_back()
+
+    def _callback_tools(self) -> Any:
+        """Returns the tools with a callback URL, whose room is loaded when it is first needed."""
+        if self._registrations is None:
+            from toolbus.gateway.registrations import Registrations
+            from toolbus.store import Kept
+
+            self._registrations = Registrations(
+                self.registry,
+                self._dispatcher,
+                self._presence,
+                self.policy,
+                self._config.limits,
+                shelf=self._store,
+                record=Kept,
+                changed=self._catalogue_changed,
+            )
+            self._registrations.start()
+        return self._registrations
+
+    def _application(self) -> Any:
+        from toolbus.gateway.app import application
+        from toolbus.gateway.parts import Parts
+
+        parts = Parts(
+            registry=self.registry,
+            registrations=self._callback_tools(),
+            withdrawal=self._presence.withdrawal,
+            limits=self._config.limits,
+            asker=lambda administers: LocalCaller("http", self._dispatcher, administers=administers),
+            watch=self.watch,
+            is_running=lambda source: bool(self._serving(source)) or self._callback_tools().is_online(source),
+            ready=self._takes_calls,
+        )
+        return application(parts)
+
+    def _offer_upstream(self, url: str | None) -> None:
+        """Prepares to offer our tools to a main server.
+
+        Raises:
+            SetupError: it is this bus.
+        """
+        if url is None:
+            return
+        own = parse_callback_url(f"http://{self._http.address}")
+        if parse_callback_url(url).meets(own):
+            raise SetupError(f"upstream {url} is this bus: name the main server, or choose another port with --http")
+        from toolbus.upstream import Upstream
+
+        self._upstream = Upstream(
+            url,
+            self.registry,
+            callback_base=own.url.rstrip("/"),
+            bus_id=_bus_id(self._config),
+            changed=self.watch,
+            on_warning=self._catalogue_changed,
+        )
 
     async def drain(self, grace_seconds: float | None = None) -> None:
         """Takes no new calls, lets those in flight end and peers leave, for ``grace_seconds`` at most.
@@ -125,22 +210,27 @@ class Bus:
             grace_seconds: None means the configured ``drain_seconds``.
         """
         grace = self._config.drain_seconds if grace_seconds is None else grace_seconds
+        started = time.monotonic()
+        if self._upstream is not None:
+            await self._upstream.stop()  # while its calls still find their tools
         if not self._presence.draining:
             log.info("draining sessions=%d in_flight=%d", len(self._presence.sessions), self._dispatcher.active)
             self._presence.drain(grace)
             self._health.changed("")
             self._health.changed(SERVICE)
-        started = time.monotonic()
         while (left := started + grace - time.monotonic()) > 0:
             self._presence.drain(left)
             if time.monotonic() - started > QUIET_SECONDS:
                 self._presence.end_idle(time.monotonic())
-            if not self._presence.sessions and not self._caller.asked:
+            if not self._presence.sessions and not self._dispatcher.active:
                 return
             await asyncio.sleep(min(0.01, left))
 
     async def stop(self) -> None:
         """Ends every session and listens no more. Calls in flight end in UNAVAILABLE."""
+        self._ending = True
+        for waiting in self._changed:
+            waiting.set()
         if self._ticking is not None:
             self._ticking.cancel()
         now = time.monotonic()
@@ -152,10 +242,16 @@ class Bus:
                 handle.cancel()
         await asyncio.sleep(0)  # lets the streams end with the status that says why
         await self._grpc.stop()
-        if self._http is not None:
-            await self._http.stop()
+        await self._stop_gateway()
         self._workers.stop()
         self._stopped.set()
+
+    async def _stop_gateway(self) -> None:
+        for room in (self._upstream, self._http, self._registrations):
+            if room is not None:
+                await room.stop()
+        if self._store is not None:
+            self._store.close()
 
     async def wait_stopped(self) -> None:
         """Waits until somebody asked the whole bus to drain."""
@@ -243,13 +339,17 @@ class Bus:
         listings = self.registry.listings(role, include_offline=include_offline)
         return [item for item in listings if item.source != BUS_SOURCE]
 
-    async def watch(self) -> AsyncIterator[Changes]:
-        """Yields the whole catalogue first, then what changes."""
+    async def watch(self, since: int = -1) -> AsyncIterator[Changes]:
+        """Yields the whole catalogue first, then what changes, until the bus stops.
+
+        Args:
+            since: the revision that is known already; only what changed after it is told then, if that is still known.
+        """
         waiting = asyncio.Event()
         self._changed.add(waiting)
-        revision = -1
+        revision = since
         try:
-            while True:
+            while not self._ending:
                 waiting.clear()
                 if self.registry.revision != revision:
                     changes = self.registry.since(revision)
@@ -301,6 +401,8 @@ class Bus:
         self._dispatcher.sweep(time.monotonic())
 
     def _catalogue_changed(self) -> None:
+        if self._registrations is not None:
+            self._registrations.sync()
         if self._loop is None or self._telling is not None:
             return
         wait = max(0.0, self._told_at + WATCH_SECONDS - self._loop.time())

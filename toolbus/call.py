@@ -84,7 +84,7 @@ class Call:
     id: str  # what the handler calls it: the bus's own id
     entry: Entry
     declaration: Declaration
-    arguments_json: str
+    arguments_json: str  # as the caller wrote it; "" stands for no arguments
     size: int  # bytes held for it
     context: pb.CallContext | None  # the root call's, for nested calls to share
     parent: Call | None

@@ -57,10 +57,13 @@ def read_tools(messages: Sequence[pb.Tool], limits: Limits) -> list[Offered]:
     return offered
 
 
-def registered(outcome: Outcome) -> wire.RegisterResponse:
-    """Answers Register."""
+def registered(*outcomes: Outcome) -> wire.RegisterResponse:
+    """Answers Register, which may have taken several steps."""
     return wire.RegisterResponse(
-        registered=outcome.names, affected_roles=outcome.roles, failed_roles=_failed(outcome), ok=outcome.accepted
+        registered=[name for outcome in outcomes for name in outcome.names],
+        affected_roles=dict.fromkeys(role for outcome in outcomes for role in outcome.roles),
+        failed_roles=[failed for outcome in outcomes for failed in _failed(outcome)],
+        ok=all(outcome.accepted for outcome in outcomes),
     )
 
 
@@ -120,9 +123,10 @@ def listed(listing: Listing) -> wire.ListedTool:
         roles=listing.roles,
         schema_hash=listing.tool.schema_hash,
         last_error=entry.last_error if entry.current is None else "",
-        sessions=len(handlers),
+        sessions=sum(handler.session_state != wire.SESSION_STATE_OFFLINE for handler in handlers),
         in_flight=sum(len(handler.owed) for handler in handlers) - stuck,
         stuck=stuck,
+        warnings=entry.warnings.values(),
     )
 
 

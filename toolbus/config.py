@@ -7,7 +7,6 @@ the cure. Nothing here opens a socket or makes a directory.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.errors import SetupError
+from toolbus.loopback import is_loopback_host, parse_callback_url
 from toolbus.tool import Limits, is_source
 
 DEFAULT_GRPC = "127.0.0.1:48930"
 DEFAULT_HTTP_PORT = 48911
 HTTP_PORT_VARIABLES = ("NEKO_MAIN_SERVER_PORT", "MAIN_SERVER_PORT")  # first one that is set wins
+DEFAULT_UPSTREAM_PORT = 48916  # of a bus that offers its tools to a main server, which has the other one
+UPSTREAM_PORT_VARIABLES = ("NEKO_USER_PLUGIN_SERVER_PORT",)
 MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
 MAX_SECONDS = 3600.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -35,6 +37,7 @@ class Config:
         http: ``HOST:PORT``, or ``off``.
         roles: the personas that tools can be for, in order; empty: none yet.
         data_dir: where what survives a restart is kept; None: nowhere.
+        upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: to nobody.
         limits: what is accepted, see `Limits`.
         grace_seconds: how long the tools of a broken session wait for it to come back.
         drain_seconds: how long calls in flight may take when the bus is asked to stop.
@@ -49,6 +52,7 @@ class Config:
     http: str = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
     roles: tuple[str, ...] = ("default",)
     data_dir: Path | None = None
+    upstream: str | None = None
     limits: Limits = field(default_factory=Limits)
     grace_seconds: float = 5.0
     drain_seconds: float = 30.0
@@ -64,6 +68,10 @@ class Config:
             check_address("grpc", address, unix=True)
         if self.http != "off":
             check_address("http", self.http)
+        if self.upstream is not None:
+            check_upstream(self.upstream)
+            if self.http == "off":
+                raise SetupError("upstream needs http, since the main server calls tools back over it: drop http off")
         for source in self.silenced:
             if not is_source(source):
                 raise SetupError(f"silenced names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
@@ -110,11 +118,25 @@ def check_address(name: str, address: str, *, unix: bool = False) -> None:
             f"{name} address {address!r} is not {forms}: write for example 127.0.0.1:0 (an IPv6 host in brackets)"
         )
     check_port(f"{name} address {address!r}", port)
-    if not _is_loopback(host):
+    if not is_loopback_host(host.removeprefix("[").removesuffix("]")):
         raise SetupError(
             f"{name} address {address!r} is not on loopback: other machines could call every tool without a "
             "credential, so until this bus has TLS and credentials it listens on 127.0.0.0/8, [::1] or localhost only"
         )
+
+
+def check_upstream(url: str) -> None:
+    """Checks the address of a main server.
+
+    Raises:
+        SetupError: it is no http URL of a host and port on loopback.
+    """
+    try:
+        target = parse_callback_url(url)
+    except ValueError as problem:
+        raise SetupError(f"upstream: {problem}") from None
+    if target.scheme != "http" or target.user or target.url.partition("://")[2].partition("/")[2]:
+        raise SetupError(f"upstream {target.shown!r} is not http://HOST:PORT: write for example http://127.0.0.1:48911")
 
 
 def check_port(where: str, port: str) -> int:
@@ -141,7 +163,11 @@ def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | No
     """
     if file is None and environ.get("TOOLBUS_CONFIG"):
         file = Path(environ["TOOLBUS_CONFIG"])
-    merged = {**(_from_file(file) if file is not None else {}), **_from_environment(environ), **flags}
+    from_file = _from_file(file) if file is not None else {}
+    said = {**_from_environment(environ), **flags}
+    merged = {**from_file, **said}
+    if "http" not in said:
+        merged.update(_http_port(environ, beside_upstream=bool(merged.get("upstream")), otherwise=from_file))
     limits = merged.pop("limits", {})
     log = {name: merged.pop(name) for name in ("log_level", "log_json") if name in merged}
     if "data_dir" not in merged:
@@ -161,12 +187,15 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         variable = _variable(name)
         if environ.get(variable):
             said[name] = read(variable, environ[variable])
-    if "http" not in said:
-        for variable in HTTP_PORT_VARIABLES:
-            if environ.get(variable):
-                said["http"] = f"127.0.0.1:{check_port(variable, environ[variable])}"
-                break
     return _either(said, _variable)
+
+
+def _http_port(environ: Mapping[str, str], *, beside_upstream: bool, otherwise: Mapping[str, Any]) -> dict[str, str]:
+    """Says where HTTP listens by the variables of the systems that the contract comes from (REST-51)."""
+    for variable in UPSTREAM_PORT_VARIABLES if beside_upstream else HTTP_PORT_VARIABLES:
+        if environ.get(variable):
+            return {"http": f"127.0.0.1:{check_port(variable, environ[variable])}"}
+    return {"http": f"127.0.0.1:{DEFAULT_UPSTREAM_PORT}"} if beside_upstream and "http" not in otherwise else {}
 
 
 def _variable(name: str) -> str:
@@ -276,6 +305,7 @@ _SETTINGS: dict[str, tuple[Callable[[str, str], Any], Callable[[str, object], An
     "ephemeral": (_switch_text, _switch),
     "grace_seconds": (_seconds_text, _seconds),
     "drain_seconds": (_seconds_text, _seconds),
+    "upstream": (_text, _text),
     "silenced": (_items, _texts),
     "grpc_reflection": (_switch_text, _switch),
     "log_level": (_text, _text),
@@ -308,12 +338,3 @@ def _check_unix(name: str, address: str) -> None:
         )
     if "\0" in path:
         raise SetupError(f"{name} address {address!r} has a NUL byte in its path: leave it out")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False

@@ -172,7 +172,7 @@ class Dispatcher:
                     nearest = deadline
                 record.caller, record.call_id, record.handler = caller, call_id, handler
                 record.entry, record.declaration = entry, declaration
-                record.arguments_json, record.size = text or "{}", size
+                record.arguments_json, record.size = text, size
                 record.started, record.accepted, record.active = now, False, True
                 self._last_id = number = self._last_id + 1
                 record.id = handler_id = str(number)
@@ -339,7 +339,7 @@ class Dispatcher:
         checker = declaration.checker
         # A key may be spelled with escapes; what cannot be read cannot be searched for keys either.
         if checker is None and not (declaration.strips and ("ser" in text or "\\" in text)):
-            return text or "{}"
+            return text
         try:
             arguments = load_arguments(text)
         except ValueError as problem:
@@ -348,7 +348,7 @@ class Dispatcher:
             arguments, text = _stripped(arguments, declaration.strips)
         if checker is not None and (type(arguments) is not dict or not checker.is_valid(arguments)):
             raise invalid(text, arguments, checker)
-        return text or "{}"
+        return text
 
     def _fault(self, caller: Caller, call_id: str, name: str, fault: BaseException, now: float) -> None:
         """Answers a call that met a fault of ours. The validator's panics are no Exceptions, and end nothing else."""

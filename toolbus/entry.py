@@ -25,6 +25,8 @@ class Handler(Protocol):
     stuck: int  # how many of them have ended for their caller and are not confirmed
     shares: bool  # whether several handlers of the source may offer one tool, or the newer replaces the older
     max_item_bytes: int  # the largest call that it can receive
+    remote: bool  # whether the tool runs outside the bus's process
+    kept: bool  # whether its offers are to outlive the bus: somebody writes them down
 
     @property
     def takes_calls(self) -> bool:
@@ -59,6 +61,12 @@ class Declaration:
     def __repr__(self) -> str:
         return f"<Declaration {self.tool.name} {self.tool.schema_hash[:8]} handlers={len(self.handlers)}>"
 
+    def for_handler(self, *handlers: Handler) -> Declaration:
+        """Returns the same declaration with other handlers, or none."""
+        other = Declaration(self.tool, self.checker, self.strips)
+        other.handlers.extend(handlers)
+        return other
+
     def pick(self) -> Handler | None:
         """Returns the handler with the fewest calls in flight that takes one more, or None."""
         handlers = self.handlers
@@ -75,7 +83,10 @@ class Declaration:
 class Entry:
     """What one role has under one listed name."""
 
-    __slots__ = ("bare_name", "current", "declarations", "former", "last_error", "name", "place", "source", "table")
+    __slots__ = (
+        *("bare_name", "current", "declarations", "former", "last_error", "name", "place", "source", "suspended"),
+        *("table", "warnings"),
+    )
 
     def __init__(self, table: Table, name: str, bare_name: str, source: str, place: int) -> None:
         self.table = table
@@ -87,6 +98,8 @@ class Entry:
         self.current: Declaration | None = None  # the newest that has a handler; None while offline
         self.former: dict[str, Tool] = {}  # declarations that are no longer offered, oldest first
         self.last_error = ""  # why the tool was last lost
+        self.suspended: Declaration | None = None  # one whose handler is away, not offered until it is back
+        self.warnings: dict[str, str] = {}  # what an operator should know about the tool, by who says it
 
     def __repr__(self) -> str:
         return f"<Entry {self.name} of {self.source} role={self.table.role} {self.current!r}>"
@@ -94,8 +107,9 @@ class Entry:
     @property
     def tool(self) -> Tool:
         """The declaration that is offered, or was offered last."""
-        if self.current is not None:
-            return self.current.tool
+        declaration = self.current or self.suspended
+        if declaration is not None:
+            return declaration.tool
         return next(reversed(self.former.values()))
 
     def add(self, declaration: Declaration, handler: Handler) -> bool:
@@ -124,12 +138,29 @@ class Entry:
         """Takes a handler's offer away. Returns whether what is offered has changed."""
         before = self.current
         self._drop_handler(handler)
+        if self.suspended is not None and handler in self.suspended.handlers:
+            self.suspended = None
         self.current = next(reversed(self.declarations.values()), None)
         return self.current is not before
 
+    def suspend(self, handler: Handler) -> bool:
+        """Puts a handler's offer aside until it is back. Returns whether what is offered has changed."""
+        for declaration in self.declarations.values():
+            if handler in declaration.handlers:
+                changed = self.remove(handler)
+                self.suspended = declaration.for_handler(handler)
+                return changed
+        return False
+
+    def resume(self) -> bool:
+        """Offers again what was put aside. Returns whether what is offered has changed."""
+        aside, self.suspended = self.suspended, None
+        return aside is not None and self.add(aside.for_handler(), aside.handlers[0])
+
     def handlers(self) -> list[Handler]:
-        """All handlers that offer the tool, in any declaration."""
-        return [handler for declaration in self.declarations.values() for handler in declaration.handlers]
+        """All handlers that offer the tool, in any declaration, and the one that is suspended."""
+        declarations = [*self.declarations.values(), *([self.suspended] if self.suspended is not None else ())]
+        return [handler for declaration in declarations for handler in declaration.handlers]
 
     def _drop_handler(self, handler: Handler) -> None:
         for declaration in list(self.declarations.values()):

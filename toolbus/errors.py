@@ -13,7 +13,8 @@ The tree, by whose fault it is::
     │   ├── NotPermitted        the source lacks the right
     │   ├── AlreadyAttached     the same source and instance attach too often
     │   ├── LimitExceeded       a limit of the bus was hit
-    │   └── NotOffered          this bus does not do that
+    │   └── NotOffered          the server does not do that: it is no toolbus, or an older one
+    ├── NotKept                 what was asked is done, but could not be written down
     ├── PeerLost                the other side went away or stopped answering
     ├── CallFailed              a call ended without the tool's consent; carries the CallError
     └── SetupError              this process cannot start as configured (address, file, option)
@@ -158,7 +159,11 @@ class LimitExceeded(RequestError):
 
 
 class NotOffered(RequestError):
-    """This bus does not do what was asked."""
+    """The server does not do what was asked: it is no toolbus, or an older one."""
+
+
+class NotKept(ToolBusError):
+    """What was asked is done, but could not be written down, so it ends with the process."""
 
 
 class PeerLost(ToolBusError):
@@ -192,24 +197,8 @@ STATUS: dict[type[ToolBusError], tuple[str, int]] = {
     AlreadyAttached: ("ALREADY_EXISTS", 409),
     LimitExceeded: ("RESOURCE_EXHAUSTED", 429),
     NotOffered: ("UNIMPLEMENTED", 501),
+    NotKept: ("UNAVAILABLE", 503),
     PeerLost: ("UNAVAILABLE", 503),
-}
-
-# The same for failed calls, where a protocol has to show them as a status instead of as data.
-CALL_STATUS: dict[Code, tuple[str, int]] = {
-    Code.TOOL: ("OK", 200),
-    Code.NOT_FOUND: ("NOT_FOUND", 404),
-    Code.INVALID_ARGUMENTS: ("INVALID_ARGUMENT", 422),
-    Code.PERMISSION_DENIED: ("PERMISSION_DENIED", 403),
-    Code.CATALOG_STALE: ("FAILED_PRECONDITION", 409),
-    Code.OVERLOADED: ("RESOURCE_EXHAUSTED", 429),
-    Code.UNAVAILABLE: ("UNAVAILABLE", 503),
-    Code.DEADLINE_EXCEEDED: ("DEADLINE_EXCEEDED", 504),
-    Code.CANCELLED: ("CANCELLED", 499),
-    Code.RESULT_TOO_LARGE: ("RESOURCE_EXHAUSTED", 502),
-    Code.SECRET_BLOCKED: ("PERMISSION_DENIED", 502),
-    Code.REPEATED: ("ALREADY_EXISTS", 409),
-    Code.INTERNAL: ("INTERNAL", 500),
 }
 
 

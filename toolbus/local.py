@@ -38,6 +38,8 @@ class LocalHandler:
 
     instance = ""
     shares = False
+    remote = False
+    kept = False
     takes_calls = True
     session_state = wire.SESSION_STATE_LIVE
     max_item_bytes = 1 << 62
@@ -156,6 +158,7 @@ class LocalCaller:
     Args:
         owed: for a function that calls other tools: the calls that it answers, one of which each of its calls is
             part of. A function may not say what the context of a call is, and does not administer the bus.
+        administers: whether it may call the bus's own tools.
     """
 
     max_item_bytes = 1 << 62
@@ -167,12 +170,14 @@ class LocalCaller:
         max_in_flight: int = MAX_IN_FLIGHT,
         *,
         owed: dict[str, Any] | None = None,
+        administers: bool = True,
     ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
         self.asked: dict[str, Any] = {}
         self.owed: dict[str, Any] = {} if owed is None else owed
-        self.trusted = self.administers = owed is None
+        self.trusted = owed is None
+        self.administers = administers and owed is None
         self.budget = dispatcher.budget(source)
         self.allowed: set[Entry] = set()
         self.allowed_at = 0

@@ -41,6 +41,8 @@ class Peer(Session[wire.InvokeResponse]):
     )
 
     shares = True
+    remote = True
+    kept = False
 
     def __init__(self, limits: Limits, now: float) -> None:
         super().__init__(Side.BUS, wire.InvokeResponse, now)
@@ -97,7 +99,7 @@ class Peer(Session[wire.InvokeResponse]):
             message = add()
             message.call_id = call.id
             message.name = call.entry.bare_name
-            message.arguments_json = call.arguments_json
+            message.arguments_json = call.arguments_json or "{}"
             message.timeout_seconds = call.deadline - now
             role = call.declaration.tool.role
             if role:

@@ -33,6 +33,7 @@ from toolbus.registry import Registry
 from toolbus.session import BUSY_INTERVAL, IDLE_INTERVAL, Pulse, State
 from toolbus.tool import MAX_INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.withdrawal import Withdrawal, tell_owners
 
 log = logging.getLogger("toolbus.sessions")
 
@@ -67,6 +68,7 @@ class Presence:
         self._identity = identity
         self._on_source = on_source
         self._on_change = on_change
+        self.withdrawal = Withdrawal(registry, on_change)
         self._last_tick: float | None = None  # None until the first tick
         self._superseded: dict[tuple[str, str], deque[float]] = {}  # when each instance was superseded, last minute
         self._by_instance: dict[tuple[str, str], Peer] = {}
@@ -171,7 +173,7 @@ class Presence:
         outcome = self._registry.register(peer, offered, qualified=peer.qualified, declare=True)
         if offered:
             peer.offers_tools = True
-        self._deliver_notices(outcome)
+        tell_owners(outcome)
         return outcome
 
     def _note_superseded(self, peer: Peer, now: float) -> None:
@@ -271,49 +273,20 @@ class Presence:
         outcome = self._registry.register(peer, offered, qualified=peer.qualified)
         if offered:
             peer.offers_tools = True
-        self._deliver_notices(outcome)
+        tell_owners(outcome)
         log.info("registered source=%s tools=%d", peer.source, len(outcome.names))
         self._on_change()
         return catalogue.registered(outcome)
 
     def unregister(self, request: wire.UnregisterRequest) -> wire.UnregisterResponse:
         """Withdraws one tool, of the session's source or of anyone."""
-        if not request.name:
-            raise InvalidRequest("name is empty: say which tool to unregister")
-        entry = self._registry.find(request.name, request.role)
-        if entry is not None and entry.source == BUS_SOURCE:
-            raise NotPermitted("the bus's own tools cannot be unregistered")
         owner = self.session(request.session_id) if request.session_id else None
-        outcome = self._registry.unregister(request.name, request.role, owner.source if owner else "")
-        self._deliver_notices(outcome, besides=owner)
-        self._on_change()
+        outcome = self.withdrawal.unregister(request.name, request.role, owner)
         return catalogue.unregistered(request.name, outcome)
 
     def clear(self, request: wire.ClearRequest) -> wire.ClearResponse:
         """Withdraws every tool of a source."""
-        if not request.source:
-            raise InvalidRequest("source is empty: say whose tools to clear")
-        if request.source == BUS_SOURCE:
-            raise NotPermitted("the bus's own tools cannot be cleared")
-        outcome = self._registry.clear(request.source, request.role)
-        self._deliver_notices(outcome)
-        log.info("cleared source=%s tools=%d", request.source, outcome.count)
-        self._on_change()
-        return catalogue.cleared(request.source, outcome)
-
-    def _deliver_notices(self, outcome: Outcome, besides: Peer | None = None) -> None:
-        for notice in outcome.notices:
-            if notice.handler is besides or not isinstance(notice.handler, Peer):
-                continue
-            event = wire.Event()
-            if notice.by_source:
-                event.tool_overwritten.MergeFrom(
-                    wire.ToolOverwritten(name=notice.name, by_source=notice.by_source, roles=notice.roles)
-                )
-            else:
-                event.tool_removed.MergeFrom(wire.ToolRemoved(name=notice.name, roles=notice.roles))
-            notice.handler.tell(event)
-            log.info("lost tool=%s source=%s to=%s", notice.name, notice.handler.source, notice.by_source or "-")
+        return catalogue.cleared(request.source, self.withdrawal.clear(request.source, request.role))
 
     def _deny(self, peer: Peer, operation: str) -> None:
         peer.tell(wire.Event(permission_denied=wire.PermissionDenied(permission="tools", operation=operation)))
@@ -440,6 +413,10 @@ class Presence:
                 return any(peer.takes_calls for peer in live)
             return False if source in self._lost_sources else None
         return False if source in self._lost_sources else None
+
+    def is_bound(self, source: str) -> bool:
+        """Whether a token binds a source, so that nobody offers tools under it without."""
+        return source in self._tokens
 
     def known_sources(self) -> list[str]:
         """Sources that have a health of their own now."""

@@ -10,14 +10,12 @@ Writers share one lock. Lookups read the live tables without it: every change re
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
+from toolbus import listings
 from toolbus.entry import BUS_SOURCE, Changes, Declaration, Entry, Handler, Listing, Notice, Outcome, Table
 from toolbus.errors import UnknownRole
 from toolbus.offer import Offered
-
-CHANGES_KEPT = 10_000  # a watcher further behind gets the whole list
 
 
 class Registry:
@@ -37,9 +35,9 @@ class Registry:
         self._by_handler: dict[Handler, dict[Entry, None]] = {}
         self._by_source: dict[str, dict[Entry, None]] = {}
         self._offline: dict[Entry, tuple[float, str]] = {}  # entry → (when it goes, instance it was lost with)
-        self._changes: deque[tuple[int, str, str, bool]] = deque(maxlen=CHANGES_KEPT)
+        self._journal = listings.Journal(first_revision)
         self._last_place = 0  # the place of the newest name
-        self._floor = first_revision  # the oldest revision from which changes are known
+        self._moved: dict[Handler, None] = {}  # kept handlers whose offers changed since `take_moved`
         # by role and whether offline tools are in it, with the revision that it shows
         self._lists: dict[tuple[str | None, bool], tuple[int, tuple[Listing, ...]]] = {}
         self.first = self._first()  # the live table of the first role: where most calls find their tool
@@ -72,13 +70,24 @@ class Registry:
                 raise UnknownRole(role)
             return table.get(name)
         offline = None
-        for table in self._tables.values() or (self._to_come,):
+        for table in self._shown():
             entry = table.get(name)
             if entry is not None:
                 if entry.current is not None:
                     return entry
                 offline = offline or entry
         return offline
+
+    def entries_of(self, source: str, bare_name: str) -> list[Entry]:
+        """Returns what a source has under a name of its own, in each role in order."""
+        with self._lock:
+            found = []
+            for table in self._shown():
+                for name in (bare_name, f"{source}:{bare_name}"):
+                    entry = table.entries.get(name)
+                    if entry is not None and entry.source == source and entry.bare_name == bare_name:
+                        found.append(entry)
+            return found
 
     def names(self, role: str = "") -> Iterator[str]:
         """The names that are offered, in order, for an error that shows the first few."""
@@ -103,19 +112,11 @@ class Registry:
     def _build(self, role: str | None) -> Iterable[Listing]:
         if role is not None and role not in self._tables:
             raise UnknownRole(role)
-        tables = [self._tables[role]] if role is not None else list(self._tables.values()) or [self._to_come]
-        if len(tables) == 1:
-            for entry in tables[0].entries.values():
-                yield Listing(entry.tool.renamed(entry.name), entry.source, _role_of(entry), entry)
-            return
-        grouped: dict[tuple[str, str, str, bool], list[Entry]] = {}
-        for table in tables:
-            for entry in table.entries.values():
-                key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
-                grouped.setdefault(key, []).append(entry)
-        for entries in sorted(grouped.values(), key=_first_place):
-            roles = tuple(role for entry in entries for role in _role_of(entry))
-            yield Listing(entries[0].tool.renamed(entries[0].name), entries[0].source, roles, entries[0])
+        return listings.build([self._tables[role]] if role is not None else self._shown())
+
+    def _shown(self) -> list[Table]:
+        """The tables of all roles; where there is none, what waits for roles to come."""
+        return list(self._tables.values()) or [self._to_come]
 
     def since(self, revision: int) -> Changes:
         """Returns what a watcher that knows a revision has to learn."""
@@ -123,36 +124,20 @@ class Registry:
             now = self.revision
             if revision == now:
                 return Changes(now, full=False)
-            if revision < self._floor or revision > now:
-                return Changes(now, full=True, added=self._public())
-            was_there: dict[tuple[str, str], bool] = {}
-            for changed_at, name, source, existed in self._changes:
-                if changed_at > revision and source != BUS_SOURCE:
-                    was_there.setdefault((name, source), existed)
+            was_there = self._journal.since(revision) if revision < now else None
+            if was_there is None:
+                public = tuple(listing for listing in self.listings() if listing.source != BUS_SOURCE)
+                return Changes(now, full=True, added=public)
             added: list[Listing] = []
             changed: list[Listing] = []
             removed: list[tuple[str, str]] = []
             for (name, source), existed in was_there.items():
-                listings = self._describe(name, source)
-                if listings:
-                    (changed if existed else added).extend(listings)
+                lines = listings.describe(self._shown(), name, source)
+                if lines:
+                    (changed if existed else added).extend(lines)
                 elif existed:
                     removed.append((name, source))
             return Changes(now, False, tuple(added), tuple(changed), tuple(removed))
-
-    def _public(self) -> tuple[Listing, ...]:
-        return tuple(listing for listing in self.listings() if listing.source != BUS_SOURCE)
-
-    def _describe(self, name: str, source: str) -> list[Listing]:
-        found: dict[str, list[Entry]] = {}
-        for table in self._tables.values() or [self._to_come]:
-            entry = table.entries.get(name)
-            if entry is not None and entry.source == source and entry.current is not None:
-                found.setdefault(entry.tool.schema_hash, []).append(entry)
-        return [
-            Listing(entries[0].tool.renamed(name), source, tuple(r for e in entries for r in _role_of(e)), entries[0])
-            for entries in found.values()
-        ]
 
     def offers(self, handler: Handler) -> list[str]:
         """The bare names that a handler offers now, each once."""
@@ -163,16 +148,38 @@ class Registry:
         """At least as many as `offers` returns, at a flat cost: a tool counts once per role."""
         return len(self._by_handler.get(handler, ()))
 
+    def places(self, handler: Handler) -> tuple[tuple[str | None, int], ...]:
+        """Where a handler's tools stand: (role, or None for roles to come; place in listings) of each."""
+        with self._lock:
+            return tuple((entry.table.role, entry.place) for entry in self._by_handler.get(handler, ()))
+
+    def take_moved(self) -> list[Handler]:
+        """Returns the kept handlers whose offers changed since the last time."""
+        if not self._moved:
+            return []
+        with self._lock:
+            moved, self._moved = list(self._moved), {}
+            return moved
+
     # -- changing -----------------------------------------------------------------------------------------------
 
     def register(
-        self, handler: Handler, offered: Sequence[Offered], *, qualified: bool = False, declare: bool = False
+        self,
+        handler: Handler,
+        offered: Sequence[Offered],
+        *,
+        qualified: bool = False,
+        declare: bool = False,
+        needs_role: bool = False,
+        roles: Sequence[str | None] | None = None,
     ) -> Outcome:
         """Offers tools of a handler; the last writer wins and the place in the list is kept (REST-5).
 
         Args:
             declare: these tools replace everything that this handler, or an offline one of the same source and
                 instance, offered before.
+            needs_role: a tool that no role takes does not wait for roles to come either (REST-4, REST-12).
+            roles: exactly these, None being the roles to come, instead of those that the tools name.
 
         Raises:
             UnknownRole: a tool is for a role that is not configured. Nothing has changed then.
@@ -187,7 +194,9 @@ class Registry:
             self.revision += bool(offered or before)  # a host that attaches changes nothing
             for item in offered:
                 taken = False
-                for table in self._tables_for(item.tool.role or None):
+                for table in self._tables_for(item.tool.role or None) if roles is None else self._exactly(roles):
+                    if table is self._to_come and needs_role and not taken:
+                        continue
                     entry = self._place(table, handler, item, qualified, notices)
                     if entry is None:
                         failed.append((table.role or "", item.tool.name, self._full()))
@@ -274,10 +283,60 @@ class Registry:
                     self._note(entry, there)
                 if entry.current is None:
                     entry.last_error = why
+                    gone.append(entry.name)
+                if entry.current is None and entry.suspended is None:
                     self._offline.pop(entry, None)
                     self._offline[entry] = (now + self.grace_seconds, handler.instance)
-                    gone.append(entry.name)
             return list(dict.fromkeys(gone))
+
+    def suspend(self, handlers: Iterable[Handler], why: str) -> list[str]:
+        """Handlers are away and may come back whenever they like: their tools stay in the list as offline.
+
+        Returns:
+            The names that nobody offers any more.
+        """
+        with self._lock:
+            gone = []
+            self.revision += 1
+            for handler in handlers:
+                for entry in self._by_handler.get(handler, ()):
+                    there = entry.current is not None
+                    if entry.suspend(handler):
+                        self._note(entry, there)
+                    if entry.current is None:
+                        entry.last_error = why
+                        gone += [entry.name] if there else []
+            return list(dict.fromkeys(gone))
+
+    def resume(self, handlers: Iterable[Handler]) -> list[str]:
+        """Suspended handlers are back. Returns the names that are offered again."""
+        with self._lock:
+            back = []
+            self.revision += 1
+            for handler in handlers:
+                for entry in list(self._by_handler.get(handler, ())):
+                    if entry.suspended is None or handler not in entry.suspended.handlers:
+                        continue
+                    if entry.current is not None:  # another one has taken its place meanwhile
+                        entry.suspended = None
+                        self._forget(handler, entry)
+                    elif entry.resume():
+                        self._note(entry, False)
+                        back.append(entry.name)
+            return list(dict.fromkeys(back))
+
+    def warn(self, entry: Entry, about: str, text: str) -> None:
+        """Sets, or with "" clears, what an operator should know about a tool.
+
+        Args:
+            about: who says it.
+        """
+        with self._lock:
+            if entry.warnings.get(about, "") != text:
+                warnings = {**entry.warnings, about: text}
+                entry.warnings = {who: said for who, said in warnings.items() if said}
+                self.revision += 1
+                self._note(entry, entry.current is not None)
 
     def expire(self, now: float) -> list[str]:
         """Drops the tools whose grace period has passed. Returns their names."""
@@ -313,12 +372,14 @@ class Registry:
                 entry.former, entry.last_error = dict(known.former), known.last_error
                 for declaration in known.declarations.values():
                     for handler in declaration.handlers:
-                        copy = Declaration(declaration.tool, declaration.checker, declaration.strips)
-                        entry.add(copy, handler)
-                        self._by_handler.setdefault(handler, {})[entry] = None
+                        entry.add(declaration.for_handler(), handler)
+                        self._own(handler, entry)
+                if known.suspended is not None:
+                    entry.suspended = known.suspended.for_handler(*known.suspended.handlers)
+                    self._own(known.suspended.handlers[0], entry)
                 table.put(entry)
                 self._by_source.setdefault(entry.source, {})[entry] = None
-                if entry.current is None:
+                if known in self._offline:
                     self._offline[entry] = self._offline[known]
                 self._note(entry, False)
             self._offline = dict(sorted(self._offline.items(), key=lambda item: item[1]))
@@ -358,6 +419,10 @@ class Registry:
             raise UnknownRole(role)
         return [self._tables[role]]
 
+    def _exactly(self, roles: Sequence[str | None]) -> list[Table]:
+        tables = ((self._to_come if role is None else self._tables.get(role)) for role in roles)
+        return [table for table in tables if table is not None]
+
     def _declared(self, handler: Handler) -> dict[Entry, None]:
         """Entries that an attach of this handler replaces: its own, and those lost with the same instance."""
         before = dict(self._by_handler.get(handler, {}))
@@ -396,10 +461,13 @@ class Registry:
         for old in [] if handler.shares else entry.handlers():
             if old is not handler:
                 self._forget(old, entry)
+        if entry.suspended is not None:  # whoever registers takes the place of one that is away
+            self._forget(entry.suspended.handlers[0], entry)
+            entry.suspended = None
         changed = entry.add(Declaration(tool, item.checker, item.strips), handler)
         table.put(entry)
         self._by_source.setdefault(handler.source, {})[entry] = None
-        self._by_handler.setdefault(handler, {})[entry] = None
+        self._own(handler, entry)
         self._offline.pop(entry, None)
         if changed:
             self._note(entry, there)
@@ -409,7 +477,7 @@ class Registry:
         there = entry.current is not None
         self._forget(handler, entry)
         changed = entry.remove(handler)
-        if entry.current is None:
+        if entry.current is None and entry.suspended is None:
             self._drop(entry, there)
         elif changed:
             self._note(entry, there)
@@ -444,11 +512,18 @@ class Registry:
         entry.table.drop(entry)
         self._leave_source(entry)
         self._offline.pop(entry, None)
-        entry.current = None
+        entry.current = entry.suspended = None
         if there:
             self._note(entry, True)
 
+    def _own(self, handler: Handler, entry: Entry) -> None:
+        self._by_handler.setdefault(handler, {})[entry] = None
+        if handler.kept:
+            self._moved[handler] = None
+
     def _forget(self, handler: Handler, entry: Entry) -> None:
+        if handler.kept:
+            self._moved[handler] = None
         known = self._by_handler.get(handler)
         if known is not None:
             known.pop(entry, None)
@@ -463,14 +538,12 @@ class Registry:
 
     def _note(self, entry: Entry, existed: bool) -> None:
         """Notes that an entry changes, and whether its name was listed as its source's before: here or elsewhere."""
-        shown = self._tables.values() or (self._to_come,)
+        shown = self._shown()
         others = [table.entries.get(entry.name) for table in shown if table is not entry.table]
         existed = (existed and entry.table in shown) or any(
             other.source == entry.source and other.current is not None for other in others if other is not None
         )
-        if len(self._changes) == CHANGES_KEPT:
-            self._floor = self._changes[0][0]
-        self._changes.append((self.revision, entry.name, entry.source, existed))
+        self._journal.note(self.revision, entry.name, entry.source, existed)
 
     def _in_order(self, roles: Iterable[str]) -> tuple[str, ...]:
         wanted = set(roles)
@@ -478,11 +551,3 @@ class Registry:
 
     def _full(self) -> str:
         return f"LimitExceeded: the role has {self.tools_per_role} tools (limit tools_per_role): unregister some"
-
-
-def _first_place(entries: Sequence[Entry]) -> int:
-    return min(entry.place for entry in entries)
-
-
-def _role_of(entry: Entry) -> tuple[str, ...]:
-    return () if entry.table.role is None else (entry.table.role,)

@@ -76,7 +76,7 @@ class ArgumentChecker:
 
     def explain(self, arguments: object) -> str:
         """Says what is wrong with arguments, for a model to act on; empty where they fit."""
-        if _is_deeper(arguments, ARGUMENT_DEPTH):
+        if is_deeper(arguments, ARGUMENT_DEPTH):
             return f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them"
         graph = Graph(_read(self._text, self._limits), self._limits)
         try:
@@ -160,7 +160,7 @@ def load_arguments(text: str) -> Any:
     if (
         len(text) > 2 * ARGUMENT_DEPTH
         and text.count("{") + text.count("[") > ARGUMENT_DEPTH
-        and _is_deeper(value, ARGUMENT_DEPTH)
+        and is_deeper(value, ARGUMENT_DEPTH)
     ):
         raise ValueError(f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them")
     # A run of 19 digits is the shortest that can exceed 64 bits, and has one of them at some 19th place.
@@ -235,7 +235,7 @@ def _read(text: str, limits: Limits) -> dict[str, Any]:
         )
     try:
         value = orjson.loads(text)
-        if _is_deeper(value, limits.schema_depth):
+        if is_deeper(value, limits.schema_depth):
             raise SchemaFault(
                 f"schema at #: it is nested deeper than the limit schema_depth = {limits.schema_depth}: "
                 f"move inner parts to $defs"
@@ -253,7 +253,7 @@ def _read(text: str, limits: Limits) -> dict[str, Any]:
     return value
 
 
-def _is_deeper(value: object, limit: int) -> bool:
+def is_deeper(value: object, limit: int) -> bool:
     """Tells whether a JSON value has more levels of objects and arrays than a limit."""
     level: list[Any] = [value] if isinstance(value, (dict, list)) else []
     for _ in range(limit):

@@ -13,7 +13,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -23,7 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from toolbus import catalogue
 from toolbus.dispatcher import Dispatcher
-from toolbus.errors import InvalidRequest, LimitExceeded, NotOffered, SetupError, ToolBusError, grpc_status
+from toolbus.entry import Outcome
+from toolbus.errors import InvalidRequest, LimitExceeded, SetupError, ToolBusError, grpc_status
 from toolbus.health import SERVICE, Health
 from toolbus.peer import Peer
 from toolbus.policy import Policy
@@ -55,8 +56,15 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
     """The five RPCs over one bus."""
 
     def __init__(
-        self, registry: Registry, dispatcher: Dispatcher, presence: Presence, policy: Policy, limits: Limits
+        self,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        presence: Presence,
+        policy: Policy,
+        limits: Limits,
+        register_callbacks: Callable[[wire.RegisterRequest], Sequence[Outcome]],
     ) -> None:
+        self._register_callbacks = register_callbacks  # registers tools that have a callback_url
         self._registry = registry
         self._dispatcher = dispatcher
         self._presence = presence
@@ -72,10 +80,11 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
     def _register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
         if request.session_id:
             return self._presence.register(request)
-        if any(tool.callback_url for tool in request.tools):
-            raise NotOffered("this bus has no gateway for callback_url yet: attach a session and register with its id")
+        if request.tools and all(tool.callback_url for tool in request.tools):
+            return catalogue.registered(*self._register_callbacks(request))
         raise InvalidRequest(
-            "session_id is empty and no tool has a callback_url: attach first and pass Attached.session_id"
+            "session_id is empty, so every tool needs a callback_url: give each one, or attach first and pass "
+            "Attached.session_id"
         )
 
     async def Unregister(self, request: wire.UnregisterRequest, context: Context) -> wire.UnregisterResponse:

@@ -53,6 +53,9 @@ class Limits:
         schema_bytes, schema_depth, schema_nodes: one tool's schema; nodes are counted with references expanded.
         description_bytes: one tool's description.
         tools: tools of one session.
+        tools_per_role: tools that one role has.
+        http_body_bytes: the body of one HTTP request.
+        callback_bytes: the body of a callback's answer.
         sessions: sessions of the bus, zombies included.
         call_depth: nested calls above one another.
     """
@@ -70,6 +73,9 @@ class Limits:
     schema_nodes: int = 10_000
     description_bytes: int = 16 * KIB
     tools: int = 100_000
+    tools_per_role: int = 250_000
+    http_body_bytes: int = 1 * MIB
+    callback_bytes: int = 4 * MIB
     sessions: int = 10_000
     call_depth: int = 8
 

@@ -27,6 +27,7 @@ class ListedTool:
         sessions: how many sessions offer it.
         in_flight: calls of those sessions that are in flight.
         stuck: calls that ended for their caller but not for the plugin.
+        warnings: what an operator should know about it, one sentence each; its calls go on.
     """
 
     tool: Tool
@@ -38,6 +39,7 @@ class ListedTool:
     sessions: int = 0
     in_flight: int = 0
     stuck: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -63,6 +65,7 @@ class ListedTool:
             sessions=message.sessions,
             in_flight=message.in_flight,
             stuck=message.stuck,
+            warnings=tuple(message.warnings),
         )
 
 

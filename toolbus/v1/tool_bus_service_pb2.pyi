@@ -55,7 +55,9 @@ class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionS
     SESSION_STATE_DRAINING: _SessionState.ValueType  # 3
     """Finishing its calls before it closes."""
     SESSION_STATE_OFFLINE: _SessionState.ValueType  # 4
-    """The connection broke; the tools wait out the grace period."""
+    """The connection broke; the tools wait out the grace period. Of a tool with a callback_url: nobody listens there; it
+    comes back by itself when somebody does.
+    """
 
 class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
     """Says how a session is."""
@@ -69,7 +71,9 @@ SESSION_STATE_SUSPECT: SessionState.ValueType  # 2
 SESSION_STATE_DRAINING: SessionState.ValueType  # 3
 """Finishing its calls before it closes."""
 SESSION_STATE_OFFLINE: SessionState.ValueType  # 4
-"""The connection broke; the tools wait out the grace period."""
+"""The connection broke; the tools wait out the grace period. Of a tool with a callback_url: nobody listens there; it
+comes back by itself when somebody does.
+"""
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 
 @_typing.final
@@ -729,7 +733,9 @@ class RegisterRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session that offers them (Attached.session_id). Empty: tools with a callback_url."""
+    """The session that offers them (Attached.session_id). Empty: tools with a callback_url, which outlive sessions and
+    restarts of the bus until they are unregistered.
+    """
     source: _builtins.str
     """Whose tools these are. With a session: empty, or the session's own source. Without: 1 to 128 of
     `[A-Za-z0-9_.:-]`, empty means `external`.
@@ -1068,6 +1074,7 @@ class ListedTool(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     STUCK_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """Whose it is."""
     session_state: Global___SessionState.ValueType
@@ -1077,7 +1084,7 @@ class ListedTool(_message.Message):
     last_error: _builtins.str
     """Why the tool was last lost, where it is offline. May be empty."""
     sessions: _builtins.int
-    """How many sessions offer it now."""
+    """How many sessions offer it now; a callback URL counts as one while its origin is there."""
     in_flight: _builtins.int
     """Calls of those sessions that are in flight."""
     stuck: _builtins.int
@@ -1089,6 +1096,12 @@ class ListedTool(_message.Message):
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The roles that have it."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator should know about the tool, one sentence each: that an upstream server refused it, say. Its calls
+        go on.
+        """
 
     def __init__(
         self,
@@ -1102,10 +1115,11 @@ class ListedTool(_message.Message):
         sessions: _builtins.int = ...,
         in_flight: _builtins.int = ...,
         stuck: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tool", b"tool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "last_error", b"last_error", "roles", b"roles", "schema_hash", b"schema_hash", "session_state", b"session_state", "sessions", b"sessions", "source", b"source", "stuck", b"stuck", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "last_error", b"last_error", "roles", b"roles", "schema_hash", b"schema_hash", "session_state", b"session_state", "sessions", b"sessions", "source", b"source", "stuck", b"stuck", "tool", b"tool", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,7 +77,7 @@ class ToolBusServiceServicer:
 
         Ends with INVALID_ARGUMENT (a bad tool; the message names each fault), NOT_FOUND (a role that is not
         configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-        limit that the message names), UNIMPLEMENTED (callback_url where the bus has no gateway).
+        limit that the message names), UNAVAILABLE (tools with a callback_url that could not be written down).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class ToolBusServiceStub:
 
     Ends with INVALID_ARGUMENT (a bad tool; the message names each fault), NOT_FOUND (a role that is not
     configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-    limit that the message names), UNIMPLEMENTED (callback_url where the bus has no gateway).
+    limit that the message names), UNAVAILABLE (tools with a callback_url that could not be written down).
     """
     Unregister: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.UnregisterRequest, _tool_bus_service_pb2.UnregisterResponse]
     """Withdraws one tool. With a session_id only among the tools of the session's source, without one whoever owns
@@ -83,7 +83,7 @@ class ToolBusServiceAsyncStub(ToolBusServiceStub):
 
     Ends with INVALID_ARGUMENT (a bad tool; the message names each fault), NOT_FOUND (a role that is not
     configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-    limit that the message names), UNIMPLEMENTED (callback_url where the bus has no gateway).
+    limit that the message names), UNAVAILABLE (tools with a callback_url that could not be written down).
     """
     Unregister: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.UnregisterRequest, _tool_bus_service_pb2.UnregisterResponse]  # type: ignore[assignment]
     """Withdraws one tool. With a session_id only among the tools of the session's source, without one whoever owns
@@ -125,7 +125,7 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Ends with INVALID_ARGUMENT (a bad tool; the message names each fault), NOT_FOUND (a role that is not
         configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-        limit that the message names), UNIMPLEMENTED (callback_url where the bus has no gateway).
+        limit that the message names), UNAVAILABLE (tools with a callback_url that could not be written down).
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,114 @@
+"""Server-sent events: what changes in the catalogue, for programs without gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import format_sse_event
+from starlette.types import Send
+
+from toolbus.entry import Changes, Listing
+from toolbus.gateway.parts import Parts
+from toolbus.gateway.tools import REFUSALS, line
+
+PING_SECONDS = 15.0  # below the minute or so after which proxies and clients give up on silence
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_PING = b": ping\n\n"
+
+
+def router(parts: Parts) -> APIRouter:
+    """Returns the endpoint over one bus."""
+    routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
+
+    @routes.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
+    async def events(
+        since: Annotated[int | None, Query(ge=0, description="The revision that is known already.")] = None,
+        last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
+    ) -> Response:
+        """Streams the catalogue: everything first, then what changes.
+
+        Each event `catalog` has the revision as its id. Whoever comes back with it gets what was missed; one that has
+        been away for too long gets everything (`full`) again.
+        """
+        known = last_event_id if last_event_id is not None else str(since if since is not None else -1)
+        revision = int(known) if known.isascii() and known.isdecimal() and len(known) < 19 else -1
+        return EventStream(_changes(parts, revision))
+
+    return routes
+
+
+class EventStream(StreamingResponse):
+    """Events with pings between them. Whatever ends it, the generator ends at once, and not when it is collected."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        self._pinged = _with_pings(events)
+        super().__init__(self._pinged, headers=_HEADERS)
+
+    async def stream_response(self, send: Send) -> None:
+        """Sends everything; cancelled when the reader goes."""
+        async with contextlib.aclosing(self._pinged):
+            await super().stream_response(send)
+
+
+def event(name: str, data: dict[str, Any], id: str | None = None) -> bytes:
+    """Returns one event, its data as JSON."""
+    return format_sse_event(event=name, data_str=json.dumps(data, separators=(",", ":")), id=id)
+
+
+async def _with_pings(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yields events, and a comment wherever none came for a while, so that a dead reader is noticed."""
+    waiting: asyncio.Task[bytes] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(events))
+            done, _ = await asyncio.wait((waiting,), timeout=PING_SECONDS)
+            if not done:
+                yield _PING
+                continue
+            task, waiting = waiting, None
+            try:
+                yield task.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                await waiting
+        await events.aclose()
+
+
+async def _changes(parts: Parts, revision: int) -> AsyncGenerator[bytes]:
+    yield b"retry: 1000\n\n"
+    async for changes in parts.watch(revision):
+        if changes.full or changes.added or changes.changed or changes.removed:
+            yield event("catalog", _described(changes), str(changes.revision))
+
+
+def _described(changes: Changes) -> dict[str, Any]:
+    return {
+        "revision": changes.revision,
+        "full": changes.full,
+        "added": [_detailed(listing) for listing in changes.added],
+        "changed": [_detailed(listing) for listing in changes.changed],
+        "removed": [{"name": name, "source": source} for name, source in changes.removed],
+    }
+
+
+def _detailed(listing: Listing) -> dict[str, Any]:
+    """Returns a tool with what a host needs to offer it to a model."""
+    return {
+        **line(listing),
+        "roles": listing.roles,
+        "parameters": listing.tool.parameters,
+        "timeout_seconds": listing.entry.current.timeout if listing.entry.current else listing.tool.timeout_seconds,
+        "schema_hash": listing.tool.schema_hash,
+    }

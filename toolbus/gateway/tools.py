@@ -1,0 +1,167 @@
+"""Register, unregister, clear, list: the contract's endpoints below ``/api/tools`` (REST-1 to REST-12)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from toolbus.entry import BUS_SOURCE, Listing, Outcome
+from toolbus.errors import InvalidTool
+from toolbus.gateway.models import (
+    ClearBody,
+    Cleared,
+    Invalid,
+    Listed,
+    Problem,
+    RegisterBody,
+    Registered,
+    UnregisterBody,
+    Unregistered,
+)
+from toolbus.gateway.parts import Parts
+from toolbus.loopback import parse_callback_url
+from toolbus.schema import is_deeper
+from toolbus.tool import Limits, Tool
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    403: {
+        "model": Problem,
+        "description": "Who asks may not: another machine, a web page, a source without the right.",
+    },
+    422: {"model": Invalid, "description": "The request breaks rules; all of them are listed."},
+}
+UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "Nobody configured that role."}}
+NOT_KEPT: dict[int | str, dict[str, Any]] = {503: {"model": Problem, "description": "It could not be written down."}}
+
+
+def router(parts: Parts) -> APIRouter:
+    """Returns the endpoints over one bus."""
+    routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
+    shown = _Lists(parts)
+
+    @routes.post("/register", responses={200: {"model": Registered}, **UNKNOWN_ROLE, **NOT_KEPT})
+    async def register(body: RegisterBody) -> Response:
+        """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
+        tool = _tool(body, parts.limits)
+        outcome = parts.registrations.register(body.source, tool, parse_callback_url(body.callback_url))
+        answer: dict[str, Any] = {
+            "ok": bool(outcome.roles),
+            "registered": body.name,
+            "affected_roles": outcome.roles,
+            "failed_roles": [{"role": role, "error": error} for role, _, error in outcome.failed if role],
+        }
+        if not outcome.roles:
+            answer["error"] = "no role accepted the registration"
+        return JSONResponse(answer)
+
+    @routes.post("/unregister", responses={200: {"model": Unregistered}, **UNKNOWN_ROLE, **NOT_KEPT})
+    async def unregister(body: UnregisterBody) -> Response:
+        """Withdraws a tool, whoever offers it; an unknown one is no error."""
+        outcome = parts.withdrawal.unregister(body.name, body.role or "")
+        parts.registrations.sync(strict=True)
+        return JSONResponse({"ok": True, "removed": outcome.count > 0, "name": body.name, **_roles(outcome)})
+
+    @routes.post("/clear", responses={200: {"model": Cleared}, **UNKNOWN_ROLE, **NOT_KEPT})
+    async def clear(body: ClearBody) -> Response:
+        """Withdraws every tool of a source."""
+        outcome = parts.withdrawal.clear(body.source, body.role or "")
+        parts.registrations.sync(strict=True)
+        return JSONResponse({"ok": True, "removed": outcome.count, "source": body.source, **_roles(outcome)})
+
+    @routes.get("", responses={200: {"model": Listed}, **UNKNOWN_ROLE})
+    async def list_tools(
+        role: Annotated[str | None, Query(description="Only this role; empty means all.")] = None,
+    ) -> Response:
+        """Lists what is offered, by role."""
+        return Response(shown.of(role or ""), media_type="application/json")
+
+    return routes
+
+
+class _Lists:
+    """Listings as bytes, made once a revision: main servers and plugins ask every few seconds."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._registry = parts.registry
+        self._revision = 0  # for which the bytes hold
+        self._bytes: dict[str, bytes] = {}  # by role, "" being all
+
+    def of(self, role: str) -> bytes:
+        """Returns the answer for one role or for all.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        if self._revision != self._registry.revision:
+            self._revision = self._registry.revision
+            self._bytes.clear()
+        if role not in self._bytes:
+            roles = (role,) if role else self._registry.roles
+            tools = {each: [line(listing) for listing in public(self._registry.listings(each))] for each in roles}
+            answer = {"ok": True, "tools_by_role": tools}
+            self._bytes[role] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        return self._bytes[role]
+
+
+def public(listings: Iterable[Listing]) -> Iterable[Listing]:
+    """Leaves out the bus's own tools."""
+    return (listing for listing in listings if listing.source != BUS_SOURCE)
+
+
+def line(listing: Listing) -> dict[str, Any]:
+    """Returns a tool with exactly the keys of REST-8."""
+    return {
+        "name": listing.tool.name,
+        "description": listing.tool.description,
+        "source": listing.source,
+        "callback_url": listing.tool.callback_url or None,
+        "is_remote": any(handler.remote for handler in listing.entry.handlers()),
+    }
+
+
+def _roles(outcome: Outcome) -> dict[str, Any]:
+    return {"affected_roles": outcome.roles, "failed_roles": []}
+
+
+def _tool(body: RegisterBody, limits: Limits) -> Tool:
+    """Returns the tool of a registration.
+
+    Raises:
+        RequestValidationError: it breaks a limit of this bus.
+    """
+    try:
+        parameters_json = json.dumps(body.parameters, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        if any("\ud800" <= each <= "\udfff" for each in parameters_json):
+            parameters_json = json.dumps(body.parameters, separators=(",", ":"))  # with escapes UTF-8 can carry it
+    except (ValueError, RecursionError) as problem:
+        raise _invalid("parameters", f"JSON cannot hold it: {problem}", None) from None
+    for name, size, limit, most in (
+        ("description", len(body.description.encode()), "description_bytes", limits.description_bytes),
+        ("parameters", len(parameters_json.encode()), "schema_bytes", limits.schema_bytes),
+    ):
+        if size > most:
+            raise _invalid(name, f"it has {size} bytes, more than the limit {limit} = {most}: shorten it", None)
+    if is_deeper(body.parameters, limits.schema_depth):
+        raise _invalid("parameters", f"it is nested deeper than the limit schema_depth = {limits.schema_depth}", None)
+    via = [str(each)[:200] for each in body.via] if isinstance(body.via, list) else []
+    try:
+        return Tool(
+            name=body.name,
+            description=body.description,
+            parameters_json=parameters_json,
+            role=body.role or None,
+            timeout_seconds=body.timeout_seconds,
+            callback_url=parse_callback_url(body.callback_url).shown,
+            metadata_json=json.dumps({"via": via[:8]}) if via else "",
+        )
+    except InvalidTool as problem:
+        raise _invalid("parameters", str(problem), None) from None
+
+
+def _invalid(field: str, why: str, value: object) -> RequestValidationError:
+    return RequestValidationError([{"type": "value_error", "loc": ("body", field), "msg": why, "input": value}])

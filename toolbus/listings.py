@@ -1,0 +1,75 @@
+"""The catalogue as lines: built from the tables of the registry, and what changed since a revision.
+
+Pure: it is handed tables and remembers names. The registry decides when, and holds its lock meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from toolbus.entry import BUS_SOURCE, Entry, Listing, Table
+
+CHANGES_KEPT = 10_000  # a watcher further behind gets the whole list
+
+
+class Journal:
+    """Which names changed at which revision, for as long as it reaches back."""
+
+    def __init__(self, first_revision: int) -> None:
+        self._changes: deque[tuple[int, str, str, bool]] = deque(maxlen=CHANGES_KEPT)
+        self._floor = first_revision  # the oldest revision from which changes are known
+
+    def __repr__(self) -> str:
+        return f"<Journal changes={len(self._changes)} since={self._floor}>"
+
+    def note(self, revision: int, name: str, source: str, existed: bool) -> None:
+        """Notes that a name of a source changes, and whether it was listed before."""
+        if len(self._changes) == CHANGES_KEPT:
+            self._floor = self._changes[0][0]
+        self._changes.append((revision, name, source, existed))
+
+    def since(self, revision: int) -> dict[tuple[str, str], bool] | None:
+        """Returns (name, source) of what changed, and whether it was there then; None: too long ago to know."""
+        if revision < self._floor:
+            return None
+        was_there: dict[tuple[str, str], bool] = {}
+        for changed_at, name, source, existed in self._changes:
+            if changed_at > revision and source != BUS_SOURCE:
+                was_there.setdefault((name, source), existed)
+        return was_there
+
+
+def build(tables: Sequence[Table]) -> Iterable[Listing]:
+    """Yields a line for each tool, in the order in which names came; one for all roles that have the same."""
+    if len(tables) == 1:
+        for entry in tables[0].entries.values():
+            yield _line([entry])
+        return
+    grouped: dict[tuple[str, str, str, bool], list[Entry]] = {}
+    for table in tables:
+        for entry in table.entries.values():
+            key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
+            grouped.setdefault(key, []).append(entry)
+    for entries in sorted(grouped.values(), key=_first_place):
+        yield _line(entries)
+
+
+def describe(tables: Iterable[Table], name: str, source: str) -> list[Listing]:
+    """Returns the lines of one name of one source, as far as it is offered."""
+    found: dict[str, list[Entry]] = {}
+    for table in tables:
+        entry = table.entries.get(name)
+        if entry is not None and entry.source == source and entry.current is not None:
+            found.setdefault(entry.tool.schema_hash, []).append(entry)
+    return [_line(entries) for entries in found.values()]
+
+
+def _line(entries: Sequence[Entry]) -> Listing:
+    first = entries[0]
+    roles = tuple(entry.table.role for entry in entries if entry.table.role is not None)
+    return Listing(first.tool.renamed(first.name), first.source, roles, first)
+
+
+def _first_place(entries: Sequence[Entry]) -> int:
+    return min(entry.place for entry in entries)

@@ -1,0 +1,486 @@
+"""What survives a restart: the tools that were registered with a callback URL, in one SQLite file.
+
+A registration is kept from the moment ``apply`` returns: a kill -9 of the bus loses nothing, because the operating
+system then has the pages of the write-ahead log. A power cut may lose the last moments, but never damages the file
+(``synchronous=NORMAL``: a commit waits for no disk, since it runs on the bus's loop).
+
+A file that is damaged or not ours is refused with what is wrong and what to do, and is left as it is: tools that
+silently vanish are what this room is there to prevent. Every row carries a checksum, because SQLite's own checks see
+damaged structure but not a flipped byte inside a value. One thing cannot be told from a power cut: damage inside the
+write-ahead log of a killed bus, from which SQLite takes what comes before it.
+
+Callback URLs are kept with their passwords, so the file is its owner's alone (0600). It knows nothing of the registry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import sqlite3
+import stat
+import struct
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from toolbus.errors import InvalidRequest, InvalidTool, SetupError
+from toolbus.tool import Annotations, Tool
+
+FILE = "toolbus.db"
+LOCK = "toolbus.lock"
+APPLICATION_ID = 0x54427573  # "TBus"; says whose file it is, to us and to file(1)
+BUSY_SECONDS = 0.1  # for a person's sqlite3 shell that is just writing; the loop stands still meanwhile
+
+# Script i lifts a file from version i to i + 1, in one transaction with its number. Never edit one that was released.
+# A script that touches a value under a checksum (``_checksum``) has to leave the checksum right.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE registrations (
+        key TEXT NOT NULL PRIMARY KEY,
+        source TEXT NOT NULL,
+        tool TEXT NOT NULL,  -- its fields as JSON
+        callback_url TEXT NOT NULL,
+        checked INTEGER NOT NULL,
+        checksum INTEGER NOT NULL,  -- of the columns above and the offers
+        answered_at REAL NOT NULL,
+        answered_checksum INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE offers (
+        key TEXT NOT NULL REFERENCES registrations (key) ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        role TEXT,  -- NULL: the roles still to come
+        place INTEGER NOT NULL,
+        PRIMARY KEY (key, number)
+    ) STRICT, WITHOUT ROWID;
+    """,
+)
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+_COMPANIONS = ("", "-wal", "-shm", "-journal")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_TOOL_FIELDS = tuple(item.name for item in dataclasses.fields(Tool) if item.name != "schema_hash")
+_HINTS = tuple(item.name for item in dataclasses.fields(Annotations))
+
+_AWAY = f"move {FILE} away, together with {FILE}-wal and {FILE}-shm where there are any"
+_RESTORE = (
+    f"{_AWAY}, then restore a backup or start with none (its tools then have to register again); "
+    "or use another --data-dir"
+)
+_NOT_OURS = f"Use another --data-dir, or move {FILE} away"
+_ACCESS = "let this user read and write the file and its directory; or use another --data-dir"
+# What SQLite says where the file itself may well be sound; everything else counts as damage.
+_CURES = {
+    sqlite3.SQLITE_BUSY: "close the other program that uses it",
+    sqlite3.SQLITE_LOCKED: "close the other program that uses it",
+    sqlite3.SQLITE_CANTOPEN: _ACCESS,
+    sqlite3.SQLITE_READONLY: _ACCESS,
+    sqlite3.SQLITE_PERM: _ACCESS,
+    sqlite3.SQLITE_FULL: "free some space on its disk; or use another --data-dir",
+    sqlite3.SQLITE_IOERR: "check its disk, and that there is space left; or use another --data-dir",
+}
+
+_SHAPE = """
+    SELECT thing.type, thing.name, col.name, col.type, col."notnull", col.pk
+    FROM sqlite_schema AS thing LEFT JOIN pragma_table_xinfo(thing.name) AS col
+    WHERE substr(thing.name, 1, 7) <> 'sqlite_' ORDER BY 1, 2, col.cid
+"""
+_PUT = """
+    INSERT INTO registrations (key, source, tool, callback_url, checked, checksum, answered_at, answered_checksum)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (key) DO UPDATE SET source = excluded.source, tool = excluded.tool,
+        callback_url = excluded.callback_url, checked = excluded.checked, checksum = excluded.checksum,
+        answered_at = excluded.answered_at, answered_checksum = excluded.answered_checksum
+"""
+
+Offers = tuple[tuple[str | None, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One registration by callback URL, as it is kept.
+
+    Attributes:
+        key: names the registration; unique, made by the caller.
+        source: any string, "" too.
+        tool: its ``callback_url`` is the masked one.
+        callback_url: with the password.
+        checked: whether arguments are checked against the schema.
+        offers: role, or None for roles still to come; place in the list.
+        answered_at: when its origin last answered, in seconds since the epoch.
+
+    Raises:
+        InvalidRequest: from the constructor; a text cannot be written as UTF-8.
+    """
+
+    key: str
+    source: str
+    tool: Tool
+    callback_url: str = field(repr=False)
+    checked: bool
+    offers: Offers
+    answered_at: float
+
+    def __post_init__(self) -> None:
+        # Found here and not by the encoder, whose exception would carry the text, password included.
+        roles = "".join(role or "" for role, _ in self.offers)
+        texts = (("key", self.key), ("source", self.source), ("callback_url", self.callback_url), ("role", roles))
+        for label, text in texts:
+            if _HALF_CHARACTER.search(text):
+                raise InvalidRequest(
+                    f"{label} holds half of a surrogate pair, which UTF-8 cannot carry: send the whole character"
+                )
+
+
+class Store:
+    """The file of one data directory, locked against a second bus. Its methods may be called from any thread.
+
+    Args:
+        directory: made (0700) if need be; one that exists keeps its mode.
+
+    Raises:
+        SetupError: from the constructor; another bus uses the directory, or the file cannot be used. Says the cure.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        self._guard = threading.Lock()  # close may come from another thread than a commit
+        self._connection: sqlite3.Connection | None = None  # None until it is open
+        self._lock = _lock(directory)  # dies with the process
+        try:
+            with _access(directory):
+                _remove_leftovers(self.path)
+                if not os.path.lexists(self.path):
+                    _create(self.path)
+                _inspect(self.path)
+            with _sqlite_errors(self.path):
+                self._connection = _open(self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self) -> list[Kept]:
+        """Returns all registrations, by their smallest place; those without one come last.
+
+        Raises:
+            SetupError: a row is damaged.
+            sqlite3.ProgrammingError: the store is closed.
+        """
+        with self._guard:
+            connection = self._open_connection()
+            with _sqlite_errors(self.path):
+                found = [_kept(self.path, *row) for row in _rows(self.path, connection)]
+        return sorted(found, key=lambda kept: min((place for _, place in kept.offers), default=1 << 63))
+
+    def apply(self, changed: Iterable[Kept], gone: Iterable[str]) -> None:
+        """Deletes the gone, then inserts or replaces the changed, all or nothing.
+
+        When it returns, a kill -9 of this process can no longer lose the change. Keys that are not there may go.
+
+        Raises:
+            sqlite3.Error: it could not be written (a full disk, say); nothing has changed, and the store stays usable.
+        """
+        latest = {kept.key: kept for kept in changed}
+        leaving = [(key,) for key in gone]
+        if not latest and not leaving:
+            return
+        rows = [_row(kept) for kept in latest.values()]
+        offers = [(key, number, *offer) for key, kept in latest.items() for number, offer in enumerate(kept.offers)]
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM registrations WHERE key = ?", leaving)
+            connection.executemany(_PUT, rows)
+            connection.executemany("DELETE FROM offers WHERE key = ?", [(key,) for key in latest])
+            connection.executemany("INSERT INTO offers (key, number, role, place) VALUES (?, ?, ?, ?)", offers)
+
+    def answered(self, keys: Iterable[str], when: float) -> None:
+        """Notes when the origin of these registrations last answered, in seconds since the epoch.
+
+        Raises:
+            sqlite3.Error: as ``apply``.
+        """
+        rows = [(when, _time_checksum(when), key) for key in keys]
+        if rows:
+            with self._transaction() as connection:
+                connection.executemany(
+                    "UPDATE registrations SET answered_at = ?, answered_checksum = ? WHERE key = ?", rows
+                )
+
+    def close(self) -> None:
+        """Closes the file and releases the lock; may be called again, and from any thread."""
+        with self._guard:
+            if self._connection is not None:
+                self._connection.close()
+            self._lock.close()
+
+    def _open_connection(self) -> sqlite3.Connection:
+        if self._connection is None:  # only where the constructor failed
+            raise sqlite3.ProgrammingError("the store was never opened")
+        return self._connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._guard:
+            connection = self._open_connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:  # SQLite has rolled back by itself after some errors
+                    connection.execute("ROLLBACK")
+
+
+def _lock(directory: Path) -> IO[str]:
+    """Makes the directory and locks it for this process."""
+    with _access(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = open(descriptor, "r+", encoding="ascii", errors="replace")  # noqa: SIM115  # held as long as the store
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = lock.read(20).strip() or "unknown"
+            lock.close()
+            raise SetupError(
+                f"the data directory {directory} is in use by another toolbus, process {holder}: stop that one, "
+                "choose another directory with --data-dir, or keep nothing with --ephemeral"
+            ) from None
+        except OSError:
+            lock.close()
+            raise
+        lock.truncate(0)  # only now: until it is locked, it says whose it is
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+    return lock
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes what a start left that was killed before its file was whole; it never held a registration."""
+    for ending in _COMPANIONS:
+        Path(f"{path}.new{ending}").unlink(missing_ok=True)
+
+
+def _create(path: Path) -> None:
+    """Makes an empty store under another name and moves it into place: what has the name is whole."""
+    for ending in ("-wal", "-journal"):
+        orphan = Path(path.parent, path.name + ending)
+        if os.path.lexists(orphan) and orphan.stat().st_size:
+            raise SetupError(
+                f"{path} is gone, but {orphan.name} is there and may hold registrations; a new file would take "
+                f"it for its own. Nothing was changed. Put {FILE} back beside it, or move {orphan.name} away too to "
+                "start with none (its tools then have to register again); or use another --data-dir"
+            )
+    new = Path(f"{path}.new")
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        with _sqlite_errors(new), closing(_connect(new, "rw")) as connection:
+            connection.executescript(
+                f"PRAGMA application_id = {APPLICATION_ID}; BEGIN; {''.join(MIGRATIONS)}; "
+                f"PRAGMA user_version = {len(MIGRATIONS)}; COMMIT"
+            )
+        os.replace(new, path)
+    except BaseException:
+        _remove_leftovers(path)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the name, too, survives a power cut
+    finally:
+        os.close(directory)
+
+
+def _inspect(path: Path) -> None:
+    """Refuses a file that is not a sound store, before anything is written to it.
+
+    Even opening a file may change it (SQLite plays back logs and journals), so whose it is is read from its header
+    first, and the rest through a connection that may not write.
+    """
+    if not path.is_file():
+        raise _refused(path, "it is no regular file", _NOT_OURS)
+    with open(path, "rb") as file:
+        header = file.read(_HEADER_BYTES)
+    if not header:
+        raise _refused(path, "it is empty (0 bytes), which a store never is", _RESTORE)
+    if not header.startswith(_MAGIC):
+        raise _refused(path, "it is no SQLite file, or its beginning is damaged", _RESTORE)
+    if len(header) < _HEADER_BYTES:
+        raise _refused(path, f"it is cut off after {len(header)} bytes", _RESTORE)
+    (owner,) = struct.unpack_from(">I", header, 68)
+    if owner != APPLICATION_ID:
+        raise _refused(path, f"it is an SQLite file of another program (application_id {owner:#x})", _NOT_OURS)
+    for ending in _COMPANIONS:
+        part = Path(path.parent, path.name + ending)
+        if part.exists() and stat.S_IMODE(part.stat().st_mode) & 0o077:
+            part.chmod(0o600)  # passwords stand in it
+    with _sqlite_errors(path), closing(_connect(path, "ro")) as connection:
+        version = _pragma(connection, "user_version")
+        if version > len(MIGRATIONS):
+            raise _refused(
+                path,
+                f"it was written by a newer toolbus (version {version} of the file; this one knows {len(MIGRATIONS)})",
+                f"use that toolbus; or {_RESTORE}",
+            )
+        verdict = _pragma(connection, "integrity_check(1)")  # more than quick_check: indexes agree with tables
+        if verdict != "ok":
+            raise _damaged(path, str(verdict).removeprefix("*** in database main ***").strip())
+        if version < 1 or connection.execute(_SHAPE).fetchall() != _shape(version):
+            raise _refused(path, f"its tables are not those of version {version} of a store", _RESTORE)
+        if connection.execute("PRAGMA foreign_key_check").fetchone():
+            raise _damaged(path, "there are offers without their registration")
+        if version == len(MIGRATIONS):  # rows of an older version are read once they are lifted
+            for _ in _rows(path, connection):
+                pass
+
+
+def _shape(version: int) -> list[Any]:
+    with closing(sqlite3.connect(":memory:")) as model:
+        model.executescript("".join(MIGRATIONS[:version]))
+        return model.execute(_SHAPE).fetchall()
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Opens a file that exists; never makes one."""
+    connection = sqlite3.connect(
+        f"{path.resolve().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,  # transactions stand in the code
+        check_same_thread=False,
+    )
+    # A damaged text shall fail its checksum; the module's own error would quote it, password included.
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    return connection
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Opens an inspected file for writing, lifts it to this version and plays back what a killed bus left."""
+    connection = _connect(path, "rw")
+    try:
+        if _pragma(connection, "journal_mode = WAL") != "wal":
+            raise _refused(
+                path, "its file system cannot hold a write-ahead log", "use a local directory with --data-dir"
+            )
+        connection.execute("PRAGMA synchronous = NORMAL")
+        _lift(path, connection)
+        connection.execute("PRAGMA foreign_keys = ON")  # after lifting: a script may have to rebuild a table
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _lift(path: Path, connection: sqlite3.Connection) -> None:
+    for version in range(_pragma(connection, "user_version"), len(MIGRATIONS)):
+        try:
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {MIGRATIONS[version]}; PRAGMA user_version = {version + 1}; COMMIT"
+            )
+        except sqlite3.Error as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise _refused(
+                path,
+                f"it cannot be lifted from version {version} to {version + 1} ({error}) and stays at {version}",
+                f"use the toolbus that wrote it; or {_RESTORE}",
+            ) from error
+
+
+def _pragma(connection: sqlite3.Connection, text: str) -> Any:
+    return connection.execute(f"PRAGMA {text}").fetchone()[0]
+
+
+_Row = tuple[int, str, str, str, str, int, float, Offers]
+
+
+def _rows(path: Path, connection: sqlite3.Connection) -> Iterator[_Row]:
+    """Yields every row with its offers, its checksums verified."""
+    offers: dict[str, list[tuple[str | None, int]]] = {}
+    for key, role, place in connection.execute("SELECT key, role, place FROM offers ORDER BY key, number"):
+        offers.setdefault(key, []).append((role, place))
+    for rowid, key, source, tool, url, checked, checksum, answered_at, answered_checksum in connection.execute(
+        "SELECT rowid, key, source, tool, callback_url, checked, checksum, answered_at, answered_checksum "
+        "FROM registrations ORDER BY rowid"
+    ):
+        its_offers = tuple(offers.get(key, ()))
+        if checksum != _checksum(key, source, tool, url, checked, its_offers):
+            raise _damaged(path, f"row {rowid} of registrations fails its checksum")
+        if answered_checksum != _time_checksum(answered_at):
+            raise _damaged(path, f"answered_at in row {rowid} of registrations fails its checksum")
+        yield rowid, key, source, tool, url, checked, answered_at, its_offers
+
+
+def _kept(
+    path: Path, rowid: int, key: str, source: str, tool: str, url: str, checked: int, answered_at: float, offers: Offers
+) -> Kept:
+    try:
+        return Kept(key, source, _tool(json.loads(tool)), url, bool(checked), offers, answered_at)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidRequest, InvalidTool) as error:
+        raise _damaged(path, f"the tool in row {rowid} of registrations cannot be read: {error}") from None
+
+
+def _tool(fields: dict[str, Any]) -> Tool:
+    """Reads a tool: a field of a newer minor version is passed over, one that is missing takes its default."""
+    known = {name: fields[name] for name in _TOOL_FIELDS if name in fields}
+    hints = known.pop("annotations", {})
+    return Tool(**known, annotations=Annotations(**{hint: hints.get(hint) for hint in _HINTS}))
+
+
+def _row(kept: Kept) -> tuple[str, str, str, str, bool, int, float, int]:
+    fields = dataclasses.asdict(kept.tool)
+    del fields["schema_hash"]  # follows from the others
+    tool = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    checksum = _checksum(kept.key, kept.source, tool, kept.callback_url, kept.checked, kept.offers)
+    url, answered_at = kept.callback_url, kept.answered_at
+    return kept.key, kept.source, tool, url, kept.checked, checksum, answered_at, _time_checksum(answered_at)
+
+
+def _checksum(key: str, source: str, tool: str, url: str, checked: int, offers: Offers) -> int:
+    values = [key, source, tool, url, int(checked), offers]
+    return zlib.crc32(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def _time_checksum(when: float) -> int:
+    return zlib.crc32(struct.pack(">d", when + 0.0))  # SQLite keeps -0.0 as 0.0
+
+
+@contextmanager
+def _access(directory: Path) -> Iterator[None]:
+    """Turns what the file system refuses into an error with its cure."""
+    try:
+        yield
+    except OSError as error:
+        raise SetupError(
+            f"the data directory {directory} cannot be used: {error.strerror or error} "
+            f"({error.filename or directory}): let this user write to it, choose another with --data-dir, or keep "
+            "nothing with --ephemeral"
+        ) from error
+
+
+@contextmanager
+def _sqlite_errors(path: Path) -> Iterator[None]:
+    """Turns what SQLite finds wrong with a file into an error with its cure."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a store that is closed says nothing about its file
+    except UnicodeDecodeError:  # SQLite's own message quotes damaged bytes; so would the cause
+        raise _damaged(path, "its schema is no UTF-8") from None
+    except sqlite3.Error as error:
+        cure = _CURES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the low byte is the kind
+        raise _refused(path, f"SQLite says: {error}", cure) if cure else _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, what: str) -> SetupError:
+    return _refused(path, f"it is damaged: {what[:200]}", _RESTORE)
+
+
+def _refused(path: Path, what: str, cure: str) -> SetupError:
+    return SetupError(f"{path} cannot be used: {what}. Nothing was changed. {cure[0].upper()}{cure[1:]}")
