@@ -14,7 +14,7 @@ ARGS ?=
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types proto proto-check bench clean
+.PHONY: help run test crash lint types proto proto-check bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends
 
 test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" chooses some)
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+
+crash: $(VENV)/dev.stamp ## kill a bus 100 times during registrations (TOOLBUS_KILLS=1000 for more)
+	@TOOLBUS_KILLS=$${TOOLBUS_KILLS:-100} $(BIN)/python -m pytest -s tests/faults/test_kept_kills.py $(ARGS)
 
 lint: $(VENV)/dev.stamp ## check style and format of Python and proto
 	@$(BIN)/ruff check .
@@ -44,7 +47,7 @@ proto-check: $(VENV)/dev.stamp ## check that toolbus/v1 is what proto/ generates
 	if diff -r -u --exclude=__pycache__ $(STUBS) "$$fresh/$(STUBS)"; then echo "toolbus/v1 is what proto/ generates"; \
 	else echo "toolbus/v1 is not what proto/ generates: run 'make proto' and commit the result" >&2; exit 1; fi
 
-bench: $(VENV)/bench.stamp ## measure throughput and latency beside a bare relay, NATS, MCP and HTTP callbacks
+bench: $(VENV)/bench.stamp ## measure calls and faults beside a bare relay and NATS (ARGS="gateway": REST, callbacks)
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the environment, caches and builds

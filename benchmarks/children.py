@@ -136,10 +136,19 @@ def grpc_address(ready: str) -> str:
     Raises:
         ChildFailed: where the line is none.
     """
+    return address(ready, "grpc").split(",")[0]
+
+
+def address(ready: str, kind: str) -> str:
+    """Returns what a line of words says about one kind of address (``… grpc=ADDR http=ADDR …``).
+
+    Raises:
+        ChildFailed: where it says nothing.
+    """
     for word in ready.split():
-        if word.startswith("grpc="):
-            return word.removeprefix("grpc=").split(",")[0]
-    raise ChildFailed(f"expected a line `… ready grpc=ADDRESS …`, got {ready!r}")
+        if word.startswith(f"{kind}="):
+            return word.removeprefix(f"{kind}=")
+    raise ChildFailed(f"expected a line `… {kind}=ADDRESS …`, got {ready!r}")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class Contestant:
     name: str
     middle: Callable[[Nursery, Plan], tuple[Child, str]]
     host: tuple[str, ...]
-    plugin: tuple[str, ...]
+    plugin: tuple[str, ...] = ()  # empty: `middle` starts it too
 
 
 def _relay(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
@@ -99,7 +99,8 @@ def run_once(contestant: Contestant, plan: Plan) -> list[Window]:
     """Runs one contestant through all its windows in fresh processes."""
     with Nursery(environment(plan.experiments)) as nursery:
         middle, address = contestant.middle(nursery, plan)
-        nursery.module(*contestant.plugin, address).line()
+        if contestant.plugin:
+            nursery.module(*contestant.plugin, address).line()
         host = nursery.module(
             *contestant.host,
             address,
@@ -120,18 +121,20 @@ class Outcome:
     others_busy_percent: list[float]  # CPU of the whole machine taken by others, just before each contestant
 
 
-def run(names: list[str], plan: Plan, say: Callable[[str], None]) -> Outcome:
+def run(contestants: Sequence[Contestant], plan: Plan, say: Callable[[str], None]) -> Outcome:
     """Runs every contestant in every round; one that fails is left out from then on."""
-    outcome = Outcome({name: [] for name in names}, {}, [])
+    outcome = Outcome({contestant.name: [] for contestant in contestants}, {}, [])
+    width = max((len(contestant.name) for contestant in contestants), default=0)
     for number in range(plan.rounds):
         # Each round begins with another contestant, so that none always follows the same one.
-        turn = number % max(1, len(names))
-        for name in names[turn:] + names[:turn]:
+        turn = number % max(1, len(contestants))
+        for contestant in (*contestants[turn:], *contestants[:turn]):
+            name = contestant.name
             if name in outcome.failures:
                 continue
             outcome.others_busy_percent.append(psutil.cpu_percent(interval=0.3))
             try:
-                windows = run_once(CONTESTANTS[name], plan)
+                windows = run_once(contestant, plan)
             except (ChildFailed, OSError) as error:
                 outcome.failures[name] = str(error)
                 del outcome.rounds[name]
@@ -140,7 +143,7 @@ def run(names: list[str], plan: Plan, say: Callable[[str], None]) -> Outcome:
             outcome.rounds[name].append(windows)
             figures = "  ".join(f"{w.in_flight}: {w.calls_per_second:,.0f}/s" for w in windows)
             busy = f"(others took {outcome.others_busy_percent[-1]:.0f} % of the CPUs before)"
-            say(f"round {number + 1}/{plan.rounds}  {name:8} {figures}  {busy}")
+            say(f"round {number + 1}/{plan.rounds}  {name:{width}} {figures}  {busy}")
     return outcome
 
 

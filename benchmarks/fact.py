@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact: every sample taken, in one unit, and the most that it may be."""
+    """One fact: every sample taken, in one unit, and the most that it may be (None: it has no aim)."""
 
     name: str
     sentence: str
     unit: str
-    aim: float
+    aim: float | None
     samples: tuple[float, ...]
 
     @property
@@ -29,4 +29,4 @@ class Fact:
     @property
     def met(self) -> bool:
         """Whether every sample is within the aim."""
-        return self.worst <= self.aim
+        return self.aim is None or self.worst <= self.aim

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from typing import Any
 
 import nats
@@ -37,33 +36,17 @@ async def answer(url: str) -> None:
     await closed.wait()
 
 
-async def measure(client: Any, clock: window.Clock, in_flight: int) -> window.Window:
-    """Runs one window: as many tasks as calls in flight, each asking again as soon as it is answered."""
-    figures: list[window.Window] = []  # the first call that ends after the window closes it
-
-    async def ask(slot: int) -> None:
-        arguments = workload.arguments_json(slot).encode()
-        while not figures:
-            sent_at = time.perf_counter_ns()
-            await client.request(SUBJECT, arguments, timeout=10)
-            now = time.perf_counter_ns()
-            if now >= clock.begins_at:
-                clock.begin(now)
-            clock.latencies.append(now - sent_at)
-            if now >= clock.ends_at and not figures:
-                figures.append(clock.close(now))
-
-    await asyncio.gather(*(ask(slot) for slot in range(in_flight)))
-    return figures[0]
-
-
 async def run() -> None:
     """Connects and runs a window for each number of calls in flight."""
     options = load_host.options_of(__doc__).parse_args(sys.argv[2:])
     client = await nats.connect(options.address, allow_reconnect=False)
+
+    async def ask(slot: int) -> None:
+        await client.request(SUBJECT, workload.arguments_json(slot).encode(), timeout=10)
+
     for in_flight in options.in_flight:
         clock = window.Clock(in_flight, options.warm_up, options.seconds, options.middle_pid)
-        (await measure(client, clock, in_flight)).print()
+        (await window.keep_asking(ask, clock, in_flight)).print()
     await client.close()
 
 

@@ -1,4 +1,4 @@
-"""Where the middle process spends its time: ``python -m benchmarks.profile [relay|toolbus] [--in-flight N]``.
+"""Where the middle process spends its time: ``python -m benchmarks.profile [CONTESTANT] [--in-flight N]``.
 
 The middle runs under a sampler of its own main thread (a timer of CPU time, a stack at each tick), which slows it far
 less than a tracing profiler and does not favour long functions over many short ones. It prints the lines and the
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import dataclasses
 import json
 import runpy
+import shlex
 import signal
 import sys
 import tempfile
@@ -18,13 +20,17 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from benchmarks import contest
+from benchmarks import contest, gateway_contest
 from benchmarks.children import Child, Nursery, grpc_address, terminated_like_interrupted
 from benchmarks.window import Window
 
 INTERVAL_SECONDS = 0.001
 START_SECONDS = 1.0  # CPU time before the first sample, so that imports do not show
 SHOWN = 30
+CONTESTANTS = {
+    name: (contest.CONTESTANTS | gateway_contest.CONTESTANTS)[name]
+    for name in ("relay", "toolbus", "callback", "rest_callback", "rest_grpc")
+}
 
 
 class Sampler:
@@ -73,19 +79,19 @@ def _sampled(to: Path, module: str, arguments: list[str]) -> None:
 
 def profile(middle: str, plan: contest.Plan) -> tuple[list[Window], str]:
     """Runs one contestant with its middle sampled and returns its windows and the counts as JSON."""
-    programs = {
-        "relay": ["benchmarks.relay"],
-        "toolbus": ["toolbus.cli", "serve", "--grpc", "127.0.0.1:0", "--http", "off", "--ephemeral"],
-    }
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder, "counts.json")
+        sample = ("profile", "--sample", str(counts))
 
-        def sampled(nursery: Nursery, plan: contest.Plan) -> tuple[Child, str]:
-            child = nursery.module("profile", "--sample", str(counts), *programs[middle])
+        def sampled_relay(nursery: Nursery, plan: contest.Plan) -> tuple[Child, str]:
+            child = nursery.module(*sample, "benchmarks.relay")
             return child, grpc_address(child.line())
 
-        ends = contest.CONTESTANTS[middle]
-        windows = contest.run_once(contest.Contestant(middle, sampled, ends.host, ends.plugin), plan)
+        contestant = CONTESTANTS[middle]
+        if middle == "relay":
+            contestant = dataclasses.replace(contestant, middle=sampled_relay)
+        bus = shlex.join([sys.executable, "-m", f"benchmarks.{sample[0]}", *sample[1:], "toolbus.cli", "serve"])
+        windows = contest.run_once(contestant, dataclasses.replace(plan, bus_command=bus))
         return windows, counts.read_text()
 
 
@@ -95,7 +101,7 @@ def main() -> None:
         _sampled(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
-    parser.add_argument("middle", nargs="?", choices=("relay", "toolbus"), default="toolbus")
+    parser.add_argument("middle", nargs="?", choices=tuple(CONTESTANTS), default="toolbus")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()

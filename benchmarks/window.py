@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 
 import psutil
@@ -67,3 +69,26 @@ class Clock:
             p99_us=ordered[min(count - 1, count * 99 // 100)] / 1e3,
             middle_cpu_us=spent / count * 1e6,
         )
+
+
+async def keep_asking(ask: Callable[[int], Awaitable[None]], clock: Clock, in_flight: int) -> Window:
+    """Runs one window: as many tasks as calls in flight, each asking again as soon as it is answered.
+
+    Args:
+        ask: makes one call, given the number of its task, and returns when it is answered.
+    """
+    figures: list[Window] = []  # the first call that ends after the window closes it
+
+    async def go_on(slot: int) -> None:
+        while not figures:
+            asked_at = time.perf_counter_ns()
+            await ask(slot)
+            now = time.perf_counter_ns()
+            if now >= clock.begins_at:
+                clock.begin(now)
+            clock.latencies.append(now - asked_at)
+            if now >= clock.ends_at and not figures:
+                figures.append(clock.close(now))
+
+    await asyncio.gather(*(go_on(slot) for slot in range(in_flight)))
+    return figures[0]

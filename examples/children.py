@@ -51,18 +51,19 @@ class Children:
         self._lifeline.stdin.close()
         self._lifeline.wait()  # it ends as soon as it reads the end of the pipe
 
-    async def start(self, *command: str, reads_output: bool = False) -> Process:
+    async def start(self, *command: str, reads_output: bool = False, **variables: str) -> Process:
         """Starts a program of this Python's.
 
         Args:
             command: the arguments after `python`.
             reads_output: whether the caller reads its standard output; otherwise it is ours.
+            variables: of its environment, beside those that every child has.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, *command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE if reads_output else None,
-            env=self._environment,
+            env={**self._environment, **variables},
             start_new_session=True,
         )
         self._started.append(process)

@@ -1,9 +1,9 @@
-"""The demo: a bus, three plugins in processes of their own, and this process as the host that calls them.
+"""The demo: a bus, four plugins in processes of their own, and this process as the host that calls them.
 
     python -m examples.demo
 
-It goes on until Ctrl-C or SIGTERM and then ends everything it has started. The bus listens where `toolbus serve` does
-by default; TOOLBUS_GRPC and TOOLBUS_HTTP say otherwise.
+It goes on until Ctrl-C or SIGTERM and then ends everything it has started. The bus keeps nothing and listens on free
+ports, so that it is in nobody's way; TOOLBUS_GRPC and TOOLBUS_HTTP say otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WEATHER = ROOT / "examples" / "weather" / "plugin.py"
 DOCS = ROOT / "examples" / "docs_search" / "plugin.py"
 CLIENT = ROOT / "clients" / "python"
-EXPECTED = {"get_sun_times", "get_local_time", "search_docs", "read_doc", "convert_units", "text_statistics"}
+REST = ROOT / "clients" / "rest" / "plugin.py"
+FREE = "127.0.0.1:0"
 PATIENCE_SECONDS = 30.0
 ROUNDS = 200  # calls in a row for the measurement
 SHOWN_CHARACTERS = 600  # of an answer
@@ -47,7 +48,9 @@ CALLS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("convert_units", {"value": 42.195, "from": "km", "to": "mi"}, "a plugin on the generated stubs alone, no SDK"),
     ("convert_units", {"value": "far", "from": "km", "to": "mi"}, "refused by the bus; the plugin never sees it"),
     ("text_statistics", {"text": "A tool bus. One stream a plugin, one catalogue for all."}, ""),
+    ("roll_dice", {"dice": "3d6+2"}, "a legacy plugin: plain HTTP, registered by REST, called at its callback URL"),
 )
+EXPECTED = {name for name, _, _ in CALLS}
 
 
 def _beside_python(command: str) -> str:
@@ -77,11 +80,15 @@ class Demo:
             Failed: something did not start, or ended by itself.
         """
         bus = await self._children.start(
-            *("-m", "toolbus.cli", "serve", "--ephemeral", "--log-level", "warning"), reads_output=True
+            *("-m", "toolbus.cli", "serve", "--ephemeral", "--log-level", "warning"),
+            reads_output=True,
+            TOOLBUS_GRPC=os.environ.get("TOOLBUS_GRPC") or FREE,
+            TOOLBUS_HTTP=os.environ.get("TOOLBUS_HTTP") or FREE,
         )
-        address = await self._address(bus)
+        address, http = await self._addresses(bus)
         await self._children.start("-m", "toolbus.cli", "run", str(WEATHER), str(DOCS), "--bus", address)
         await self._children.start(str(CLIENT / "plugin.py"), address)
+        await self._children.start(str(REST), "0", MAIN_SERVER=f"http://{http}", LOG_LEVEL="WARNING")
         async with Host(address, source="demo") as host:
             self._show_tools(await self._listed(host))
             for name, arguments, why in CALLS:
@@ -92,11 +99,12 @@ class Demo:
         at = "" if address == "127.0.0.1:48930" else f" --bus {address}"
         command = "toolbus" if shutil.which("toolbus") else _beside_python("toolbus")
         self._say(f'  {command} list{at}\n  {command} call{at} get_sun_times \'{{"city": "Lima"}}\'')
-        self._say("Ctrl-C ends everything.")
+        self._say(f"In a browser: http://{http}/docs\nCtrl-C ends everything.")
         ready.set()
         raise Failed(f"the bus ended (exit code {await bus.wait()})")
 
-    async def _address(self, bus: Process) -> str:
+    async def _addresses(self, bus: Process) -> tuple[str, str]:
+        """Returns where the bus listens, for gRPC and for HTTP."""
         assert bus.stdout is not None  # a pipe
         try:
             line = (await asyncio.wait_for(bus.stdout.readline(), PATIENCE_SECONDS)).decode().strip()
@@ -104,10 +112,12 @@ class Demo:
             raise Failed(f"the bus was not ready within {PATIENCE_SECONDS:g} s") from None
         if not line.startswith("toolbus ready "):
             await bus.wait()
-            raise Failed("the demo takes other addresses: TOOLBUS_GRPC=127.0.0.1:0 TOOLBUS_HTTP=127.0.0.1:0 make run")
+            raise Failed("the bus did not start")  # and said why
         self._say(line, style="dim")
         addresses = dict(part.split("=", 1) for part in line.split()[2:])
-        return addresses["grpc"].split(",")[0]
+        if addresses["http"] == "off":
+            raise Failed("one of the plugins knows HTTP only: leave TOOLBUS_HTTP unset, or set it to 127.0.0.1:0")
+        return addresses["grpc"].split(",")[0], addresses["http"]
 
     async def _listed(self, host: Host) -> Listing:
         """Waits until every plugin has come."""

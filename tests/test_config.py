@@ -53,6 +53,15 @@ def test_loopback_and_unix_addresses_are_taken(address: str) -> None:
         ({"grace_seconds": -1.0}, "grace_seconds is -1"),
         ({"drain_seconds": float("nan")}, "drain_seconds is nan"),
         ({"limits": Limits(result_bytes=0)}, "limits.result_bytes is 0"),
+        ({"upstream": "http://127.0.0.1:1", "http": "off"}, "upstream needs http"),
+        ({"upstream": "http://192.168.1.2:1"}, "upstream: "),
+        ({"upstream": "http://main.example:1"}, "upstream: "),
+        ({"upstream": "https://127.0.0.1:1"}, "upstream 'https://127.0.0.1:1' is not http://HOST:PORT"),
+        ({"upstream": "http://127.0.0.1:1/api"}, "upstream 'http://127.0.0.1:1/api' is not http://HOST:PORT"),
+        ({"upstream": "http://127.0.0.1:1?a=b"}, "is not http://HOST:PORT"),
+        ({"upstream": "http://ann:secret@127.0.0.1:1"}, "upstream 'http://ann:***@127.0.0.1:1"),
+        ({"upstream": "127.0.0.1:1"}, "upstream: "),
+        ({"upstream": ""}, "upstream: "),
     ],
 )
 def test_what_breaks_a_rule_is_refused_with_value_and_rule(fields: dict[str, Any], words: str) -> None:
@@ -147,6 +156,42 @@ def test_every_variable_is_read() -> None:
 )
 def test_the_http_port_follows_the_hosts_variables(environ: dict[str, str], http: str) -> None:
     assert settle({}, environ).config.http == http
+
+
+UP = "http://127.0.0.1:48911"
+
+
+@pytest.mark.parametrize(
+    ("environ", "http"),
+    [
+        ({}, "127.0.0.1:48916"),
+        ({"MAIN_SERVER_PORT": "1", "NEKO_MAIN_SERVER_PORT": "2"}, "127.0.0.1:48916"),
+        ({"MAIN_SERVER_PORT": "1", "NEKO_USER_PLUGIN_SERVER_PORT": "3"}, "127.0.0.1:3"),
+        ({"NEKO_USER_PLUGIN_SERVER_PORT": ""}, "127.0.0.1:48916"),
+        ({"NEKO_USER_PLUGIN_SERVER_PORT": "3", "TOOLBUS_HTTP": "127.0.0.1:4"}, "127.0.0.1:4"),
+    ],
+)
+def test_beside_a_main_server_the_http_port_is_the_plugin_hosts(environ: dict[str, str], http: str) -> None:
+    """REST-51."""
+    assert settle({"upstream": UP}, environ).config.http == http
+    said_by_variable = settle({}, {**environ, "TOOLBUS_UPSTREAM": UP}).config
+    assert (said_by_variable.http, said_by_variable.upstream) == (http, UP)
+
+
+def test_an_http_address_that_was_given_wins_beside_a_main_server_too(tmp_path: Path) -> None:
+    environ = {"NEKO_USER_PLUGIN_SERVER_PORT": "3"}
+    assert settle({"upstream": UP, "http": "127.0.0.1:5"}, environ).config.http == "127.0.0.1:5"
+    file = _file(tmp_path, f'upstream = "{UP}"\nhttp = "127.0.0.1:6"\n')
+    config = settle({}, {}, file).config
+    assert (config.http, config.upstream) == ("127.0.0.1:6", UP)
+    assert settle({}, {"NEKO_USER_PLUGIN_SERVER_PORT": "3"}, file).config.http == "127.0.0.1:3"
+    with pytest.raises(SetupError, match="upstream needs http"):
+        settle({"upstream": UP, "http": "off"}, environ)
+
+
+@pytest.mark.parametrize("url", [UP, f"{UP}/", "http://LOCALHOST:1", "http://[::1]:1", "http://127.9.9.9"])
+def test_a_main_server_may_be_anywhere_on_loopback(url: str) -> None:
+    assert Config(upstream=url).upstream == url
 
 
 def test_the_variable_names_the_file_and_the_data_directory_is_the_platforms(tmp_path: Path) -> None:

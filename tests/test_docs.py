@@ -15,11 +15,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 import typer
 
+from tests import curl
 from toolbus.cli.app import app
 from toolbus.errors import Code, Stage
+from toolbus.testing import running_bus
 from toolbus.tool import KIB, MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -29,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 TEXTS = {page: (ROOT / page).read_text("utf-8") for page in PAGES}
 PROTOCOL = TEXTS["docs/protocol.md"]
+HTTP = "http://127.0.0.1:48911"  # where the pages say that it listens
 SECONDS = 20.0  # what anything here may take on a loaded machine; nothing waits for it to pass
 
 # Page → a file of another page that has to run while its own snippets do.
@@ -41,13 +45,14 @@ _CODE = re.compile(r"`([^`\n]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page; ``shown`` is the ``text`` block right below it: what it prints."""
+    """A fenced block of a page; ``shown`` is the ``text`` or ``json`` block right below it: what it prints."""
 
     page: str
     line: int
     kind: str
     text: str
     shown: str | None = None
+    shown_kind: str = ""
 
     @property
     def file(self) -> str:
@@ -57,7 +62,12 @@ class Block:
 
     @property
     def is_plugin(self) -> bool:
-        return "plugin.run()" in self.text or "NekoPluginBase" in self.text
+        return self.is_program or "NekoPluginBase" in self.text
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is a plugin that needs no `toolbus run`."""
+        return "plugin.run()" in self.text or "ThreadingHTTPServer(" in self.text
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -68,8 +78,8 @@ def _blocks(page: str) -> list[Block]:
     found: list[Block] = []
     for match in _FENCE.finditer(text):
         follows = _FENCE.match(text, match.end() + 2)
-        shown = follows[2] if follows and follows[1] == "text" else None
-        found.append(Block(page, text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2], shown))
+        shown = (follows[2], follows[1]) if follows and follows[1] in ("text", "json") else (None, "")
+        found.append(Block(page, text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2], *shown))
     return found
 
 
@@ -92,13 +102,29 @@ def _table(text: str, head: str) -> list[list[str]]:
 # -- snippets run ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where a bus listens."""
+
+    grpc: str = ""
+    http: str = ""
+
+    def environment(self) -> dict[str, str]:
+        own = {"TOOLBUS_ADDRESS": self.grpc, "MAIN_SERVER": f"http://{self.http}"}
+        return {**os.environ, **own, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
+
+
 @contextmanager
-def _process(arguments: list[str], folder: Path, address: str = "") -> Iterator[subprocess.Popen[str]]:
+def _process(arguments: list[str], folder: Path, where: Where) -> Iterator[subprocess.Popen[str]]:
     """Runs Python until the block is left, then asks it to end, which it has to do with 0."""
-    environment = {**os.environ, "TOOLBUS_ADDRESS": address, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
     said = folder / "stderr"
     with said.open("a+", encoding="utf-8") as stderr, subprocess.Popen(
-        [sys.executable, *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=where.environment(),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
     ) as process:  # fmt: skip
         try:
             yield process
@@ -113,13 +139,13 @@ def _process(arguments: list[str], folder: Path, address: str = "") -> Iterator[
 
 
 @contextmanager
-def _bus(folder: Path) -> Iterator[str]:
-    command = ["-m", "toolbus.cli", "serve", "--grpc", "127.0.0.1:0", "--http", "off", "--ephemeral"]
-    with _process(command, folder) as process:
+def _bus(folder: Path) -> Iterator[Where]:
+    command = ["-m", "toolbus.cli", "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--ephemeral"]
+    with _process(command, folder, Where()) as process:
         assert process.stdout is not None
-        ready = re.fullmatch(r"toolbus ready grpc=(\S+) http=off\n", process.stdout.readline())
+        ready = re.fullmatch(r"toolbus ready grpc=(\S+) http=(\S+)\n", process.stdout.readline())
         assert ready is not None, (folder / "stderr").read_text("utf-8")
-        yield ready[1]
+        yield Where(ready[1], ready[2])
 
 
 @contextmanager
@@ -135,14 +161,14 @@ def _watched(address: str) -> Iterator[Iterator[wire.CatalogChange]]:
 
 
 @contextmanager
-def _plugin(block: Block, folder: Path, address: str) -> Iterator[None]:
+def _plugin(block: Block, folder: Path, where: Where) -> Iterator[None]:
     """Runs a plugin file, as ``python FILE`` or as ``toolbus run`` would, from its tools' arrival on."""
     (folder / block.file).write_text(block.text, "utf-8")
-    command = [block.file] if "plugin.run()" in block.text else ["-m", "toolbus.sdk.child", block.file]
+    command = [block.file] if block.is_program else ["-m", "toolbus.sdk.child", block.file]
     with ExitStack() as running:
-        with _watched(address) as changes:
+        with _watched(where.grpc) as changes:
             assert next(changes).full
-            running.enter_context(_process(command, folder, address))
+            running.enter_context(_process(command, folder, where))
             try:
                 next(change for change in changes if change.added)
             except grpc.RpcError:
@@ -150,7 +176,7 @@ def _plugin(block: Block, folder: Path, address: str) -> Iterator[None]:
         yield
 
 
-def _run(block: Block, folder: Path, address: str) -> str:
+def _run(block: Block, folder: Path, where: Where) -> str:
     """Runs a snippet to its end and returns what it printed."""
     file = folder / (block.file or "test_snippet.py")
     file.write_text(block.text, "utf-8")
@@ -158,8 +184,7 @@ def _run(block: Block, folder: Path, address: str) -> str:
     if "def test_" in block.text:
         own = str(ROOT / "pyproject.toml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", own, file.name]
-    environment = {**os.environ, "TOOLBUS_ADDRESS": address, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    ran = subprocess.run(command, cwd=folder, env=where.environment(), capture_output=True, text=True, timeout=SECONDS)
     assert ran.returncode == 0, f"{block} ended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
@@ -167,17 +192,24 @@ def _run(block: Block, folder: Path, address: str) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python\n" in TEXTS[page]])
 def test_every_snippet_of_a_page_runs_and_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
     with ExitStack() as running:
-        address = running.enter_context(_bus(tmp_path))
+        where = running.enter_context(_bus(tmp_path))
         if page in BORROWED:
             lender, file = BORROWED[page]
             (lent,) = (block for block in _blocks(lender) if block.file == file)
-            running.enter_context(_plugin(lent, tmp_path, address))
+            running.enter_context(_plugin(lent, tmp_path, where))
         for block in _blocks(page):
             if block.kind == "python" and block.is_plugin:
-                running.enter_context(_plugin(block, tmp_path, address))
+                running.enter_context(_plugin(block, tmp_path, where))
             elif block.kind == "python":
-                printed = _run(block, tmp_path, address)
+                printed = _run(block, tmp_path, where)
                 assert block.shown is None or printed == block.shown, f"{block} prints something else"
+            elif block.kind == "sh" and block.text.startswith("curl "):
+                printed = curl.read(block.text, HTTP).run(f"http://{where.http}")
+                if block.shown is None:
+                    assert '"is_error":true' not in printed, f"{block} is answered with {printed}"
+                else:
+                    as_shown = curl.is_as_shown(block.shown, printed, block.shown_kind)
+                    assert as_shown, f"{block} is answered with {printed}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -218,6 +250,8 @@ def test_every_command_parses(where: str, command: str) -> None:
         assert subcommand is not None, f"{where}: there is no command {words[1]!r}"
         if words[2:] or command not in _CODE.findall(_prose(TEXTS.get(where, ""))):  # prose may just name one
             subcommand.make_context(words[1], words[2:])
+    elif words[0] == "curl":
+        curl.read(command, HTTP)
     else:
         assert words[:2] == ["buf", "curl"], f"{where}: this test does not know {words[0]!r}"
         service, _, method = words[-1].removeprefix("http://127.0.0.1:48930/").partition("/")
@@ -256,6 +290,20 @@ def _amount(text: str) -> int:
 def test_the_limits_in_the_protocol_are_the_defaults() -> None:
     told = {row[0].strip("`"): _amount(row[1]) for row in _table(PROTOCOL, "| limit |")}
     assert told == {limit.name: getattr(Limits(), limit.name) for limit in fields(Limits)}
+
+
+def test_the_limits_of_the_rest_guide_are_the_defaults() -> None:
+    for row in _table(TEXTS["docs/rest.md"], "| limit |"):
+        names, amounts = row[0].replace("`", "").split(", "), row[1].split(", ")
+        assert [getattr(Limits(), name) for name in names] == [_amount(amount) for amount in amounts], row
+
+
+async def test_the_rest_guide_and_the_bus_know_the_same_paths() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, httpx.AsyncClient(trust_env=False) as client:
+        served = (await client.get(f"http://{bus.http_address}/openapi.json")).json()["paths"]
+    told = {path.partition("?")[0] for path in re.findall(r"/api/[\w/{}?-]+|/healthz|/readyz", TEXTS["docs/rest.md"])}
+    told = {re.sub(r"\{\w+(:\w+)?\}", "{}", path).rstrip("/") for path in told}
+    assert told - {"/api/bus"} == {re.sub(r"\{\w+(:\w+)?\}", "{}", path) for path in served}
 
 
 def test_the_error_table_has_every_code_once() -> None:

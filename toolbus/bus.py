@@ -143,8 +143,9 @@ class Bus:
         from toolbus.store import Store
 
         self._store = Store(self._config.data_dir)
-        if self._store.load():
-            await self._callback_tools().put_back()
+        kept = self._store.load()
+        if kept:
+            await self._callback_tools().put_back(kept)
 
     def _callback_tools(self) -> Any:
         """Returns the tools with a callback URL, whose room is loaded when it is first needed."""
@@ -161,6 +162,7 @@ class Bus:
                 shelf=self._store,
                 record=Kept,
                 changed=self._catalogue_changed,
+                on_source=self._health.source_changed,
             )
             self._registrations.start()
         return self._registrations
@@ -176,7 +178,7 @@ class Bus:
             limits=self._config.limits,
             asker=lambda administers: LocalCaller("http", self._dispatcher, administers=administers),
             watch=self.watch,
-            is_running=lambda source: bool(self._serving(source)) or self._callback_tools().is_online(source),
+            is_running=lambda source: bool(self._serving(source)),
             ready=self._takes_calls,
         )
         return application(parts)
@@ -385,10 +387,13 @@ class Bus:
         return not self._presence.draining and self._loop is not None
 
     def _serving(self, source: str) -> bool | None:
-        return self._presence.serving(source)
+        rooms = (self._presence, self._registrations) if self._registrations is not None else (self._presence,)
+        known = [well for well in (room.serving(source) for room in rooms) if well is not None]
+        return any(known) if known else None
 
     def _sources(self) -> Sequence[str]:
-        return self._presence.known_sources()
+        with_callbacks = self._registrations.sources if self._registrations is not None else ()
+        return list(dict.fromkeys((*self._presence.known_sources(), *with_callbacks)))
 
     def _arm(self, when: float) -> None:
         assert self._loop is not None  # calls come only to a started bus

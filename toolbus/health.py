@@ -1,7 +1,8 @@
 """grpc.health.v1 over what the bus knows: the bus itself, its service, and one name per source.
 
-A source is SERVING while one of its sessions answers, NOT_SERVING from the moment it is lost or suspect until its
-grace period ends, and unknown afterwards. Nothing is stored: each question is answered from the sessions.
+A source is SERVING while one of its sessions answers or somebody accepts connections at one of its callback URLs,
+NOT_SERVING from the moment it is lost or suspect until its grace period ends or its callback tools are withdrawn, and
+unknown afterwards. Nothing is stored: each question is answered from the sessions.
 """
 
 from __future__ import annotations

@@ -444,7 +444,7 @@ class Registry:
         name = f"{handler.source}:{tool.name}" if qualified else tool.name
         entry = table.entries.get(name)
         there = entry is not None and entry.current is not None
-        if entry is None and len(table.entries) >= self.tools_per_role:
+        if entry is None and self._is_full(table, handler.source):
             return None
         if entry is not None and entry.source != handler.source:
             self._note(entry, there)  # gone, for those who knew it under its old source
@@ -548,6 +548,13 @@ class Registry:
     def _in_order(self, roles: Iterable[str]) -> tuple[str, ...]:
         wanted = set(roles)
         return tuple(role for role in self._tables if role in wanted)
+
+    def _is_full(self, table: Table, source: str) -> bool:
+        """Whether a role has no room for a tool of a source; the bus's own tools take none."""
+        if len(table.entries) < self.tools_per_role or source == BUS_SOURCE:
+            return False
+        own = sum(entry.table is table for entry in self._by_source.get(BUS_SOURCE, ()))
+        return len(table.entries) - own >= self.tools_per_role
 
     def _full(self) -> str:
         return f"LimitExceeded: the role has {self.tools_per_role} tools (limit tools_per_role): unregister some"

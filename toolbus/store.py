@@ -113,7 +113,7 @@ class Kept:
         tool: its ``callback_url`` is the masked one.
         callback_url: with the password.
         checked: whether arguments are checked against the schema.
-        offers: role, or None for roles still to come; place in the list.
+        offers: role, or None for roles still to come; place in the list, below 0 where it is not in that role's.
         answered_at: when its origin last answered, in seconds since the epoch.
 
     Raises:

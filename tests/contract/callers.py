@@ -1,23 +1,28 @@
-"""The ways in which a tool can be called, behind one face: from the bus's process, with the SDK, and by hand.
+"""The ways in which a tool can be called, behind one face: from the bus's process, with the SDK, by hand, over HTTP.
 
-A further one (the command line, the REST gateway) joins with one class and one line in `CALLERS`.
+A further one (the command line) joins with one class and one line in `CALLERS`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import httpx
 import pytest
+from google.protobuf.json_format import ParseDict
 
+from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
+from toolbus.errors import Code, Stage
 from toolbus.sdk import CallContext, Host
 from toolbus.sdk.outgoing import encodable
-from toolbus.tool import Progress, Result, dump_arguments
+from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
@@ -26,7 +31,13 @@ SeeProgress = Callable[[Progress], object]
 
 
 class Caller(ABC):
-    """Someone who calls tools; cancelling the task that awaits `call` takes the call back."""
+    """Someone who calls tools; cancelling the task that awaits `call` takes the call back.
+
+    Attributes:
+        many: how many calls at once are many for it.
+    """
+
+    many = 200
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -136,7 +147,111 @@ async def _read(stream: Any, on_progress: SeeProgress | None) -> Result:
     return Result.from_wire(result)
 
 
-CALLERS: dict[str, type[Caller]] = {"program": ProgramCaller, "host": HostCaller, "stream": StreamCaller}
+class HttpCaller(Caller):
+    """A host without gRPC: POST /api/tools/invoke, streamed where progress is wanted. Hanging up takes a call back."""
+
+    many = 30  # httpx looks through all its connections for each request
+
+    async def __aenter__(self) -> Self:
+        limits = httpx.Limits(max_connections=None)
+        base = f"http://{self.bus.http_address}"
+        self._http = httpx.AsyncClient(
+            base_url=base, trust_env=False, verify=False, limits=limits, timeout=2 * PATIENCE
+        )
+        return self
+
+    async def __aexit__(self, *how: Any) -> None:
+        await self._http.aclose()
+
+    async def call(
+        self,
+        name: str,
+        arguments: Any = None,
+        *,
+        timeout: float | None = None,
+        role: str | None = None,
+        context: CallContext | None = None,
+        schema_hash: str = "",
+        on_progress: SeeProgress | None = None,
+    ) -> Result:
+        body = {
+            "name": name,
+            "arguments": arguments,
+            "timeout_seconds": timeout,
+            "role": role,
+            "context": _context(context) if context is not None else None,
+            "schema_hash": schema_hash,
+        }
+        request: Any = {"content": json.dumps(body)}  # httpx would refuse half of a surrogate pair, JSON can escape it
+        if on_progress is None:
+            return _result(await self._http.post("/api/tools/invoke", **request))
+        request["headers"] = {"Accept": "text/event-stream"}
+        async with self._http.stream("POST", "/api/tools/invoke", **request) as answer:
+            return await _read_events(answer, on_progress)
+
+
+def _context(context: CallContext) -> dict[str, Any]:
+    return {
+        "user_id": context.user_id,
+        "attributes": dict(context.attributes),
+        "member": context.member,
+        "messages": [{"role": each.role, "content": each.content, "name": each.name} for each in context.messages],
+        "traceparent": context.traceparent,
+    }
+
+
+def _result(answer: httpx.Response) -> Result:
+    """Reads an answer; a role that nobody configured is refused in HTTP's own way (REST-2)."""
+    if answer.status_code == 404:
+        error = CallError(Code.NOT_FOUND, answer.json()["detail"], Stage.NOT_DISPATCHED)
+        return Result(is_error=True, error=error)
+    assert answer.status_code == 200, answer.text
+    return _invoked(answer.json())
+
+
+def _invoked(said: dict[str, Any]) -> Result:
+    error = said["error"]
+    if error is not None:
+        limit = error["limit"]
+        named = {"code": Code[error["code"]], "stage": Stage[error["stage"]]}
+        error = CallError(**{**error, **named, "limit": (limit["name"], limit["value"]) if limit else None})
+    return Result(
+        said["call_id"],
+        json.dumps(said["output"], ensure_ascii=False),
+        said["is_error"],
+        error,
+        tuple(ParseDict(block, pb.ContentBlock()) for block in said["content"]),
+    )
+
+
+async def _read_events(answer: httpx.Response, on_progress: SeeProgress) -> Result:
+    """Reads up to the result. A piece of the output comes as an event of its own, before what came with it."""
+    name, chunk = "", ""
+    result: Result | None = None
+    async for line in answer.aiter_lines():
+        key, _, value = line.partition(": ")
+        if key == "event":
+            name = value
+        elif key == "data":
+            assert result is None, f"{name} came after the result"
+            said = json.loads(value)
+            if name == "result":
+                result = _invoked(said)
+            elif name == "chunk":
+                chunk = said["text"]
+            else:
+                on_progress(Progress(**said, chunk=chunk))
+                chunk = ""
+    assert result is not None, "the stream ended without a result"
+    return result
+
+
+CALLERS: dict[str, type[Caller]] = {
+    "program": ProgramCaller,
+    "host": HostCaller,
+    "stream": StreamCaller,
+    "http": HttpCaller,
+}
 
 
 @pytest.fixture(params=list(CALLERS))

@@ -15,10 +15,30 @@ from toolbus.tool import Limits
 __all__ = ["bus", "caller", "kind", "offer"]
 
 RESULT_BYTES = 200_000
+OVER_HTTP = {"rest", "http"}  # the ways of offering and of calling that need the bus's HTTP
+NO_OTHER = {"", "http"}  # no caller but the program, as in most tests, or the one over HTTP
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Pairs legacy plugins with callers over HTTP only: each is also met by every other kind of caller or of tool."""
+    redundant = {item for item in items if _speaks(item, "kind") == "rest" and _speaks(item, "caller") not in NO_OTHER}
+    config.hook.pytest_deselected(items=list(redundant))
+    items[:] = [item for item in items if item not in redundant]
+
+
+def _speaks(item: pytest.Item, side: str) -> str:
+    parameters: dict[str, str] = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get(side, "")
 
 
 @pytest.fixture
-async def bus() -> AsyncIterator[Bus]:
-    """A bus that takes small results only, and that knows at once that a name is unknown (no grace period)."""
-    async with running_bus(unix=True, limits=Limits(result_bytes=RESULT_BYTES), grace_seconds=0.0) as bus:
+async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
+    """A bus that takes small results only, and that knows at once that a name is unknown (no grace period).
+
+    It serves HTTP only where somebody speaks it: starting and stopping a server takes forty times as long as the rest.
+    """
+    spoken = {_speaks(request.node, "kind"), _speaks(request.node, "caller")}
+    http = "127.0.0.1:0" if spoken & OVER_HTTP else "off"
+    limits = Limits(result_bytes=RESULT_BYTES)
+    async with running_bus(unix=True, http=http, limits=limits, grace_seconds=0.0) as bus:
         yield bus

@@ -2,10 +2,8 @@
 
 A test writes its tools as `Work`: what is declared, and a function that sees its call as `Scope`. Each kind below turns
 that into what an author of that kind would write. A further kind joins with one class, a subclass of `Offer`, and one
-line in `KINDS`. Two are on their way: the REST callback (`Work.run` behind a small HTTP server, registered by
-callback_url; `Refuses` and `Shows` become its envelope) and the drop-in file (a file in a watched folder that imports
-`Work.run`). What such a kind cannot do is said in its line of `KINDS` and nowhere else: tests ask that table, not
-which kind it is.
+line in `KINDS`; the drop-in file (a file in a watched folder that imports `Work.run`) is on its way. What a kind cannot
+do is said in its line of `KINDS` and nowhere else: tests ask that table, not which kind it is.
 """
 
 from __future__ import annotations
@@ -14,78 +12,25 @@ import asyncio
 import inspect
 import json
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from clients.python.peer import Call as PeerCall
 from clients.python.peer import Peer
+from tests.contract.offer import SOURCE, Offer, as_function, on
+from tests.contract.rest_offer import RestOffer
 from tests.contract.works import Refuses, Scope, Shows, Work
-from tests.faults.raw_peer import PATIENCE, until
+from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
-from toolbus.sdk import CallContext, Plugin, Reply, ToolScope, llm_tool
+from toolbus.sdk import CallContext, Plugin
 from toolbus.sdk.threads import LoopThread
 from toolbus.sdk.tool_spec import spec_of
-from toolbus.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
-
-SOURCE = "contract"  # whose the tools are, in every kind
-
-T = TypeVar("T")
-
-
-class Offer(ABC):
-    """Tools of one source, offered in one way."""
-
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
-        self.works: dict[str, Work] = {}
-
-    async def offer(self, *works: Work) -> None:
-        """Offers tools beside those that are offered already, in place of those of the same name."""
-        replaced = [work.name for work in works if work.name in self.works]
-        self.works |= {work.name: work for work in works}
-        await self._change(works, replaced)
-        await self._arrived()
-
-    async def withdraw(self, name: str) -> None:
-        """Takes a tool away; calls of it go on."""
-        del self.works[name]
-        await self._change((), (name,))
-        await self._arrived()
-
-    @abstractmethod
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
-        """Makes what is offered equal to ``works``."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Leaves in good order."""
-
-    def owed(self) -> int:
-        """How many calls the bus counts against the tools' slots."""
-        handlers = {handler: None for each in self.bus.list() for handler in each.entry.handlers()}
-        return sum(len(handler.owed) for handler in handlers)
-
-    async def idle(self) -> None:
-        """Waits until every slot is free."""
-        await until(lambda: self.owed() == 0, "every slot to be free")
-
-    async def _arrived(self) -> None:
-        wanted = {name: declared(work).schema_hash for name, work in self.works.items()}
-
-        def there() -> bool:
-            listed = {each.tool.name: each for each in self.bus.list() if each.source == SOURCE}
-            return {name: each.tool.schema_hash for name, each in listed.items()} == wanted and all(
-                len(each.entry.handlers()) == 1 for each in listed.values()
-            )
-
-        await until(there, f"the bus to offer {', '.join(wanted) or 'nothing'}")
 
 
 class LocalOffer(Offer):
@@ -177,19 +122,47 @@ class Kind:
     Attributes:
         make: the class that offers.
         raised: how the message of a tool that raised ``ValueError("no such city")`` begins. The stubs leave the
-            wording to their author; the class is in the error's ``reason`` everywhere.
+            wording to their author; the class is in the error's ``reason`` wherever ``names_class``.
         slots_of: whom 256 slots belong to: each tool, or the session and with it all tools of the source.
+        names_class: whether the error's ``reason`` is the class of what a tool raised. Else it is the sentence that
+            the tool's author wrote: a legacy envelope has one text for both.
+        checks_arguments: whether arguments have to fit the schema. Else all arrive, in the forms of REST-40.
+        strips_user_keys: whether keys that only a host may set are taken out of the arguments.
+        shows_context: whether the tool learns what the host says of the circumstances.
+        sends_content: whether a result may have parts beside its output.
+        reports_progress: whether a tool can show that it works. Else an idle timeout cannot be declared either.
+        holds_slots: whether a plain function that was cancelled keeps its slot until it returns. Else nobody learns
+            when it does.
     """
 
     make: type[Offer]
     raised: str
     slots_of: str
+    names_class: bool = True
+    checks_arguments: bool = True
+    strips_user_keys: bool = True
+    shows_context: bool = True
+    sends_content: bool = True
+    reports_progress: bool = True
+    holds_slots: bool = True
 
 
 KINDS = {
     "local": Kind(LocalOffer, raised="ValueError: no such city", slots_of="tool"),
     "sdk": Kind(SdkOffer, raised="ValueError: no such city", slots_of="session"),
     "stubs": Kind(StubsOffer, raised="no such city", slots_of="session"),
+    "rest": Kind(
+        RestOffer,
+        raised="ValueError: no such city",
+        slots_of="tool",
+        names_class=False,
+        checks_arguments=False,
+        strips_user_keys=False,
+        shows_context=False,
+        sends_content=False,
+        reports_progress=False,
+        holds_slots=False,
+    ),
 }
 
 
@@ -205,39 +178,6 @@ async def offer(bus: Bus, kind: Kind) -> AsyncIterator[Offer]:
     offer = kind.make(bus)
     yield offer
     await offer.close()
-
-
-def declared(work: Work) -> Tool:
-    """Returns what every kind has to make of a tool."""
-    return spec_of(as_function(work)).tool
-
-
-def as_function(work: Work) -> Callable[..., Any]:
-    """Returns what an author of a function would write, local or in a plugin."""
-
-    async def run_async(ctx: ToolScope, **arguments: Any) -> Any:
-        return _reply(await work.run(arguments, _scope(ctx)))
-
-    def run_plain(ctx: ToolScope, **arguments: Any) -> Any:
-        return _reply(work.run(arguments, _scope(ctx)))
-
-    return llm_tool(
-        name=work.name,
-        description=work.description,
-        parameters=work.parameters,
-        timeout=work.timeout,
-        idle_timeout=work.idle_timeout,
-    )(run_async if inspect.iscoroutinefunction(work.run) else run_plain)
-
-
-def _scope(ctx: ToolScope) -> Scope:
-    return Scope(ctx.context, ctx.progress, ctx.cancelled)
-
-
-def _reply(returned: Any) -> Any:
-    if isinstance(returned, Refuses):
-        return {"is_error": True, "error": returned.error, "output": returned.output}
-    return Reply(returned.output, returned.content) if isinstance(returned, Shows) else returned
 
 
 def as_peer_handler(work: Work) -> Callable[[dict[str, Any], PeerCall], Coroutine[Any, Any, Any]]:
@@ -273,9 +213,3 @@ def _result(returned: Any) -> Any:
     if isinstance(returned, Shows):
         return pb.ToolResult(output_json=json.dumps(returned.output), content=returned.content)
     return returned
-
-
-async def on(thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
-    """Runs something on a thread's loop, and waits for it on this one."""
-    result: Awaitable[T] = asyncio.wrap_future(thread.ask(work))
-    return await result

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import RESULT_BYTES
-from tests.contract.offers import SOURCE, Kind, Offer, declared
+from tests.contract.offer import SOURCE, Offer, declared
+from tests.contract.offers import Kind
 from tests.contract.works import CITY, Blocking, Refuses, Scope, Seen, Shows, Waiting, Work, echo, raises, returns
 from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus
@@ -77,6 +78,15 @@ async def test_a_call_without_arguments_has_an_empty_object(bus: Bus, offer: Off
     assert (await soon(bus.call("echo", ""))).unwrap() == {}
 
 
+# What is passed on where nobody checks, for arguments that are no JSON object (REST-40).
+UNCHECKED: dict[str, dict[str, Any]] = {
+    '{"where": ': {"_raw": '{"where": '},
+    "[]": {"value": []},
+    "null": {"value": None},
+    '{"where": {"days": NaN}}': {"_raw": '{"where": {"days": NaN}}'},
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -93,11 +103,16 @@ async def test_a_call_without_arguments_has_an_empty_object(bus: Bus, offer: Off
     ],
     ids=str,
 )
-async def test_arguments_that_do_not_fit_are_refused_by_name_and_never_arrive(
-    bus: Bus, offer: Offer, arguments: Any, told: str
+async def test_arguments_that_do_not_fit_are_refused_by_name_and_never_arrive_where_they_are_checked(
+    bus: Bus, offer: Offer, kind: Kind, arguments: Any, told: str
 ) -> None:
     seen = Seen()
     await offer.offer(echo(seen=seen, parameters=CITY))
+    if not kind.checks_arguments:
+        arrives = UNCHECKED[arguments] if isinstance(arguments, str) else arguments
+        assert (await soon(bus.call("echo", arguments))).unwrap() == arrives
+        assert seen.arguments == [arrives]
+        return
     error = failure(await soon(bus.call("echo", arguments)))
     assert (error.code, error.stage) == (Code.INVALID_ARGUMENTS, Stage.NOT_DISPATCHED)
     assert told in error.message
@@ -109,20 +124,24 @@ async def test_arguments_that_do_not_fit_are_refused_by_name_and_never_arrive(
 USER_KEYS = ("userId", "__userId", "__user_id")
 
 
-async def test_keys_that_only_a_host_may_set_are_taken_out_of_the_arguments(bus: Bus, offer: Offer) -> None:
+async def test_keys_that_only_a_host_may_set_are_taken_out_of_the_arguments_of_all_but_rest_tools(
+    bus: Bus, offer: Offer, kind: Kind
+) -> None:
     await offer.offer(echo())
-    result = await soon(bus.call("echo", {"city": "Oslo", "deep": {"userId": 1}, **dict.fromkeys(USER_KEYS, "eve")}))
-    assert result.unwrap() == {"city": "Oslo", "deep": {"userId": 1}}
+    users = dict.fromkeys(USER_KEYS, "eve")
+    result = await soon(bus.call("echo", {"city": "Oslo", "deep": {"userId": 1}, **users}))
+    assert result.unwrap() == {"city": "Oslo", "deep": {"userId": 1}, **({} if kind.strips_user_keys else users)}
 
 
 @pytest.mark.parametrize("key", USER_KEYS)
-async def test_such_a_key_arrives_where_the_schema_declares_it(bus: Bus, offer: Offer, key: str) -> None:
+async def test_such_a_key_arrives_where_the_schema_declares_it(bus: Bus, offer: Offer, kind: Kind, key: str) -> None:
     await offer.offer(echo(parameters={"type": "object", "properties": {key: {"type": "string"}}}))
-    result = await soon(bus.call("echo", dict.fromkeys(USER_KEYS, "bob")))
-    assert result.unwrap() == {key: "bob"}
+    users = dict.fromkeys(USER_KEYS, "bob")
+    result = await soon(bus.call("echo", users))
+    assert result.unwrap() == ({key: "bob"} if kind.strips_user_keys else users)
 
 
-async def test_parts_beside_the_output_arrive_whole(bus: Bus, offer: Offer) -> None:
+async def test_parts_beside_the_output_arrive_whole_where_they_can_be_sent(bus: Bus, offer: Offer, kind: Kind) -> None:
     parts = [text("哇 👋"), image(bytes(range(256))), link("https://example.org/a?b=c#d", "a page", mime="text/html")]
 
     async def shows(arguments: dict[str, Any], scope: Scope) -> Any:
@@ -131,7 +150,7 @@ async def test_parts_beside_the_output_arrive_whole(bus: Bus, offer: Offer) -> N
     await offer.offer(Work("shows", shows))
     result = await soon(bus.call("shows"))
     assert repr(result.unwrap()) == "{'kept': 5.0}"
-    assert list(result.content) == parts
+    assert list(result.content) == (parts if kind.sends_content else [])
 
 
 async def test_a_result_over_the_limit_is_replaced_by_the_limit(bus: Bus, offer: Offer) -> None:
@@ -154,20 +173,22 @@ async def test_a_result_over_the_limit_is_replaced_by_the_limit(bus: Bus, offer:
 async def test_a_tool_that_raises_says_what_and_works_afterwards(bus: Bus, offer: Offer, kind: Kind) -> None:
     await offer.offer(raises(ValueError("no such city: Тула")))
     error = failure(await soon(bus.call("fails", {"fail": True})))
-    assert (error.code, error.stage, error.reason) == (Code.TOOL, Stage.ACCEPTED, "ValueError")
+    assert (error.code, error.stage) == (Code.TOOL, Stage.ACCEPTED)
     assert error.message == f"{kind.raised}: Тула"
+    assert error.reason == ("ValueError" if kind.names_class else error.message)
     assert not error.retry_safe
     assert (await soon(bus.call("fails"))).unwrap() == "fine"
 
 
-async def test_a_plain_function_that_raises_does_the_same(bus: Bus, offer: Offer) -> None:
+async def test_a_plain_function_that_raises_does_the_same(bus: Bus, offer: Offer, kind: Kind) -> None:
     def fails(arguments: dict[str, Any], scope: Scope) -> Any:
         raise KeyError("Oslo")
 
     await offer.offer(Work("fails", fails), echo())
     for _ in range(2):
         error = failure(await soon(bus.call("fails")))
-        assert (error.code, error.reason) == (Code.TOOL, "KeyError")
+        assert error.code is Code.TOOL
+        assert error.reason == ("KeyError" if kind.names_class else "KeyError: 'Oslo'")
         assert "Oslo" in error.message
     assert (await soon(bus.call("echo"))).unwrap() == {}
 
@@ -200,7 +221,7 @@ async def test_a_tool_that_returns_what_json_cannot_hold_has_failed(bus: Bus, of
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
-async def test_progress_arrives_in_order_and_before_the_result(bus: Bus, offer: Offer, plain: bool) -> None:
+async def test_progress_arrives_in_order_and_before_the_result(bus: Bus, offer: Offer, kind: Kind, plain: bool) -> None:
     def steps(arguments: dict[str, Any], scope: Scope) -> Any:
         for step in range(1, 51):
             scope.report(step, total=50, message=f"step {step}", chunk=f"{step} ")
@@ -212,13 +233,17 @@ async def test_progress_arrives_in_order_and_before_the_result(bus: Bus, offer: 
     await offer.offer(Work("steps", steps if plain else steps_async))
     seen: list[Any] = []
     result = await soon(bus.call("steps", on_progress=seen.append))
+    assert result.unwrap().endswith(" 49 50 ")
+    if not kind.reports_progress:
+        assert seen == []
+        return
     assert [(each.progress, each.total, each.message) for each in seen] == [
         (step, 50, f"step {step}") for step in range(1, 51)
     ]
     assert "".join(each.chunk for each in seen) == result.unwrap()
 
 
-async def test_progress_arrives_while_the_tool_works(bus: Bus, offer: Offer) -> None:
+async def test_progress_arrives_while_the_tool_works(bus: Bus, offer: Offer, kind: Kind) -> None:
     waiting = Waiting()
 
     async def works(arguments: dict[str, Any], scope: Scope) -> Any:
@@ -228,7 +253,8 @@ async def test_progress_arrives_while_the_tool_works(bus: Bus, offer: Offer) -> 
     await offer.offer(Work("works", works))
     seen: list[Any] = []
     call = asyncio.create_task(bus.call("works", on_progress=seen.append))
-    await until(lambda: seen, "the progress")
+    await waiting.has_begun()
+    await until(lambda: seen or not kind.reports_progress, "the progress")
     assert not call.done()
     waiting.let_go()
     assert (await soon(call)).unwrap() == "let go"
@@ -251,12 +277,12 @@ async def test_a_call_past_its_time_ends_with_the_limit_and_the_tool_hears_of_it
     await offer.idle()
 
 
-async def test_progress_holds_off_the_idle_timeout_and_silence_does_not(bus: Bus, offer: Offer) -> None:
-    reporter: list[Scope] = []
+async def test_progress_holds_off_the_idle_timeout_and_silence_does_not_where_there_is_one(
+    bus: Bus, offer: Offer, kind: Kind
+) -> None:
     waiting = Waiting(idle_timeout=0.3)
 
     async def works(arguments: dict[str, Any], scope: Scope) -> Any:
-        reporter.append(scope)
         for _ in range(8):  # twice as long as the tool may be silent
             await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.075)
             scope.report()
@@ -264,10 +290,13 @@ async def test_progress_holds_off_the_idle_timeout_and_silence_does_not(bus: Bus
 
     await offer.offer(Work("works", works, idle_timeout=0.3))
     seen: list[Any] = []
-    error = failure(await soon(bus.call("works", on_progress=seen.append)))
-    assert len(seen) == 8
-    assert (error.code, error.stage) == (Code.DEADLINE_EXCEEDED, Stage.ACCEPTED)
-    assert error.limit == ("idle_timeout_seconds", 0.3)
+    error = failure(await soon(bus.call("works", on_progress=seen.append, timeout=1.0)))
+    assert error.code is Code.DEADLINE_EXCEEDED
+    if kind.reports_progress:
+        assert len(seen) == 8
+        assert (error.stage, error.limit) == (Stage.ACCEPTED, ("idle_timeout_seconds", 0.3))
+    else:
+        assert (error.stage, error.limit) == (Stage.DISPATCHED, ("timeout_seconds", 1.0))
     await waiting.was_cancelled()
     await offer.idle()
 
@@ -287,7 +316,9 @@ async def test_a_call_that_is_taken_back_ends_and_its_tool_hears_of_it(bus: Bus,
     assert (await soon(bus.call("waits"))).unwrap() == "let go"
 
 
-async def test_a_plain_function_hears_of_a_cancel_and_keeps_its_slot_until_it_returns(bus: Bus, offer: Offer) -> None:
+async def test_a_plain_function_hears_of_a_cancel_and_keeps_its_slot_until_it_returns(
+    bus: Bus, offer: Offer, kind: Kind
+) -> None:
     blocking = Blocking()
     await offer.offer(blocking.work, echo())
     call = asyncio.create_task(bus.call("blocks"))
@@ -296,7 +327,7 @@ async def test_a_plain_function_hears_of_a_cancel_and_keeps_its_slot_until_it_re
     await asyncio.wait([call])
     await until(lambda: blocking.scope is not None and blocking.scope.cancelled.is_set(), "the cancel", seconds=1.0)
     await soon(bus.call("echo"))  # whatever was answered before has arrived with it
-    assert offer.owed() == 1
+    assert offer.owed() == int(kind.holds_slots)
     blocking.let_go()
     await offer.idle()
 
@@ -315,7 +346,7 @@ async def test_a_plain_function_that_handed_back_something_to_wait_for_is_cancel
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-async def test_results_of_many_calls_do_not_mix(bus: Bus, offer: Offer) -> None:
+async def test_results_of_many_calls_do_not_mix(bus: Bus, offer: Offer, kind: Kind) -> None:
     async def doubles(arguments: dict[str, Any], scope: Scope) -> Any:
         scope.report(arguments["n"])
         if arguments["n"] % 3 == 0:
@@ -334,7 +365,7 @@ async def test_results_of_many_calls_do_not_mix(bus: Bus, offer: Offer) -> None:
 
     results = await asyncio.wait_for(asyncio.gather(*map(one, range(200))), PATIENCE)
     assert [result.unwrap() for result in results] == [number * 2 for number in range(200)]
-    assert sorted(seen) == [(number, number) for number in range(1, 200, 2)]
+    assert sorted(seen) == [(number, number) for number in range(1, 200, 2) if kind.reports_progress]
 
 
 async def test_functions_that_block_delay_nobody_else(bus: Bus, offer: Offer) -> None:
@@ -368,8 +399,8 @@ async def test_a_call_beyond_the_last_slot_is_refused_with_a_hint(bus: Bus, offe
 # -- context -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_the_host_says_of_the_circumstances_arrives_and_is_gone_with_the_next_call(
-    bus: Bus, offer: Offer
+async def test_what_the_host_says_of_the_circumstances_arrives_and_is_gone_with_the_next_call_or_never_arrives(
+    bus: Bus, offer: Offer, kind: Kind
 ) -> None:
     seen = Seen()
     await offer.offer(echo(seen=seen))
@@ -380,21 +411,28 @@ async def test_what_the_host_says_of_the_circumstances_arrives_and_is_gone_with_
         messages=(ContextMessage("user", "wie wird's? 🌦", "Bob"), ContextMessage("assistant", "")),
         traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     )
-    for given in (context, None, CallContext(user_id="only")):
-        await soon(bus.call("echo", {"userId": "eve"}, context=given))
-    assert [scope.context for scope in seen.scopes] == [context, CallContext(), CallContext(user_id="only")]
+    given = (context, CallContext(), CallContext(user_id="only"))
+    for each in given:
+        await soon(bus.call("echo", {"userId": "eve"}, context=each if each != CallContext() else None))
+    shown = given if kind.shows_context else [CallContext()] * 3
+    assert [scope.context for scope in seen.scopes] == list(shown)
+    host_only = {"userId": "eve"} if not kind.strips_user_keys else {}
+    assert seen.arguments == [host_only] * 3  # what the host says comes in no other way either
 
 
 # -- tools that come, change and go ------------------------------------------------------------------------------------
 
 
-async def test_a_listing_says_the_same_of_a_tool_whoever_offers_it(bus: Bus, offer: Offer) -> None:
+async def test_a_listing_says_the_same_of_a_tool_whoever_offers_it(bus: Bus, offer: Offer, kind: Kind) -> None:
     work = echo("weather.now", description="Tells the weather. 天气", parameters=CITY, timeout=7.5, idle_timeout=2.5)
     await offer.offer(work)
     (listing,) = bus.list()
-    assert replace(listing.tool, parameters_json=declared(work).parameters_json) == declared(
-        work
-    )  # but for white space
+    wanted = declared(work)
+    by_nature: dict[str, Any] = {"callback_url": listing.tool.callback_url}
+    if not kind.reports_progress:
+        by_nature["idle_timeout_seconds"] = 0.0
+    written = replace(listing.tool, parameters_json=wanted.parameters_json)  # all the same but for white space
+    assert written == replace(wanted, **by_nature)
     assert listing.tool.parameters == CITY
     assert listing.tool.schema_hash == declared(work).schema_hash
     assert (listing.source, listing.roles, len(listing.entry.handlers())) == (SOURCE, ("default",), 1)

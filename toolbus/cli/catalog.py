@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 LIST_MANUAL = manual(
     ("toolbus list", "toolbus list --role Lanlan --json", "toolbus list --all --source weather"),
-    "",
+    """
+    A tool with a callback URL is offline while nobody accepts a connection there. A warning before a description is for
+    the operator (a main server refuses the tool, say); the tool can be called all the same.
+    """,
     "0 done (also where nothing is offered), 1 the bus said no (an unknown role, say), 2 wrong usage, 3 no bus there.",
 )
 WATCH_MANUAL = manual(
@@ -86,12 +89,14 @@ def _list(bus: str | None, as_json: bool, **conditions: Any) -> None:
         output.say_json({"revision": listing.revision, "tools": [as_record(each) for each in listing]})
         return
     heads = ("NAME", "STATE", "SOURCE", "ROLES", "SESSIONS", "IN FLIGHT", "DESCRIPTION")
-    output.table(heads, [_row(each) for each in listing])
+    warned = {number for number, each in enumerate(listing) if each.warnings}
+    output.table(heads, [_row(each) for each in listing], warned)
 
 
 def _row(listed: ListedTool) -> tuple[str, ...]:
     in_flight = f"{listed.in_flight} + {listed.stuck} stuck" if listed.stuck else str(listed.in_flight)
-    about = f"({listed.last_error}) {listed.tool.description}" if listed.last_error else listed.tool.description
+    lost = [f"({listed.last_error})"] if listed.last_error else []
+    about = " ".join([*(f"(warning: {each})" for each in listed.warnings), *lost, listed.tool.description])
     return (
         *(listed.name, listed.state, listed.source, ",".join(listed.roles)),
         *(str(listed.sessions), in_flight, about),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 import typer
@@ -42,11 +42,15 @@ def say_json(value: Any, *, line: bool = False) -> None:
     print(utf8(json.dumps(value, ensure_ascii=False, **layout)), flush=line)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows under their heads; the last column takes what room is left."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], warned: Collection[int] = ()) -> None:
+    """Prints rows under their heads; the last column takes what room is left.
+
+    Args:
+        warned: the numbers of the rows whose last cell begins with a warning.
+    """
     shown = [[clean(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _drawn(heads, shown)
+        _drawn(heads, shown, warned)
         return
     lines = [list(heads), *shown]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
@@ -54,7 +58,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _drawn(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _drawn(heads: Sequence[str], rows: Iterable[Sequence[str]], warned: Collection[int]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -64,8 +68,11 @@ def _drawn(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for head in heads:
         last = head == heads[-1]
         drawn.add_column(Text(head.lower()), overflow="ellipsis" if last else "fold", no_wrap=last)
-    for row in rows:
-        drawn.add_row(*(Text(cell, style=_STYLES.get(cell.lower(), "")) for cell in row))
+    for number, row in enumerate(rows):
+        cells = [Text(cell, style=_STYLES.get(cell.lower(), "")) for cell in row]
+        if number in warned:
+            cells[-1].stylize("yellow")
+        drawn.add_row(*cells)
     Console().print(drawn)  # honours NO_COLOR
 
 

@@ -25,12 +25,21 @@ MANUAL = manual(
         "toolbus serve",
         "toolbus serve --grpc 127.0.0.1:0 --grpc unix:/run/user/1000/toolbus/bus.sock --http off",
         "toolbus serve --role Lanlan --role Yui --config toolbus.toml",
+        "toolbus serve --upstream http://127.0.0.1:48911",
     ),
     """
     Settings: flag over environment over file over default. Each has a variable TOOLBUS_NAME (TOOLBUS_GRPC,
     TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in the file: grpc, http, roles, no_roles,
-    data_dir, ephemeral, grace_seconds, drain_seconds, silenced, grpc_reflection, log_level, log_json, and a table
-    [limits]. Without TOOLBUS_HTTP the HTTP port is that of NEKO_MAIN_SERVER_PORT, then MAIN_SERVER_PORT.
+    data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, grpc_reflection, log_level, log_json, and a
+    table [limits]. Without --http and TOOLBUS_HTTP the HTTP port is that of NEKO_MAIN_SERVER_PORT, then
+    MAIN_SERVER_PORT, then the file's, then 48911.
+
+    Tools that were registered with a callback URL are kept in the data directory and are there again after a restart.
+    A second bus on the same directory is refused: give each one its own with --data-dir, or --ephemeral.
+
+    With --upstream the bus also registers its tools with a main server that speaks the REST contract, which calls them
+    back over HTTP. The main server has the port 48911 then, so without --http and TOOLBUS_HTTP the bus takes that of
+    NEKO_USER_PLUGIN_SERVER_PORT, then the file's, then 48916.
 
     When it is ready it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off. The log goes
     to standard error. SIGINT and SIGTERM drain the bus, a second one ends it at once.
@@ -50,9 +59,18 @@ def serve(
     ] = None,
     no_roles: Annotated[bool, typer.Option("--no-roles", help="Start without any role.")] = False,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep here what survives a restart (default: the platform's).")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep tools with a callback URL here over restarts; for one bus at a time (default: the platform's).",
+        ),
     ] = None,
-    ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Keep nothing.")] = False,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="Keep nothing: tools with a callback URL end with the bus.")
+    ] = False,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="URL", help="Offer the tools to the main server at http://HOST:PORT, too.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from this TOML file.")] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error (default: info).")
@@ -72,6 +90,7 @@ def serve(
         **({"http": http} if http is not None else {}),
         **({"roles": tuple(role or ())} if role or no_roles else {}),
         **({"data_dir": data_dir} if data_dir or ephemeral else {}),
+        **({"upstream": upstream} if upstream is not None else {}),
         **({"log_level": log_level} if log_level is not None else {}),
         **({"log_json": True} if log_json else {}),
     }

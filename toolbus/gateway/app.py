@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote_plus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -42,7 +43,6 @@ def application(parts: Parts) -> FastAPI:
         version=toolbus.__version__,
         redoc_url=None,
         strict_content_type=False,  # REST-10
-        max_body_size=parts.limits.http_body_bytes,
         license_info={"name": "Apache-2.0"},
         openapi_tags=[
             {"name": "tools", "description": "What is offered."},
@@ -66,7 +66,7 @@ def application(parts: Parts) -> FastAPI:
 
     for room in (tools, events, calls):
         app.include_router(room.router(parts))
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, most_bytes=parts.limits.http_body_bytes)
     return app
 
 
@@ -107,12 +107,13 @@ def _echoed(value: Any, depth: int = 0) -> Any:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):
-        shown = mask(value)
+        # A form, where JSON was meant, hides colon and @ behind percent signs.
+        shown = mask(unquote_plus(value) if "%3a" in value.lower() else value)
         return shown if len(shown) <= MAX_ECHO else f"{shown[:MAX_ECHO]}…"
     if depth > 8:
         return "…"
     if isinstance(value, Mapping):
-        return {str(key)[:MAX_ECHO]: _echoed(each, depth + 1) for key, each in list(value.items())[:64]}
+        return {mask(str(key))[:MAX_ECHO]: _echoed(each, depth + 1) for key, each in list(value.items())[:64]}
     if isinstance(value, Sequence):
         return [_echoed(each, depth + 1) for each in value[:64]]
     return {}  # an exception, as FastAPI itself shows one

@@ -18,8 +18,10 @@ import io
 import logging
 import os
 import random
+import select
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -120,7 +122,7 @@ class CallbackHandler:
         self.target = target
         self.url = URL(target.url, encoded=True)  # as it was registered: parsing it anew would requote it
         named = target.user or target.password
-        self.auth = aiohttp.BasicAuth(target.user, target.password, "utf-8").encode() if named else ""
+        self.auth = f"Basic {b64encode(f'{target.user}:{target.password}'.encode()).decode()}" if named else ""
         self.origin = origin
         self.max_in_flight = in_flight
         self.owed: dict[str, Any] = {}
@@ -213,13 +215,12 @@ class Callbacks:
         """Posts one call and reads the answer (REST-40, REST-42)."""
         name, origin = call.entry.bare_name, handler.origin
         body = contract.callback_body(name, call.arguments_json, call.call_id)
-        headers = _HEADERS if not handler.auth else {**_HEADERS, "Authorization": handler.auth}
         try:
             async with self._opened().post(
                 handler.url,
                 # aiohttp warns of large bodies in one piece: each is at most twice the limit of arguments.
                 data=body if len(body) < MIB else io.BytesIO(body),
-                headers=headers,
+                headers={"Authorization": handler.auth} if handler.auth else None,
                 allow_redirects=False,
             ) as answer:
                 origin.heard()
@@ -236,10 +237,11 @@ class Callbacks:
             return self._not_connected(handler, name, problem)
         except aiohttp.ClientResponseError as problem:
             origin.heard()
+            why = " ".join(problem.message.split()).rstrip(" ^")[:200]  # it comes in lines, with a caret that points
             return _failure(
                 Code.UNAVAILABLE,
-                f"tool {name!r}: what {origin} sent is no HTTP answer ({problem.message or problem}); it may have run, "
-                "so it was not tried again",
+                f"tool {name!r}: what {origin} sent is no HTTP answer ({why}); it may have run, so it was not tried "
+                "again",
                 Stage.DISPATCHED,
             )
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as problem:
@@ -268,11 +270,12 @@ class Callbacks:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
+                connector=_Connector(
                     limit=0,  # REST-41: no cap below the calls in flight
                     resolver=LoopbackResolver(),
                     keepalive_timeout=KEEP_ALIVE_SECONDS,
                 ),
+                headers=_HEADERS,  # here they are made once, given with a request they are copied one by one
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_read=None, sock_connect=None),
                 auto_decompress=False,
@@ -315,6 +318,29 @@ class Callbacks:
             pause = (time.monotonic() - away_since) * PROBE_SHARE
             pause = min(max(pause, FIRST_PROBE_SECONDS), MOST_PROBE_SECONDS)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # else the origins of one machine come all at once
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Uses a kept connection again only where nothing has come over it since its answer.
+
+    That would be its end, with which a request would be lost (and a POST is not sent twice), or more than was asked
+    for, which would pass for the next answer. aiohttp looks at neither.
+    """
+
+    async def _get(self, key: Any, traces: Any) -> Any:
+        while (connection := await super()._get(key, traces)) is not None:
+            kept = connection.protocol
+            if kept is not None and not kept.should_close and not _has_news(connection.transport):
+                return connection
+            connection.close()
+        return None
+
+
+def _has_news(transport: Any) -> bool:
+    """Tells whether bytes, or the end, have arrived and are not read yet."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class LoopbackResolver(AbstractResolver):
@@ -364,6 +390,9 @@ async def accepting(origins: Iterable[Origin]) -> None:
 
 async def _read(content: aiohttp.StreamReader, limit: int) -> bytes | None:
     """Reads a body; None where it is larger than the limit."""
+    if content.is_eof():  # a small body is there with its headers, and reading it in pieces takes longer
+        whole = content.read_nowait()
+        return whole if len(whole) <= limit else None
     pieces: list[bytes] = []
     size = 0
     async for piece in content.iter_any():

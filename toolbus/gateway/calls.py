@@ -17,6 +17,7 @@ from fastapi import APIRouter, Body, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from google.protobuf.json_format import MessageToDict
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from toolbus.entry import BUS_SOURCE, Entry
 from toolbus.errors import Code, UnknownRole
@@ -33,8 +34,15 @@ PLUGIN_PREFIX = "plugin:"  # REST-51
 GONE = 499  # what servers log for a client that left; nobody receives it
 
 
+class _Rest(PathConvertor):
+    """The rest of a path, line breaks included: REST-3 lets names have them."""
+
+    regex = "(?s:.*)"
+
+
 def router(parts: Parts) -> APIRouter:
     """Returns the endpoints over one bus."""
+    register_url_convertor("rest", _Rest())  # starlette knows them by name only, so once for the process
     routes = APIRouter(responses=REFUSALS)
     for add in (_for_hosts, _for_main_servers, _for_operators):
         add(routes, parts)
@@ -65,7 +73,7 @@ def _for_hosts(routes: APIRouter, parts: Parts) -> None:
 
 def _for_main_servers(routes: APIRouter, parts: Parts) -> None:
     @routes.post(
-        "/api/llm-tools/callback/{plugin_id}/{tool_name:path}", tags=["calls"], responses={200: {"model": Envelope}}
+        "/api/llm-tools/callback/{plugin_id}/{tool_name:rest}", tags=["calls"], responses={200: {"model": Envelope}}
     )
     async def run_for_main_server(plugin_id: str, tool_name: str, body: CallbackBody, request: Request) -> Response:
         """Runs a plugin's tool for a main server that has it with a callback URL to here (REST-50)."""
@@ -93,7 +101,7 @@ def _for_operators(routes: APIRouter, parts: Parts) -> None:
     async def administer(
         name: str,
         request: Request,
-        arguments: dict[str, Any] | None = Body(default=None),  # noqa: B008
+        arguments: dict[str, Any] | None = Body(default=None, examples=[{}, {"limit": 10}]),  # noqa: B008
     ) -> Response:
         """Calls one of the bus's own tools: drain, calls, stats, role_add, role_remove."""
         qualified = f"{BUS_SOURCE}:{name}"

@@ -19,14 +19,20 @@ from toolbus.gateway.tools import REFUSALS, line
 
 PING_SECONDS = 15.0  # below the minute or so after which proxies and clients give up on silence
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+MOST_WRITTEN = 16  # events kept: watchers that come back may each know another revision
 _PING = b": ping\n\n"
 
 
 def router(parts: Parts) -> APIRouter:
     """Returns the endpoint over one bus."""
     routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
+    written = _Written()
 
-    @routes.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
+    @routes.get(
+        "/events",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    )
     async def events(
         since: Annotated[int | None, Query(ge=0, description="The revision that is known already.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
@@ -38,7 +44,7 @@ def router(parts: Parts) -> APIRouter:
         """
         known = last_event_id if last_event_id is not None else str(since if since is not None else -1)
         revision = int(known) if known.isascii() and known.isdecimal() and len(known) < 19 else -1
-        return EventStream(_changes(parts, revision))
+        return EventStream(_changes(parts, revision, written))
 
     return routes
 
@@ -86,11 +92,30 @@ async def _with_pings(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         await events.aclose()
 
 
-async def _changes(parts: Parts, revision: int) -> AsyncGenerator[bytes]:
+async def _changes(parts: Parts, revision: int, written: _Written) -> AsyncGenerator[bytes]:
     yield b"retry: 1000\n\n"
     async for changes in parts.watch(revision):
         if changes.full or changes.added or changes.changed or changes.removed:
-            yield event("catalog", _described(changes), str(changes.revision))
+            yield written.event(revision, changes)
+        revision = changes.revision
+
+
+class _Written:
+    """Events as bytes while their revision is the newest: watchers are told the same at the same time."""
+
+    def __init__(self) -> None:
+        self._revision = 0  # for which the events hold
+        self._events: dict[int, bytes] = {}  # by the revision that their watcher knows, -1 being none
+
+    def event(self, known: int, changes: Changes) -> bytes:
+        """Returns what a watcher that knows a revision is sent."""
+        if self._revision != changes.revision or len(self._events) >= MOST_WRITTEN:
+            self._revision = changes.revision
+            self._events.clear()
+        known = -1 if changes.full else known
+        if known not in self._events:
+            self._events[known] = event("catalog", _described(changes), str(changes.revision))
+        return self._events[known]
 
 
 def _described(changes: Changes) -> dict[str, Any]:

@@ -32,7 +32,18 @@ def _short_or_qualified(name: str) -> str:
     return name
 
 
-RoleName = Annotated[str | None, Field(description='One role; null and "" mean all of them.', examples=[None])]
+def _whole(text: str) -> str:
+    """Refuses half of a surrogate pair; pydantic itself does so only where a length is given."""
+    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+        raise PydanticCustomError(
+            "string_unicode",
+            "Input should be a valid string: it holds half of a surrogate pair, which UTF-8 cannot carry",
+        )
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+RoleName = Annotated[Text | None, Field(description='One role; null and "" mean all of them.', examples=[None])]
 
 
 class RegisterBody(BaseModel):
@@ -55,7 +66,7 @@ class RegisterBody(BaseModel):
     )
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME, description="What the model calls it.")]
-    description: Annotated[str, Field(description="When and for what a model should call it.")] = ""
+    description: Annotated[Text, Field(description="When and for what a model should call it.")] = ""
     parameters: Annotated[dict[str, Any], Field(description="The JSON Schema of the arguments.")] = Field(
         default_factory=lambda: {"type": "object", "properties": {}}
     )
@@ -65,7 +76,7 @@ class RegisterBody(BaseModel):
         AfterValidator(_leads_here),
     ]
     role: RoleName = None
-    source: Annotated[str, Field(description="Whose tool it is: the label that `clear` goes by.")] = "external"
+    source: Annotated[Text, Field(description="Whose tool it is: the label that `clear` goes by.")] = "external"
     timeout_seconds: Annotated[
         float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, description="How long a call may take, in seconds.")
     ] = DEFAULT_TIMEOUT_SECONDS

@@ -35,6 +35,7 @@ DEFAULT_SOURCE = "external"  # REST-3
 FORGET_SECONDS = 30 * 86_400.0  # what has not answered for so long is dropped
 NOTE_SECONDS = 3_600.0  # how often it is written down who has answered, and looked who has not
 FIRST_ROUND_SECONDS = 0.25  # how long a start waits for kept origins to accept
+ABSENT = -1  # as a place: the role was there, and a tool for all roles was not in it
 
 
 class Kept(Protocol):
@@ -52,7 +53,6 @@ class Kept(Protocol):
 class Shelf(Protocol):
     """Where registrations are kept: the store, or nowhere."""
 
-    def load(self) -> list[Any]: ...
     def apply(self, changed: Iterable[Any], gone: Iterable[str]) -> None: ...
     def answered(self, keys: Iterable[str], when: float) -> None: ...
 
@@ -64,6 +64,7 @@ class Registrations:
         shelf: where they are kept; None: nowhere.
         record: makes what the shelf keeps (its `Kept`).
         changed: called when the catalogue has changed.
+        on_source: called with a source whose health may have changed.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class Registrations:
         shelf: Shelf | None,
         record: Callable[..., Any],
         changed: Callable[[], None],
+        on_source: Callable[[str], None],
     ) -> None:
+        self._on_source = on_source
         self._registry = registry
         self._presence = presence
         self._policy = policy
@@ -87,6 +90,7 @@ class Registrations:
         self._changed = changed
         self._callbacks = Callbacks(dispatcher, limits, self._origin_moved)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}
+        self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._kept: dict[str, CallbackHandler] = {}  # by key: every registration that is offered, away or dormant
         self._unwritten: dict[CallbackHandler, None] = {}  # what the shelf could not take yet
         self._roles = registry.roles  # as of the last look: a new one may wake what is dormant
@@ -99,9 +103,9 @@ class Registrations:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def put_back(self) -> None:
-        """Puts back what is kept, and offers at once whatever accepts a connection."""
-        self._restore()
+    async def put_back(self, records: Iterable[Kept]) -> None:
+        """Puts back what was kept, and offers at once whatever accepts a connection."""
+        self._restore({record.key: record for record in records})
         if self._origins:
             with_hope = [origin for origin in self._origins.values() if not origin.online]
             heard_before = time.time()
@@ -114,45 +118,57 @@ class Registrations:
                 else:
                     origin.why = "nobody accepts a connection there since the bus has started"
                     self._callbacks.set_aside(origin)
+            self._forget_old()
 
     def start(self) -> None:
         """Starts to look after what has not answered for long."""
         self._housekeeping = asyncio.get_running_loop().create_task(self._housekeep(), name="toolbus callbacks")
 
-    def is_online(self, source: str) -> bool:
-        """Whether somebody answers for a source."""
-        return any(origin.online for origin in self._origins.values() if origin.source == source)
+    def serving(self, source: str) -> bool | None:
+        """Whether somebody answers for a source; None where it has no tool with a callback URL."""
+        origins = self._by_source.get(source)
+        return None if origins is None else any(origin.online for origin in origins)
+
+    @property
+    def sources(self) -> Iterable[str]:
+        """Whose tools there are."""
+        return self._by_source
 
     async def stop(self) -> None:
         """Ends what runs, and writes down who has answered."""
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-        for origin in self._origins.values():
-            if origin.probing is not None:
-                origin.probing.cancel()
+        tasks = [self._housekeeping, *(origin.probing for origin in self._origins.values())]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await self._callbacks.stop()
+        self.sync()  # what the shelf could not take before
         self._note_answers()
 
-    def _restore(self) -> None:
-        kept = {record.key: record for record in (self._shelf.load() if self._shelf is not None else ())}
+    def _restore(self, kept: dict[str, Kept]) -> None:
         places: list[tuple[int, str | None, CallbackHandler]] = []
         for record in kept.values():
             try:
                 target = parse_callback_url(record.callback_url)
-                item = self._checked([record.tool])[0] if record.checked else _unchecked(record.tool)
+                by_rest = not record.checked and record.tool.validate is None  # by gRPC it would be checked, or say no
+                item = _unchecked(record.tool) if by_rest else self._checked([record.tool])[0]
             except (ValueError, InvalidTool) as problem:  # a stricter rule than when it was registered
                 log.warning("dropped kept tool=%s source=%s why=%s", record.tool.name, record.source, problem)
                 continue
             handler = self._handler(record.source, item, target, record.key, record.answered_at)
             handler.origin.online = False
             self._kept[record.key] = handler
-            for role, place in record.offers:
+            offers = dict(record.offers)
+            if None in offers:  # REST-12: for roles, too, that are new since
+                offers = {**dict.fromkeys(self._registry.roles, offers[None]), **offers}
+            for role, place in offers.items():
                 if role is not None and role not in self._registry.roles:
                     handler.dormant[role] = place
-                else:
+                elif place != ABSENT:
                     places.append((place, role, handler))
         for _, role, handler in sorted(places, key=lambda item: item[0]):
-            self._registry.register(handler, [handler.offered], roles=[role])
+            for _, name, why in self._registry.register(handler, [handler.offered], roles=[role]).failed:
+                log.warning("not put back tool=%r source=%r role=%r why=%s", name, handler.source, role or "", why)
         self._registry.suspend([handler for _, _, handler in places], "the bus has restarted")
         if kept:
             log.info("put back tools=%d origins=%d", len(self._kept), len(self._origins))
@@ -217,6 +233,7 @@ class Registrations:
                 self._callbacks.bring_back(handler.origin)  # whoever registers is there (REST-43)
             else:
                 self._leave_origin(handler)
+        self._on_source(source)
         self._changed()
         self.sync(strict=True)
         return outcomes
@@ -241,6 +258,7 @@ class Registrations:
         origin = self._origins.get(known)
         if origin is None:
             origin = self._origins[known] = Origin(source, target.origin, answered_at)
+            self._by_source.setdefault(source, {})[origin] = None
         origin.answered_at = max(origin.answered_at, answered_at)
         return CallbackHandler(key, item, target, origin, self._callbacks, self._limits.calls_in_flight)
 
@@ -255,9 +273,12 @@ class Registrations:
         Raises:
             NotKept: see strict.
         """
+        stale: list[CallbackHandler] = []
         if self._roles != self._registry.roles:
+            if not set(self._roles) <= set(self._registry.roles):  # some may be kept as absent from a role that is gone
+                stale = [handler for handler in self._kept.values() if self._registry.places(handler)]
             self._wake_dormant()
-        moved = self._registry.take_moved()
+        moved = [*stale, *self._registry.take_moved()]
         if moved or self._unwritten:
             self._write(moved, strict=strict)
 
@@ -287,7 +308,12 @@ class Registrations:
                 ) from problem
 
     def _places(self, handler: CallbackHandler) -> tuple[tuple[str | None, int], ...]:
-        return (*self._registry.places(handler), *handler.dormant.items())
+        places = dict(self._registry.places(handler))
+        places.update(handler.dormant)
+        if None in places:  # what is not said would pass for a role that is new at the next start
+            for role in self._registry.roles:
+                places.setdefault(role, ABSENT)
+        return tuple(places.items())
 
     def _to_record(self, handler: CallbackHandler) -> Any:
         item = handler.offered
@@ -308,8 +334,10 @@ class Registrations:
         for role in new:
             waiting = [handler for handler in self._kept.values() if role in handler.dormant]
             for handler in sorted(waiting, key=lambda handler: handler.dormant[role]):
-                del handler.dormant[role]
-                self._registry.register(handler, [handler.offered], roles=[role])
+                if handler.dormant.pop(role) == ABSENT:
+                    self._registry.unregister(handler.offered.tool.name, role, handler.source)
+                else:
+                    self._registry.register(handler, [handler.offered], roles=[role])
             away = [handler for handler in waiting if not handler.origin.online]
             self._registry.suspend(away, "nobody has accepted a connection there yet")
 
@@ -321,8 +349,10 @@ class Registrations:
             names = self._registry.resume(origin.handlers)
             log.info("online source=%r origin=%s tools=%d", origin.source, origin, len(names))
         else:
-            names = self._registry.suspend(origin.handlers, f"nobody accepts a connection at {origin} ({origin.why})")
-            log.warning("offline source=%r origin=%s tools=%d why=%s", origin.source, origin, len(names), origin.why)
+            self._registry.suspend(origin.handlers, f"nobody accepts a connection at {origin} ({origin.why})")
+            tools = len(origin.handlers)  # after a restart none of them was offered
+            log.warning("offline source=%r origin=%s tools=%d why=%s", origin.source, origin, tools, origin.why)
+        self._on_source(origin.source)
         self._changed()
 
     def _leave_origin(self, handler: CallbackHandler) -> None:
@@ -330,14 +360,21 @@ class Registrations:
         origin.handlers.pop(handler, None)
         if not origin.handlers and self._origins.get((origin.source, origin.address)) is origin:
             del self._origins[origin.source, origin.address]
+            del self._by_source[origin.source][origin]
+            if not self._by_source[origin.source]:
+                del self._by_source[origin.source]
+            self._on_source(origin.source)
             if origin.probing is not None:
                 origin.probing.cancel()
 
     async def _housekeep(self) -> None:
         while True:
             try:
+                silent = time.time() - NOTE_SECONDS
+                await accepting([each for each in self._origins.values() if each.online and each.answered_at < silent])
                 self._forget_old()
                 self._note_answers()
+                self.sync()  # what the shelf could not take before
             except ToolBusError:
                 log.exception("housekeeping of callbacks failed")
             await asyncio.sleep(NOTE_SECONDS)
@@ -345,7 +382,8 @@ class Registrations:
     def _forget_old(self) -> None:
         """Drops what has not answered for 30 days."""
         oldest = time.time() - FORGET_SECONDS
-        for origin in [each for each in self._origins.values() if each.answered_at < oldest and not each.online]:
+        away = [each for each in self._origins.values() if each.probing is not None]  # and was asked at least once
+        for origin in [each for each in away if each.answered_at < oldest]:
             handlers = list(origin.handlers)
             for handler in handlers:
                 handler.dormant.clear()
@@ -364,6 +402,7 @@ class Registrations:
         try:
             self._shelf.answered([handler.key for origin in heard for handler in origin.handlers], self._noted_at)
         except Exception as problem:
+            self._noted_at = since
             log.error("cannot write down who has answered why=%s", problem)
 
 

@@ -29,10 +29,12 @@ from toolbus.schema import is_deeper
 from toolbus.tool import Limits, Tool
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
     403: {
         "model": Problem,
         "description": "Who asks may not: another machine, a web page, a source without the right.",
     },
+    413: {"model": Problem, "description": "The body is longer than the limit `http_body_bytes`."},
     422: {"model": Invalid, "description": "The request breaks rules; all of them are listed."},
 }
 UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "Nobody configured that role."}}

