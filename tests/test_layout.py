@@ -19,7 +19,8 @@ PACKAGE = ROOT / "toolbus"
 # Core: no sockets, files, environment or loop of its own.
 CORE = {
     *("tool", "errors", "schema", "schema_graph", "registry", "catalogue", "session", "peer", "presence"),
-    *("call", "dispatcher", "entry", "listings", "loopback", "offer", "staleness", "policy", "records", "refusals", "withdrawal"),
+    *("call", "dispatcher", "entry", "listings", "loopback", "offer", "staleness", "policy", "records", "refusals"),
+    *("withdrawal",),
 }
 CORE_LIBRARIES = {"google.protobuf", "orjson", "jsonschema_rs"}
 NOT_IN_CORE = {
@@ -57,6 +58,8 @@ MAY_IMPORT = (
     | {"session": LIGHT_CORE}
     | {file: CORE | files for files in ROOMS.values() for file in files}
     | {room: CORE | {"sdk"} for room in ROOMS_WITH_SDK_RULES}
+    | {"outbound": set()}
+    | {room: CORE | {room, "outbound"} for room in ("gateway", "upstream")}
     | {
         "sdk": LIGHT_CORE,
         "config": CORE,

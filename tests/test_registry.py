@@ -62,7 +62,7 @@ def test_removing_for_one_role_removes_only_there() -> None:
     outcome = registry.unregister("t", "r1")
     assert (names(registry, "r1"), names(registry, "r2")) == ([], ["t"])
     assert outcome == Outcome(("t",), ("r1",), count=1, notices=outcome.notices)
-    assert [(notice.handler, notice.roles, notice.by_source) for notice in outcome.notices] == [(owner, ("r1",), "")]
+    assert [(notice.handler, notice.roles, notice.by_source) for notice in outcome.notices] == [(owner, ("r1",), None)]
 
 
 def test_clearing_removes_a_source_only_and_counts_once_per_role() -> None:

@@ -239,12 +239,12 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that the owner of a tool should hear: it lost the tool in these roles, to whom (empty: withdrawn)."""
+    """Something that the owner of a tool should hear: it lost the tool in these roles, to whom (None: withdrawn)."""
 
     handler: Handler
     name: str
     roles: tuple[str, ...]
-    by_source: str = ""
+    by_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

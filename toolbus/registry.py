@@ -32,6 +32,7 @@ class Registry:
         self._lock = threading.RLock()
         self._tables: dict[str, Table] = {role: Table(role) for role in roles}
         self._to_come = Table(None)
+        self._absent: dict[str, Table] = {}  # like roles, but nobody has configured them: what is kept waits there
         self._by_handler: dict[Handler, dict[Entry, None]] = {}
         self._by_source: dict[str, dict[Entry, None]] = {}
         self._offline: dict[Entry, tuple[float, str]] = {}  # entry → (when it goes, instance it was lost with)
@@ -55,6 +56,11 @@ class Registry:
     def roles(self) -> tuple[str, ...]:
         """The configured roles, in order."""
         return tuple(self._tables)
+
+    @property
+    def known_roles(self) -> tuple[str, ...]:
+        """The configured roles and those that tools wait for."""
+        return (*self._tables, *self._absent)
 
     def find(self, name: str, role: str = "") -> Entry | None:
         """Returns who has a name: in a role, or in the first role in order that offers it.
@@ -185,7 +191,8 @@ class Registry:
             UnknownRole: a tool is for a role that is not configured. Nothing has changed then.
         """
         with self._lock:
-            self.check_roles(offered)
+            if roles is None:
+                self.check_roles(offered)
             before = self._declared(handler) if declare else {}
             affected: dict[str, None] = {}
             failed: list[tuple[str, str, str]] = []
@@ -195,11 +202,12 @@ class Registry:
             for item in offered:
                 taken = False
                 for table in self._tables_for(item.tool.role or None) if roles is None else self._exactly(roles):
-                    if table is self._to_come and needs_role and not taken:
+                    if table.role not in self._tables and needs_role and not taken:
                         continue
                     entry = self._place(table, handler, item, qualified, notices)
                     if entry is None:
-                        failed.append((table.role or "", item.tool.name, self._full()))
+                        if table.role not in self._absent:
+                            failed.append((table.role or "", item.tool.name, self._full()))
                         continue
                     taken = True
                     before.pop(entry, None)
@@ -365,26 +373,37 @@ class Registry:
         with self._lock:
             if role in self._tables:
                 return
-            table = Table(role)
             self.revision += 1
-            for known in self._to_come.entries.values():
-                entry = Entry(table, known.name, known.bare_name, known.source, known.place)
-                entry.former, entry.last_error = dict(known.former), known.last_error
-                for declaration in known.declarations.values():
-                    for handler in declaration.handlers:
-                        entry.add(declaration.for_handler(), handler)
-                        self._own(handler, entry)
-                if known.suspended is not None:
-                    entry.suspended = known.suspended.for_handler(*known.suspended.handlers)
-                    self._own(known.suspended.handlers[0], entry)
-                table.put(entry)
-                self._by_source.setdefault(entry.source, {})[entry] = None
-                if known in self._offline:
-                    self._offline[entry] = self._offline[known]
-                self._note(entry, False)
-            self._offline = dict(sorted(self._offline.items(), key=lambda item: item[1]))
+            table = self._absent.pop(role, None) or self._filled(role)
+            for entry in table.entries.values():
+                self._note(entry, False)  # while what is shown is what watchers know
             self._tables = {**self._tables, role: table}
             self.first = self._first()
+
+    def reserve(self, role: str) -> None:
+        """Lets tools wait for a role that nobody has configured: it is like the others, but shown to nobody."""
+        with self._lock:
+            if role not in self._tables and role not in self._absent:
+                self._absent[role] = self._filled(role)
+
+    def _filled(self, role: str) -> Table:
+        table = Table(role)
+        for known in self._to_come.entries.values():
+            entry = Entry(table, known.name, known.bare_name, known.source, known.place)
+            entry.former, entry.last_error = dict(known.former), known.last_error
+            for declaration in known.declarations.values():
+                for handler in declaration.handlers:
+                    entry.add(declaration.for_handler(), handler)
+                    self._own(handler, entry)
+            if known.suspended is not None:
+                entry.suspended = known.suspended.for_handler(*known.suspended.handlers)
+                self._own(known.suspended.handlers[0], entry)
+            table.put(entry)
+            self._by_source.setdefault(entry.source, {})[entry] = None
+            if known in self._offline:
+                self._offline[entry] = self._offline[known]
+        self._offline = dict(sorted(self._offline.items(), key=lambda item: item[1]))
+        return table
 
     def remove_role(self, role: str) -> None:
         """Removes a role and the tools it has.
@@ -414,14 +433,14 @@ class Registry:
 
     def _tables_for(self, role: str | None) -> list[Table]:
         if role is None:
-            return [*self._tables.values(), self._to_come]
+            return [*self._tables.values(), *self._absent.values(), self._to_come]
         if role not in self._tables:
             raise UnknownRole(role)
         return [self._tables[role]]
 
     def _exactly(self, roles: Sequence[str | None]) -> list[Table]:
-        tables = ((self._to_come if role is None else self._tables.get(role)) for role in roles)
-        return [table for table in tables if table is not None]
+        known = {table.role: table for table in (*self._tables.values(), *self._absent.values(), self._to_come)}
+        return [known[role] for role in roles if role in known]
 
     def _declared(self, handler: Handler) -> dict[Entry, None]:
         """Entries that an attach of this handler replaces: its own, and those lost with the same instance."""
@@ -449,7 +468,7 @@ class Registry:
         if entry is not None and entry.source != handler.source:
             self._note(entry, there)  # gone, for those who knew it under its old source
             for owner in entry.handlers():
-                if table.role is not None:
+                if table.role in self._tables:
                     notices.setdefault((owner, entry.bare_name), []).append(table.role)
                 self._forget(owner, entry)
             self._leave_source(entry)
@@ -491,13 +510,13 @@ class Registry:
         for entry in entries:
             role = entry.table.role
             for handler in entry.handlers():
-                if role is not None:
+                if role in self._tables:
                     notices.setdefault((handler, entry.bare_name), []).append(role)
                 self._forget(handler, entry)
             if role is not None:
                 affected[role] = None
             self._drop(entry)
-        counted = sum(1 for entry in entries if entry.table.role is not None)
+        counted = sum(1 for entry in entries if entry.table.role in self._tables)
         return Outcome(
             names=tuple(dict.fromkeys(entry.bare_name for entry in entries)),
             roles=self._in_order(affected),

@@ -69,11 +69,12 @@ def tell_owners(outcome: Outcome, besides: Peer | None = None) -> None:
         if notice.handler is besides or not isinstance(notice.handler, Peer):
             continue
         event = wire.Event()
-        if notice.by_source:
+        if notice.by_source is not None:
             event.tool_overwritten.MergeFrom(
                 wire.ToolOverwritten(name=notice.name, by_source=notice.by_source, roles=notice.roles)
             )
         else:
             event.tool_removed.MergeFrom(wire.ToolRemoved(name=notice.name, roles=notice.roles))
         notice.handler.tell(event)
-        log.info("lost tool=%s source=%s to=%s", notice.name, notice.handler.source, notice.by_source or "-")
+        by = "-" if notice.by_source is None else notice.by_source
+        log.info("lost tool=%s source=%s to=%s", notice.name, notice.handler.source, by)

@@ -231,3 +231,18 @@ async def test_a_role_that_was_removed_is_new_when_it_comes_back(start: Start) -
             bus.remove_role("B")
         async with start() as bus:
             assert names(bus, "B") == ["x", "y"]
+
+
+async def test_what_is_registered_or_cleared_while_a_role_is_missing_holds_for_it_too(start: Start) -> None:
+    with CallbackPlugin() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            for name in ("cleared", "replaced", "unregistered"):
+                await legacy.ask("register", name=name, callback_url=plugin.url(), role="B", source=f"plugin:{name}")
+        async with start("A") as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("clear", source="plugin:cleared")
+            await legacy.ask("unregister", name="unregistered")
+            await legacy.ask("register", name="replaced", callback_url=plugin.url(), source="new")
+            assert not (await bus.call("toolbus:role_add", {"role": "B"})).is_error
+            assert catalogue(bus)["B"] == [("replaced", "new")]
+        async with start() as bus:
+            assert catalogue(bus)["B"] == [("replaced", "new")]

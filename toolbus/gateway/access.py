@@ -43,8 +43,11 @@ class Guard:
             await JSONResponse({"detail": why}, status_code=403)(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        length = headers.get("content-length")
-        if length is not None and "transfer-encoding" in headers:
+        length, coding = headers.get("content-length"), headers.get("transfer-encoding")
+        if coding is not None and coding.lower() != "chunked":
+            why = "the request has a Transfer-Encoding other than chunked: send the body as it is"
+            await JSONResponse({"detail": why}, status_code=501, headers={"Connection": "close"})(scope, receive, send)
+        elif length is not None and coding is not None:
             # Whoever reads the other one sees another request in the body (RFC 9112, section 6.3).
             why = "the request has both Content-Length and Transfer-Encoding: send one of them"
             await JSONResponse({"detail": why}, status_code=400, headers={"Connection": "close"})(scope, receive, send)

@@ -18,24 +18,21 @@ import io
 import logging
 import os
 import random
-import select
-import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-import toolbus
 from toolbus.call import Call
 from toolbus.dispatcher import Dispatcher
 from toolbus.errors import Code, Stage
 from toolbus.gateway import contract
 from toolbus.loopback import CallbackUrl
 from toolbus.offer import Offered
+from toolbus.outbound import open_session
 from toolbus.tool import MIB, CallError, Limits, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -43,18 +40,11 @@ from toolbus.v1 import tool_pb2 as pb
 log = logging.getLogger("toolbus.callbacks")
 
 FAILURES_TO_OFFLINE = 3  # REST-43
-KEEP_ALIVE_SECONDS = 4.0  # below the 5 s after which uvicorn and Node close: who is second writes into a closed one
 FIRST_PROBE_SECONDS = 0.25
 MOST_PROBE_SECONDS = 30.0
 PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, at most MOST_PROBE_SECONDS later
 CONNECT_SECONDS = 2.0  # of a probe
 _OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # ours, not the plugin's fault
-_HEADERS = {
-    "Content-Type": "application/json",
-    "Accept": "application/json, */*",
-    "Accept-Encoding": "identity",  # a small compressed answer may unfold without end
-    "User-Agent": f"toolbus/{toolbus.__version__}",
-}
 
 
 class Origin:
@@ -98,11 +88,10 @@ class CallbackHandler:
 
     Attributes:
         key: names the registration where it is kept.
-        dormant: roles that nobody has configured since the bus was restarted, and the tool's places there.
     """
 
     __slots__ = (
-        *("_callbacks", "auth", "dormant", "key", "max_in_flight", "offered", "origin", "owed", "source", "stuck"),
+        *("_callbacks", "auth", "key", "max_in_flight", "offered", "origin", "owed", "source", "stuck"),
         *("target", "url"),
     )
 
@@ -127,7 +116,6 @@ class CallbackHandler:
         self.max_in_flight = in_flight
         self.owed: dict[str, Any] = {}
         self.stuck = 0
-        self.dormant: dict[str, int] = {}
         self._callbacks = callbacks
         origin.handlers[self] = None
 
@@ -269,18 +257,8 @@ class Callbacks:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=_Connector(
-                    limit=0,  # REST-41: no cap below the calls in flight
-                    resolver=LoopbackResolver(),
-                    keepalive_timeout=KEEP_ALIVE_SECONDS,
-                ),
-                headers=_HEADERS,  # here they are made once, given with a request they are copied one by one
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_read=None, sock_connect=None),
-                auto_decompress=False,
-                trust_env=False,  # REST-41
-            )
+            # REST-41: no cap below the calls in flight; the limit of time is the dispatcher's.
+            self._session = open_session(connections=0, seconds=None, content_type="application/json")
         return self._session
 
     # -- origins that are away -----------------------------------------------------------------------------------
@@ -318,47 +296,6 @@ class Callbacks:
             pause = (time.monotonic() - away_since) * PROBE_SHARE
             pause = min(max(pause, FIRST_PROBE_SECONDS), MOST_PROBE_SECONDS)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # else the origins of one machine come all at once
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Uses a kept connection again only where nothing has come over it since its answer.
-
-    That would be its end, with which a request would be lost (and a POST is not sent twice), or more than was asked
-    for, which would pass for the next answer. aiohttp looks at neither.
-    """
-
-    async def _get(self, key: Any, traces: Any) -> Any:
-        while (connection := await super()._get(key, traces)) is not None:
-            kept = connection.protocol
-            if kept is not None and not kept.should_close and not _has_news(connection.transport):
-                return connection
-            connection.close()
-        return None
-
-
-def _has_news(transport: Any) -> bool:
-    """Tells whether bytes, or the end, have arrived and are not read yet."""
-    poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(poll.poll(0))
-
-
-class LoopbackResolver(AbstractResolver):
-    """Knows one name, and asks nobody (REST-32)."""
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Returns where `localhost` is."""
-        if host != "localhost":
-            raise OSError(None, f"{host} is no loopback address")
-        return [
-            ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
-            for address, kind in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
-        ]
-
-    async def close(self) -> None:
-        """Holds nothing."""
 
 
 async def accepts(address: tuple[str, str, int]) -> bool:

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import logging
 import socket
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from toolbus.errors import SetupError
 
 log = logging.getLogger("toolbus.http")
 
+MOST_HEAD_BYTES = 64 * 1024
 STOP_SECONDS = 1.0  # how long open requests get when the bus stops, before their connections are cut
 
 
@@ -42,7 +45,7 @@ class HttpServer:
         assert self._listening is not None
         config = uvicorn.Config(
             application,
-            http="h11",  # strict about what it takes, and bounded in what it buffers
+            http=_BoundedProtocol,
             ws="none",
             loop="none",
             lifespan="off",
@@ -72,6 +75,36 @@ class HttpServer:
         await asyncio.wait((self._serving,), timeout=STOP_SECONDS)
         self._server.force_exit = True
         await self._serving
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """Takes no more than `MOST_HEAD_BYTES` before a body: the parser itself keeps whatever comes."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self._head_bytes = 0  # of a request line and headers that are not complete, about
+        self._in_head = True  # whether a body is not reached yet
+        self._began_anew = False  # whether the piece that is being read ended a request
+
+    def data_received(self, data: bytes) -> None:
+        """Reads a piece."""
+        self._began_anew = False
+        super().data_received(data)
+        if not self._in_head or self._began_anew:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self.send_400_response(f"The request line and headers have more than {MOST_HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """Notes that the body begins."""
+        self._in_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Notes that the next request begins."""
+        self._in_head = self._began_anew = True
+        super().on_message_complete()
 
 
 class _QuietServer(uvicorn.Server):

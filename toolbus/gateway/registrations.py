@@ -91,9 +91,9 @@ class Registrations:
         self._callbacks = Callbacks(dispatcher, limits, self._origin_moved)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
-        self._kept: dict[str, CallbackHandler] = {}  # by key: every registration that is offered, away or dormant
+        self._kept: dict[str, CallbackHandler] = {}  # by key: every registration that is offered or away
         self._unwritten: dict[CallbackHandler, None] = {}  # what the shelf could not take yet
-        self._roles = registry.roles  # as of the last look: a new one may wake what is dormant
+        self._roles = registry.roles  # as of the last look
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._noted_at = time.time()  # when it was last written down who has answered
 
@@ -146,6 +146,9 @@ class Registrations:
         self._note_answers()
 
     def _restore(self, kept: dict[str, Kept]) -> None:
+        for role in dict.fromkeys(role for record in kept.values() for role, _ in record.offers):
+            if role is not None:
+                self._registry.reserve(role)
         places: list[tuple[int, str | None, CallbackHandler]] = []
         for record in kept.values():
             try:
@@ -160,12 +163,8 @@ class Registrations:
             self._kept[record.key] = handler
             offers = dict(record.offers)
             if None in offers:  # REST-12: for roles, too, that are new since
-                offers = {**dict.fromkeys(self._registry.roles, offers[None]), **offers}
-            for role, place in offers.items():
-                if role is not None and role not in self._registry.roles:
-                    handler.dormant[role] = place
-                elif place != ABSENT:
-                    places.append((place, role, handler))
+                offers = {**dict.fromkeys(self._registry.known_roles, offers[None]), **offers}
+            places += [(place, role, handler) for role, place in offers.items() if place != ABSENT]
         for _, role, handler in sorted(places, key=lambda item: item[0]):
             for _, name, why in self._registry.register(handler, [handler.offered], roles=[role]).failed:
                 log.warning("not put back tool=%r source=%r role=%r why=%s", name, handler.source, role or "", why)
@@ -273,12 +272,11 @@ class Registrations:
         Raises:
             NotKept: see strict.
         """
-        stale: list[CallbackHandler] = []
+        moved = self._registry.take_moved()
         if self._roles != self._registry.roles:
             if not set(self._roles) <= set(self._registry.roles):  # some may be kept as absent from a role that is gone
-                stale = [handler for handler in self._kept.values() if self._registry.places(handler)]
-            self._wake_dormant()
-        moved = [*stale, *self._registry.take_moved()]
+                moved = [*self._kept.values(), *moved]
+            self._roles = self._registry.roles
         if moved or self._unwritten:
             self._write(moved, strict=strict)
 
@@ -309,9 +307,8 @@ class Registrations:
 
     def _places(self, handler: CallbackHandler) -> tuple[tuple[str | None, int], ...]:
         places = dict(self._registry.places(handler))
-        places.update(handler.dormant)
         if None in places:  # what is not said would pass for a role that is new at the next start
-            for role in self._registry.roles:
+            for role in self._registry.known_roles:
                 places.setdefault(role, ABSENT)
         return tuple(places.items())
 
@@ -326,20 +323,6 @@ class Registrations:
             offers=self._places(handler),
             answered_at=handler.origin.answered_at,
         )
-
-    def _wake_dormant(self) -> None:
-        """Puts tools back into roles that were added again."""
-        new = [role for role in self._registry.roles if role not in self._roles]
-        self._roles = self._registry.roles
-        for role in new:
-            waiting = [handler for handler in self._kept.values() if role in handler.dormant]
-            for handler in sorted(waiting, key=lambda handler: handler.dormant[role]):
-                if handler.dormant.pop(role) == ABSENT:
-                    self._registry.unregister(handler.offered.tool.name, role, handler.source)
-                else:
-                    self._registry.register(handler, [handler.offered], roles=[role])
-            away = [handler for handler in waiting if not handler.origin.online]
-            self._registry.suspend(away, "nobody has accepted a connection there yet")
 
     # -- origins -------------------------------------------------------------------------------------------------
 
@@ -386,7 +369,6 @@ class Registrations:
         for origin in [each for each in away if each.answered_at < oldest]:
             handlers = list(origin.handlers)
             for handler in handlers:
-                handler.dormant.clear()
                 self._registry.withdraw(handler)
             log.warning(
                 "dropped source=%r origin=%s tools=%d why=no answer for 30 days", origin.source, origin, len(handlers)

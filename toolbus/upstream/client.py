@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
+from toolbus.outbound import open_session
 from toolbus.upstream.contract import Trouble, clean
 
 REQUEST_SECONDS = 5.0  # for a whole exchange; REST-11 says that a server answers well within
 MAX_ANSWER = 8 * 1024 * 1024  # bytes: 20,000 listed tools with long descriptions
 CONNECTIONS = 8
-KEPT_SECONDS = 4.0  # common servers close an idle connection after 5: ours goes first, so that no request meets that
 
 
 class Client:
@@ -21,16 +17,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                resolver=_Localhost(), use_dns_cache=False, limit=CONNECTIONS, keepalive_timeout=KEPT_SECONDS
-            ),
-            timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,  # nothing compressed is asked for, so nothing can unfold
-            headers={"Accept-Encoding": "identity", "Accept": "application/json"},
-        )
+        self._session = open_session(connections=CONNECTIONS, seconds=REQUEST_SECONDS)
 
     async def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Sends one request.
@@ -67,22 +54,3 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
             response.close()
             raise Trouble(f"an answer has more than {MAX_ANSWER} bytes")
     return bytes(chunks)
-
-
-class _Localhost(AbstractResolver):
-    """Knows one name, and asks nobody what it means."""
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        if host.lower() != "localhost":
-            raise OSError(None, f"{host} is not localhost, and no other name is looked up")
-        await asyncio.sleep(0)
-        return [
-            ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
-            for kind, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
-            if family in (socket.AF_UNSPEC, kind)
-        ]
-
-    async def close(self) -> None:
-        """Holds nothing."""

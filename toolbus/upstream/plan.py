@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from toolbus.entry import BUS_SOURCE, Entry, Listing
-from toolbus.loopback import parse_callback_url
+from toolbus.loopback import CallbackUrl, parse_callback_url
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 
 PREFIX = "plugin:"  # of every source over there; set once, never doubled (REST-51)
@@ -22,11 +22,11 @@ MARGIN_SECONDS = 2.0
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]", re.ASCII)  # what model providers refuse in a function's name
 _DOTS = (".", "..")  # as a part of a path they are taken out of it by every client
-_SAME_HOST = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})  # what `localhost` leads to (REST-32)
+
+_SAME_HOST = frozenset({"localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1"})
 
 Key = tuple[str, str | None]  # name over there, role; None is all roles
 Print = tuple[str, str, str, float]  # all that a registration says, for comparing
-Origin = tuple[str, str, int]  # scheme, host, port
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +104,7 @@ def make_plan(listings: Iterable[Listing], callback_base: str, upstream: str) ->
         upstream: the URL of the other side. Tools that came from there are not sent back.
     """
     plan = Plan()
-    back = origin_of(upstream)
+    back = parse_callback_url(upstream)
     offered = [listing for listing in listings if _is_offered(listing, back)]
     # A name as it is goes before one that had to be spelled in another way, however late it came.
     owners = {listing.tool.name: listing.tool.name for listing in offered if not _is_qualified(listing)}
@@ -119,22 +119,19 @@ def make_plan(listings: Iterable[Listing], callback_base: str, upstream: str) ->
     return plan
 
 
-def origin_of(url: str) -> Origin | None:
-    """Returns whom a URL asks, with one spelling for this machine; None where it is no loopback URL."""
-    try:
-        scheme, host, port = parse_callback_url(url).origin
-    except ValueError:
-        return None
-    return scheme, "localhost" if host in _SAME_HOST else host, port
-
-
-def _is_offered(listing: Listing, back: Origin | None) -> bool:
+def _is_offered(listing: Listing, back: CallbackUrl) -> bool:
     entry, tool = listing.entry, listing.tool
     if listing.source == BUS_SOURCE or (entry.current is None and entry.suspended is not None):
         return False
-    if tool.callback_url and back is not None and origin_of(tool.callback_url) == back:
+    if tool.callback_url and _leads_to(parse_callback_url(tool.callback_url), back):
         return False
     return not _came_from_a_bus(tool)
+
+
+def _leads_to(target: CallbackUrl, server: CallbackUrl) -> bool:
+    """Whether a callback leads to a server that may listen under every common address of this machine."""
+    hosts = {target.host, server.host}
+    return target.port == server.port and (len(hosts) == 1 or hosts <= _SAME_HOST)
 
 
 def _came_from_a_bus(tool: Tool) -> bool:
