@@ -107,6 +107,20 @@ async def test_a_taken_address_is_a_sentence_and_leaves_nothing_listening(bus: B
         free.bind(("127.0.0.1", port))
 
 
+async def test_a_bus_whose_http_does_not_start_leaves_nothing_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(bus: Bus) -> None:
+        raise ImportError("no FastAPI here")
+
+    monkeypatch.setattr(Bus, "_application", broken)
+    refused = Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0"))
+    with pytest.raises(ImportError):
+        await refused.start()
+    assert refused.http_address is not None
+    for address in (*refused.grpc_addresses, refused.http_address):
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+
+
 async def test_a_bus_that_stops_ends_the_calls_of_its_own_functions_and_takes_no_more(bus: Bus) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 

@@ -54,14 +54,14 @@ def test_loopback_and_unix_addresses_are_taken(address: str) -> None:
         ({"drain_seconds": float("nan")}, "drain_seconds is nan"),
         ({"limits": Limits(result_bytes=0)}, "limits.result_bytes is 0"),
         ({"upstream": "http://127.0.0.1:1", "http": "off"}, "upstream needs http"),
-        ({"upstream": "http://192.168.1.2:1"}, "upstream: "),
-        ({"upstream": "http://main.example:1"}, "upstream: "),
+        ({"upstream": "http://192.168.1.2:1"}, "not http://HOST:PORT"),
+        ({"upstream": "http://main.example:1"}, "not http://HOST:PORT"),
         ({"upstream": "https://127.0.0.1:1"}, "upstream 'https://127.0.0.1:1' is not http://HOST:PORT"),
         ({"upstream": "http://127.0.0.1:1/api"}, "upstream 'http://127.0.0.1:1/api' is not http://HOST:PORT"),
         ({"upstream": "http://127.0.0.1:1?a=b"}, "is not http://HOST:PORT"),
         ({"upstream": "http://ann:secret@127.0.0.1:1"}, "upstream 'http://ann:***@127.0.0.1:1"),
-        ({"upstream": "127.0.0.1:1"}, "upstream: "),
-        ({"upstream": ""}, "upstream: "),
+        ({"upstream": "127.0.0.1:1"}, "not http://HOST:PORT"),
+        ({"upstream": ""}, "not http://HOST:PORT"),
     ],
 )
 def test_what_breaks_a_rule_is_refused_with_value_and_rule(fields: dict[str, Any], words: str) -> None:

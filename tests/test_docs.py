@@ -141,6 +141,8 @@ def _process(arguments: list[str], folder: Path, where: Where) -> Iterator[subpr
 @contextmanager
 def _bus(folder: Path) -> Iterator[Where]:
     command = ["-m", "toolbus.cli", "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--ephemeral"]
+    (folder / "settings.toml").write_text("grace_seconds = 0\n")  # so that an unknown name is unknown at once
+    command += ["--config", str(folder / "settings.toml")]
     with _process(command, folder, Where()) as process:
         assert process.stdout is not None
         ready = re.fullmatch(r"toolbus ready grpc=(\S+) http=(\S+)\n", process.stdout.readline())
@@ -299,7 +301,7 @@ def test_the_limits_of_the_rest_guide_are_the_defaults() -> None:
 
 
 async def test_the_rest_guide_and_the_bus_know_the_same_paths() -> None:
-    async with running_bus(http="127.0.0.1:0") as bus, httpx.AsyncClient(trust_env=False) as client:
+    async with running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus, httpx.AsyncClient(trust_env=False) as client:
         served = (await client.get(f"http://{bus.http_address}/openapi.json")).json()["paths"]
     told = {path.partition("?")[0] for path in re.findall(r"/api/[\w/{}?-]+|/healthz|/readyz", TEXTS["docs/rest.md"])}
     told = {re.sub(r"\{\w+(:\w+)?\}", "{}", path).rstrip("/") for path in told}

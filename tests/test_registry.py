@@ -215,6 +215,19 @@ def test_a_local_function_is_replaced_by_the_newer_one_of_its_source() -> None:
     assert registry.offers(older) == []
 
 
+def test_a_session_replaces_a_function_or_callback_of_its_source_and_the_other_way_round() -> None:
+    registry = Registry()
+    function = offers(registry, "one", V1, shares=False)
+    sessions = [offers(registry, "one", V1), offers(registry, "one", V1)]
+    entry = registry.find("t")
+    assert entry is not None
+    assert entry.handlers() == sessions
+    assert registry.offers(function) == []
+    again = offers(registry, "one", V1, shares=False)
+    assert entry.handlers() == [again]
+    assert [registry.offers(each) for each in sessions] == [[], []]
+
+
 def test_declaring_replaces_what_the_handler_offered_and_nothing_of_others() -> None:
     registry = Registry()
     one = offers(registry, "one", tool("a"), tool("b"))

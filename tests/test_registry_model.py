@@ -59,8 +59,8 @@ class Line:
                 self.declared[index] = (tool, handlers)
                 return
         self.leave(handler)
-        if not handler.shares:
-            self.declared.clear()
+        for other in [each for each in self.handlers() if not (each.shares and handler.shares)]:
+            self.leave(other)
         same = [handlers for known, handlers in self.declared if known.schema_hash == tool.schema_hash]
         self.declared = [each for each in self.declared if each[0].schema_hash != tool.schema_hash]
         self.declared.append((tool, [*(same[0] if same else ()), handler]))
@@ -202,7 +202,7 @@ TOOLS = st.builds(
     timeout_seconds=st.sampled_from([0.0, 9.0]),
 )
 TOOL_LISTS = st.lists(TOOLS, min_size=1, max_size=4, unique_by=lambda each: (each.name, each.role))
-HANDLERS = st.integers(0, 6)
+HANDLERS = st.integers(0, 7)
 ROLES = st.sampled_from(["", "r1", "r2", "r3"])
 
 
@@ -221,6 +221,7 @@ class CatalogueMachine(RuleBasedStateMachine):
             PeerDouble("two", instance="i"),
             PeerDouble("local", shares=False),
             PeerDouble("local", shares=False),
+            PeerDouble("local"),
             PeerDouble("far", instance="i", qualified=True),
         ]
         self.known: list[tuple[int, dict[tuple[str, str], set[Seen]]]] = []  # what watchers know, by revision

@@ -137,10 +137,11 @@ def test_registrations_come_back_by_their_smallest_place_and_those_without_one_l
         kept(2, offers=(("a", 9), ("b", 2))),
         kept(3, offers=((None, 5),)),
         kept(4, offers=(("a", 0),)),
+        kept(5, offers=((None, 7), ("a", -1))),
     ]
     with opened(tmp_path) as store:
         store.apply(rows, ())
-    assert [row.key for row in loaded(tmp_path)] == ["key-4", "key-2", "key-3", "key-1"]
+    assert [row.key for row in loaded(tmp_path)] == ["key-4", "key-2", "key-3", "key-5", "key-1"]
 
 
 def test_a_registration_of_the_same_key_replaces_the_older_one_with_all_its_offers(tmp_path: Path) -> None:
@@ -357,7 +358,7 @@ def test_a_second_store_in_the_same_process_is_refused_and_close_frees_it(tmp_pa
 
 def test_a_directory_that_cannot_be_used_says_so_with_the_cure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "File exists" in refusal(tmp_path / "file")
+    assert "it is a file" in refusal(tmp_path / "file")
     assert "Not a directory" in refusal(tmp_path / "file" / "below")
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)

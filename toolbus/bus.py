@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import logging
 import secrets
 import socket
@@ -131,6 +132,7 @@ class Bus:
             if self._http is not None:
                 await self._http.start(self._application())
         except BaseException:
+            await self._grpc.stop()
             await self._stop_gateway()
             raise
         self._ticking = self._loop.create_task(self._tick(), name="toolbus tick")
@@ -176,6 +178,7 @@ class Bus:
             registrations=self._callback_tools(),
             withdrawal=self._presence.withdrawal,
             limits=self._config.limits,
+            own=parse_callback_url(f"http://{self._http.address}"),
             asker=lambda administers: LocalCaller("http", self._dispatcher, administers=administers),
             watch=self.watch,
             is_running=lambda source: bool(self._serving(source)),
@@ -247,13 +250,15 @@ class Bus:
         await self._stop_gateway()
         self._workers.stop()
         self._stopped.set()
+        log.info("stopped")
 
     async def _stop_gateway(self) -> None:
-        for room in (self._upstream, self._http, self._registrations):
-            if room is not None:
-                await room.stop()
-        if self._store is not None:
-            self._store.close()
+        async with contextlib.AsyncExitStack() as last_first:  # each is stopped, whatever the others raise
+            if self._store is not None:
+                last_first.callback(self._store.close)
+            for room in (self._registrations, self._http, self._upstream):
+                if room is not None:
+                    last_first.push_async_callback(room.stop)
 
     async def wait_stopped(self) -> None:
         """Waits until somebody asked the whole bus to drain."""

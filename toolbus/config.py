@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.errors import SetupError
-from toolbus.loopback import is_loopback_host, parse_callback_url
+from toolbus.loopback import is_loopback_host, mask, parse_callback_url
 from toolbus.tool import Limits, is_source
 
 DEFAULT_GRPC = "127.0.0.1:48930"
@@ -133,8 +133,10 @@ def check_upstream(url: str) -> None:
     """
     try:
         target = parse_callback_url(url)
-    except ValueError as problem:
-        raise SetupError(f"upstream: {problem}") from None
+    except ValueError:
+        raise SetupError(
+            f"upstream {mask(url)!r} is not http://HOST:PORT of this machine: write for example http://127.0.0.1:48911"
+        ) from None
     if target.scheme != "http" or target.user or target.url.partition("://")[2].partition("/")[2]:
         raise SetupError(f"upstream {target.shown!r} is not http://HOST:PORT: write for example http://127.0.0.1:48911")
 

@@ -23,7 +23,7 @@ class Handler(Protocol):
     max_in_flight: int
     owed: dict[str, Any]  # the calls in flight there, by the bus's id; stuck ones included
     stuck: int  # how many of them have ended for their caller and are not confirmed
-    shares: bool  # whether several handlers of the source may offer one tool, or the newer replaces the older
+    shares: bool  # whether it offers a tool together with others of the source that share, or the newer replaces all
     max_item_bytes: int  # the largest call that it can receive
     remote: bool  # whether the tool runs outside the bus's process
     kept: bool  # whether its offers are to outlive the bus: somebody writes them down
@@ -121,8 +121,8 @@ class Entry:
             changed = same.tool != declaration.tool
             same.tool, same.checker, same.timeout = declaration.tool, declaration.checker, declaration.timeout
             return changed
-        for other in [self.declarations[k] for k in list(self.declarations)] if not handler.shares else ():
-            for old in list(other.handlers):
+        for other in list(self.declarations.values()):
+            for old in [old for old in other.handlers if not (old.shares and handler.shares)]:
                 self._drop(other, old)
         self._drop_handler(handler)
         same = self.declarations.pop(key, None)

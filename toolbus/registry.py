@@ -325,10 +325,7 @@ class Registry:
                 for entry in list(self._by_handler.get(handler, ())):
                     if entry.suspended is None or handler not in entry.suspended.handlers:
                         continue
-                    if entry.current is not None:  # another one has taken its place meanwhile
-                        entry.suspended = None
-                        self._forget(handler, entry)
-                    elif entry.resume():
+                    if entry.resume():
                         self._note(entry, False)
                         back.append(entry.name)
             return list(dict.fromkeys(back))
@@ -477,8 +474,8 @@ class Registry:
         if entry is None:
             self._last_place += 1
             entry = Entry(table, name, tool.name, handler.source, self._last_place)
-        for old in [] if handler.shares else entry.handlers():
-            if old is not handler:
+        for old in entry.handlers():
+            if old is not handler and not (old.shares and handler.shares):
                 self._forget(old, entry)
         if entry.suspended is not None:  # whoever registers takes the place of one that is away
             self._forget(entry.suspended.handlers[0], entry)

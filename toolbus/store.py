@@ -162,12 +162,13 @@ class Store:
                 _inspect(self.path)
             with _sqlite_errors(self.path):
                 self._connection = _open(self.path)
+            self._inode = os.stat(self.path).st_ino
         except BaseException:
             self.close()
             raise
 
     def load(self) -> list[Kept]:
-        """Returns all registrations, by their smallest place; those without one come last.
+        """Returns all registrations, by their smallest place from 0; those without one come last.
 
         Raises:
             SetupError: a row is damaged.
@@ -177,7 +178,7 @@ class Store:
             connection = self._open_connection()
             with _sqlite_errors(self.path):
                 found = [_kept(self.path, *row) for row in _rows(self.path, connection)]
-        return sorted(found, key=lambda kept: min((place for _, place in kept.offers), default=1 << 63))
+        return sorted(found, key=lambda kept: min((place for _, place in kept.offers if place >= 0), default=1 << 63))
 
     def apply(self, changed: Iterable[Kept], gone: Iterable[str]) -> None:
         """Deletes the gone, then inserts or replaces the changed, all or nothing.
@@ -224,10 +225,20 @@ class Store:
             raise sqlite3.ProgrammingError("the store was never opened")
         return self._connection
 
+    def _must_be_there(self) -> None:
+        """Raises sqlite3.OperationalError where the file was removed or replaced: what is written would go nowhere."""
+        try:
+            here = os.stat(self.path).st_ino == self._inode
+        except OSError:
+            here = False
+        if not here:
+            raise sqlite3.OperationalError(f"{self.path} was removed or replaced while it was in use")
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._guard:
             connection = self._open_connection()
+            self._must_be_there()
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -457,8 +468,9 @@ def _access(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        what = "it is a file" if directory.is_file() else error.strerror or error
         raise SetupError(
-            f"the data directory {directory} cannot be used: {error.strerror or error} "
+            f"the data directory {directory} cannot be used: {what} "
             f"({error.filename or directory}): let this user write to it, choose another with --data-dir, or keep "
             "nothing with --ephemeral"
         ) from error

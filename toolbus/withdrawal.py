@@ -58,15 +58,18 @@ class Withdrawal:
             raise NotPermitted("the bus's own tools cannot be cleared")
         outcome = self._registry.clear(source, role)
         tell_owners(outcome)
-        log.info("cleared source=%s tools=%d", source, outcome.count)
+        log.info("cleared source=%r tools=%d", source, outcome.count)
         self._on_change()
         return outcome
 
 
 def tell_owners(outcome: Outcome, besides: Peer | None = None) -> None:
-    """Tells sessions which of their tools others withdrew or overwrote."""
+    """Tells sessions which of their tools others withdrew or overwrote, and the log of all that lost one."""
     for notice in outcome.notices:
-        if notice.handler is besides or not isinstance(notice.handler, Peer):
+        if notice.handler is besides:
+            continue
+        log.info("lost tool=%r source=%r to=%r", notice.name, notice.handler.source, notice.by_source)
+        if not isinstance(notice.handler, Peer):
             continue
         event = wire.Event()
         if notice.by_source is not None:
@@ -76,5 +79,3 @@ def tell_owners(outcome: Outcome, besides: Peer | None = None) -> None:
         else:
             event.tool_removed.MergeFrom(wire.ToolRemoved(name=notice.name, roles=notice.roles))
         notice.handler.tell(event)
-        by = "-" if notice.by_source is None else notice.by_source
-        log.info("lost tool=%s source=%s to=%s", notice.name, notice.handler.source, by)

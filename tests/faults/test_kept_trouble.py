@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, names, no_text_has, starting
 from tests.faults.raw_peer import until
+from toolbus.bus import Bus, Config
 from toolbus.errors import SetupError
 from toolbus.store import Store
 from toolbus.tool import Limits
@@ -108,6 +109,32 @@ async def test_a_tool_that_is_there_and_never_called_counts_as_answering(
         assert plugin.bytes == 0
 
 
+async def test_a_start_that_is_cancelled_while_it_asks_who_is_there_leaves_nothing_running(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def hangs(address: tuple[str, str, int]) -> bool:
+        asked.set()
+        try:
+            return bool(await asyncio.Future())
+        finally:
+            left.set()
+
+    monkeypatch.setattr("toolbus.gateway.callback.accepts", hangs)
+    monkeypatch.setattr("toolbus.gateway.registrations.FIRST_ROUND_SECONDS", 60.0)
+    starts = asyncio.ensure_future(Bus(Config(grpc=("127.0.0.1:0",), http="off", data_dir=tmp_path / "data")).start())
+    async with asyncio.timeout(5):
+        await asked.wait()
+        starts.cancel()
+        await asyncio.wait([starts])
+        await left.wait()
+    assert starts.cancelled()
+
+
 # -- a shelf that takes nothing --------------------------------------------------------------------------------------
 
 
@@ -147,6 +174,7 @@ async def test_a_registration_that_cannot_be_written_down_is_refused_holds_and_i
             answer = await legacy.post("register", name="x", callback_url=url)
             assert answer.status_code == 503
             assert "database or disk is full" in answer.json()["detail"]
+            assert "the change could not be written down" in answer.json()["detail"]
             assert "until the bus stops" in answer.json()["detail"]
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await legacy.register("s", callback_tool("y", plugin))
@@ -161,6 +189,22 @@ async def test_a_registration_that_cannot_be_written_down_is_refused_holds_and_i
         no_text_has("secret", [answer.text, *taken(complaints)])
         async with start() as bus:
             assert names(bus) == ["x", "y", "after"]
+
+
+async def test_changes_that_concern_no_callback_do_not_wait_for_a_disk_that_is_full(
+    start: Start, full_disk: Callable[[bool], None], complaints: list[str]
+) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            full_disk(True)
+            assert (await legacy.post("register", name="x", callback_url=plugin.url())).status_code == 503
+            assert taken(complaints)
+            for number in range(10):
+                bus.tool(lambda: None, name=f"local{number}")
+            assert taken(complaints) == []
+            full_disk(False)
+        async with start() as bus:
+            assert names(bus) == ["x"]
 
 
 async def test_what_was_withdrawn_over_grpc_while_the_disk_was_full_is_caught_up(

@@ -257,3 +257,18 @@ async def test_a_plugin_that_stops_is_cleared_and_says_so_from_then_on(bus: Bus,
         assert (await _post(http, "old", "t"))["output"] == "here"
         await http.post("/api/tools/clear", json={"source": "plugin:old"})
         assert (await _post(http, "old", "t"))["error"] == "PLUGIN_NOT_RUNNING"
+
+
+async def test_of_a_sources_tools_of_one_name_the_one_for_the_role_in_the_url_runs(
+    bus: Bus, http: httpx.AsyncClient
+) -> None:
+    def offer(role: str | None) -> None:
+        bus.tool(lambda: role or "all", name="t", role=role)
+
+    offer(None)
+    offer("Yui")  # whose place comes first
+
+    async def ran(query: str) -> Any:
+        return (await http.post(f"{_path('local', 't')}{query}", json={})).json()["output"]
+
+    assert [await ran(query) for query in ("", "?role=", "?role=Yui")] == ["all", "all", "Yui"]

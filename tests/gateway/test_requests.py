@@ -411,6 +411,25 @@ async def test_a_registration_for_all_roles_reaches_roles_that_come_later() -> N
         assert await gateway.names("last") == []
 
 
+async def test_a_callback_to_the_bus_itself_is_refused(gateway: Gateway) -> None:
+    port = str(gateway.bus.http_address).rpartition(":")[2]
+    for host in ("127.0.0.1", "localhost"):
+        answer = await gateway.register(callback_url=f"http://{host}:{port}/api/tools/invoke")
+        assert answer.status_code == 422
+        assert [error["loc"] for error in answer.json()["detail"]] == [["body", "callback_url"]]
+    own = f"http://127.0.0.1:{port}/api/llm-tools/callback/weather/get_weather"  # the bus is its own main server
+    assert (await gateway.register(callback_url=own)).json()["ok"]
+
+
+async def test_nobody_takes_the_place_of_the_buss_own_tools(gateway: Gateway) -> None:
+    for role in (None, "a"):
+        answer = await gateway.register(name="toolbus:stats", role=role)
+        assert answer.status_code == 403
+        assert "'toolbus:stats'" in answer.json()["detail"]
+    stats = (await gateway.post("/api/bus/stats", {})).json()
+    assert (stats["is_error"], stats["output"]["roles"]) == (False, ["a", "b"])
+
+
 async def test_without_roles_nobody_takes_a_registration() -> None:
     async with running_bus(http="127.0.0.1:0", roles=()) as bus, client(bus) as http:
         gateway = Gateway(bus, http)

@@ -154,6 +154,14 @@ def test_a_tool_of_two_roles_is_registered_for_both_though_its_schema_is_one() -
     assert list(plan(registry).wanted) == [("t", "r1"), ("t", "r2")]
 
 
+def test_a_tool_for_one_role_says_so_in_its_url_since_its_source_may_have_several_of_the_name() -> None:
+    registry = Registry(("r1", "猫"))
+    offers(registry, "s", tool("t", role="r1"), tool("t", role="猫"), tool("u"))
+    made = plan(registry)
+    urls = [body(made, *key)["callback_url"].removeprefix(f"{BASE}/api/llm-tools/callback/") for key in made.wanted]
+    assert urls == ["s/t?role=r1", "s/t?role=%E7%8C%AB", "s/u"]
+
+
 def test_what_is_for_all_roles_goes_before_what_is_for_one() -> None:
     registry = Registry(("r1", "r2"))
     offers(registry, "a", tool("t"))

@@ -213,7 +213,7 @@ async def test_a_role_that_the_server_does_not_know_is_shown_and_taken_when_it_c
         upstream = await side.connect(server.url)
         await server.until(lambda: server.names("other") == ["u"])
         await quiet(server)
-        assert side.warning("t") == f"{server.url}: HTTP 404: unknown role: r1"
+        assert side.warning("t") == f"upstream {server.url}: HTTP 404: unknown role: r1"
         server.roles.append("r1")
         await server.until(lambda: set(server.names("r1")) == {"t", "u"})
         await quiet(server)
@@ -246,7 +246,7 @@ async def test_a_role_that_fails_is_shown_and_the_others_have_the_tool(caplog: p
         upstream = await side.connect(server.url)
         await server.until(lambda: server.names("r1") == ["t"])
         await quiet(server)
-        assert side.warning("t") == f"{server.url}: not taken in every role: role 'r2': LimitExceeded: full"
+        assert side.warning("t") == f"upstream {server.url}: not taken in every role: role 'r2': LimitExceeded: full"
         assert logged(caplog, "LimitExceeded: full") == 1
         del server.tools["r1"]["t"]
         await server.until(lambda: server.names("r1") == ["t"])
@@ -281,9 +281,38 @@ async def test_a_tool_that_somebody_else_replaced_is_not_fought_over(
     assert logged(caplog, "replaced upstream") == 1
     side.registry.register(plugin, offered(tool("t", "a new declaration")))
     side.changed()
-    await server.until(lambda: server.tools["default"]["t"]["source"] == "plugin:a")
+    await server.until_asked("list", 3)
+    assert server.tools["default"]["t"] == FOREIGN
+    assert "taken there by source 'somebody'" in side.warning("t")
+
+
+async def test_a_name_that_somebody_else_has_there_stays_theirs_and_is_taken_once_it_is_free(
+    server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.tools["default"]["t"] = FOREIGN
+    side.offer("a", tool("t"), tool("u"))
+    await side.connect(server.url)
+    await server.until(lambda: server.names() == ["t", "u"])
+    await quiet(server)
+    assert server.tools["default"]["t"] == FOREIGN
+    assert "the name is taken there by source 'somebody' (role 'default')" in side.warning("t")
+    assert logged(caplog, "taken there") == 1
+    del server.tools["default"]["t"]
+    await server.until(lambda: server.tools["default"].get("t", {}).get("source") == "plugin:a")
     await quiet(server)
     assert side.warning("t") == ""
+
+
+async def test_a_name_that_is_taken_in_one_role_is_registered_in_the_others(server: MainServer, side: Side) -> None:
+    server.roles.append("more")
+    server.tools["more"] = {"t": FOREIGN}
+    side.offer("a", tool("t"))
+    await side.connect(server.url)
+    await server.until(lambda: "t" in server.tools["default"])
+    await quiet(server)
+    assert server.tools["default"]["t"]["source"] == "plugin:a"
+    assert server.tools["more"]["t"] == FOREIGN
+    assert "'more'" in side.warning("t")
 
 
 async def test_a_replaced_tool_is_put_back_when_the_other_one_is_gone(server: MainServer, side: Side) -> None:
@@ -354,7 +383,7 @@ async def test_the_tools_of_a_plugin_on_its_way_back_keep_their_place(server: Ma
     side = Side()
     side.registry = Registry(grace_seconds=60.0)
     left = {"name": "t", "source": "plugin:a", "callback_url": f"{BASE}/api/llm-tools/callback/a/t"}
-    server.tools["default"] = {"t": left, "u": FOREIGN}
+    server.tools["default"] = {"t": left, "u": {**FOREIGN, "name": "u"}}
     upstream = await side.connect(server.url)
     await quiet(server)
     side.offer("a", tool("t"))
@@ -433,7 +462,7 @@ async def test_a_refusal_is_shown_once_and_others_are_not_stopped(
     await quiet(server)
     assert words in side.warning("bad")
     assert side.warning("good") == ""
-    assert logged(caplog, "tool=bad") == 1
+    assert logged(caplog, "tool='bad'") == 1
     assert side.told == 1
     server.misbehave.clear()
     side.offer("a", tool("bad", "changed"))
@@ -484,7 +513,7 @@ async def test_a_server_that_does_not_unregister_is_asked_less_and_less_and_logg
     server.misbehave["unregister"] = server.answering(500, "broken")
     side.withdraw(plugin)
     await server.until(lambda: server.counted("unregister") == 3)
-    assert logged(caplog, "does not unregister tool=t: HTTP 500: broken") == 1
+    assert logged(caplog, "does not unregister tool='t': HTTP 500: broken") == 1
     server.misbehave.clear()
     await server.until(lambda: server.names() == [])
 

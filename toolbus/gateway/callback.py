@@ -212,6 +212,7 @@ class Callbacks:
                 allow_redirects=False,
             ) as answer:
                 origin.heard()
+                self.bring_back(origin)  # it may have gone offline while this call was on its way
                 if answer.headers.get("Content-Encoding", "identity") != "identity":
                     return _failure(
                         Code.TOOL, f"tool {name!r} answered compressed, though asked not to", Stage.ACCEPTED

@@ -10,10 +10,10 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
 from google.protobuf.json_format import MessageToDict
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -25,7 +25,7 @@ from toolbus.gateway.events import EventStream, event
 from toolbus.gateway.models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.gateway.parts import Asker, Parts
 from toolbus.gateway.signs import Signs
-from toolbus.gateway.tools import REFUSALS, UNKNOWN_ROLE
+from toolbus.gateway.tools import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
 from toolbus.tool import MAX_CALL_ID, CallError, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
@@ -71,13 +71,17 @@ def _for_hosts(routes: APIRouter, parts: Parts) -> None:
 
 
 def _for_main_servers(routes: APIRouter, parts: Parts) -> None:
-    @routes.post(
-        "/api/llm-tools/callback/{plugin_id}/{tool_name:rest}", tags=["calls"], responses={200: {"model": Envelope}}
-    )
-    async def run_for_main_server(plugin_id: str, tool_name: str, body: CallbackBody, request: Request) -> Response:
+    @routes.post(CALLBACK_PATH + "{plugin_id}/{tool_name:rest}", tags=["calls"], responses={200: {"model": Envelope}})
+    async def run_for_main_server(
+        plugin_id: str,
+        tool_name: str,
+        body: CallbackBody,
+        request: Request,
+        role: Annotated[str, Query(description="For which role the tool was registered; empty: for all.")] = "",
+    ) -> Response:
         """Runs a plugin's tool for a main server that has it with a callback URL to here (REST-50)."""
         plugin_id, tool_name = _names_in(request)
-        entry = find_of(parts, plugin_id, tool_name)
+        entry = find_of(parts, plugin_id, tool_name, role)
         if entry is None or entry.current is None:
             return _json(_not_there(parts, plugin_id, tool_name, entry))
         arguments = body.arguments if isinstance(body.arguments, dict) else {}
@@ -173,19 +177,20 @@ def _call_id(given: Any) -> str:
 def _names_in(request: Request) -> tuple[str, str]:
     """Returns plugin and tool as the path has them: a slash in either is `%2F`, which the routing has decoded."""
     raw: bytes = request.scope["raw_path"]
-    plugin_id, _, tool_name = raw.decode("ascii", "replace").partition("/callback/")[2].partition("/")
+    plugin_id, _, tool_name = raw.decode("ascii", "replace").partition(CALLBACK_PATH)[2].partition("/")
     return unquote(plugin_id), unquote(tool_name)
 
 
-def find_of(parts: Parts, plugin_id: str, tool_name: str) -> Entry | None:
-    """Returns a plugin's tool by the plugin's id, which is its source without `plugin:` (REST-51)."""
-    offline = None
-    for source in (f"{PLUGIN_PREFIX}{plugin_id}", plugin_id):
-        for entry in parts.registry.entries_of(source, tool_name):
-            if entry.current is not None:
-                return entry
-            offline = offline or entry
-    return offline
+def find_of(parts: Parts, plugin_id: str, tool_name: str, role: str = "") -> Entry | None:
+    """Returns a plugin's tool by the plugin's id, which is its source without `plugin:` (REST-51).
+
+    Args:
+        role: for which it was registered, where its source has several of that name; "" means all.
+    """
+    sources = (f"{PLUGIN_PREFIX}{plugin_id}", plugin_id)
+    found = [entry for source in sources for entry in parts.registry.entries_of(source, tool_name)]
+    # What was registered for that role, even while offline; of those what is offered; of equals the first.
+    return max(found, key=lambda entry: ((entry.tool.role or "") == role, entry.current is not None), default=None)
 
 
 def _not_there(parts: Parts, plugin_id: str, tool_name: str, entry: Entry | None) -> dict[str, Any]:

@@ -60,6 +60,8 @@ class HttpServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]), name="toolbus http")
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
+        if self._serving.done():
+            self._serving.result()
 
     async def stop(self) -> None:
         """Stops listening and ends what is open."""

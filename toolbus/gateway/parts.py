@@ -8,6 +8,7 @@ from typing import Protocol
 
 from toolbus.entry import Changes
 from toolbus.gateway.registrations import Registrations
+from toolbus.loopback import CallbackUrl
 from toolbus.registry import Registry
 from toolbus.tool import Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -27,6 +28,7 @@ class Parts:
     Attributes:
         registrations: where tools with a callback URL are registered.
         withdrawal: where tools are unregistered and cleared.
+        own: where the application is served: a callback there would call itself.
         asker: makes an asker for one request, with or without the right to call the bus's own tools.
         watch: yields the changes of the catalogue since a revision.
         is_running: whether a source is attached, or has tools that are online.
@@ -37,6 +39,7 @@ class Parts:
     registrations: Registrations
     withdrawal: Withdrawal
     limits: Limits
+    own: CallbackUrl
     asker: Callable[[bool], Asker]
     watch: Callable[[int], AsyncIterator[Changes]]
     is_running: Callable[[str], bool]

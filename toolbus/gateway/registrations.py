@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from toolbus.dispatcher import Dispatcher
 from toolbus.entry import BUS_SOURCE, Outcome
-from toolbus.errors import InvalidRequest, InvalidTool, NotKept, NotPermitted, ToolBusError
+from toolbus.errors import InvalidRequest, InvalidTool, NotKept, NotPermitted
 from toolbus.gateway.callback import CallbackHandler, Callbacks, Origin, accepting
 from toolbus.loopback import CallbackUrl, parse_callback_url
 from toolbus.offer import Offered, prepare
@@ -35,6 +35,7 @@ DEFAULT_SOURCE = "external"  # REST-3
 FORGET_SECONDS = 30 * 86_400.0  # what has not answered for so long is dropped
 NOTE_SECONDS = 3_600.0  # how often it is written down who has answered, and looked who has not
 FIRST_ROUND_SECONDS = 0.25  # how long a start waits for kept origins to accept
+RETRY_SECONDS = 5.0  # until other changes try again what the shelf did not take: each try may hold the loop up
 ABSENT = -1  # as a place: the role was there, and a tool for all roles was not in it
 
 
@@ -93,6 +94,7 @@ class Registrations:
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._kept: dict[str, CallbackHandler] = {}  # by key: every registration that is offered or away
         self._unwritten: dict[CallbackHandler, None] = {}  # what the shelf could not take yet
+        self._retry_at = 0.0  # when other changes may try that again, by the monotonic clock
         self._roles = registry.roles  # as of the last look
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._noted_at = time.time()  # when it was last written down who has answered
@@ -110,13 +112,15 @@ class Registrations:
             with_hope = [origin for origin in self._origins.values() if not origin.online]
             heard_before = time.time()
             first_round = asyncio.ensure_future(accepting(with_hope))
-            await asyncio.wait([first_round], timeout=FIRST_ROUND_SECONDS)
-            first_round.cancel()
+            try:
+                await asyncio.wait([first_round], timeout=FIRST_ROUND_SECONDS)
+            finally:
+                first_round.cancel()
             for origin in with_hope:
                 if origin.answered_at >= heard_before:
                     self._callbacks.bring_back(origin)
                 else:
-                    origin.why = "nobody accepts a connection there since the bus has started"
+                    origin.why = "not since the bus has started"
                     self._callbacks.set_aside(origin)
             self._forget_old()
 
@@ -142,6 +146,7 @@ class Registrations:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._callbacks.stop()
+        self._retry_at = 0.0
         self.sync()  # what the shelf could not take before
         self._note_answers()
 
@@ -156,7 +161,7 @@ class Registrations:
                 by_rest = not record.checked and record.tool.validate is None  # by gRPC it would be checked, or say no
                 item = _unchecked(record.tool) if by_rest else self._checked([record.tool])[0]
             except (ValueError, InvalidTool) as problem:  # a stricter rule than when it was registered
-                log.warning("dropped kept tool=%s source=%s why=%s", record.tool.name, record.source, problem)
+                log.warning("dropped kept tool=%r source=%r why=%s", record.tool.name, record.source, problem)
                 continue
             handler = self._handler(record.source, item, target, record.key, record.answered_at)
             handler.origin.online = False
@@ -171,6 +176,8 @@ class Registrations:
         self._registry.suspend([handler for _, _, handler in places], "the bus has restarted")
         if kept:
             log.info("put back tools=%d origins=%d", len(self._kept), len(self._origins))
+            for role in set(self._registry.known_roles) - set(self._registry.roles):
+                log.warning("tools wait for role=%r, which is not configured: add it with --role", role)
             self._registry.take_moved()  # all of them; most stand where they stood
             changed = [each for each in self._kept.values() if set(self._places(each)) != set(kept[each.key].offers)]
             self._write(changed, gone=kept.keys() - self._kept.keys())
@@ -182,10 +189,12 @@ class Registrations:
 
         Raises:
             UnknownRole: the tool is for a role that is not configured.
-            NotPermitted: the source may not offer tools.
+            NotPermitted: the source may not offer tools, or the name is one of the bus's own.
             NotKept: it could not be written down; it is offered until the bus stops.
         """
         self._may_offer(source)
+        if tool.name.startswith(f"{BUS_SOURCE}:"):  # REST-3 lets names have a colon, and the last writer has a name
+            raise NotPermitted(f"name {tool.name!r} is kept for the bus's own tools: choose another")
         return self._register(source, [(_unchecked(tool), target)], needs_role=True)[0]
 
     def register_by_grpc(self, request: wire.RegisterRequest) -> list[Outcome]:
@@ -212,9 +221,7 @@ class Registrations:
                 faults.extend(problem.faults)
         if faults:
             raise InvalidTool(faults)
-        offered = self._checked(tools)
-        self._registry.check_roles(offered)
-        return self._register(source, list(zip(offered, targets, strict=True)))
+        return self._register(source, list(zip(self._checked(tools), targets, strict=True)))
 
     def _register(
         self, source: str, items: list[tuple[Offered, CallbackUrl]], *, needs_role: bool = False
@@ -233,8 +240,10 @@ class Registrations:
             else:
                 self._leave_origin(handler)
         self._on_source(source)
-        self._changed()
-        self.sync(strict=True)
+        try:
+            self.sync(strict=True)
+        finally:
+            self._changed()
         return outcomes
 
     def _may_offer(self, source: str) -> None:
@@ -277,7 +286,7 @@ class Registrations:
             if not set(self._roles) <= set(self._registry.roles):  # some may be kept as absent from a role that is gone
                 moved = [*self._kept.values(), *moved]
             self._roles = self._registry.roles
-        if moved or self._unwritten:
+        if moved or (self._unwritten and (strict or time.monotonic() >= self._retry_at)):
             self._write(moved, strict=strict)
 
     def _write(self, moved: Iterable[Any], gone: Iterable[str] = (), *, strict: bool = False) -> None:
@@ -297,12 +306,12 @@ class Registrations:
             self._shelf.apply(changed, dropped)
             self._unwritten.clear()
         except Exception as problem:
-            self._unwritten = both
+            self._unwritten, self._retry_at = both, time.monotonic() + RETRY_SECONDS
             log.error("cannot write down registrations tools=%d why=%s", len(both), problem)
             if strict:
                 raise NotKept(
-                    f"the registration could not be written down ({problem}): it holds until the bus stops; make room "
-                    "in its data directory, then register again"
+                    f"the change could not be written down ({problem}): it holds until the bus stops; see that its "
+                    "data directory can be written, then ask again"
                 ) from problem
 
     def _places(self, handler: CallbackHandler) -> tuple[tuple[str | None, int], ...]:
@@ -358,8 +367,8 @@ class Registrations:
                 self._forget_old()
                 self._note_answers()
                 self.sync()  # what the shelf could not take before
-            except ToolBusError:
-                log.exception("housekeeping of callbacks failed")
+            except Exception:
+                log.exception("a fault of the bus in its housekeeping of callbacks")
             await asyncio.sleep(NOTE_SECONDS)
 
     def _forget_old(self) -> None:

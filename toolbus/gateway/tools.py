@@ -28,6 +28,8 @@ from toolbus.loopback import parse_callback_url
 from toolbus.schema import is_deeper
 from toolbus.tool import Limits, Tool
 
+CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
+
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
     403: {
@@ -49,8 +51,12 @@ def router(parts: Parts) -> APIRouter:
     @routes.post("/register", responses={200: {"model": Registered}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def register(body: RegisterBody) -> Response:
         """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
-        tool = _tool(body, parts.limits)
-        outcome = parts.registrations.register(body.source, tool, parse_callback_url(body.callback_url))
+        tool, target = _tool(body, parts.limits), parse_callback_url(body.callback_url)
+        if target.meets(parts.own) and CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
+            raise _invalid(
+                "callback_url", "it leads to this bus: give the URL at which the plugin listens", target.shown
+            )
+        outcome = parts.registrations.register(body.source, tool, target)
         answer: dict[str, Any] = {
             "ok": bool(outcome.roles),
             "registered": body.name,

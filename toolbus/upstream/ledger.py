@@ -124,7 +124,7 @@ class Ledger:
             self.problems[key] = refusal.text
         sent = self._sent.get(key)
         if sent is None or sent.print != wanted.print:
-            return [] if waits else [Register(wanted, wanted.role)]
+            return [] if waits else self._first_time(wanted, roles, holders)
         due = [role for role in roles if self._is_due(wanted, sent, role, holders.get(role))]
         if not waits:
             due += [role for role in roles if role in sent.failed]
@@ -132,6 +132,21 @@ class Ledger:
         if due and any(not self._is_ours(held) for held in holders.values()):
             return [Register(wanted, role) for role in due]  # for all roles, it would overwrite what others own
         return [Register(wanted, wanted.role)] if due else []
+
+    def _first_time(self, wanted: Wanted, roles: Sequence[str], holders: dict[str, Held]) -> list[Step]:
+        """Registers in every role, or where a name is taken in those that are free.
+
+        What has our source is ours, from an earlier life at another port perhaps.
+        """
+        foreign = {role: held for role in roles if (held := holders.get(role)) and held.source != wanted.source}
+        taken = {role: held.source for role, held in foreign.items() if not self._is_ours(held)}
+        if not taken:
+            return [Register(wanted, wanted.role)]
+        by = clean(", ".join(sorted({repr(source) for source in taken.values()})))
+        self.problems[wanted.key] = (
+            f"the name is taken there by source {by} ({_roles(list(taken))}): rename one of the tools"
+        )
+        return [Register(wanted, role) for role in roles if role not in taken]
 
     def _is_due(self, wanted: Wanted, sent: _Sent, role: str, held: Held | None) -> bool:
         """Notes what one role has; returns whether it should be told again."""

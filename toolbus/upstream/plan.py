@@ -171,6 +171,8 @@ def _put(plan: Plan, listing: Listing, name: str, callback_base: str) -> str:
         if not part or part in _DOTS:
             return f"its {label} {part!r} cannot stand in a callback URL: give it another {label}"
     url = f"{callback_base.rstrip('/')}{CALLBACK_PATH}{quote(plugin, safe='')}/{quote(entry.bare_name, safe='')}"
+    if tool.role is not None:  # a source may have one tool for each role under one name
+        url += f"?role={quote(tool.role, safe='')}"
     wanted = Wanted(name, tool.role, f"{PREFIX}{plugin}", url, tool)
     known = plan.wanted.setdefault(wanted.key, wanted)
     if known.print != wanted.print:

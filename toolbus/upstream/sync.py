@@ -240,14 +240,14 @@ class Upstream:
         first = self._ledger.asked_to_withdraw(step, time.monotonic())
         taken = await _change(client, "unregister", json.dumps({"name": step.name, "role": step.role}).encode())
         if taken.problem and first:
-            log.warning("upstream %s does not unregister tool=%s: %s", self._url, step.name, taken.problem)
+            log.warning("upstream %s does not unregister tool=%r: %s", self._url, step.name, taken.problem)
 
     def _show(self) -> None:
         """Tells operators what is wrong, once for each tool and reason."""
         ledger = self._ledger
         said = {entry: f"not offered upstream: {why}" for entry, why in ledger.plan.refused.items()}
         for key, problem in ledger.problems.items():
-            said |= dict.fromkeys(ledger.plan.wanted[key].entries, f"{self._url}: {problem}")
+            said |= dict.fromkeys(ledger.plan.wanted[key].entries, f"upstream {self._url}: {problem}")
         logged: set[tuple[str, str]] = set()  # of several roles one line
         changed = False
         for entry in {**self._warned, **said}:
@@ -258,7 +258,7 @@ class Upstream:
             self._registry.warn(entry, ABOUT, text)
             if text and (entry.name, text) not in logged:
                 logged.add((entry.name, text))
-                log.warning("upstream tool=%s source=%s: %s", entry.name, entry.source, text)
+                log.warning("upstream tool=%r source=%r: %s", entry.name, entry.source, text)
         self._warned = said
         if changed:
             self._on_warning()
@@ -276,7 +276,7 @@ async def _clear(client: Client, source: str) -> None:
     except Trouble as trouble:
         problem = str(trouble)
     if problem:
-        log.info("upstream did not clear source=%s: %s", source, problem)
+        log.info("upstream did not clear source=%r: %s", source, problem)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
