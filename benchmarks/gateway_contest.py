@@ -59,6 +59,7 @@ CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
         Contestant("aiohttp", _plugin_alone, ("rest_host", "aiohttp")),
+        Contestant("aiohttp_json", _plugin_alone, ("rest_host", "aiohttp_json")),
         Contestant("httpx", _plugin_alone, ("rest_host", "httpx")),
         Contestant("embedded", _plugin_alone, ("rest_host", "embedded")),
         Contestant("callback", _callback, ("load_host",)),

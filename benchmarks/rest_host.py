@@ -1,12 +1,13 @@
 """The host process of a run over HTTP: ``python -m benchmarks.rest_host WAY URL``.
 
 Ways: ``aiohttp`` and ``httpx`` post callbacks to the plugin at the URL as the bus would, with bodies that are made
-beforehand and answers that are not read as JSON; ``embedded`` has a bus in this process do it; ``invoke`` asks the bus
-at the URL. For all but ``invoke`` the CPU time charged to the calls is that of this process.
+beforehand and answers that are not read as JSON; ``aiohttp_json`` writes and reads it, as programs do; ``embedded``
+has a bus in this process do it; ``invoke`` asks the bus at the URL. For all but ``invoke`` the CPU time charged to the calls is that of this process.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,6 +48,23 @@ async def by_aiohttp(url: str, bodies: list[bytes] | None = None) -> AsyncIterat
         async def ask(slot: int) -> None:
             async with session.post(url, data=ready[slot], headers=headers) as answer:
                 check(answer.status, await answer.read())
+
+        yield ask
+
+
+@asynccontextmanager
+async def by_aiohttp_json(url: str) -> AsyncIterator[Ask]:
+    """Posts with aiohttp as a program would that has arguments and wants a result: writes and reads JSON each time."""
+    import aiohttp
+
+    ready = [json.loads(body) for body in callback_bodies()]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(slot: int) -> None:
+            async with session.post(url, json=ready[slot], allow_redirects=False) as answer:
+                result = await answer.json()
+                if answer.status != 200 or result["is_error"]:
+                    raise RuntimeError(f"a call failed: HTTP {answer.status} {result!r}")
 
         yield ask
 
@@ -95,6 +113,7 @@ def by_invoke(url: str) -> AbstractAsyncContextManager[Ask]:
 
 WAYS: dict[str, Callable[[str], AbstractAsyncContextManager[Ask]]] = {
     "aiohttp": by_aiohttp,
+    "aiohttp_json": by_aiohttp_json,
     "httpx": by_httpx,
     "embedded": by_embedded_bus,
     "invoke": by_invoke,

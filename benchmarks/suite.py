@@ -65,6 +65,7 @@ SUITES = {
             name="gateway",
             contestants=gateway_contest.CONTESTANTS,
             ratios=(
+                ("embedded", "aiohttp_json"),
                 ("embedded", "aiohttp"),
                 ("callback", "aiohttp"),
                 ("embedded", "httpx"),
@@ -75,11 +76,12 @@ SUITES = {
             facts=dict.fromkeys(("register_idle", "register_busy", "many_kept", "many_ephemeral"), "registration"),
             in_flight=(1, 16, 64),
             charged="who posts",
-            packages=("aiohttp", "httpx", "uvicorn", "h11", "fastapi", "grpcio", "uvloop"),
+            packages=("aiohttp", "httpx", "uvicorn", "httptools", "fastapi", "grpcio", "uvloop"),
             page="benchmarks-gateway.md",
             title="Benchmarks of the REST gateway",
             intro="The plugin is an HTTP server of aiohttp in a process of its own that answers every call at once. "
-            "`aiohttp` posts to it over kept connections, one for each call in flight, with bodies made beforehand "
+            "`aiohttp_json` posts to it over kept connections, one for each call in flight, as a program does: it "
+            "writes arguments as JSON and reads the answer's. `aiohttp` does so with bodies made beforehand "
             "and answers that nobody reads as JSON: it is the limit of the client that the bus uses. `httpx` does "
             "the same with httpx and a pool of 20 connections, as the program does whose place the bus takes. In "
             "`embedded` the bus runs in the process that calls, so it has as many processes as those two. The others "
