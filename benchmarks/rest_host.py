@@ -2,7 +2,8 @@
 
 Ways: ``aiohttp`` and ``httpx`` post callbacks to the plugin at the URL as the bus would, with bodies that are made
 beforehand and answers that are not read as JSON; ``aiohttp_json`` writes and reads it, as programs do; ``embedded``
-has a bus in this process do it; ``invoke`` asks the bus at the URL. For all but ``invoke`` the CPU time charged to the calls is that of this process.
+has a bus in this process do it; ``invoke`` asks the bus at the URL. For all but ``invoke`` the CPU time charged to the
+calls is that of this process.
 """
 
 from __future__ import annotations
