@@ -26,6 +26,7 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 IDEMPOTENT = Annotations(idempotent=True)
+NUMBER = Tool("n", parameters_json='{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
 
 
 class PeerDouble:
@@ -326,3 +327,13 @@ def answer(stream: StreamDouble, call_id: str, output: str = "1") -> None:
 
 def codes(stream: StreamDouble) -> dict[str, Code]:
     return {result.call_id: Code(result.error.code) for result in stream.read("results")}
+
+
+def one_call(*tools: Tool, limits: Limits | None = None) -> tuple[Core, PeerDouble, PeerDouble]:
+    core = Core(limits=limits)
+    return core, core.peer("host"), core.plugin("plugin", *(tools or (tool("t"),)))
+
+
+def nested(core: Core, plugin: PeerDouble, name: str, call_id: str = "child", **more: Any) -> str:
+    """Has a plugin call another tool while it answers the oldest call that it owes."""
+    return core.call(plugin, name, call_id=call_id, parent_call_id=next(iter(plugin.owed)), **more)

@@ -1,27 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from tests.core_model import Core, PeerDouble, error_of, offered, outputs, tool
+from tests.core_model import NUMBER, Core, error_of, nested, offered, one_call, outputs, tool
 from toolbus.errors import Code, Stage
 from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
-
-NUMBER = Tool("n", parameters_json='{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
-
-
-def one_call(*tools: Tool, limits: Limits | None = None) -> tuple[Core, PeerDouble, PeerDouble]:
-    core = Core(limits=limits)
-    return core, core.peer("host"), core.plugin("plugin", *(tools or (tool("t"),)))
-
-
-def nested(core: Core, plugin: PeerDouble, name: str, call_id: str = "child", **more: Any) -> str:
-    """Has a plugin call another tool while it answers the oldest call that it owes."""
-    return core.call(plugin, name, call_id=call_id, parent_call_id=next(iter(plugin.owed)), **more)
-
 
 # -- one result, and what it says ------------------------------------------------------------------------------------
 

@@ -11,23 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from tests.core_model import IDEMPOTENT, Core, PeerDouble, error_of, outputs, tool
+from tests.core_model import IDEMPOTENT, Core, PeerDouble, error_of, nested, one_call, outputs, tool
 from toolbus.errors import Code, Stage
-from toolbus.tool import Annotations, Limits, Tool
+from toolbus.tool import Annotations, Limits
 from toolbus.v1 import tool_pb2 as pb
-
-NUMBER = Tool("n", parameters_json='{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
-
-
-def one_call(*tools: Tool, limits: Limits | None = None) -> tuple[Core, PeerDouble, PeerDouble]:
-    core = Core(limits=limits)
-    return core, core.peer("host"), core.plugin("plugin", *(tools or (tool("t"),)))
-
-
-def nested(core: Core, plugin: PeerDouble, name: str, call_id: str = "child", **more: Any) -> str:
-    """Has a plugin call another tool while it answers the oldest call that it owes."""
-    return core.call(plugin, name, call_id=call_id, parent_call_id=next(iter(plugin.owed)), **more)
-
 
 # -- time ------------------------------------------------------------------------------------------------------------
 

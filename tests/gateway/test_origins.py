@@ -122,6 +122,29 @@ async def test_its_tools_come_back_to_their_places_soon_after_their_plugin_witho
         assert len(plugin.requests) == 1
 
 
+async def test_an_answer_over_an_open_connection_brings_them_back_at_once(bus: Bus) -> None:
+    """Only the listening socket is gone; a call that was on its way is answered."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await go_on.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n42")
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    await offer(bus, {"good": f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"})
+    slow = asyncio.ensure_future(bus.call("good"))
+    await asyncio.wait_for(asked.wait(), PATIENCE)
+    listening.close()
+    await miss(bus, 3)
+    assert names(bus) == []
+    go_on.set()
+    assert (await asyncio.wait_for(slow, PATIENCE)).unwrap() == 42
+    assert names(bus) == ["good"]
+
+
 async def test_nobody_is_probed_any_more_once_the_tools_are_back_or_gone(bus: Bus, plugin: Misbehaving) -> None:
     await offer(bus, {"good": plugin.url()})
     await miss(bus, 3)

@@ -22,7 +22,7 @@ OPEN_PATHS = frozenset({"/healthz"})
 
 
 class Guard:
-    """Refuses with 403 whoever may not ask, with 400 what has two lengths, and with 413 what is too long.
+    """Refuses with 403 whoever may not ask, with 400 or 501 a body whose end is doubtful, with 413 one too long.
 
     Args:
         most_bytes: of a request's body (limit http_body_bytes).

@@ -212,7 +212,8 @@ class Callbacks:
                 allow_redirects=False,
             ) as answer:
                 origin.heard()
-                self.bring_back(origin)  # it may have gone offline while this call was on its way
+                if not origin.online:  # it went offline while this call was on its way
+                    self.bring_back(origin)
                 if answer.headers.get("Content-Encoding", "identity") != "identity":
                     return _failure(
                         Code.TOOL, f"tool {name!r} answered compressed, though asked not to", Stage.ACCEPTED
