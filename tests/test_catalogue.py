@@ -15,7 +15,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 def ask(core: Core, **request: object) -> wire.ListResponse:
     caller = core.peer("host")
-    return catalogue.list_tools(wire.ListRequest(**request), core.registry, core.policy, caller)  # type: ignore[arg-type]
+    return catalogue.list_tools(wire.ListRequest(**request), core.dispatcher.view, caller)  # type: ignore[arg-type]
 
 
 def listed(core: Core, **request: object) -> list[str]:
@@ -119,7 +119,7 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed() -> None
     guest.administers = False
     for caller, may in ((operator, True), (guest, False)):
         request = wire.ListRequest(source="toolbus")
-        lines = catalogue.list_tools(request, core.registry, core.policy, caller).tools
+        lines = catalogue.list_tools(request, core.dispatcher.view, caller).tools
         core.call(caller, "toolbus:drain", call_id="1")
         assert (len(lines) == 1) is may
         assert ("1" in caller.asked) is may

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "toolbus"
 CORE = {
     *("tool", "errors", "schema", "schema_graph", "registry", "catalogue", "session", "peer", "presence"),
     *("call", "dispatcher", "entry", "listings", "loopback", "offer", "staleness", "policy", "records", "refusals"),
-    *("withdrawal",),
+    *("redaction", "view", "withdrawal"),
 }
 CORE_LIBRARIES = {"google.protobuf", "orjson", "jsonschema_rs"}
 NOT_IN_CORE = {
@@ -38,18 +38,18 @@ ROOMS = {
     "tasks": {"tasks"},
     "dropin": {"dropin"},
     "extension": {"extension"},
-    "dialects": {"dialects"},
-    "search": {"search"},
     "upstream": {"upstream"},
     "admin": {"admin"},
-    "store": {"store"},
+    "store": {"store", "permits"},
 }
 ROOM_FILES = set().union(*ROOMS.values())
 # A function becomes a tool by one set of rules, wherever it runs. These rooms take them from the SDK.
-ROOMS_WITH_SDK_RULES = {"local", "admin", "dropin", "extension"}
+ROOMS_WITH_SDK_RULES = {"local", "admin", "tasks", "dropin", "extension"}
 
-TOP = {"bus", "config", "cli", "supervisor", "lifeline", "__main__"}
-PUBLIC = {"sdk", "testing"}
+TOP = {"bus", "config", "tools", "cli", "supervisor", "lifeline", "__main__"}
+PUBLIC = {"sdk", "loop", "testing"}
+# Pure, and as light as the SDK: what a host needs between a catalogue and a model. The bus uses it too.
+FOR_HOSTS = {"dialects", "search", "deferred"}
 
 # Part → the parts of toolbus that it may import, beside itself and the stubs.
 MAY_IMPORT = (
@@ -60,14 +60,20 @@ MAY_IMPORT = (
     | {room: CORE | {"sdk"} for room in ROOMS_WITH_SDK_RULES}
     | {"outbound": set()}
     | {room: CORE | {room, "outbound"} for room in ("gateway", "upstream")}
+    | {part: (LIGHT_CORE | FOR_HOSTS) - {"session"} for part in FOR_HOSTS}
     | {
         "sdk": LIGHT_CORE,
+        "loop": LIGHT_CORE | FOR_HOSTS | {"sdk"},
+        "tasks": CORE | {"sdk", "outbound"},
+        "admin": CORE | {"sdk", "search"},
+        "gateway": CORE | FOR_HOSTS | {"outbound"},
         "config": CORE,
         "bus": CORE | ROOM_FILES | {"config", "sdk"},
+        "tools": CORE | ROOM_FILES | FOR_HOSTS | {"loop", "sdk"},
         "supervisor": CORE | {"config", "lifeline", "sdk"},
         "lifeline": set(),
         "testing": CORE | {"bus", "config", "sdk"},
-        "cli": CORE | ROOM_FILES | TOP | PUBLIC,
+        "cli": CORE | ROOM_FILES | FOR_HOSTS | TOP | PUBLIC,
         "__main__": {"cli"},
     }
 )
@@ -156,12 +162,13 @@ def test_the_core_needs_three_libraries_and_no_operating_system(part: str) -> No
     assert not wrong, f"toolbus.{part} is core: {wrong}"
 
 
-def test_the_sdk_needs_grpc_and_protobuf_only() -> None:
-    wrong = [f"{place} imports {name}" for place, name in _libraries("sdk") if not _belongs(name, LIGHT_LIBRARIES)]
-    assert not wrong, f"toolbus.sdk is what plugins install: {wrong}"
+@pytest.mark.parametrize("part", ["sdk", "loop", *sorted(FOR_HOSTS)])
+def test_what_plugins_and_hosts_install_needs_grpc_and_protobuf_only(part: str) -> None:
+    wrong = [f"{place} imports {name}" for place, name in _libraries(part) if not _belongs(name, LIGHT_LIBRARIES)]
+    assert not wrong, f"toolbus.{part} is what plugins and hosts install: {wrong}"
 
 
-@pytest.mark.parametrize("module", ["toolbus", "toolbus.sdk", "toolbus.tool", "toolbus.session"])
+@pytest.mark.parametrize("module", ["toolbus", "toolbus.sdk", "toolbus.loop", "toolbus.search", "toolbus.dialects", "toolbus.tool"])
 def test_a_light_import_loads_nothing_of_the_server(module: str) -> None:
     heavy = ["orjson", "jsonschema_rs", "typer", "rich", "uvloop", "starlette", "toolbus.server", "toolbus.bus"]
     script = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"

@@ -28,7 +28,7 @@ class Here:
 
     def offer(self, function: Callable[..., Any], **options: Any) -> LocalHandler:
         spec = spec_of(llm_tool(**{"description": "", **options})(function))
-        handler = LocalHandler("local", spec, self.core.dispatcher)
+        handler = LocalHandler("local", spec, lambda: self.core.dispatcher)
         self.core.registry.register(handler, offered(spec.tool))
         return handler
 

@@ -12,11 +12,15 @@ from typing import Any
 
 from toolbus.errors import Code, ToolBusError
 from toolbus.presence import Presence
-from toolbus.records import Records
+from toolbus.records import CallRecord, Records
 from toolbus.registry import Registry
-from toolbus.sdk import llm_tool
+from toolbus.sdk import ToolScope, llm_tool
+from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
+from toolbus.view import View
 
 DRAIN_SECONDS = 30.0
+WAIT_SECONDS = 60.0  # that a follower of the records is kept waiting, at most
+LOOK_SECONDS = 0.1  # how often the records are looked at meanwhile: they tell nobody, since that would cost every call
 
 
 class Admin:
@@ -25,6 +29,7 @@ class Admin:
     Args:
         stop: starts the end of the whole bus; called after the drain has been answered.
         changed: told when a role came or went, so that watchers hear of it.
+        permit: puts a rule about users in force and writes it down: (table, name, users or None).
     """
 
     def __init__(
@@ -32,18 +37,28 @@ class Admin:
         registry: Registry,
         presence: Presence,
         records: Records,
+        view: View,
+        *,
         stop: Callable[[], None],
         changed: Callable[[], None],
+        permit: Callable[[str, str, list[str] | None], None],
     ) -> None:
         self._registry = registry
         self._presence = presence
         self._records = records
+        self._view = view
         self._stop = stop
         self._changed = changed
+        self._permit = permit
+        self._indexes = IndexCache()
+        self._began = time.time() - time.monotonic()  # makes moments of the bus's clock into seconds since the epoch
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
-        return [self.drain, self.calls, self.stats, self.role_add, self.role_remove]
+        return [
+            *(self.drain, self.calls, self.stats, self.role_add, self.role_remove),
+            *(self.permit, self.permissions, self.search_tools),
+        ]
 
     @llm_tool(description="Asks a source's sessions to finish their calls and leave; without a source, the whole bus.")
     async def drain(self, source: str = "", grace_seconds: float = DRAIN_SECONDS) -> dict[str, Any]:
@@ -54,26 +69,49 @@ class Admin:
         asyncio.get_running_loop().call_soon(self._stop)
         return {"source": "", "sessions": sessions}
 
-    @llm_tool(description="The newest calls, newest first: id, tool, source, caller, seconds, outcome.")
-    async def calls(self, limit: int = 50, source: str = "", name: str = "") -> list[dict[str, Any]]:
-        """Lists records of ended calls."""
-        found: list[dict[str, Any]] = []
-        for record in self._records:
-            if len(found) >= limit:
-                break
-            if (source and record.source != source) or (name and record.name != name):
-                continue
-            found.append(
-                {
-                    "call_id": record.call_id,
-                    "name": record.name,
-                    "source": record.source,
-                    "caller": record.caller,
-                    "seconds": round(record.seconds, 6),
-                    "outcome": record.code.name if record.code else "OK",
-                }
-            )
+    @llm_tool(description="The newest calls, newest first, or with `since` those after a number, oldest first.")
+    async def calls(
+        self,
+        limit: int = 50,
+        source: str = "",
+        name: str = "",
+        caller: str = "",
+        user_id: str = "",
+        outcome: str = "",
+        since: int = -1,
+        wait_seconds: float = 0.0,
+    ) -> list[dict[str, Any]]:
+        """Lists records of ended calls.
+
+        Args:
+            limit: at most this many.
+            source: only calls of this source's tools.
+            name: only calls of this tool.
+            caller: only calls by this source.
+            user_id: only calls for this user.
+            outcome: only calls that ended so: OK, or a code such as TOOL.
+            since: only calls with a higher number.
+            wait_seconds: how long to wait for one, at most 60.
+        """
+        conditions = {"source": source, "name": name, "caller": caller, "user_id": user_id, "outcome": outcome.upper()}
+        wanted = {key: value for key, value in conditions.items() if value}
+        until = time.monotonic() + min(wait_seconds, WAIT_SECONDS)
+        looked = since
+        while not (found := self._calls(wanted, looked, limit, since)) and time.monotonic() < until:
+            looked = self._records.ended  # what was looked at once need not be again
+            await asyncio.sleep(LOOK_SECONDS)
         return found
+
+    def _calls(self, wanted: dict[str, str], looked: int, limit: int, since: int) -> list[dict[str, Any]]:
+        found: list[CallRecord] = []
+        for record in self._records:
+            if record.number <= looked or (since < 0 and len(found) >= limit):
+                break
+            if all(getattr(record, key) == value for key, value in wanted.items()):
+                found.append(record)
+        if since >= 0:
+            found = found[::-1][:limit]
+        return [described(record, self._began) for record in found]
 
     @llm_tool(description="What the bus has counted since it started.")
     async def stats(self) -> dict[str, Any]:
@@ -104,6 +142,63 @@ class Admin:
         self._registry.remove_role(role)
         self._changed()
         return list(self._registry.roles)
+
+    @llm_tool(description="Says which users may call a tool, the tools of a role, or those of a source.")
+    async def permit(self, kind: str, name: str, users: list[str] | None = None) -> dict[str, Any]:
+        """Puts a rule in force, at once and across restarts.
+
+        Args:
+            kind: tools, roles or sources.
+            name: of the tool, role or source.
+            users: ids of those who may; ["*"] is everyone, [] nobody; null takes the rule away.
+        """
+        self._permit(kind, name, users)
+        return self._view.permissions.as_tables()
+
+    @llm_tool(description="Which users may call what: tables of tools, roles and sources.")
+    async def permissions(self) -> dict[str, Any]:
+        """Shows the rules in force."""
+        return self._view.permissions.as_tables()
+
+    @llm_tool(name=SEARCH_TOOLS, description=search_tool().description, parameters=search_tool().parameters)
+    async def search_tools(
+        self,
+        scope: ToolScope,
+        query: str,
+        mode: str = "bm25",
+        top_k: int = 10,
+        include_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """Finds tools that the caller may call."""
+        user_id = scope.context.user_id
+        tools = [listing.tool for listing in self._view.listings(user_id=user_id)]
+        index = self._indexes.index_of((self._view.revision, user_id), tools)
+        return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)
+
+
+def described(record: CallRecord, began: float) -> dict[str, Any]:
+    """Returns a record as JSON shows it.
+
+    Args:
+        began: what turns its moments into seconds since the epoch.
+    """
+    line = {
+        "number": record.number,
+        "call_id": record.call_id,
+        "name": record.name,
+        "source": record.source,
+        "caller": record.caller,
+        "user_id": record.user_id,
+        "round": record.round,
+        "order": record.order,
+        "started": round(began + record.started, 6),
+        "ended": round(began + record.ended, 6),
+        "seconds": round(record.seconds, 6),
+        "outcome": record.outcome,
+        "arguments_size": record.arguments_size,
+        "output_size": record.output_size,
+    }
+    return line if record.arguments is None else line | {"arguments": record.arguments, "output": record.output}
 
 
 def _outcome(code: int) -> str:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from toolbus.health import SERVICE, Health
 from toolbus.local import LocalCaller, LocalHandler, OnProgress
 from toolbus.loopback import parse_callback_url
 from toolbus.offer import prepare
+from toolbus.permits import Permits
 from toolbus.policy import Policy
 from toolbus.presence import TICK_SECONDS, WATCH_SECONDS, Presence
 from toolbus.records import Records
@@ -41,12 +43,14 @@ from toolbus.sdk.scope import CallContext
 from toolbus.sdk.threads import Workers
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
 from toolbus.server import GrpcServer, ToolBusService
+from toolbus.tasks import LoopTasks, TaskManager, TaskTools
 from toolbus.tool import Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus")
 
 LOCAL_WORKERS = 32  # threads for local tools that are plain functions, as many as a plugin has
+TASKS_FILE = "tasks.db"  # in the data directory
 QUIET_SECONDS = 1.0  # how long a drained peer may say nothing before its stream is ended for it
 
 __all__ = ["Bus", "Config"]
@@ -61,7 +65,8 @@ class Bus:
 
     def __init__(self, config: Config | None = None) -> None:
         self._config = config = config or Config()
-        self._loop: asyncio.AbstractEventLoop | None = None  # None until started
+        self.loop: asyncio.AbstractEventLoop | None = None  # None until started
+        self._thread = 0  # the loop's, by its identity; 0 until started
         self._timer: asyncio.TimerHandle | None = None  # the next sweep of deadlines
         self._telling: asyncio.TimerHandle | None = None  # the next word to watchers
         self._told_at = 0.0  # when watchers were last told
@@ -69,46 +74,47 @@ class Bus:
         self._stopped = asyncio.Event()
         self._ending = False  # whether watchers are to leave
         self._changed: set[asyncio.Event] = set()  # local watchers
-        self.records = Records()
+        self.records = Records(contents=config.record_contents)
         self.registry = Registry(
             config.roles,
             tools_per_role=config.limits.tools_per_role,
             grace_seconds=config.grace_seconds,
             first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
         )
-        self.policy = Policy(frozenset(config.silenced))
-        self._dispatcher = Dispatcher(self.registry, self.policy, self.records, config.limits, arm=self._arm)
+        self.policy = Policy(frozenset(config.silenced), config.permissions)
+        self.dispatcher = Dispatcher(self.registry, self.policy, self.records, config.limits, arm=self._arm)
         self._health = Health(self._takes_calls, self._serving, self._sources)
         self._presence = Presence(
             self.registry,
-            self._dispatcher,
+            self.dispatcher,
             self.policy,
             config.limits,
             identity=(_bus_id(config), secrets.token_hex(8), toolbus.__version__),
             on_source=self._health.source_changed,
-            on_change=self._catalogue_changed,
+            on_change=self.catalogue_changed,
         )
-        self._caller = LocalCaller("local", self._dispatcher)
+        self._caller = LocalCaller("local", self.dispatcher)
         self._store: Any = None  # what survives a restart; None: nothing does
         self._registrations: Any = None  # tools with a callback URL; imported only where there are any
         self._upstream: Any = None  # the main server that our tools are offered to; None: there is none
         self._workers = Workers(LOCAL_WORKERS, "toolbus-local")  # not the loop's own: its few threads are the program's
         service = ToolBusService(
             self.registry,
-            self._dispatcher,
+            self.dispatcher,
             self._presence,
-            self.policy,
             config.limits,
             lambda request: self._callback_tools().register_by_grpc(request),
         )
         self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
-        admin = Admin(self.registry, self._presence, self.records, self._stopped.set, self._catalogue_changed)
-        for method in admin.tools():
-            self._register(BUS_SOURCE, spec_of(method), qualified=True)
+        self.tasks = TaskManager(config.task_seconds)
+        self.dispatcher.background = LoopTasks(self.tasks, self.dispatcher, lambda: self.loop)
+        self._permits: Permits | None = None  # what was permitted at run time, kept; None: it ends with the bus
+        self.run_sync = self._workers.run  # runs a plain function off the loop
+        self._offer_own()
 
     def __repr__(self) -> str:
-        return f"<Bus {','.join(self.grpc_addresses) or 'not started'} {self._presence!r} {self._dispatcher!r}>"
+        return f"<Bus {','.join(self.grpc_addresses) or 'not started'} {self._presence!r} {self.dispatcher!r}>"
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -118,8 +124,9 @@ class Bus:
         Raises:
             SetupError: an address is taken, or the data directory cannot be used; nothing is left listening.
         """
-        self._loop = asyncio.get_running_loop()
-        self._dispatcher.settled_at = time.monotonic() + self._config.grace_seconds
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.dispatcher.settled_at = time.monotonic() + self._config.grace_seconds
         try:
             await self._open_store()
             if self._config.http != "off":
@@ -135,7 +142,7 @@ class Bus:
             await self._grpc.stop()
             await self._stop_gateway()
             raise
-        self._ticking = self._loop.create_task(self._tick(), name="toolbus tick")
+        self._ticking = self.loop.create_task(self._tick(), name="toolbus tick")
         if self._upstream is not None:
             await self._upstream.start()
 
@@ -145,6 +152,9 @@ class Bus:
         from toolbus.store import Store
 
         self._store = Store(self._config.data_dir)
+        self._permits = Permits(self._config.data_dir)
+        self.dispatcher.view.permit(self._permits.over(self._config.permissions))
+        self.tasks.keep_in(self._config.data_dir / TASKS_FILE)
         kept = self._store.load()
         if kept:
             await self._callback_tools().put_back(kept)
@@ -157,13 +167,13 @@ class Bus:
 
             self._registrations = Registrations(
                 self.registry,
-                self._dispatcher,
+                self.dispatcher,
                 self._presence,
                 self.policy,
                 self._config.limits,
                 shelf=self._store,
                 record=Kept,
-                changed=self._catalogue_changed,
+                changed=self.catalogue_changed,
                 on_source=self._health.source_changed,
             )
             self._registrations.start()
@@ -179,7 +189,7 @@ class Bus:
             withdrawal=self._presence.withdrawal,
             limits=self._config.limits,
             own=parse_callback_url(f"http://{self._http.address}"),
-            asker=lambda administers: LocalCaller("http", self._dispatcher, administers=administers),
+            asker=lambda administers: LocalCaller("http", self.dispatcher, administers=administers),
             watch=self.watch,
             is_running=lambda source: bool(self._serving(source)),
             ready=self._takes_calls,
@@ -205,7 +215,7 @@ class Bus:
             callback_base=own.url.rstrip("/"),
             bus_id=_bus_id(self._config),
             changed=self.watch,
-            on_warning=self._catalogue_changed,
+            on_warning=self.catalogue_changed,
         )
 
     async def drain(self, grace_seconds: float | None = None) -> None:
@@ -219,7 +229,7 @@ class Bus:
         if self._upstream is not None:
             await self._upstream.stop()  # while its calls still find their tools
         if not self._presence.draining:
-            log.info("draining sessions=%d in_flight=%d", len(self._presence.sessions), self._dispatcher.active)
+            log.info("draining sessions=%d in_flight=%d", len(self._presence.sessions), self.dispatcher.active)
             self._presence.drain(grace)
             self._health.changed("")
             self._health.changed(SERVICE)
@@ -227,7 +237,7 @@ class Bus:
             self._presence.drain(left)
             if time.monotonic() - started > QUIET_SECONDS:
                 self._presence.end_idle(time.monotonic())
-            if not self._presence.sessions and not self._dispatcher.active:
+            if not self._presence.sessions and not self.dispatcher.active:
                 return
             await asyncio.sleep(min(0.01, left))
 
@@ -241,7 +251,7 @@ class Bus:
         now = time.monotonic()
         for peer in list(self._presence.sessions.values()):
             self._presence.end(peer, "the bus stopped", now)
-        self._dispatcher.stop(now)
+        self.dispatcher.stop(now)
         for handle in (self._timer, self._telling):
             if handle is not None:
                 handle.cancel()
@@ -256,6 +266,7 @@ class Bus:
         async with contextlib.AsyncExitStack() as last_first:  # each is stopped, whatever the others raise
             if self._store is not None:
                 last_first.callback(self._store.close)
+            last_first.callback(self.tasks.close)
             for room in (self._registrations, self._http, self._upstream):
                 if room is not None:
                     last_first.push_async_callback(room.stop)
@@ -306,7 +317,7 @@ class Bus:
     def remove_tool(self, name: str, source: str = "local") -> bool:
         """Withdraws a tool of this process. Returns whether there was one."""
         outcome = self.registry.unregister(name, "", source)
-        self._catalogue_changed()
+        self.catalogue_changed()
         return bool(outcome.names)
 
     async def call(
@@ -318,12 +329,14 @@ class Bus:
         role: str | None = None,
         context: CallContext | None = None,
         schema_hash: str = "",
+        background_after: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Result:
         """Calls a tool, wherever it runs. A failed call is a Result with ``error``, never an exception.
 
         Args:
             timeout: seconds; None means the tool's own.
+            background_after: seconds after which a call becomes a task, whose id is then the result; None: never.
             context: what the tool may know about the circumstances.
         """
         message = pb.ToolCall(
@@ -332,6 +345,7 @@ class Bus:
             timeout_seconds=timeout or 0.0,
             role=role,
             schema_hash=schema_hash,
+            background_after_seconds=background_after or 0.0,
             context=context.to_wire() if context is not None else None,
         )
         return await self._caller.call(message, on_progress)
@@ -341,10 +355,12 @@ class Bus:
         texts = [(name, dump_arguments(arguments)) for name, arguments in calls]  # none is sent where one cannot be
         return list(await asyncio.gather(*(self.call(name, text) for name, text in texts)))
 
-    def list(self, role: str | None = None, *, include_offline: bool = False) -> builtins.list[Listing]:
-        """Lists what this program could call."""
-        listings = self.registry.listings(role, include_offline=include_offline)
-        return [item for item in listings if item.source != BUS_SOURCE]
+    def list(
+        self, role: str | None = None, *, user_id: str = "", include_offline: bool = False
+    ) -> builtins.list[Listing]:
+        """Lists what this program could call on behalf of a user."""
+        listings = self.dispatcher.view.listings(role, user_id, include_offline=include_offline)
+        return [*listings]
 
     async def watch(self, since: int = -1) -> AsyncIterator[Changes]:
         """Yields the whole catalogue first, then what changes, until the bus stops.
@@ -359,7 +375,7 @@ class Bus:
             while not self._ending:
                 waiting.clear()
                 if self.registry.revision != revision:
-                    changes = self.registry.since(revision)
+                    changes = self.dispatcher.view.since(revision)
                     revision = changes.revision
                     yield changes
                 await waiting.wait()
@@ -369,7 +385,7 @@ class Bus:
     def add_role(self, role: str) -> None:
         """Adds a role; it gets every tool that was registered for all roles."""
         self.registry.add_role(role)
-        self._catalogue_changed()
+        self.catalogue_changed()
 
     def remove_role(self, role: str) -> None:
         """Removes a role.
@@ -378,18 +394,52 @@ class Bus:
             UnknownRole: there is no such role.
         """
         self.registry.remove_role(role)
-        self._catalogue_changed()
+        self.catalogue_changed()
+
+    def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
+        """Says which users may call a tool, or the tools of a role or source: at once, and across restarts.
+
+        Args:
+            kind: ``tools``, ``roles`` or ``sources``.
+            users: ``*`` is everyone, nobody where it is empty; None takes the rule away.
+
+        Raises:
+            InvalidRequest: naming what breaks a rule.
+            NotKept: it is in force, but could not be written down.
+        """
+        self.dispatcher.view.permit(self.dispatcher.view.permissions.changed(kind, name, users))
+        self.catalogue_changed()
+        if self._permits is not None:
+            self._permits.keep(kind, name, None if users is None else list(users))
+
+    def _offer_own(self) -> None:
+        """Offers what the bus itself can do: to operators always, to models where the configuration says so."""
+        admin = Admin(
+            self.registry,
+            self._presence,
+            self.records,
+            self.dispatcher.view,
+            stop=self._stopped.set,
+            changed=self.catalogue_changed,
+            permit=self.permit,
+        )
+        tasks = TaskTools(self.tasks).tools()
+        for method in (*admin.tools(), *tasks):
+            self._register(BUS_SOURCE, spec_of(method), qualified=True)
+        for group, methods in (("tasks", tasks), ("search", [admin.search_tools])):
+            for method in methods if group in self._config.offered else ():
+                self._register(f"{BUS_SOURCE}.{group}", spec_of(method))
 
     def _register(self, source: str, spec: ToolSpec, *, qualified: bool = False) -> None:
         offered = prepare([spec.tool], self._config.limits)
-        handler = LocalHandler(source, spec, self._dispatcher, run_sync=self._workers.run)
+        handler = LocalHandler(source, spec, lambda: self.dispatcher, run_sync=self._workers.run)
         self.registry.register(handler, offered, qualified=qualified)
-        self._catalogue_changed()
+        self.catalogue_changed()
 
     # -- what the rooms ask of the whole -------------------------------------------------------------------------
 
     def _takes_calls(self) -> bool:
-        return not self._presence.draining and self._loop is not None
+        return not self._presence.draining and self.loop is not None
 
     def _serving(self, source: str) -> bool | None:
         rooms = (self._presence, self._registrations) if self._registrations is not None else (self._presence,)
@@ -401,27 +451,31 @@ class Bus:
         return list(dict.fromkeys((*self._presence.known_sources(), *with_callbacks)))
 
     def _arm(self, when: float) -> None:
-        assert self._loop is not None  # calls come only to a started bus
+        assert self.loop is not None  # calls come only to a started bus
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, when - time.monotonic()), self._sweep)
+        self._timer = self.loop.call_later(max(0.0, when - time.monotonic()), self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
-        self._dispatcher.sweep(time.monotonic())
+        self.dispatcher.sweep(time.monotonic())
 
-    def _catalogue_changed(self) -> None:
+    def catalogue_changed(self) -> None:
+        """Has those who watch told that the catalogue changed; from any thread."""
+        if self.loop is not None and threading.get_ident() != self._thread:
+            self.loop.call_soon_threadsafe(self.catalogue_changed)
+            return
         if self._registrations is not None:
             self._registrations.sync()
-        if self._loop is None or self._telling is not None:
+        if self.loop is None or self._telling is not None:
             return
-        wait = max(0.0, self._told_at + WATCH_SECONDS - self._loop.time())
-        self._telling = self._loop.call_later(wait, self._tell)
+        wait = max(0.0, self._told_at + WATCH_SECONDS - self.loop.time())
+        self._telling = self.loop.call_later(wait, self._tell)
 
     def _tell(self) -> None:
-        assert self._loop is not None
+        assert self.loop is not None
         self._telling = None
-        self._told_at = self._loop.time()
+        self._told_at = self.loop.time()
         self._presence.tell_watchers()
         for waiting in self._changed:
             waiting.set()

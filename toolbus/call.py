@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from toolbus.entry import Declaration, Entry, Handler
+from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 
@@ -33,6 +34,8 @@ class Caller(Protocol):
     asked: dict[str, Any]  # its active calls, by its own call_id
     owed: dict[str, Any]  # calls that it owes as a handler; empty for one that only asks
     administers: bool  # whether it may call the bus's own tools
+    unnamed_may: bool  # whether its calls without a user pass where users are named
+    longest_timeout: float  # seconds; a call that asks for more gets this
     max_item_bytes: int  # the largest result that it can receive
 
     @property
@@ -47,6 +50,18 @@ class Caller(Protocol):
 
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
         """Takes a sign of life; copies what it keeps."""
+
+
+class Background(Protocol):
+    """Whoever keeps calls that outlive the patience of their caller."""
+
+    def adopt(self, call: Call, now: float) -> tuple[Caller, str, Result] | None:
+        """Takes a running call over.
+
+        Returns:
+            Who has asked for it from now on, under which call_id, and the result that its caller gets now; None: there
+            is no room, the caller goes on waiting.
+        """
 
 
 class Call:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from toolbus.entry import BUS_SOURCE, Changes, Listing, Outcome
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
 from toolbus.offer import Offered, prepare
-from toolbus.policy import Caller, Policy
-from toolbus.registry import Registry
+from toolbus.policy import Caller
 from toolbus.tool import KIB, MIB, Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
+from toolbus.view import View
 
 PAGE_BYTES = 3 * MIB  # below the 4 MiB that a default gRPC client receives
 EVENT_BYTES = 512 * KIB  # so that a full list shares frames with calls
@@ -77,29 +77,35 @@ def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:
     return wire.ClearResponse(removed=outcome.count, source=source, affected_roles=outcome.roles, ok=True)
 
 
-def list_tools(request: wire.ListRequest, registry: Registry, policy: Policy, caller: Caller) -> wire.ListResponse:
+def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.ListResponse:
     """Answers List, one page of it.
 
     Raises:
         UnknownRole: the role is not configured.
         InvalidRequest: the page_token is none of ours.
     """
-    revision = registry.revision
+    revision = view.revision
     response = wire.ListResponse(revision=revision)
     if request.if_revision and request.if_revision == revision:
         return response
     start = _page_start(request.page_token)
-    listings = registry.listings(request.role or None, include_offline=request.include_offline)
+    if request.source == BUS_SOURCE:
+        listings = view.own(caller)
+    else:
+        listings = view.listings(
+            request.role or None,
+            request.context.user_id,
+            caller=caller,
+            include_offline=request.include_offline,
+        )
     names = frozenset(request.names)
     size = 0
     for listing in listings:
         if listing.entry.place < start:  # by place, not by index: tools may go between two pages
             continue
-        if request.source != listing.source and (request.source or listing.source == BUS_SOURCE):
+        if request.source and request.source != listing.source:
             continue
         if names and listing.tool.name not in names:
-            continue
-        if policy.refusal(caller, listing.entry) is not None:
             continue
         item = listed(listing)
         size += item.ByteSize() + 8

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from toolbus.errors import SetupError
+from toolbus.errors import InvalidRequest, SetupError
 from toolbus.loopback import is_loopback_host, mask, parse_callback_url
+from toolbus.policy import Permissions
 from toolbus.tool import Limits, is_source
 
 DEFAULT_GRPC = "127.0.0.1:48930"
@@ -25,6 +26,7 @@ DEFAULT_UPSTREAM_PORT = 48916  # of a bus that offers its tools to a main server
 UPSTREAM_PORT_VARIABLES = ("NEKO_USER_PLUGIN_SERVER_PORT",)
 MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
 MAX_SECONDS = 3600.0
+OFFERED = ("tasks", "search")  # groups of the bus's own tools that are made for models
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -42,6 +44,10 @@ class Config:
         grace_seconds: how long the tools of a broken session wait for it to come back.
         drain_seconds: how long calls in flight may take when the bus is asked to stop.
         silenced: sources that may attach and call, but not offer tools.
+        permissions: which users may call which tools, and those of which roles and sources.
+        task_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes a task.
+        offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
+        record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
         grpc_reflection: whether clients can ask the server for its services.
 
     Raises:
@@ -57,12 +63,16 @@ class Config:
     grace_seconds: float = 5.0
     drain_seconds: float = 30.0
     silenced: tuple[str, ...] = ()
+    permissions: Permissions = field(default_factory=Permissions)
+    task_seconds: float = 10.0
+    offered: tuple[str, ...] = ()
+    record_contents: bool = False
     grpc_reflection: bool = True
 
     def __post_init__(self) -> None:
         if not self.grpc:
             raise SetupError(f"grpc names no address: name at least one, for example {DEFAULT_GRPC}")
-        for name in ("grpc", "roles", "silenced"):
+        for name in ("grpc", "roles", "silenced", "offered"):
             _check_list(name, getattr(self, name))
         for address in self.grpc:
             check_address("grpc", address, unix=True)
@@ -75,7 +85,10 @@ class Config:
         for source in self.silenced:
             if not is_source(source):
                 raise SetupError(f"silenced names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
-        for name in ("grace_seconds", "drain_seconds"):
+        for group in self.offered:
+            if group not in OFFERED:
+                raise SetupError(f"offered names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
+        for name in ("grace_seconds", "drain_seconds", "task_seconds"):
             seconds = getattr(self, name)
             if not 0 <= seconds <= MAX_SECONDS:  # NaN fails this too
                 raise SetupError(f"{name} is {seconds:g}, it must be from 0 to {MAX_SECONDS:g} seconds")
@@ -216,10 +229,16 @@ def _from_file(file: Path) -> dict[str, Any]:
     limits = found.pop("limits", {})
     if not isinstance(limits, dict):
         raise SetupError(f"{file}: limits is {limits!r}, it must be a table: [limits]")
-    _refuse_unknown(file, found, _SETTINGS, "limits")
+    permissions = found.pop("permissions", {})
+    _refuse_unknown(file, found, _SETTINGS, "limits", "permissions")
     for name, value in found.items():
         _, check = _SETTINGS[name]
         said[name] = check(f"{file}: {name}", value)
+    if permissions:
+        try:
+            said["permissions"] = Permissions.read(permissions)
+        except InvalidRequest as problem:
+            raise SetupError(f"{file}: {problem}") from None
     if limits:
         known = {each.name for each in fields(Limits)}
         _refuse_unknown(file, limits, known, of="[limits]: ")
@@ -309,6 +328,9 @@ _SETTINGS: dict[str, tuple[Callable[[str, str], Any], Callable[[str, object], An
     "drain_seconds": (_seconds_text, _seconds),
     "upstream": (_text, _text),
     "silenced": (_items, _texts),
+    "task_seconds": (_seconds_text, _seconds),
+    "offered": (_items, _texts),
+    "record_contents": (_switch_text, _switch),
     "grpc_reflection": (_switch_text, _switch),
     "log_level": (_text, _text),
     "log_json": (_switch_text, _switch),

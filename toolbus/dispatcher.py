@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from toolbus.call import Budget, Call, Caller
+from toolbus.call import Background, Budget, Call, Caller
 from toolbus.entry import Declaration, Entry, Handler
 from toolbus.errors import Code, Stage, UnknownRole
 from toolbus.policy import Policy
-from toolbus.records import Records
+from toolbus.records import MAX_TEXT, Records, content_of, origin_of
 from toolbus.refusals import (
     RETRY_SECONDS,
     Refused,
@@ -35,8 +35,9 @@ from toolbus.refusals import (
 )
 from toolbus.registry import Registry
 from toolbus.schema import load_arguments
-from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError, Limits, Result
+from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
+from toolbus.view import View
 
 log = logging.getLogger("toolbus.calls")
 
@@ -49,6 +50,7 @@ class Dispatcher:
 
     Args:
         arm: called with the time of the next deadline whenever it comes nearer; ``sweep`` is to be called then.
+        first_id: where the ids towards handlers begin; dispatchers that share handlers must not share ids.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Dispatcher:
         *,
         arm: Callable[[float], None],
         settled_at: float = 0.0,
+        first_id: int = 1,
     ) -> None:
         self._registry = registry
         self._policy = policy
@@ -68,9 +71,12 @@ class Dispatcher:
         self._armed_at = math.inf  # when the next sweep is due
         self._budgets: WeakValueDictionary[str, Budget] = WeakValueDictionary()  # by the caller's source
         self._held = 0  # bytes of arguments held in all
-        self._last_id = 0  # the last id that a call got towards its handler
+        self._last_id = first_id - 1  # the last id that a call got towards its handler
         self._callers: dict[Caller, None] = {}  # those that have had calls since the last sweep
         self._stuck: set[Call] = set()
+        self._patient: dict[Call, float] = {}  # calls that become tasks, and when
+        self.background: Background | None = None  # who keeps tasks; None: nobody, callers wait to the end
+        self.view = View(registry, policy)  # what callers may see, by the same policy
         self.records = records
         self.settled_at = settled_at  # until then an unknown name may still come back (a restarted bus)
         self.draining = False  # whether only nested calls are taken
@@ -120,9 +126,9 @@ class Dispatcher:
                 role = call.role
                 entry = first.get(name)
                 if role or entry is None or entry.current is None:
-                    entry = self._find(name, role, now)
+                    entry = self._find(caller, call, parent, now)
                 if entry not in allowed:
-                    self._must_be_allowed(caller, entry)
+                    entry = self._allowed(caller, entry, call, parent)
                 declaration: Declaration = entry.current  # type: ignore[assignment]  # one that is offline was refused
                 wanted = call.schema_hash
                 if wanted and wanted != declaration.tool.schema_hash:
@@ -159,7 +165,10 @@ class Dispatcher:
                 record = Call()
                 timeout = call.timeout_seconds or declaration.timeout
                 if not 0.0 < timeout <= MAX_TIMEOUT_SECONDS:
-                    timeout = clamped_timeout(timeout)
+                    timeout = clamped_timeout(timeout, caller.longest_timeout)
+                patience = call.background_after_seconds
+                if patience:
+                    timeout, patience = self._patience(call, declaration, parent)
                 record.timeout = timeout
                 record.deadline = deadline = now + timeout
                 record.context, record.parent, record.children, record.depth = context, None, None, 1
@@ -174,6 +183,9 @@ class Dispatcher:
                 record.entry, record.declaration = entry, declaration
                 record.arguments_json, record.size = text, size
                 record.started, record.accepted, record.active = now, False, True
+                if patience:
+                    self._patient[record] = now + patience
+                    nearest = min(nearest, now + patience)
                 self._last_id = number = self._last_id + 1
                 record.id = handler_id = str(number)
                 asked[call_id] = handler.owed[handler_id] = record
@@ -187,9 +199,7 @@ class Dispatcher:
             except Refused as refused:
                 caller.deliver_result(call_id, Result(call_id, is_error=True, error=refused.error).to_wire())
                 # Cut: what is refused may be of any length, and is kept.
-                self.records.add(
-                    call_id[:MAX_CALL_ID], name[:MAX_CALL_ID], "", caller.source, now, now, refused.error.code
-                )
+                self._record_refusal(caller, call, refused.error.code, now)
             except BaseException as fault:
                 self._fault(caller, call_id, name, fault, now)
         if to is not None:
@@ -200,7 +210,7 @@ class Dispatcher:
 
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes what a handler answers."""
-        owed, keep = handler.owed, self.records.keep
+        owed, keep, contents, patient = handler.owed, self.records.keep, self.records.contents, self._patient
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # whom the batch is for
         most = succeeded = 0
@@ -222,6 +232,8 @@ class Dispatcher:
             call.active = False
             if call.children:
                 self._end_children(call, now)
+            if patient:
+                patient.pop(call, None)
             del caller.asked[call_id]
             if caller is not to:
                 if batch and to is not None:
@@ -230,11 +242,15 @@ class Dispatcher:
                 most = min(self._limits.result_bytes, caller.max_item_bytes) // 4
             output = result.output_json
             if result.is_error or result.content or len(output) > most or result.HasField("error"):
-                code = self._deliver_special(call, result)
-                self.records.add(call_id, entry.name, entry.source, caller.source, call.started, now, code)
+                self._record(call, self._deliver_special(call, result), now, output)
                 continue
             batch.append((call_id, output))
-            keep((call_id, entry.name, entry.source, caller.source, call.started, now, 0))
+            if contents or call.context is not None:
+                self._record(call, 0, now, output)
+                continue
+            keep(
+                (call_id, entry.name, entry.source, caller.source, call.started, now, 0, size, len(output), None, None)
+            )
             succeeded += 1
         if batch and to is not None:
             to.deliver(batch)
@@ -273,18 +289,19 @@ class Dispatcher:
 
     # -- a call's beginning --------------------------------------------------------------------------------------
 
-    def _find(self, name: str, role: str, now: float) -> Entry:
+    def _find(self, caller: Caller, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
         """Returns who offers a name now.
 
         Raises:
             Refused: nobody does.
         """
+        name, role = call.name, call.role
         try:
             entry = self._registry.find(name, role)
         except UnknownRole as unknown:
             raise Refused(Code.NOT_FOUND, f"{unknown} (configured: {some(self._registry.roles)})") from None
         if entry is None or entry.current is None:
-            raise self._missing(name, role, entry, now)
+            raise self._missing(caller, call, parent, entry, now)
         return entry
 
     def _parent(self, caller: Caller, parent_id: str) -> Call:
@@ -304,8 +321,14 @@ class Dispatcher:
             )
         return parent
 
-    def _missing(self, name: str, role: str, entry: Entry | None, now: float) -> Refused:
+    def _missing(
+        self, caller: Caller, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
+    ) -> Refused:
+        name, role, user_id = call.name, call.role, _user_of(caller, call, parent)
         if entry is not None:
+            denied = self._policy.refusal(caller, entry, user_id)
+            if denied is not None:  # else it would be waited for in vain
+                return Refused(Code.PERMISSION_DENIED, denied)
             why = f" ({entry.last_error})" if entry.last_error else ""
             return Refused(
                 Code.UNAVAILABLE, f"tool {name!r} is offline{why}: its plugin may come back", retry_safe=True
@@ -317,15 +340,43 @@ class Dispatcher:
                 retry_safe=True,
                 retry_after_seconds=RETRY_SECONDS,
             )
-        there = some(self._registry.names(role))
+        there = some(listing.tool.name for listing in self.view.listings(role or None, user_id, caller=caller))
         where = f" in role {role!r}" if role else ""
         return Refused(Code.NOT_FOUND, f"there is no tool {name[:80]!r}{where}; there are: {there}")
 
-    def _must_be_allowed(self, caller: Caller, entry: Entry) -> None:
-        denied = self._policy.refusal(caller, entry)
-        if denied is not None:
-            raise Refused(Code.PERMISSION_DENIED, denied)
-        caller.allowed.add(entry)
+    def _allowed(self, caller: Caller, entry: Entry, call: pb.ToolCall, parent: Call | None) -> Entry:
+        """Returns the entry that a caller may call: the one found, or another role's where none was asked for.
+
+        Raises:
+            Refused: it may call none.
+        """
+        user_id = _user_of(caller, call, parent)
+        denied = self._policy.refusal(caller, entry, user_id)
+        if denied is None:
+            if not self._policy.asks_for_user(entry):
+                caller.allowed.add(entry)
+            return entry
+        for other in () if call.role else self._registry.find_all(call.name):
+            if self._policy.refusal(caller, other, user_id) is None:
+                return other
+        raise Refused(Code.PERMISSION_DENIED, denied)
+
+    def _patience(self, call: pb.ToolCall, declaration: Declaration, parent: Call | None) -> tuple[float, float]:
+        """Returns how long a call may run, and how long its caller waits before it becomes a task; 0: to the end.
+
+        Raises:
+            Refused: either is no length of time.
+        """
+        patience, asked = call.background_after_seconds, call.timeout_seconds
+        if not patience > 0.0 or not asked >= 0.0:
+            raise Refused(
+                Code.INVALID_ARGUMENTS,
+                f"background_after_seconds is {patience:g} and timeout_seconds {asked:g}: the first must be more than "
+                "0 or left out, the second not below 0",
+            )
+        if self.background is None or parent is not None or declaration.tool.no_background:
+            return min(asked or declaration.timeout, MAX_TIMEOUT_SECONDS), 0.0
+        return min(asked or TASK_SECONDS, TASK_SECONDS), min(patience, MAX_TIMEOUT_SECONDS)
 
     def _checked(self, text: str, declaration: Declaration) -> str:
         """Does what the flat path leaves out: large arguments, unchecked tools, keys that are taken out."""
@@ -357,7 +408,7 @@ class Dispatcher:
         log.error("a fault of the bus in call %s of %s", call_id, name[:80], exc_info=fault)
         error = CallError(Code.INTERNAL, "a fault of the bus; its log has the details", stage=Stage.NOT_DISPATCHED)
         caller.deliver_result(call_id, Result(call_id, is_error=True, error=error).to_wire())
-        self.records.add(call_id, name, "", caller.source, now, now, error.code)
+        self.records.add(call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source, now, now, error.code)
 
     def _over_budget(self, caller: Caller, size: int) -> Refused:
         limits = self._limits
@@ -416,6 +467,7 @@ class Dispatcher:
             return
         stage = self._stage(call)
         call.caller.asked.pop(call.call_id, None)
+        self._patient.pop(call, None)
         if call.handler.cancel(call, reason):
             call.handler.owed.pop(call.id, None)
             self._let_go(call)
@@ -431,8 +483,7 @@ class Dispatcher:
         safe = stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
         if tell:
             self._fail(call, CallError(code, message, stage=stage, retry_safe=safe, limit=limit))
-        entry = call.entry
-        self.records.add(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code)
+        self._record(call, code, now)
 
     def _end_children(self, call: Call, now: float) -> None:
         children, call.children = call.children, None  # each takes itself off the list
@@ -441,6 +492,26 @@ class Dispatcher:
 
     def _fail(self, call: Call, error: CallError) -> None:
         call.caller.deliver_result(call.call_id, Result(call.call_id, is_error=True, error=error).to_wire())
+
+    def _record(self, call: Call, code: int, now: float, output: str = "") -> None:
+        """Notes how a call ended, with everything that the flat path leaves out."""
+        entry = call.entry
+        self.records.add(
+            *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
+            (len(call.arguments_json), len(output)),  # without the context, which counts towards what is held
+            origin_of(call.context) if call.context is not None else None,
+            content_of(call.arguments_json, output) if self.records.contents else None,
+        )
+
+    def _record_refusal(self, caller: Caller, call: pb.ToolCall, code: Code, now: float) -> None:
+        """Notes a call that was not sent. Cut: what is refused may be of any length, and is kept."""
+        text = call.arguments_json
+        self.records.add(
+            *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
+            (len(text), 0),
+            origin_of(call.context) if caller.trusted and call.HasField("context") else None,
+            content_of(text, "") if self.records.contents else None,
+        )
 
     def _stage(self, call: Call) -> Stage:
         if call.accepted:
@@ -485,16 +556,14 @@ class Dispatcher:
             self._let_go(call)
             call.active = False
             call.caller.asked.pop(call.call_id, None)
+            self._patient.pop(call, None)
             if call.children:
                 self._end_children(call, now)
             message = f"tool {call.entry.name!r} was lost: {why}"
             if not safe:
                 message += "; it may have run, so it was not tried again"
             self._fail(call, CallError(Code.UNAVAILABLE, message, stage=stage, retry_safe=safe))
-            entry = call.entry
-            self.records.add(
-                call.call_id, entry.name, entry.source, call.caller.source, call.started, now, Code.UNAVAILABLE
-            )
+            self._record(call, Code.UNAVAILABLE, now)
 
     def caller_ended(self, asked: Iterable[Call], now: float) -> None:
         """A caller is gone: what it asked for is cancelled to the plugins, and nobody is told."""
@@ -521,6 +590,11 @@ class Dispatcher:
                 nearest = min(nearest, call.freed_at)
             elif call.handler.owed.pop(call.id, None) is call:
                 self._let_go(call)
+        for call, patience_ends in list(self._patient.items()):
+            if patience_ends > now:
+                nearest = min(nearest, patience_ends)
+            elif self._patient.pop(call, None) is not None and now < call.deadline:
+                self._to_background(call, now)
         for caller in list(self._callers):
             for call in list(caller.asked.values()):
                 idle = call.declaration.tool.idle_timeout_seconds
@@ -537,6 +611,27 @@ class Dispatcher:
         if nearest < math.inf:
             self._rearm(max(nearest, now + SWEEP_PAUSE))
 
+    def _to_background(self, call: Call, now: float) -> None:
+        """Gives a call's caller a result now, and lets the call go on for whoever keeps it."""
+        adopted = None
+        try:
+            if self.background is not None:
+                adopted = self.background.adopt(call, now)
+        except Exception:  # it runs in the middle of a sweep, which times every other call too
+            log.exception("a fault of the bus: call %s of %s became no task", call.call_id, call.entry.name)
+        if adopted is None:  # the caller waits on, as long as any may
+            call.timeout = min(call.timeout, MAX_TIMEOUT_SECONDS)
+            call.deadline = min(call.deadline, call.started + call.timeout)
+            return
+        before, call_id = call.caller, call.call_id
+        del before.asked[call_id]
+        before.budget.held -= call.size
+        call.caller, call.call_id, envelope = adopted
+        call.caller.budget.held += call.size
+        call.caller.asked[call.call_id] = call
+        self._callers[call.caller] = None
+        before.deliver_result(call_id, envelope.to_wire())
+
     def _out_of_time(self, call: Call, limit: str, value: float, now: float) -> None:
         waited = now - call.started
         what = "no sign of life from" if limit == "idle_timeout_seconds" else "no result from"
@@ -547,6 +642,13 @@ class Dispatcher:
         if when < self._armed_at:
             self._armed_at = when
             self._arm(when)
+
+
+def _user_of(caller: Caller, call: pb.ToolCall, parent: Call | None) -> str:
+    """Returns for whom a call is made: a nested one for whom its parent is, and only hosts may say."""
+    if parent is not None:
+        return parent.context.user_id if parent.context is not None else ""
+    return call.context.user_id if caller.trusted else ""
 
 
 def _copied(context: pb.CallContext, limits: Limits) -> pb.CallContext:

@@ -223,7 +223,12 @@ class Listing:
     tool: Tool  # under its listed name
     source: str
     roles: tuple[str, ...]
-    entry: Entry  # live: for states and counts
+    entries: tuple[Entry, ...]  # live, one for each role
+
+    @property
+    def entry(self) -> Entry:
+        """The first role's, for states and counts."""
+        return self.entries[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def build(tables: Sequence[Table]) -> Iterable[Listing]:
     """Yields a line for each tool, in the order in which names came; one for all roles that have the same."""
     if len(tables) == 1:
         for entry in tables[0].entries.values():
-            yield _line([entry])
+            yield line_of([entry])
         return
     grouped: dict[tuple[str, str, str, bool], list[Entry]] = {}
     for table in tables:
@@ -52,7 +52,7 @@ def build(tables: Sequence[Table]) -> Iterable[Listing]:
             key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
             grouped.setdefault(key, []).append(entry)
     for entries in sorted(grouped.values(), key=_first_place):
-        yield _line(entries)
+        yield line_of(entries)
 
 
 def describe(tables: Iterable[Table], name: str, source: str) -> list[Listing]:
@@ -62,13 +62,14 @@ def describe(tables: Iterable[Table], name: str, source: str) -> list[Listing]:
         entry = table.entries.get(name)
         if entry is not None and entry.source == source and entry.current is not None:
             found.setdefault(entry.tool.schema_hash, []).append(entry)
-    return [_line(entries) for entries in found.values()]
+    return [line_of(entries) for entries in found.values()]
 
 
-def _line(entries: Sequence[Entry]) -> Listing:
+def line_of(entries: Sequence[Entry]) -> Listing:
+    """Returns the line that stands for a tool in several roles."""
     first = entries[0]
     roles = tuple(entry.table.role for entry in entries if entry.table.role is not None)
-    return Listing(first.tool.renamed(first.name), first.source, roles, first)
+    return Listing(first.tool.renamed(first.name), first.source, roles, tuple(entries))
 
 
 def _first_place(entries: Sequence[Entry]) -> int:

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from toolbus.call import Call
@@ -23,7 +24,7 @@ from toolbus.errors import Stage
 from toolbus.sdk.handler import RunSync, run_handler
 from toolbus.sdk.scope import ToolScope
 from toolbus.sdk.tool_spec import ToolSpec
-from toolbus.tool import Progress, Result
+from toolbus.tool import MAX_TIMEOUT_SECONDS, Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -33,8 +34,22 @@ MAX_IN_FLIGHT = 4096
 OnProgress = Callable[[Progress], object]
 
 
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """Where calls were sent: a loop, its thread, and the dispatcher that waits for their results there."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: int
+    dispatcher: Dispatcher
+
+
 class LocalHandler:
-    """Runs one function of this process."""
+    """Runs one function of this process.
+
+    Args:
+        home: returns the dispatcher of the running loop, to which the results of calls that it sends go.
+        run_sync: runs a plain function off the loop.
+    """
 
     instance = ""
     shares = False
@@ -48,7 +63,7 @@ class LocalHandler:
         self,
         source: str,
         spec: ToolSpec,
-        dispatcher: Dispatcher,
+        home: Callable[[], Dispatcher],
         max_in_flight: int = 256,
         run_sync: RunSync = asyncio.to_thread,
     ) -> None:
@@ -57,11 +72,9 @@ class LocalHandler:
         self.owed: dict[str, Any] = {}
         self.stuck = 0
         self._spec = spec
-        self._dispatcher = dispatcher
+        self._home = home
         self._run_sync = run_sync
-        self._nested = LocalCaller(source, dispatcher, owed=self.owed)
         self._on_threads: set[str] = set()  # calls whose plain function has not returned
-        self._thread = 0  # the bus's, by its identity; 0 before the first call
         self._running: dict[str, tuple[asyncio.Task[None], ToolScope]] = {}  # by call id, until the function is done
 
     def __repr__(self) -> str:
@@ -69,31 +82,31 @@ class LocalHandler:
 
     def send(self, calls: Sequence[Call], now: float) -> None:
         """Starts the function in a task of its own, once a call."""
-        self._thread = threading.get_ident()
+        here = _Here(asyncio.get_running_loop(), threading.get_ident(), self._home())
         for call in calls:
-            self._start(call, now)
+            self._start(here, call, now)
 
-    def _start(self, call: Call, now: float) -> None:
+    def _start(self, here: _Here, call: Call, now: float) -> None:
         message = pb.ToolCall(call_id=call.id, name=call.entry.bare_name, timeout_seconds=call.deadline - now)
         if call.context is not None:
             message.context.CopyFrom(call.context)
-        loop = asyncio.get_running_loop()
         scope = ToolScope.of(
             message,
-            send_progress=functools.partial(self._progress, loop),
-            caller=functools.partial(self._call, loop),
+            send_progress=functools.partial(self._progress, here),
+            caller=functools.partial(self._call, here),
+            caller_source=_root(call).caller.source,
         )
-        task = loop.create_task(self._run(call.id, call.arguments_json, scope))
+        task = here.loop.create_task(self._run(here, call.id, call.arguments_json, scope))
         self._running[call.id] = (task, scope)
-        task.add_done_callback(functools.partial(self._done, call.id))
+        task.add_done_callback(functools.partial(self._done, here, call.id))
 
-    def _done(self, call_id: str, task: asyncio.Task[None]) -> None:
+    def _done(self, here: _Here, call_id: str, task: asyncio.Task[None]) -> None:
         """Answers for a task that was cancelled before its first step, which runs nothing of it."""
         self._running.pop(call_id, None)
         if call_id in self.owed:
-            self._dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
+            here.dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
 
-    async def _run(self, call_id: str, arguments_json: str, scope: ToolScope) -> None:
+    async def _run(self, here: _Here, call_id: str, arguments_json: str, scope: ToolScope) -> None:
         async def run_sync(function: Callable[[], Any]) -> Any:
             self._on_threads.add(call_id)
             try:
@@ -104,11 +117,11 @@ class LocalHandler:
         result = await run_handler(self._spec, arguments_json, scope, run_sync)
         message = result.to_wire()
         message.call_id = call_id
-        self._dispatcher.results(self, [message], time.monotonic())
+        here.dispatcher.results(self, [message], time.monotonic())
 
     def _call(
         self,
-        loop: asyncio.AbstractEventLoop,
+        here: _Here,
         name: str,
         arguments_json: str,
         *,
@@ -126,16 +139,17 @@ class LocalHandler:
             role=role,
             schema_hash=schema_hash,
         )
-        return asyncio.run_coroutine_threadsafe(self._nested.call(call), loop)
+        nested = LocalCaller(self.source, here.dispatcher, owed=self.owed)
+        return asyncio.run_coroutine_threadsafe(nested.call(call), here.loop)
 
-    def _progress(self, loop: asyncio.AbstractEventLoop, progress: pb.ToolProgress) -> None:
-        if threading.get_ident() == self._thread:  # at once: what came later would come after the result
-            self._take_progress(progress)
+    def _progress(self, here: _Here, progress: pb.ToolProgress) -> None:
+        if threading.get_ident() == here.thread:  # at once: what came later would come after the result
+            self._take_progress(here, progress)
         else:
-            loop.call_soon_threadsafe(self._take_progress, progress)
+            here.loop.call_soon_threadsafe(self._take_progress, here, progress)
 
-    def _take_progress(self, progress: pb.ToolProgress) -> None:
-        self._dispatcher.progress(self, [progress], time.monotonic())
+    def _take_progress(self, here: _Here, progress: pb.ToolProgress) -> None:
+        here.dispatcher.progress(self, [progress], time.monotonic())
 
     def cancel(self, call: Call, reason: str) -> bool:
         """Cancels the function's task; one on a thread is told through its scope, and keeps its slot until it ends."""
@@ -159,6 +173,8 @@ class LocalCaller:
         owed: for a function that calls other tools: the calls that it answers, one of which each of its calls is
             part of. A function may not say what the context of a call is, and does not administer the bus.
         administers: whether it may call the bus's own tools.
+        unnamed_may: whether its calls that name no user pass where users are named.
+        longest_timeout: seconds; a call that asks for more gets this.
     """
 
     max_item_bytes = 1 << 62
@@ -171,6 +187,8 @@ class LocalCaller:
         *,
         owed: dict[str, Any] | None = None,
         administers: bool = True,
+        unnamed_may: bool = False,
+        longest_timeout: float = MAX_TIMEOUT_SECONDS,
     ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
@@ -178,6 +196,8 @@ class LocalCaller:
         self.owed: dict[str, Any] = {} if owed is None else owed
         self.trusted = owed is None
         self.administers = administers and owed is None
+        self.unnamed_may = unnamed_may
+        self.longest_timeout = longest_timeout
         self.budget = dispatcher.budget(source)
         self.allowed: set[Entry] = set()
         self.allowed_at = 0
@@ -229,3 +249,10 @@ class LocalCaller:
                 waiting[1](Progress.from_wire(progress))
             except Exception:  # it runs in the middle of the plugin's frame
                 log.exception("on_progress failed for call %s", call_id)
+
+
+def _root(call: Call) -> Call:
+    """Returns the call that this one is part of in the end."""
+    while call.parent is not None:
+        call = call.parent
+    return call

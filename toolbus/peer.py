@@ -13,7 +13,7 @@ from toolbus.call import Budget, Call
 from toolbus.entry import Entry
 from toolbus.errors import Stage
 from toolbus.session import Session, Side, State
-from toolbus.tool import Limits
+from toolbus.tool import MAX_TIMEOUT_SECONDS, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -43,6 +43,8 @@ class Peer(Session[wire.InvokeResponse]):
     shares = True
     remote = True
     kept = False
+    unnamed_may = False
+    longest_timeout = MAX_TIMEOUT_SECONDS
 
     def __init__(self, limits: Limits, now: float) -> None:
         super().__init__(Side.BUS, wire.InvokeResponse, now)

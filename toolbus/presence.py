@@ -425,16 +425,18 @@ class Presence:
     def tell_watchers(self, peers: Iterable[Peer] | None = None) -> None:
         """Brings every watcher, or those named, up to date; one that reads slowly gets it all at once, later."""
         events: dict[int, list[wire.Event]] = {}
-        revision = self._registry.revision
+        revision, view = self._registry.revision, self._dispatcher.view
         for peer in self.sessions.values() if peers is None else peers:
             if not peer.watches or peer.seen_revision == revision or peer.outbox.waiting_bytes > catalogue.EVENT_BYTES:
                 continue
             missed = events.get(peer.seen_revision)
             if missed is None:
-                missed = events[peer.seen_revision] = list(catalogue.changes(self._registry.since(peer.seen_revision)))
+                missed = events[peer.seen_revision] = list(catalogue.changes(view.since(peer.seen_revision)))
             peer.seen_revision = revision
             for event in missed:
-                if event.catalog.full or event.catalog.added or event.catalog.changed or event.catalog.removed:
+                change = event.catalog
+                # A revision alone says that something changed which is not for everyone.
+                if change.full or change.added or change.changed or change.removed or self._policy.permissions:
                     peer.tell(event)
 
     # -- draining ------------------------------------------------------------------------------------------------

@@ -1,20 +1,44 @@
-"""The bounded record of calls: what was called, by whom, how it ended, how long it took; no arguments, no outputs."""
+"""The bounded record of calls: what was called, by whom and for whom, how it ended, how long it took, how large it was.
+
+Arguments and outputs are kept only where the bus was told to, cut, and with everything that looks like a secret taken
+out (redaction.py).
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from toolbus.errors import Code
+from toolbus.redaction import redacted
+from toolbus.v1 import tool_pb2 as pb
 
 RECORDS_KEPT = 1_000
+CONTENT_KEPT = 4_096  # characters of arguments or output
+MAX_TEXT = 128  # characters of a name or id that somebody else chose
 _CODES = frozenset(Code)
+
+Origin: TypeAlias = tuple[str, int, int]
+"""User, round and order of a call, as its context says."""
+Content: TypeAlias = tuple[str, str]
+"""Arguments and output."""
+_Kept: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, Content | None]
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One ended call. Times are seconds of the bus's monotonic clock."""
+    """One ended call. Times are seconds of the bus's monotonic clock.
+
+    Attributes:
+        number: which ended call of this bus it was, from 1.
+        code: UNSPECIFIED where it succeeded.
+        arguments_size, output_size: characters of their JSON.
+        user_id: for whom; "" where nobody said.
+        round, order: which round of a turn asked for it, and as which of the round's calls, both from 1; 0: not said.
+        arguments, output: None unless the bus keeps them.
+    """
 
     call_id: str
     name: str
@@ -22,35 +46,91 @@ class CallRecord:
     caller: str
     started: float
     ended: float
-    code: Code  # UNSPECIFIED: it succeeded
+    code: Code
+    number: int = 0
+    arguments_size: int = 0
+    output_size: int = 0
+    user_id: str = ""
+    round: int = 0
+    order: int = 0
+    arguments: str | None = None
+    output: str | None = None
 
     @property
     def seconds(self) -> float:
         """How long the caller waited."""
         return self.ended - self.started
 
+    @property
+    def outcome(self) -> str:
+        """``OK``, or the name of its code."""
+        return self.code.name if self.code else "OK"
+
 
 class Records:
-    """The newest calls, and counts of all of them."""
+    """The newest calls, and counts of all of them.
 
-    def __init__(self, keep: int = RECORDS_KEPT) -> None:
+    Args:
+        contents: whether arguments and outputs are kept too.
+    """
+
+    def __init__(self, keep: int = RECORDS_KEPT, *, contents: bool = False) -> None:
         # Tuples, not records: the hot path pays 50 ns for one instead of 1.2 µs (design.md 7).
-        self._kept: deque[tuple[str, str, str, str, float, float, int]] = deque(maxlen=keep)
+        self._kept: deque[_Kept] = deque(maxlen=keep)
         self.keep = self._kept.append  # what `add` does, but for the count: the dispatcher counts once a frame
+        self.contents = contents
         self.outcomes: Counter[int] = Counter()  # calls ended, by code; 0 is success, an unknown one INTERNAL
         self.late = 0  # results that came after their call had ended for its caller
         self.unowed = 0  # results and progress for calls that nobody owed
 
-    def add(self, call_id: str, name: str, source: str, caller: str, started: float, ended: float, code: int) -> None:
+    def add(
+        self,
+        call_id: str,
+        name: str,
+        source: str,
+        caller: str,
+        started: float,
+        ended: float,
+        code: int,
+        sizes: tuple[int, int] = (0, 0),
+        origin: Origin | None = None,
+        content: Content | None = None,
+    ) -> None:
         """Notes a call that has ended."""
-        self._kept.append((call_id, name, source, caller, started, ended, code))
+        self._kept.append((call_id, name, source, caller, started, ended, code, *sizes, origin, content))
         self.outcomes[code if code in _CODES else Code.INTERNAL] += 1  # else a plugin could fill memory with keys
+
+    @property
+    def ended(self) -> int:
+        """How many calls have ended: the number of the newest record."""
+        return self.outcomes.total()
 
     def __iter__(self) -> Iterator[CallRecord]:
         """Newest first."""
-        for call_id, name, source, caller, started, ended, code in reversed(self._kept):
+        number = self.ended
+        for call_id, name, source, caller, started, ended, code, given, got, origin, content in reversed(self._kept):
             known = Code(code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
-            yield CallRecord(call_id, name, source, caller, started, ended, known)
+            yield CallRecord(
+                *(call_id, name, source, caller, started, ended, known, number, given, got),
+                *(origin or ("", 0, 0)),
+                *(content or (None, None)),
+            )
+            number -= 1
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def origin_of(context: pb.CallContext) -> Origin:
+    """Returns what a record says about where a call came from."""
+    said = context.attributes
+    return context.user_id[:MAX_TEXT], _number(said.get("round")), _number(said.get("order"))
+
+
+def content_of(arguments_json: str, output_json: str) -> Content:
+    """Returns arguments and output as a record may hold them: cut, without secrets."""
+    return redacted(arguments_json, CONTENT_KEPT), redacted(output_json, CONTENT_KEPT)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and len(text) < 7 and text.isascii() and text.isdecimal() else 0

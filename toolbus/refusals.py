@@ -10,7 +10,7 @@ from toolbus.entry import Declaration, Entry
 from toolbus.errors import Code, Stage
 from toolbus.schema import ArgumentChecker
 from toolbus.staleness import explain_change
-from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError
+from toolbus.tool import MAX_CALL_ID, CallError
 from toolbus.v1 import tool_pb2 as pb
 
 RETRY_SECONDS = 0.05  # the hint to a caller that met a full handler: about the time a call takes
@@ -88,10 +88,10 @@ def overloaded(sentence: str, limit: tuple[str, float]) -> Refused:
     )
 
 
-def clamped_timeout(asked: float) -> float:
+def clamped_timeout(asked: float, longest: float) -> float:
     """Returns the longest timeout there is for one that is longer, and refuses what is no timeout."""
-    if asked > MAX_TIMEOUT_SECONDS:
-        return MAX_TIMEOUT_SECONDS
+    if asked > 0.0:
+        return min(asked, longest)
     raise Refused(
         Code.INVALID_ARGUMENTS, f"timeout_seconds is {asked:g}, it must be more than 0, or 0 for the tool's own"
     )

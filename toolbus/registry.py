@@ -10,7 +10,7 @@ Writers share one lock. Lookups read the live tables without it: every change re
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from toolbus import listings
 from toolbus.entry import BUS_SOURCE, Changes, Declaration, Entry, Handler, Listing, Notice, Outcome, Table
@@ -42,6 +42,7 @@ class Registry:
         # by role and whether offline tools are in it, with the revision that it shows
         self._lists: dict[tuple[str | None, bool], tuple[int, tuple[Listing, ...]]] = {}
         self.first = self._first()  # the live table of the first role: where most calls find their tool
+        self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may know of a tool: View's to say
         self.tools_per_role = tools_per_role
         self.grace_seconds = grace_seconds
         self.revision = first_revision
@@ -95,9 +96,10 @@ class Registry:
                         found.append(entry)
             return found
 
-    def names(self, role: str = "") -> Iterator[str]:
-        """The names that are offered, in order, for an error that shows the first few."""
-        return (listing.tool.name for listing in self.listings(role or None) if listing.source != BUS_SOURCE)
+    def find_all(self, name: str) -> list[Entry]:
+        """Returns who offers a name, in each role in order."""
+        found = (table.get(name) for table in self._shown())
+        return [entry for entry in found if entry is not None and entry.current is not None]
 
     def listings(self, role: str | None = None, *, include_offline: bool = False) -> tuple[Listing, ...]:
         """Returns the catalogue, of one role or of all, in the order in which names came.
@@ -365,6 +367,22 @@ class Registry:
                 for entry in entries:
                     self._note(entry, True)
 
+    def change_view(self, change: Callable[[], None], concerns: Callable[[Entry], bool]) -> None:
+        """Changes what is shown to whom, and notes what watchers have to be told.
+
+        Args:
+            change: does it.
+            concerns: whether a tool may be seen by others than before.
+        """
+        with self._lock:
+            self.revision += 1
+            for table in self._shown():
+                for entry in table.entries.values():
+                    if entry.current is not None and concerns(entry):
+                        self._note(entry, True)
+            change()
+            self.revision += 1  # once more: an answer that was kept in between is from before
+
     def add_role(self, role: str) -> None:
         """Adds a role; it gets every tool that was registered for all roles (REST-12)."""
         with self._lock:
@@ -553,11 +571,13 @@ class Registry:
             del self._by_source[entry.source]
 
     def _note(self, entry: Entry, existed: bool) -> None:
-        """Notes that an entry changes, and whether its name was listed as its source's before: here or elsewhere."""
+        """Notes that an entry changes, and whether watchers saw its name as its source's before: here or elsewhere."""
         shown = self._shown()
         others = [table.entries.get(entry.name) for table in shown if table is not entry.table]
-        existed = (existed and entry.table in shown) or any(
-            other.source == entry.source and other.current is not None for other in others if other is not None
+        existed = (existed and entry.table in shown and self.shows(entry)) or any(
+            other.source == entry.source and other.current is not None and self.shows(other)
+            for other in others
+            if other is not None
         )
         self._journal.note(self.revision, entry.name, entry.source, existed)
 

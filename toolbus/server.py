@@ -27,13 +27,13 @@ from toolbus.entry import Outcome
 from toolbus.errors import InvalidRequest, LimitExceeded, SetupError, ToolBusError, grpc_status
 from toolbus.health import SERVICE, Health
 from toolbus.peer import Peer
-from toolbus.policy import Policy
 from toolbus.presence import Presence
 from toolbus.registry import Registry
 from toolbus.session import Pool, State
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
+from toolbus.view import ONLOOKER
 
 log = logging.getLogger("toolbus.grpc")
 
@@ -60,7 +60,6 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         registry: Registry,
         dispatcher: Dispatcher,
         presence: Presence,
-        policy: Policy,
         limits: Limits,
         register_callbacks: Callable[[wire.RegisterRequest], Sequence[Outcome]],
     ) -> None:
@@ -68,7 +67,6 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._registry = registry
         self._dispatcher = dispatcher
         self._presence = presence
-        self._policy = policy
         self._limits = limits
         self._pool = Pool(limits.held_bytes)  # what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
@@ -100,7 +98,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         return await _answered(self._list, request, context)
 
     def _list(self, request: wire.ListRequest) -> wire.ListResponse:
-        return catalogue.list_tools(request, self._registry, self._policy, _UNARY_CALLER)
+        return catalogue.list_tools(request, self._dispatcher.view, ONLOOKER)
 
     # The coroutine form, which writes instead of yielding; the stubs know only generators.
     async def Invoke(  # type: ignore[override]
@@ -117,16 +115,6 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             await _Stream(self._presence, self._dispatcher, peer, context).run()
         finally:
             self._streams -= 1
-
-
-class _UnaryCaller:
-    """Who asks by a unary RPC: somebody on loopback, of no source."""
-
-    source = ""
-    administers = True
-
-
-_UNARY_CALLER = _UnaryCaller()
 
 
 class _Stream:

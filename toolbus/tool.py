@@ -29,6 +29,7 @@ MAX_INSTANCE = 128
 MAX_CALL_ID = 128
 DEFAULT_TIMEOUT_SECONDS = 30.0
 MAX_TIMEOUT_SECONDS = 300.0
+TASK_SECONDS = 86_400.0  # how long a call may go on that nobody waits for
 
 _Member = TypeVar("_Member", bound=IntEnum)
 

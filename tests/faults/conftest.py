@@ -91,7 +91,7 @@ async def bus(limits: Limits, grace_seconds: float) -> AsyncIterator[Bus]:
     """A bus of this process, whose end leaves no task behind."""
     before = asyncio.all_tasks()
     async with Bus(Config(grpc=("127.0.0.1:0",), http="off", limits=limits, grace_seconds=grace_seconds)) as bus:
-        bus._dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
+        bus.dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
         yield bus
 
     def left() -> set[asyncio.Task[object]]:

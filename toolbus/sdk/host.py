@@ -190,6 +190,7 @@ class Host(_Base):
         role: str | None = None,
         context: CallContext | None = None,
         schema_hash: str = "",
+        background_after: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Result:
         """Calls a tool. A failed call is a Result with ``error``, never an exception.
@@ -203,6 +204,9 @@ class Host(_Base):
             role: looks only at the tools of this role.
             context: what the tool may know about the circumstances; only hosts may say it.
             schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed.
+            background_after: seconds after which the call becomes a task: the result then is an object with its
+                ``task_id``, for the tools ``toolbus:check_task`` and ``toolbus:await_task``, and the work may go on
+                for 24 hours, or for ``timeout`` where that is given. None means never.
             on_progress: called on this loop with each sign of life.
 
         Raises:
@@ -223,6 +227,7 @@ class Host(_Base):
             role=role,
             context=context.to_wire() if context is not None else None,
             schema_hash=schema_hash,
+            background_after=background_after,
             wants_progress=on_progress is not None,
         )
         connection.begin(out)
@@ -338,6 +343,7 @@ class SyncHost(_Base):
         role: str | None = None,
         context: CallContext | None = None,
         schema_hash: str = "",
+        background_after: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Result:
         """As `Host.call`; an exception in the waiting thread (KeyboardInterrupt) cancels the call."""
@@ -352,6 +358,7 @@ class SyncHost(_Base):
             role=role,
             context=context.to_wire() if context is not None else None,
             schema_hash=schema_hash,
+            background_after=background_after,
             wants_progress=on_progress is not None,
         )
         connection.begin(out)

@@ -20,7 +20,7 @@ from typing import Any
 
 from toolbus.errors import Code, Stage
 from toolbus.session import Session, State
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, CallError, Progress, Result
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -61,6 +61,7 @@ class Outgoing:
         "accepted",
         "arguments_json",
         "attempts",
+        "background_after",
         "begun",
         "call_id",
         "context",
@@ -90,16 +91,21 @@ class Outgoing:
         role: str | None = None,
         context: pb.CallContext | None = None,
         schema_hash: str = "",
+        background_after: float | None = None,
         parent: tuple[PeerSession, str] | None = None,
         wants_progress: bool = False,
     ) -> None:
         if timeout is not None and not timeout > 0:  # NaN fails this too
             raise ValueError(f"timeout is {timeout!r} s, it must be more than 0; None means the tool's own")
+        if background_after is not None and not background_after > 0:
+            raise ValueError(f"background_after is {background_after!r} s, it must be more than 0; None means never")
+        most = MAX_TIMEOUT_SECONDS if background_after is None else TASK_SECONDS  # the bus gives no more
         self.name = encodable(name)
         self.arguments_json = encodable(arguments_json)
         self.deliver = deliver
         self.target = target
-        self.timeout = timeout = None if timeout is None else min(timeout, MAX_TIMEOUT_SECONDS)  # the bus gives no more
+        self.timeout = timeout = None if timeout is None else min(timeout, most)
+        self.background_after = background_after
         self.role = role
         self.context = context
         self.schema_hash = schema_hash
@@ -107,8 +113,8 @@ class Outgoing:
         self.wants_progress = wants_progress
         now = time.monotonic()
         self.begun = now
-        self.patience = now + (timeout or DEFAULT_TIMEOUT_SECONDS)
-        self.guard = now + (timeout or MAX_TIMEOUT_SECONDS) + GUARD_SLACK
+        self.patience = now + (background_after or timeout or DEFAULT_TIMEOUT_SECONDS)
+        self.guard = now + min(timeout or MAX_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS) + GUARD_SLACK
         self.call_id = ""
         self.frame = 0
         self.attempts = 0
@@ -291,6 +297,8 @@ class Calls:
             call.role = out.role
         if out.schema_hash:
             call.schema_hash = out.schema_hash
+        if out.background_after is not None:
+            call.background_after_seconds = out.background_after
         if out.context is not None:
             call.context.CopyFrom(out.context)
         if out.parent is not None:

@@ -114,6 +114,7 @@ class ToolScope:
         "_event",
         "_send_progress",
         "call_id",
+        "caller_source",
         "cancel_reason",
         "context",
         "deadline",
@@ -132,17 +133,20 @@ class ToolScope:
         deadline: float | None = None,
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
         caller: Caller | None = None,
+        caller_source: str = "",
     ) -> None:
         """Makes a scope; the connection does, and tests of handlers may: `ToolScope()` is enough for one.
 
         Args:
             send_progress: takes each progress, from any thread and without blocking; None drops it.
             caller: calls other tools; None where there is no bus to ask.
+            caller_source: who asked first, where the tool runs in the bus's own process; "" elsewhere.
         """
         self.call_id = call_id
         self.tool = tool
         self.context = context
         self.deadline = deadline
+        self.caller_source = caller_source
         self.cancel_reason: str | None = None
         self._send_progress = send_progress
         self._caller = caller
@@ -156,6 +160,7 @@ class ToolScope:
         *,
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
         caller: Caller | None = None,
+        caller_source: str = "",
     ) -> ToolScope:
         """Makes the scope of a call that just arrived; nothing of its frame is kept."""
         return cls(
@@ -165,6 +170,7 @@ class ToolScope:
             deadline=time.monotonic() + call.timeout_seconds if call.timeout_seconds > 0 else None,
             send_progress=send_progress,
             caller=caller,
+            caller_source=caller_source,
         )
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ heartbeats; `Inbox` carries calls and results over at one wake-up a batch; `Work
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import queue
 import threading
@@ -178,13 +179,14 @@ class Workers:
             threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True).start()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Runs a function on a thread and returns what it returns; cancelling leaves it running."""
+        """Runs a function on a thread, with the context variables of here; cancelling leaves it running."""
         future: Future[T] = Future()
+        context = contextvars.copy_context()
 
         def work(_: None) -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function())
+                    future.set_result(context.run(function))
                 except BaseException as problem:
                     future.set_exception(problem)
 

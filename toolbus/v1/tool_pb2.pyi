@@ -290,6 +290,7 @@ class ToolCall(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
+    BACKGROUND_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Names the call among those its sender has in flight on this stream. 1 to 128 characters, chosen by the
     sender. Towards a plugin the bus uses ids of its own.
@@ -314,6 +315,13 @@ class ToolCall(_message.Message):
     """From a plugin that calls another tool while it answers a call: the id of that call, as the bus sent it. The
     nested call shares its context, ends no later than it, is cancelled with it and is taken while draining.
     """
+    background_after_seconds: _builtins.float
+    """How long the caller waits before the call becomes a task, in seconds: more than 0, and more than 300 counts as
+    300. The caller then gets a result at once, an object with `status` "running" and a `task_id`, while the call goes
+    on for at most 24 hours; `timeout_seconds` bounds that work where it is given. Unset or 0, a nested call and a tool
+    with `no_background` mean: never, the caller waits for the result itself. The result of a task is asked for with
+    the tools `toolbus:check_task` and `toolbus:await_task`. A bus without room for another task lets the caller wait.
+    """
     @_builtins.property
     def context(self) -> Global___CallContext:
         """What the host tells the tool about the circumstances. Taken from hosts only: a session that offers tools
@@ -331,10 +339,11 @@ class ToolCall(_message.Message):
         context: Global___CallContext | None = ...,
         schema_hash: _builtins.str = ...,
         parent_call_id: _builtins.str = ...,
+        background_after_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "context", b"context", "role", b"role"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "name", b"name", "parent_call_id", b"parent_call_id", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "arguments_json", b"arguments_json", "background_after_seconds", b"background_after_seconds", "call_id", b"call_id", "context", b"context", "name", b"name", "parent_call_id", b"parent_call_id", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015

@@ -1,0 +1,41 @@
+"""Messages joined in turns, and the words of the system."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolbus.dialects.alternation import alternating, system_text
+from toolbus.dialects.shape import Json, Message, Turn
+
+OPENING: Json = {"role": "user", "parts": ["."]}
+
+
+def joined(*messages: Json) -> list[Json]:
+    def parts_of(value: Any) -> list[Any]:
+        return [value] if isinstance(value, str) else list(value or ())
+
+    return alternating(messages, "parts", parts_of, OPENING)
+
+
+def test_neighbours_of_one_role_become_one_message_and_keep_what_else_they_say() -> None:
+    first, second = {"role": "user", "parts": "a", "more": 1}, {"role": "user", "parts": ["b"]}
+    assert joined(first, second) == [{"role": "user", "parts": ["a", "b"], "more": 1}]
+    assert first == {"role": "user", "parts": "a", "more": 1}
+
+
+def test_a_message_without_parts_is_left_out_and_its_neighbours_meet() -> None:
+    said = [{"role": "user", "parts": ["a"]}, {"role": "assistant", "parts": []}, {"role": "user", "parts": ["b"]}]
+    assert joined(*said) == [{"role": "user", "parts": ["a", "b"]}]
+    assert joined({"role": "user"}) == []
+
+
+def test_the_opening_stands_before_a_model_that_begins_and_nobody_else() -> None:
+    for role in ("assistant", "model"):
+        assert joined({"role": role, "parts": ["a"]})[0] == OPENING
+    assert joined({"role": "user", "parts": ["a"]}) == [{"role": "user", "parts": ["a"]}]
+
+
+def test_the_system_speaks_in_one_text_wherever_it_stood() -> None:
+    said = [Message("system", "A"), Message("user", "B"), Message("system", " "), Message("system", "D")]
+    assert system_text([*said, Turn("C")]) == "A\n\nD"
+    assert system_text([]) == ""

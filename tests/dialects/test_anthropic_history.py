@@ -1,0 +1,236 @@
+"""The Anthropic dialect: conversations and requests, against the official SDK and the rules of the API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.dialects.anthropic_rules import (
+    DIALECT,
+    HELLO,
+    NAMES,
+    answers,
+    blocks_of,
+    call,
+    check_messages,
+    checked,
+    image,
+    use,
+    whole,
+)
+from tests.dialects.histories import Asked, histories
+from tests.dialects.samples import DOTTED, EMPTY, PLAIN
+from toolbus.dialects.shape import (
+    Answered,
+    Answers,
+    HistoryItem,
+    Json,
+    Message,
+    ModelCall,
+    Turn,
+)
+from toolbus.tool import Result
+
+# -- histories -------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_echoed_exactly_with_its_thinking() -> None:
+    content: list[Json] = [
+        {"type": "thinking", "thinking": "", "signature": "c2ln"},
+        {"type": "redacted_thinking", "data": "ZGF0YQ=="},
+        use("toolu_1", arguments={"city": "Paris"}),
+    ]
+    turn = DIALECT.parse(whole(content), NAMES)
+    written = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NAMES)
+    check_messages(written)
+    assert written[1] == {"role": "assistant", "content": content}
+
+
+def test_blank_texts_are_never_written() -> None:
+    turn = DIALECT.parse(whole([{"type": "text", "text": "\n\n"}, use("toolu_1")]), NAMES)
+    items: list[HistoryItem] = [
+        HELLO,
+        Message("user", ""),
+        Turn(),
+        Message("assistant", " "),
+        turn,
+        answers((turn.calls[0], 1)),
+    ]
+    written = DIALECT.history([*items, {"role": "user", "content": [{"type": "text", "text": ""}]}], NAMES)
+    check_messages(written)
+    assert [[block["type"] for block in blocks_of(message)] for message in written] == [
+        ["text"],
+        ["tool_use"],
+        ["tool_result"],
+    ]
+
+
+def test_a_text_behind_results_joins_their_turn() -> None:
+    made = call("toolu_1")
+    written = DIALECT.history([HELLO, Turn(calls=(made,)), answers((made, 1)), Message("user", "and?")], NAMES)
+    check_messages(written)
+    assert [block["type"] for block in written[-1]["content"]] == ["tool_result", "text"]
+
+
+def test_results_move_before_what_the_user_said_meanwhile() -> None:
+    made = call("toolu_1")
+    written = DIALECT.history([HELLO, Turn(calls=(made,)), Message("user", "hurry"), answers((made, 1))], NAMES)
+    check_messages(written)
+    assert [block["type"] for block in written[-1]["content"]] == ["tool_result", "text"]
+
+
+def test_neighbours_of_one_role_become_one_message() -> None:
+    items: list[HistoryItem] = [
+        HELLO,
+        Message("user", "you"),
+        Message("assistant", "hi"),
+        Turn(text="there"),
+        Message("user", "!"),
+    ]
+    written = DIALECT.history(items, NAMES)
+    check_messages(written)
+    assert [len(blocks_of(message)) for message in written] == [2, 2, 1]
+
+
+def test_a_call_that_was_not_answered_is_answered_with_an_error() -> None:
+    first, second = call("toolu_1"), call("toolu_2")
+    turn = Turn(calls=(first, second))
+    written = DIALECT.history([HELLO, turn, answers((second, "done")), Message("user", "well?")], NAMES)
+    check_messages(written)
+    assert [block.get("is_error", False) for block in written[-1]["content"]] == [True, False, False]
+    check_messages(DIALECT.history([HELLO, turn], NAMES))
+
+
+def test_the_turn_of_another_dialect_is_rebuilt_with_fitting_names_and_ids() -> None:
+    made = ModelCall("functions.read:0", DOTTED.name, '{"path":"a"}', wire_name="files.read")
+    gone = ModelCall("功能", "old:tool", "[1", wire_name="old:tool")
+    turn = Turn("Reading.", (made, gone), dialect="ollama", raw=({"role": "assistant"},))
+    written = DIALECT.history([HELLO, turn, answers((made, 1), (gone, 2))], NAMES)
+    check_messages(written)
+    text, first, second = written[1]["content"]
+    assert text == {"type": "text", "text": "Reading."}
+    assert (first["name"], first["input"]) == (NAMES.wire(DOTTED.name), {"path": "a"})
+    assert second["input"] == {}
+    assert written == DIALECT.history([HELLO, turn, answers((made, 1), (gone, 2))], NAMES), "the same every time"
+
+
+def test_ids_that_come_twice_are_told_apart_also_in_an_echo() -> None:
+    turn = DIALECT.parse(whole([use("call_0"), use("call_0", "now")]), NAMES)
+    items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))]
+    written = DIALECT.history([*items, Message("user", "again"), *items[1:]], NAMES)
+    check_messages(written)
+    contents = [block.get("content") for block in blocks_of(written[2])]
+    assert contents == ["1", "2", None]
+
+
+def test_ids_of_another_server_of_this_dialect_are_made_to_fit() -> None:
+    turn = DIALECT.parse(whole([use("functions.get:0")]), NAMES)
+    check_messages(DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NAMES))
+    sent = DIALECT.results([Answered(turn.calls[0], Result(output_json="1"))], NAMES)
+    own = DIALECT.history([HELLO, turn, *sent], NAMES)
+    check_messages(own)
+    assert own[-1]["content"][0]["content"] == "1"
+
+
+def test_a_turn_whose_calls_were_changed_is_not_echoed() -> None:
+    turn = DIALECT.parse(whole([use("toolu_1"), use("toolu_2")]), NAMES)
+    written = DIALECT.history([HELLO, replace(turn, calls=turn.calls[:1])], NAMES)
+    check_messages(written)
+    assert [block["id"] for block in written[1]["content"]] == ["toolu_1"]
+
+
+def test_messages_in_the_providers_own_form_are_passed_on_and_their_calls_paired() -> None:
+    said: Json = {"role": "user", "content": "look at this"}
+    assert DIALECT.history([said], NAMES) == [said]
+    asked = {"role": "assistant", "content": [use("toolu_1"), use("toolu_2")]}
+    got: Json = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_2", "content": "2"}]}
+    written = DIALECT.history([said, asked, got, {"role": "user", "content": "go on"}], NAMES)
+    check_messages(written)
+    assert [block.get("content") for block in written[-1]["content"]][1:] == ["2", None]
+
+
+def test_a_result_to_a_call_that_nobody_made_is_dropped() -> None:
+    stray: Json = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_9", "content": "2"}]}
+    assert DIALECT.history([HELLO, stray], NAMES) == DIALECT.history([HELLO], NAMES)
+
+
+def test_a_conversation_that_the_assistant_begins_gets_an_opening() -> None:
+    written = DIALECT.history([Message("assistant", "Welcome!"), HELLO], NAMES)
+    check_messages(written)
+    assert [message["role"] for message in written] == ["user", "assistant", "user"]
+
+
+def test_what_was_written_once_stays_the_same_as_the_history_grows() -> None:
+    turn = DIALECT.parse(whole([use("call_0")]), NAMES)
+    items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1)), Turn("Sun."), Message("user", "again"), turn]
+    written = DIALECT.history(items, NAMES)
+    for length in (1, 4, 5):
+        start_of_it = DIALECT.history(items[:length], NAMES)
+        assert written[: len(start_of_it)] == start_of_it
+
+
+def test_a_history_leaves_turns_as_they_were() -> None:
+    turn = DIALECT.parse(whole([use("call_0"), {"type": "text", "text": " "}]), NAMES)
+    before = repr(turn)
+    DIALECT.history([HELLO, turn, turn, HELLO], NAMES)
+    assert repr(turn) == before
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_holds_system_messages_and_tools() -> None:
+    items: list[HistoryItem] = [Message("system", "Be brief."), HELLO, Message("system", "And kind.")]
+    request = checked(DIALECT.request(items, DIALECT.export([PLAIN, EMPTY])))
+    assert request.keys() == {"system", "messages", "tools"}
+    assert request["system"] == "Be brief.\n\nAnd kind."
+    assert [tool["name"] for tool in request["tools"]] == ["get_weather", "now"]
+
+
+def test_a_request_without_tools_and_system_holds_messages_alone() -> None:
+    assert checked(DIALECT.request([HELLO], None)).keys() == {"messages"}
+    assert checked(DIALECT.request([HELLO], DIALECT.export([]))).keys() == {"messages"}
+
+
+def test_forbidden_tools_stay_declared_only_where_the_history_has_calls() -> None:
+    export = DIALECT.export([PLAIN])
+    made = call("toolu_1")
+    request = checked(DIALECT.request([HELLO, Turn(calls=(made,)), answers((made, 1))], export, "none"))
+    assert request["tool_choice"] == {"type": "none"}
+    assert request["tools"] == list(export.tools)
+    assert checked(DIALECT.request([HELLO], export, "none")).keys() == {"messages"}
+
+
+def test_without_tools_to_declare_calls_are_told_in_words() -> None:
+    made = call("toolu_1", arguments_json='{"city":"巴黎"}')
+    seen = Answers((Answered(made, Result(output_json='"sun"', content=(image("image/png"),))),))
+    request = checked(DIALECT.request([HELLO, Turn("Hm.", (made,)), seen, Message("user", "and?")], None))
+    assert request.keys() == {"messages"}
+    asked, told = (blocks_of(message) for message in request["messages"][1:])
+    assert [block["text"] for block in asked] == ["Hm.", '[called get_weather with {"city": "巴黎"}]']
+    assert [block.get("text") for block in told] == ["[get_weather answered]", "sun", None, "and?"]
+
+
+def test_the_export_of_another_dialect_is_refused() -> None:
+    export = replace(DIALECT.export([]), dialect="openai")
+    with pytest.raises(ValueError, match="openai"):
+        DIALECT.request([HELLO], export)
+
+
+# -- any history -----------------------------------------------------------------------------------------------------
+
+
+def own_turn(text: str, asked: Asked) -> tuple[Turn, Json]:
+    turn = DIALECT.parse(whole([{"type": "text", "text": text}, *(use(*each) for each in asked)]), NAMES)
+    return turn, dict(turn.raw[0]) if turn.raw else {"role": "assistant", "content": ""}
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
+@given(histories(own_turn))
+def test_any_history_is_written_as_the_api_takes_it(items: list[HistoryItem]) -> None:
+    written = DIALECT.history(items, NAMES)
+    check_messages(written)
+    check_messages(DIALECT.request(items, None)["messages"])
+    check_messages(DIALECT.history(written, NAMES))

@@ -1,0 +1,500 @@
+"""The Gemini dialect against the types of the official SDK and the rules by which the API refuses a request."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from google import genai
+from google.genai import types
+from hypothesis import HealthCheck, given, settings
+
+from tests.dialects.histories import Asked, histories
+from tests.dialects.samples import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES
+from toolbus.dialects.gemini import Gemini
+from toolbus.dialects.names import GEMINI_NAMES, NameTable
+from toolbus.dialects.shape import Answered, Answers, Delta, EndpointError, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.errors import Code
+from toolbus.tool import CallError, Result
+
+DIALECT = Gemini()
+NAMES = NameTable.build([tool.name for tool in SAMPLES], GEMINI_NAMES)
+HELLO = Message("user", "hello")
+SIGNED = b"\x00\xff\xfe signed"
+SIGNATURE = base64.b64encode(SIGNED).decode()
+
+
+def check_contents(contents: Iterable[Json]) -> None:
+    """Holds contents against the official types, and the rules that those do not know."""
+    asked: list[tuple[str, str | None]] = []
+    role = "model"
+    for content in contents:
+        read = types.Content.model_validate(content)
+        assert {read.role, role} == {"user", "model"}, "roles alternate, the user begins"
+        role = str(read.role)
+        assert read.parts
+        for part in read.parts:
+            assert part.model_dump(exclude_none=True)
+            assert part.text != "" or part.thought_signature
+        answered = [part.function_response for part in read.parts if part.function_response]
+        assert [(each.name, each.id) for each in answered] == asked, "each call has one response, in their order"
+        assert all(isinstance(each.response, dict) for each in answered)
+        kinds = [part.function_response is not None for part in read.parts]
+        assert kinds == sorted(kinds, reverse=True), "responses stand before text"
+        asked = [(str(part.function_call.name), part.function_call.id) for part in read.parts if part.function_call]
+        assert all(GEMINI_NAMES.accepts(name) for name, _ in asked)
+    assert not asked
+    json.dumps(contents)
+
+
+def checked(request: Json) -> Json:
+    """Returns a request that the official client sends."""
+    types.GenerateContentConfig.model_validate(request["config"])
+    check_contents(request["contents"])
+    sent(request)
+    return request
+
+
+def sent(request: Json) -> Json:
+    """Returns what the official client makes of a request on the wire."""
+    bodies: list[Json] = []
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(asked.content))
+        return httpx.Response(200, json=whole({"text": "hi"}))
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+        client = genai.Client(api_key="none", http_options=types.HttpOptions(httpx_client=http))
+        client.models.generate_content(model="gemini", **request)
+    assert len(bodies) == 1
+    return bodies[0]
+
+
+def whole(*parts: Json, stop: str = "STOP") -> Json:
+    return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": stop}]}
+
+
+def asked(name: str = "get_weather", args: Json | None = None, **more: Any) -> Json:
+    return {"functionCall": {"name": name, "args": {} if args is None else args, **more}}
+
+
+def forms(answer: Json) -> list[Any]:
+    """Returns an answer as REST gives it, and as an object of the SDK."""
+    return [answer, types.GenerateContentResponse.model_validate(answer)]
+
+
+def parsed(answer: Json) -> Turn:
+    """Returns the turn of an answer, and holds that the SDK's object makes the same but for ids that we make."""
+    plain, of_sdk = (DIALECT.parse(form, NAMES) for form in forms(answer))
+    ids = [call.id for call in plain.calls]
+    same = tuple(replace(call, id=call_id) for call, call_id in zip(of_sdk.calls, ids, strict=True))
+    assert replace(of_sdk, calls=same) == plain
+    return plain
+
+
+def streamed(*chunks: Json) -> Turn:
+    stream = DIALECT.stream(NAMES)
+    for chunk in chunks:
+        stream.feed(types.GenerateContentResponse.model_validate(chunk))
+    return stream.finish()
+
+
+def call(name: str = "get_weather", call_id: str = "call_1", arguments_json: str = "{}", **extra: Any) -> ModelCall:
+    return ModelCall(call_id, name, arguments_json, wire_name=NAMES.wire(name), extra=extra)
+
+
+def answers(*pairs: tuple[ModelCall, Any]) -> Answers:
+    return Answers(tuple(Answered(made, Result(output_json=json.dumps(output))) for made, output in pairs))
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_is_offered_as_a_flat_declaration() -> None:
+    exported = DIALECT.export([PLAIN])
+    assert [tool.keys() for tool in exported.tools] == [{"name", "description", "parameters"}]
+    assert exported.tools[0]["parameters"]["required"] == ["city"]
+
+
+def test_a_tool_without_parameters_has_none_on_the_wire() -> None:
+    assert DIALECT.export([EMPTY]).tools[0].keys() == {"name", "description"}
+    assert DIALECT.export([replace(EMPTY, description="")]).tools[0].keys() == {"name"}
+
+
+def test_every_sample_is_offered_in_the_official_form() -> None:
+    exported = DIALECT.export(SAMPLES)
+    assert len(exported.tools) + len(exported.left_out) == len(SAMPLES)
+    for tool in exported.tools:
+        types.FunctionDeclaration.model_validate(tool)
+        assert GEMINI_NAMES.accepts(tool["name"])
+    checked(DIALECT.request([HELLO], exported))
+
+
+def test_names_with_dots_and_colons_stay_as_they_are() -> None:
+    exported = DIALECT.export([replace(QUALIFIED, name="notes:add.note")])
+    assert exported.tools[0]["name"] == "notes:add.note"
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_text_thoughts_and_calls_of_one_answer_are_told_apart() -> None:
+    wire = NAMES.wire(CHINESE.name)
+    turn = parsed(
+        whole(
+            {"text": "rain?", "thought": True},
+            {"text": "Let me look.", "thoughtSignature": SIGNATURE},
+            {**asked(wire, {"城市": None, "n": 12345678901234567890}, id="fc_1"), "thoughtSignature": SIGNATURE},
+        )
+    )
+    assert (turn.text, turn.reasoning, turn.stop, turn.dialect) == ("Let me look.", "rain?", "STOP", "gemini")
+    (made,) = turn.calls
+    assert (made.id, made.name, made.known, made.wire_name) == ("fc_1", CHINESE.name, True, wire)
+    assert made.arguments_json == '{"城市":null,"n":12345678901234567890}'
+    assert made.extra == {"id": "fc_1", "thought_signature": SIGNATURE}
+
+
+def test_keys_of_rest_and_of_the_sdk_read_the_same() -> None:
+    rest = DIALECT.parse(whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE}), NAMES)
+    snake = {"function_call": {"name": "get_weather", "args": {}, "id": "fc_1"}, "thought_signature": SIGNED}
+    candidate = {"content": {"parts": [snake]}, "finish_reason": types.FinishReason.STOP}
+    assert DIALECT.parse({"candidates": [candidate]}, NAMES) == rest
+
+
+def test_keys_within_arguments_are_left_alone() -> None:
+    turn = parsed(whole(asked(args={"userId": {"thoughtSignature": 1}})))
+    assert turn.calls[0].arguments_json == '{"userId":{"thoughtSignature":1}}'
+    assert turn.raw[0]["parts"][0]["function_call"]["args"] == {"userId": {"thoughtSignature": 1}}
+
+
+def test_calls_without_an_id_get_one_that_no_other_turn_has() -> None:
+    turns = [DIALECT.parse(whole(asked(), asked("now")), NAMES) for _ in range(2)]
+    ids = [made.id for turn in turns for made in turn.calls]
+    assert len(set(ids)) == 4
+    assert all(made.startswith("call_") for made in ids)
+
+
+def test_an_invented_name_is_a_call_that_is_not_known() -> None:
+    assert [(made.name, made.known) for made in parsed(whole(asked("no_such"))).calls] == [("no_such", False)]
+
+
+def test_a_call_without_a_name_is_dropped_and_not_echoed() -> None:
+    turn = parsed(whole({"functionCall": {"args": {}}}, {"text": "Hm."}))
+    assert (turn.calls, turn.raw) == ((), ({"role": "model", "parts": [{"text": "Hm."}]},))
+
+
+def test_a_call_without_arguments_has_an_empty_text_as_arguments() -> None:
+    assert parsed(whole({"functionCall": {"name": "now"}})).calls[0].arguments_json == ""
+
+
+def test_a_malformed_call_is_visible_in_the_stop() -> None:
+    turn = parsed({"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL"}]})
+    assert (turn.stop, turn.calls, turn.raw) == ("MALFORMED_FUNCTION_CALL", (), ())
+    check_contents(DIALECT.history([HELLO, turn, Message("user", "again")], NAMES))
+
+
+@pytest.mark.parametrize("whole_answer", [True, False], ids=["whole", "streamed"])
+def test_a_blocked_prompt_is_an_error_with_the_reason(whole_answer: bool) -> None:
+    for form in forms({"promptFeedback": {"blockReason": "SAFETY", "blockReasonMessage": "not this"}}):
+        with pytest.raises(EndpointError, match="SAFETY, not this") as caught:
+            _ = DIALECT.parse(form, NAMES) if whole_answer else DIALECT.stream(NAMES).feed(form)
+        assert json.dumps(caught.value.raw)
+
+
+def test_feedback_that_blocks_nothing_is_no_error() -> None:
+    assert parsed({**whole({"text": "hi"}), "promptFeedback": {"safetyRatings": []}}).text == "hi"
+
+
+def test_an_error_instead_of_an_answer_is_raised_with_its_message() -> None:
+    with pytest.raises(EndpointError, match="quota"):
+        DIALECT.parse({"error": {"code": 429, "message": "quota", "status": "RESOURCE_EXHAUSTED"}}, NAMES)
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_streamed_answer_is_put_together_of_its_chunks() -> None:
+    turn = streamed(
+        whole({"text": "ra", "thought": True}, stop="FINISH_REASON_UNSPECIFIED"),
+        whole({"text": "in?", "thought": True}, stop="FINISH_REASON_UNSPECIFIED"),
+        whole({"text": "Let "}, stop="FINISH_REASON_UNSPECIFIED"),
+        whole({"text": "me look."}, stop="FINISH_REASON_UNSPECIFIED"),
+        whole(asked(args={"city": "Paris"}, id="fc_1"), asked("now", id="fc_2"), stop="FINISH_REASON_UNSPECIFIED"),
+        whole({"text": "", "thoughtSignature": SIGNATURE}),
+        {"usageMetadata": {"totalTokenCount": 7}},
+    )
+    assert (turn.text, turn.reasoning, turn.stop) == ("Let me look.", "rain?", "STOP")
+    assert [(made.id, made.name) for made in turn.calls] == [("fc_1", "get_weather"), ("fc_2", "now")]
+    assert turn.raw[0]["parts"] == [
+        {"text": "rain?", "thought": True},
+        {"text": "Let me look."},
+        {"function_call": {"name": "get_weather", "args": {"city": "Paris"}, "id": "fc_1"}},
+        {"function_call": {"name": "now", "args": {}, "id": "fc_2"}},
+        {"text": "", "thought_signature": SIGNATURE},
+    ]
+
+
+def test_a_signed_text_is_never_joined_with_another() -> None:
+    turn = streamed(whole({"text": "a"}), whole({"text": "b", "thoughtSignature": SIGNATURE}), whole({"text": "c"}))
+    assert [part["text"] for part in turn.raw[0]["parts"]] == ["a", "b", "c"]
+
+
+def test_pieces_are_shown_as_they_come_and_a_chunk_of_usage_says_nothing() -> None:
+    stream = DIALECT.stream(NAMES)
+    assert stream.feed({"usageMetadata": {"totalTokenCount": 7}}) == []
+    assert stream.feed({"candidates": [{"content": {"role": "model"}}]}) == []
+    shown = stream.feed(whole({"text": "hm", "thought": True}, {"text": "A"}, asked()))
+    assert shown == [Delta("reasoning", "hm"), Delta("text", "A")]
+    assert stream.finish() == stream.finish()
+
+
+def test_chunks_of_the_official_clients_stream_make_a_turn() -> None:
+    chunks = [whole({"text": "Let me look."}), whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE})]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=body))) as http:
+        client = genai.Client(api_key="none", http_options=types.HttpOptions(httpx_client=http))
+        stream = DIALECT.stream(NAMES)
+        for chunk in client.models.generate_content_stream(model="gemini", **DIALECT.request([HELLO], None)):
+            stream.feed(chunk)
+    assert stream.finish() == streamed(*chunks)
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_responses_are_one_content_in_the_order_of_the_calls() -> None:
+    first, second = call(id="fc_1", call_id="fc_1"), call("now")
+    refused = Result(is_error=True, error=CallError(Code.NOT_FOUND, "no such tool"))
+    written = DIALECT.results([Answered(first, Result(output_json='"晴"')), Answered(second, refused)], NAMES)
+    assert written == [
+        {
+            "role": "user",
+            "parts": [
+                {"function_response": {"id": "fc_1", "name": "get_weather", "response": {"result": "晴"}}},
+                {"function_response": {"name": "now", "response": {"error": "no such tool"}}},
+            ],
+        }
+    ]
+    assert DIALECT.results([], NAMES) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "response"),
+    [({"a": 1}, {"a": 1}), ([1], {"result": [1]}), (None, {"result": None}), (5, {"result": 5}), ("", {"result": ""})],
+)
+def test_what_is_no_object_is_wrapped(output: Any, response: Json) -> None:
+    written = DIALECT.results([Answered(call(), Result(output_json=json.dumps(output)))], NAMES)
+    assert written[0]["parts"][0]["function_response"]["response"] == response
+
+
+# -- histories -------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_echoed_exactly_with_its_signatures() -> None:
+    answer = whole(
+        {"text": "rain?", "thought": True, "thoughtSignature": SIGNATURE},
+        {"text": "Let me look.", "thoughtSignature": SIGNATURE},
+        {**asked(args={"city": "Paris"}), "thoughtSignature": SIGNATURE},
+        asked("now"),
+    )
+    for form in forms(answer):
+        turn = DIALECT.parse(form, NAMES)
+        written = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))], NAMES)
+        check_contents(written)
+        assert types.Content.model_validate(written[1]) == types.Content.model_validate(
+            answer["candidates"][0]["content"]
+        )
+        assert [part.thought_signature for part in types.Content.model_validate(written[1]).parts or ()] == [
+            SIGNED,
+            SIGNED,
+            SIGNED,
+            None,
+        ]
+
+
+def test_ids_that_gemini_gave_are_echoed_and_ours_are_not_sent() -> None:
+    turn = parsed(whole(asked(id="fc_1"), asked("now")))
+    written = DIALECT.history([HELLO, turn, answers((turn.calls[1], 2), (turn.calls[0], 1))], NAMES)
+    check_contents(written)
+    assert [part["function_response"] for part in written[2]["parts"]] == [
+        {"id": "fc_1", "name": "get_weather", "response": {"result": 1}},
+        {"name": "now", "response": {"result": 2}},
+    ]
+
+
+def test_blank_parts_are_never_written() -> None:
+    turn = parsed(whole({"text": ""}, {"text": "", "thought": True}, asked()))
+    items: list[HistoryItem] = [
+        HELLO,
+        Message("user", ""),
+        Turn(),
+        turn,
+        answers((turn.calls[0], 1)),
+        {"role": "user", "parts": []},
+    ]
+    written = DIALECT.history(items, NAMES)
+    check_contents(written)
+    assert [len(content["parts"]) for content in written] == [1, 1, 1]
+
+
+def test_a_text_behind_responses_joins_their_content() -> None:
+    made = call()
+    written = DIALECT.history([HELLO, Turn(calls=(made,)), Message("user", "and?"), answers((made, 1))], NAMES)
+    check_contents(written)
+    assert [set(part) for part in written[-1]["parts"]] == [{"function_response"}, {"text"}]
+
+
+def test_neighbours_of_one_role_become_one_content() -> None:
+    items: list[HistoryItem] = [
+        HELLO,
+        Message("user", "you"),
+        Message("assistant", "hi"),
+        Turn(text="there"),
+        Message("user", "!"),
+    ]
+    written = DIALECT.history(items, NAMES)
+    check_contents(written)
+    assert [len(content["parts"]) for content in written] == [2, 2, 1]
+
+
+def test_a_call_that_was_not_answered_is_answered_with_an_error() -> None:
+    turn = parsed(whole(asked(), asked("now")))
+    written = DIALECT.history([HELLO, turn, answers((turn.calls[1], "done")), Message("user", "well?")], NAMES)
+    check_contents(written)
+    assert "error" in written[-1]["parts"][0]["function_response"]["response"]
+    check_contents(DIALECT.history([HELLO, turn], NAMES))
+
+
+def test_the_turn_of_another_dialect_is_rebuilt_with_fitting_names() -> None:
+    made = ModelCall("toolu_1", CHINESE.name, '{"城市":"巴黎"}', wire_name=CHINESE.name)
+    gone = ModelCall("toolu_2", "3d old", "[1", wire_name="3d old")
+    turn = Turn("Looking.", (made, gone), dialect="ollama", raw=({"role": "assistant"},))
+    written = DIALECT.history([HELLO, turn, answers((made, 1), (gone, 2))], NAMES)
+    check_contents(written)
+    assert written[1]["parts"][:2] == [
+        {"text": "Looking."},
+        {"function_call": {"name": NAMES.wire(CHINESE.name), "args": {"城市": "巴黎"}}},
+    ]
+    assert written[1]["parts"][2]["function_call"]["args"] == {}
+
+
+def test_a_turn_whose_calls_were_changed_is_rebuilt_with_its_signature() -> None:
+    turn = parsed(whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE}, asked("now")))
+    written = DIALECT.history([HELLO, replace(turn, calls=turn.calls[:1])], NAMES)
+    check_contents(written)
+    expected = {"function_call": {"id": "fc_1", "name": "get_weather", "args": {}}, "thought_signature": SIGNATURE}
+    assert written[1]["parts"] == [expected]
+
+
+def test_a_tool_that_is_not_offered_any_more_keeps_the_name_it_was_called_by() -> None:
+    turn = parsed(whole(asked(NAMES.wire(CHINESE.name))))
+    check_contents(DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NameTable.empty(GEMINI_NAMES)))
+
+
+def test_ids_that_come_twice_are_told_apart() -> None:
+    turn = parsed(whole(asked(id="fc_1"), asked(id="fc_1")))
+    items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))]
+    written = DIALECT.history([*items, Message("user", "again"), turn], NAMES)
+    check_contents(written)
+    ids = [part["function_call"]["id"] for content in written[1::2] for part in content["parts"]]
+    assert len(set(ids)) == 4
+
+
+def test_contents_in_the_providers_own_form_are_passed_on_and_their_calls_paired() -> None:
+    said: Json = {"role": "user", "parts": [{"text": "look"}]}
+    assert DIALECT.history([said], NAMES) == [said]
+    model = {"role": "model", "parts": [asked(), asked("now")]}
+    got = {"role": "user", "parts": [{"functionResponse": {"name": "now", "response": {"result": 1}}}]}
+    written = DIALECT.history([said, model, got, {"parts": [{"text": "go on"}]}], NAMES)
+    check_contents(written)
+    first, second, text = written[-1]["parts"]
+    assert "error" in first["function_response"]["response"]
+    assert second["function_response"] == {"name": "now", "response": {"result": 1}}
+    assert text == {"text": "go on"}
+
+
+def test_what_results_wrote_answers_the_turn_before_it() -> None:
+    turn = parsed(whole(asked()))
+    sent_back = DIALECT.results([Answered(turn.calls[0], Result(output_json="1"))], NAMES)
+    written = DIALECT.history([HELLO, turn, *sent_back], NAMES)
+    check_contents(written)
+    assert written[2:] == sent_back
+
+
+def test_a_response_to_a_call_that_nobody_made_is_dropped() -> None:
+    stray = {"role": "user", "parts": [{"functionResponse": {"name": "now", "response": {}}}]}
+    assert DIALECT.history([HELLO, stray], NAMES) == DIALECT.history([HELLO], NAMES)
+
+
+def test_a_conversation_that_the_model_begins_gets_an_opening() -> None:
+    written = DIALECT.history([Message("assistant", "Welcome!"), HELLO], NAMES)
+    check_contents(written)
+    assert [content["role"] for content in written] == ["user", "model", "user"]
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_holds_the_system_instruction_and_tools() -> None:
+    items: list[HistoryItem] = [Message("system", "Be brief."), HELLO, Message("system", "And kind.")]
+    request = checked(DIALECT.request(items, DIALECT.export([PLAIN, EMPTY])))
+    assert request.keys() == {"contents", "config"}
+    assert request["config"]["system_instruction"] == "Be brief.\n\nAnd kind."
+    body = sent(request)
+    (tool,) = body["tools"]
+    assert [each["name"] for each in tool["functionDeclarations"]] == ["get_weather", "now"]
+    assert "toolConfig" not in body
+
+
+def test_a_signature_reaches_the_wire_as_the_bytes_it_was() -> None:
+    turn = parsed(whole({**asked(), "thoughtSignature": SIGNATURE}))
+    body = sent(DIALECT.request([HELLO, turn], None))
+    assert base64.urlsafe_b64decode(body["contents"][1]["parts"][0]["thoughtSignature"]) == SIGNED
+
+
+def test_the_sdk_does_not_call_tools_by_itself() -> None:
+    config = DIALECT.request([HELLO], DIALECT.export([PLAIN]))["config"]
+    assert config["automatic_function_calling"] == {"disable": True}
+
+
+def test_a_request_without_tools_and_system_has_an_empty_config() -> None:
+    assert checked(DIALECT.request([HELLO], None))["config"] == {}
+    assert checked(DIALECT.request([HELLO], DIALECT.export([])))["config"] == {}
+
+
+def test_forbidden_tools_stay_declared_only_where_the_history_has_calls() -> None:
+    export = DIALECT.export([PLAIN])
+    turn = parsed(whole(asked()))
+    request = checked(DIALECT.request([HELLO, turn, answers((turn.calls[0], 1))], export, "none"))
+    assert request["config"]["tools"] == [{"function_declarations": list(export.tools)}]
+    assert sent(request)["toolConfig"] == {"functionCallingConfig": {"mode": "NONE"}}
+    assert checked(DIALECT.request([HELLO], export, "none"))["config"] == {}
+
+
+def test_the_export_of_another_dialect_is_refused() -> None:
+    export = replace(DIALECT.export([]), dialect="openai")
+    with pytest.raises(ValueError, match="openai"):
+        DIALECT.request([HELLO], export)
+
+
+# -- any history -----------------------------------------------------------------------------------------------------
+
+
+def own_turn(text: str, calls: Asked) -> tuple[Turn, Json]:
+    parts = [{"functionCall": {"name": name, "id": call_id}} for call_id, name in calls]
+    turn = DIALECT.parse(whole({"text": text}, *parts), NAMES)
+    return turn, dict(turn.raw[0]) if turn.raw else {"role": "model", "parts": []}
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
+@given(histories(own_turn))
+def test_any_history_is_written_as_the_api_takes_it(items: list[HistoryItem]) -> None:
+    written = DIALECT.history(items, NAMES)
+    check_contents(written)
+    check_contents(DIALECT.request(items, None)["contents"])
+    check_contents(DIALECT.history(written, NAMES))

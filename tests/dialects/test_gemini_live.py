@@ -1,0 +1,191 @@
+"""Gemini Live, checked against the types of google-genai."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from google.genai import types
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dialects.samples import CHINESE, DOTTED, PLAIN, SAMPLES
+from toolbus.dialects.gemini_live import GeminiLive
+from toolbus.dialects.names import NameTable
+from toolbus.dialects.shape import Answered, CallsCancelled, Delta, Json, ModelCall, RealtimeEvent
+from toolbus.errors import Code, Stage
+from toolbus.tool import CallError, Result
+
+DIALECT = GeminiLive()
+CALLS: Json = {
+    "tool_call": {
+        "function_calls": [
+            {"id": "f1", "name": "get_weather", "args": {"city": "Oslo"}},
+            {"id": "f2", "name": "files.read", "args": {"path": "a"}},
+        ]
+    }
+}
+
+
+def fed(*events: Any) -> list[RealtimeEvent]:
+    reader = DIALECT.parser(DIALECT.export([PLAIN, DOTTED]).names)
+    return [said for event in events for said in reader.feed(event)]
+
+
+def calls(*events: Any) -> list[ModelCall]:
+    return [said for said in fed(*events) if isinstance(said, ModelCall)]
+
+
+def test_tools_are_set_when_a_session_opens_and_never_again() -> None:
+    assert DIALECT.fixed_at_connect
+
+
+def test_every_sample_makes_a_setup_that_the_sdk_accepts() -> None:
+    export = DIALECT.export(SAMPLES)
+    update = DIALECT.session_update(export)
+    config = types.LiveConnectConfig.model_validate(update["setup"])
+    assert config.tools is not None
+    (tool,) = config.tools
+    assert isinstance(tool, types.Tool)
+    assert tool.function_declarations is not None
+    assert [each.name for each in tool.function_declarations] == [each["name"] for each in export.tools]
+    assert types.LiveClientMessage.model_validate(update).setup == types.LiveClientSetup.model_validate(update["setup"])
+
+
+def test_a_setup_without_tools_declares_nothing() -> None:
+    assert DIALECT.session_update(DIALECT.export([])) == {"setup": {"tools": []}}
+
+
+def test_calls_of_one_message_belong_together() -> None:
+    first, second = calls(CALLS)
+    assert (first.id, first.name, first.arguments_json) == ("f1", "get_weather", '{"city":"Oslo"}')
+    assert (second.id, second.name, second.arguments_json) == ("f2", "files.read", '{"path":"a"}')
+    assert first.response == second.response != ""
+
+
+def test_calls_of_two_messages_do_not() -> None:
+    assert len({call.response for call in calls(CALLS, CALLS)}) == 2
+
+
+def test_the_keys_of_the_wire_are_read_as_well() -> None:
+    (call,) = calls({"toolCall": {"functionCalls": [{"id": "f1", "name": "get_weather", "args": {}}]}})
+    assert (call.id, call.arguments_json) == ("f1", "{}")
+
+
+def test_messages_of_the_sdk_are_read_as_well() -> None:
+    message = types.LiveServerMessage.model_validate(
+        {
+            **CALLS,
+            "serverContent": {
+                "modelTurn": {"parts": [{"text": "thinking", "thought": True}, {"text": "hello"}]},
+                "outputTranscription": {"text": "spoken"},
+            },
+        }
+    )
+    said = fed(message)
+    assert said[:3] == [Delta("reasoning", "thinking"), Delta("text", "hello"), Delta("text", "spoken")]
+    assert [each.id for each in said if isinstance(each, ModelCall)] == ["f1", "f2"]
+
+
+def test_a_call_without_arguments_or_without_a_known_name_is_still_a_call() -> None:
+    known, unknown = calls({"tool_call": {"function_calls": [{"id": "a", "name": "get_weather"}, {"name": "rm"}]}})
+    assert (known.known, known.arguments_json) == (True, "")
+    assert (unknown.known, unknown.name) == (False, "rm")
+
+
+def test_a_nameless_call_is_dropped() -> None:
+    assert calls({"tool_call": {"function_calls": [{"id": "a"}, {"name": ""}, 7]}}) == []
+
+
+def test_calls_without_ids_get_different_ones_that_are_not_sent_back() -> None:
+    first, second = calls({"tool_call": {"function_calls": [{"name": "get_weather"}, {"name": "get_weather"}]}})
+    assert first.id != second.id
+    (event,) = DIALECT.answers([Answered(first, Result())], NameTable.empty())
+    assert event["tool_response"]["function_responses"] == [{"name": "get_weather", "response": {"result": None}}]
+
+
+@pytest.mark.parametrize("key", ["tool_call_cancellation", "toolCallCancellation"])
+def test_a_cancellation_names_calls_that_want_no_answer(key: str) -> None:
+    assert fed({key: {"ids": ["f1", "f2", 3]}}) == [CallsCancelled(("f1", "f2"), answers=False)]
+
+
+@pytest.mark.parametrize(
+    ("output", "response"),
+    [
+        ('{"t":21}', {"t": 21}),
+        ("21", {"result": 21}),
+        ('"sunny"', {"result": "sunny"}),
+        ("[1,2]", {"result": [1, 2]}),
+        ("null", {"result": None}),
+    ],
+)
+def test_a_response_is_always_an_object(output: str, response: Json) -> None:
+    (event,) = DIALECT.answers([Answered(ModelCall("f1", "a"), Result(output_json=output))], NameTable.empty())
+    assert event["tool_response"]["function_responses"][0]["response"] == response
+
+
+def test_all_answers_go_in_one_message_that_the_sdk_accepts() -> None:
+    export = DIALECT.export([PLAIN, CHINESE])
+    wire = export.names.wire(CHINESE.name)
+    failed = Result(is_error=True, error=CallError(Code.TOOL, "no such city", Stage.ACCEPTED))
+    answered = [
+        Answered(
+            ModelCall("f1", "get_weather", wire_name="get_weather", extra={"id": "f1"}), Result(output_json='{"t":21}')
+        ),
+        Answered(ModelCall("f2", CHINESE.name, extra={"id": "f2"}), failed),
+    ]
+    (event,) = DIALECT.answers(answered, export.names)
+    response = types.LiveClientToolResponse.model_validate(event["tool_response"])
+    assert types.LiveClientMessage.model_validate(event).tool_response == response
+    assert response.function_responses is not None
+    assert [(each.id, each.name) for each in response.function_responses] == [("f1", "get_weather"), ("f2", wire)]
+    assert response.function_responses[1].response == {"error": "no such city"}
+
+
+def test_no_answers_are_no_message() -> None:
+    assert DIALECT.answers([], NameTable.empty()) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *(None, 7, "text", [], {}, {"setup_complete": {}}, {"tool_call": []}, {"tool_call": {"function_calls": {}}}),
+        {"server_content": {"model_turn": {"parts": [None, {"text": 7}, {"inline_data": {}}]}, "interrupted": True}},
+        {"tool_call_cancellation": {"ids": "f1"}},
+    ],
+)
+def test_an_unknown_or_malformed_message_says_nothing(event: Any) -> None:
+    assert fed(event) == []
+
+
+def test_arguments_that_json_cannot_hold_are_none() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for args in ({"x": {1, 2}}, {"x": loop}):
+        (call,) = calls({"tool_call": {"function_calls": [{"id": "a", "name": "get_weather", "args": args}]}})
+        assert call.arguments_json == ""
+
+
+NAMES = ["tool_call", "toolCall", "function_calls", "server_content", "model_turn", "parts", "text", "ids", "args"]
+MESSAGES = st.recursive(
+    st.none() | st.integers() | st.floats() | st.sampled_from(["get_weather", "hi", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*NAMES, "tool_call_cancellation", "name", "id"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(MESSAGES)
+def test_whatever_comes_nothing_is_raised(message: Any) -> None:
+    for said in fed(message):
+        if isinstance(said, ModelCall) and said.arguments_json:
+            json.loads(said.arguments_json)
+
+
+def test_numbers_that_are_none_reach_the_bus_which_refuses_them() -> None:
+    (call,) = calls({"tool_call": {"function_calls": [{"id": "a", "name": "get_weather", "args": {"n": math.nan}}]}})
+    assert call.arguments_json == '{"n":NaN}'

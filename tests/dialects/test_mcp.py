@@ -1,0 +1,231 @@
+"""MCP: what a server lists, reads and answers, held against the SDK's types and a client's rules."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import jsonschema_rs
+import mcp.types
+import pytest
+from mcp.types.methods import serialize_server_result
+
+from tests.dialects.samples import CHINESE, DOTTED, QUALIFIED, SAMPLES
+from toolbus.dialects.mcp import MCP_NAMES, Mcp, call_tool_result
+from toolbus.dialects.names import NameTable
+from toolbus.dialects.shape import Answered, Json, Message, ModelCall
+from toolbus.errors import Code, InvalidRequest, Stage
+from toolbus.tool import Annotations, CallError, Result, Tool
+from toolbus.v1 import tool_pb2 as pb
+
+MCP = Mcp()
+EXPORT = MCP.export(SAMPLES)
+NAMES = EXPORT.names
+IMAGE = pb.ContentBlock(image=pb.ImageContent(data=b"\x00\xff", mime_type="image/png"))
+
+
+def result_of(result: Result) -> Json:
+    """Returns a result in MCP's form, once the official type has read it."""
+    written = call_tool_result(result)
+    read = mcp.types.CallToolResult.model_validate(written, extra="forbid")
+    assert read.is_error is written["isError"]
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    return written
+
+
+def text(said: str) -> Json:
+    return {"type": "text", "text": said}
+
+
+def call(name: str, arguments: Any = None, **request: Any) -> Json:
+    return {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": name, "arguments": arguments}, **request}
+
+
+# -- tools/list
+
+
+def test_tools_are_listed_as_the_official_type_wants_them() -> None:
+    for tool in EXPORT.tools:
+        read = mcp.types.Tool.model_validate(tool, extra="forbid")
+        assert MCP_NAMES.accepts(read.name)
+        assert tool["inputSchema"]["type"] == "object"
+        assert tool.keys() == {"name", "description", "inputSchema"}
+        jsonschema_rs.validator_for(tool["inputSchema"])
+    assert not EXPORT.left_out
+    assert not EXPORT.losses
+
+
+def test_names_that_the_specification_allows_stay_and_others_find_their_way_back() -> None:
+    assert NAMES.to_wire[DOTTED.name] == DOTTED.name
+    for tool in (CHINESE, QUALIFIED):
+        assert NAMES.to_bus[NAMES.to_wire[tool.name]] == tool.name != NAMES.to_wire[tool.name]
+
+
+@pytest.mark.parametrize("schema", ["{}", '{"type":["object","null"]}', '{"properties":{"a":{}}}'])
+def test_a_schema_always_says_that_it_is_of_an_object(schema: str) -> None:
+    [listed] = MCP.export([Tool("t", parameters_json=schema)]).tools
+    assert listed["inputSchema"]["type"] == "object"
+
+
+def test_the_name_for_people_is_the_title() -> None:
+    [listed] = MCP.export([Tool("t", display_name="查询")]).tools
+    assert mcp.types.Tool.model_validate(listed, extra="forbid").title == "查询"
+
+
+def test_what_a_tool_may_do_is_listed_as_hints_and_only_where_its_author_said_so() -> None:
+    told = Annotations(read_only=True, idempotent=False, destructive=False, open_world=True)
+    [listed, partly] = MCP.export(
+        [Tool("t", annotations=told), Tool("u", annotations=Annotations(destructive=True))]
+    ).tools
+    assert listed["annotations"] == {
+        "readOnlyHint": True,
+        "destructiveHint": False,
+        "idempotentHint": False,
+        "openWorldHint": True,
+    }
+    assert partly["annotations"] == {"destructiveHint": True}
+    read = mcp.types.Tool.model_validate(listed, extra="forbid").annotations
+    assert read is not None
+    assert (read.read_only_hint, read.destructive_hint, read.idempotent_hint, read.open_world_hint) == (
+        *(True, False),
+        *(False, True),
+    )
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])
+def test_lists_and_results_fit_each_version_of_the_protocol(version: str) -> None:
+    tools = {"tools": list(EXPORT.tools)}
+    listed = serialize_server_result("tools/list", version, tools)["tools"]
+    assert [tool["name"] for tool in listed] == list(NAMES.to_bus)
+    for output_json in ("{}", '{"a":1}', "[1]", '"text"'):
+        result = call_tool_result(Result(output_json=output_json, content=(IMAGE,)))
+        assert serialize_server_result("tools/call", version, result) == result
+
+
+# -- tools/call
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        call(NAMES.to_wire[CHINESE.name], {"城市": None}, id=7),
+        {"name": NAMES.to_wire[CHINESE.name], "arguments": {"城市": None}, "_meta": {"progressToken": 1}},
+        {"params": {"name": NAMES.to_wire[CHINESE.name], "arguments": {"城市": None}}},
+        mcp.types.CallToolRequest.model_validate(call(NAMES.to_wire[CHINESE.name], {"城市": None})),
+        mcp.types.CallToolRequestParams(name=NAMES.to_wire[CHINESE.name], arguments={"城市": None}),
+    ],
+    ids=["request", "params", "wrapped params", "official request", "official params"],
+)
+def test_a_call_is_read_in_every_form_that_it_comes_in(request_: Any) -> None:
+    [read] = MCP.parse(request_, NAMES).calls
+    assert (read.name, read.known, read.arguments_json) == (CHINESE.name, True, '{"城市":null}')
+    assert read.id == ("7" if isinstance(request_, dict) and "id" in request_ else "call_0")
+
+
+def test_a_call_of_what_is_not_listed_is_not_known() -> None:
+    [read] = MCP.parse(call(CHINESE.name, id="x"), NAMES).calls
+    assert read == ModelCall("x", CHINESE.name, "", False, CHINESE.name)
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ({"method": "tools/list"}, "the request is 'tools/list'"),
+        ({"method": "tools/call"}, "names the tool None: give params.name"),
+        (call(""), "names the tool ''"),
+        ({"name": 5}, "names the tool 5"),
+        ({"method": "tools/call", "params": ["now"]}, "params is a list"),
+    ],
+)
+def test_a_request_that_is_no_call_is_refused_with_its_fault(request_: Json, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        MCP.parse(request_, NAMES)
+
+
+# -- results
+
+
+@pytest.mark.parametrize(
+    ("output_json", "said", "structured"),
+    [
+        ('"sunny"', "sunny", None),
+        ('{"城市": "\\u5df4\\u9ece"}', '{"城市":"巴黎"}', {"城市": "巴黎"}),
+        ("{ }", "{}", {}),
+        ("[1, 2]", "[1,2]", None),
+        ("5", "5", None),
+        ("null", "null", None),
+        ("", "null", None),
+        ("{broken", "{broken", None),
+        ('"{}"', "{}", None),
+    ],
+)
+def test_an_output_is_text_and_an_object_is_structured_too(output_json: str, said: str, structured: Any) -> None:
+    written = result_of(Result(output_json=output_json))
+    assert written.get("structuredContent") == structured
+    assert ("structuredContent" in written) == (structured is not None)
+    assert (written["content"], written["isError"]) == ([text(said)], False)
+
+
+def test_nan_does_not_leak() -> None:
+    written = result_of(Result(output_json='{"a":NaN,"b":[Infinity,1]}'))
+    assert written["structuredContent"] == {"a": None, "b": [None, 1]}
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        Result(is_error=True, error=CallError(Code.TOOL, "no such city", Stage.ACCEPTED)),
+        Result(error=CallError(Code.TOOL, "no such city", Stage.ACCEPTED)),
+        Result(output_json='"no such city"', error=CallError(Code.TOOL, "no such city"), is_error=True),
+    ],
+)
+def test_a_failure_is_marked_and_says_why(failed: Result) -> None:
+    assert result_of(failed) == {"content": [text("no such city")], "isError": True}
+
+
+def test_parts_keep_their_form() -> None:
+    parts = (
+        pb.ContentBlock(text=pb.TextContent(text="See:")),
+        IMAGE,
+        pb.ContentBlock(audio=pb.AudioContent(data=b"sound")),
+        pb.ContentBlock(
+            resource_link=pb.ResourceLink(uri="file:///a", name="a", description="A file.", mime_type="text/html")
+        ),
+        pb.ContentBlock(resource_link=pb.ResourceLink(uri="file:///b")),
+        pb.ContentBlock(),
+    )
+    assert result_of(Result(output_json='"done"', content=parts))["content"] == [
+        text("done"),
+        text("See:"),
+        {"type": "image", "data": base64.b64encode(b"\x00\xff").decode(), "mimeType": "image/png"},
+        {"type": "audio", "data": base64.b64encode(b"sound").decode(), "mimeType": "application/octet-stream"},
+        {
+            "type": "resource_link",
+            "uri": "file:///a",
+            "name": "a",
+            "description": "A file.",
+            "mimeType": "text/html",
+        },
+        {"type": "resource_link", "uri": "file:///b", "name": "file:///b"},
+        text("[content of a kind that this version does not know]"),
+    ]
+
+
+def test_a_result_of_parts_alone_has_no_text_of_its_own() -> None:
+    assert [part["type"] for part in result_of(Result(content=(IMAGE,)))["content"]] == ["image"]
+
+
+def test_each_call_has_its_result() -> None:
+    answered = [Answered(ModelCall(str(number), "now"), Result(output_json=str(number))) for number in range(2)]
+    assert [result["content"] for result in MCP.results(answered, NAMES)] == [[text("0")], [text("1")]]
+
+
+def test_what_only_a_chat_has_is_refused_with_what_to_use_instead() -> None:
+    for refused in (
+        lambda: MCP.stream(NameTable.empty()),
+        lambda: MCP.history([Message("user", "Hi")], NAMES),
+        lambda: MCP.request([], EXPORT),
+    ):
+        with pytest.raises(NotImplementedError, match=r"MCP is no chat: .* parse\(\)"):
+            refused()

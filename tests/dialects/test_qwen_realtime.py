@@ -1,0 +1,41 @@
+"""Qwen Omni: OpenAI's events with nested tools, which exclude its search."""
+
+from __future__ import annotations
+
+from openai.types.chat import ChatCompletionFunctionToolParam
+from pydantic import TypeAdapter
+
+from tests.dialects.samples import PLAIN, SAMPLES
+from toolbus.dialects.names import NameTable
+from toolbus.dialects.qwen_realtime import QwenRealtime
+from toolbus.dialects.shape import Answered, ModelCall
+from toolbus.tool import Result
+
+DIALECT = QwenRealtime()
+NESTED: TypeAdapter[ChatCompletionFunctionToolParam] = TypeAdapter(ChatCompletionFunctionToolParam)
+
+
+def test_tools_are_nested_and_switch_the_search_off() -> None:
+    session = DIALECT.session_update(DIALECT.export(SAMPLES))["session"]
+    assert set(session) == {"tools", "enable_search"}
+    assert session["enable_search"] is False
+    for tool in session["tools"]:
+        assert set(tool) == {"type", "function"}
+        NESTED.validate_python(tool)
+
+
+def test_an_update_without_tools_leaves_the_search_alone() -> None:
+    event = DIALECT.session_update(DIALECT.export([]))
+    assert event == {"type": "session.update", "session": {"tools": []}}
+
+
+def test_a_call_is_read_and_answered_by_its_id() -> None:
+    reader = DIALECT.parser(DIALECT.export([PLAIN]).names)
+    (call,) = reader.feed(
+        {"type": "response.function_call_arguments.done", "call_id": "c1", "name": "get_weather", "arguments": "{}"}
+    )
+    assert isinstance(call, ModelCall)
+    assert (call.id, call.name) == ("c1", "get_weather")
+    item, go_on = DIALECT.answers([Answered(call, Result(output_json="true"))], NameTable.empty())
+    assert item["item"] == {"type": "function_call_output", "call_id": "c1", "output": "true"}
+    assert go_on == {"type": "response.create"}

@@ -1,0 +1,149 @@
+"""What models read of results: nothing lost, nothing that JSON or UTF-8 cannot carry."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolbus.dialects.text import arguments_of, object_of, text_of
+from toolbus.errors import Code
+from toolbus.tool import CallError, Result
+from toolbus.v1 import tool_pb2 as pb
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+TEXTS = st.text(st.characters(exclude_categories=())) | st.text(
+    '"\\{}[]:,0123456789eE.-+NaInfty \\u d8\ud800\ud83d\ude00'
+)
+IMAGE = pb.ContentBlock(image=pb.ImageContent(data=bytes(1234), mime_type="image/png"))
+LINK = pb.ContentBlock(resource_link=pb.ResourceLink(uri="https://example.com/a", name="A", mime_type="text/html"))
+
+
+def _failed(message: str, output_json: str = "null") -> Result:
+    return Result(output_json=output_json, is_error=True, error=CallError(Code.TOOL, message))
+
+
+@pytest.mark.parametrize(
+    ("output_json", "text"),
+    [
+        ('"it rains"', "it rains"),
+        ('"\\u5317\\u4eac"', "北京"),
+        ('{"a": "\\u5317\\u4eac",  "b": [1, 2.50]}', '{"a":"北京","b":[1,2.50]}'),
+        ('{"a": NaN, "b": [Infinity, -Infinity], "c": "NaN"}', '{"a":null,"b":[null,null],"c":"NaN"}'),
+        ("123456789012345678901234567890", "123456789012345678901234567890"),
+        ("9" * 5000, "9" * 5000),
+        ("1e999", "1e999"),
+        ('{"a b": "c  d\\n", "e": "\\"q\\""}', '{"a b":"c  d\\n","e":"\\"q\\""}'),
+        ('["\\ud83d\\ude00"]', '["😀"]'),
+        ('["\\ud83d"]', '["\ufffd"]'),
+        ('"\ud83d\ude00 \ud83d"', "😀 \ufffd"),
+        ("Traceback: no JSON at all", "Traceback: no JSON at all"),
+        ("{'a': 1}", "{'a': 1}"),
+        ("NaN", "null"),
+        ("", "null"),
+        ("null", "null"),
+        ("true", "true"),
+        ('""', ""),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_an_output_reads_as_its_plain_text(output_json: str, text: str) -> None:
+    assert text_of(Result(output_json=output_json)) == text
+
+
+def test_a_failure_reads_as_its_message_before_the_output() -> None:
+    assert text_of(_failed("no such city")) == "no such city"
+    assert text_of(_failed("no such city", '{"tried":3}')) == 'no such city\n{"tried":3}'
+    assert text_of(_failed("no such city", '"no such city"')) == "no such city"
+    assert text_of(Result(error=CallError(Code.UNAVAILABLE, ""))) == "UNAVAILABLE"
+    assert text_of(_failed("", '"sorry"')) == "the tool reported a failure\nsorry"
+    assert text_of(Result(output_json='"sorry"', is_error=True)) == "the tool reported a failure\nsorry"
+
+
+def test_content_that_text_cannot_hold_reads_as_a_short_line() -> None:
+    text = pb.ContentBlock(text=pb.TextContent(text="a caption"))
+    sound = pb.ContentBlock(audio=pb.AudioContent(data=b"12"))
+    result = Result(content=(text, IMAGE, sound, LINK, pb.ContentBlock()))
+    assert text_of(result).splitlines() == [
+        *("a caption", "[image/png, 1234 bytes]", "[audio, 2 bytes]", "[text/html, A, https://example.com/a]"),
+        "[content of a kind that this version does not know]",
+    ]
+    assert text_of(Result(output_json='"done"', content=(IMAGE,))) == "done\n[image/png, 1234 bytes]"
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (Result(output_json='{"a": "\\u5317", "b": NaN}'), {"a": "北", "b": None}),
+        (Result(output_json='"text"'), {"result": "text"}),
+        (Result(output_json="[1]"), {"result": [1]}),
+        (Result(output_json="null"), {"result": None}),
+        (Result(output_json="no JSON"), {"result": "no JSON"}),
+        (Result(output_json="9" * 5000), {"result": "9" * 5000}),
+        (Result(output_json="1e999"), {"result": "1e999"}),
+        (Result(output_json="[" * 300 + "]" * 300), {"result": "[" * 300 + "]" * 300}),
+        (_failed("no"), {"error": "no"}),
+        (_failed("no", '{"error": "no", "code": 4}'), {"error": "no", "result": {"error": "no", "code": 4}}),
+        (_failed("no", '"no"'), {"error": "no"}),
+        (Result(output_json='{"error": "no"}', is_error=True), {"error": "no"}),
+        (_failed("", '{"error": "no"}'), {"error": "no"}),
+        (Result(output_json='{"a": 1}', is_error=True), {"error": "the tool reported a failure", "result": {"a": 1}}),
+        (Result(output_json='{"a": 1}', content=(IMAGE,)), {"a": 1, "content": "[image/png, 1234 bytes]"}),
+        (
+            Result(output_json='{"content": 1}', content=(IMAGE,)),
+            {"result": {"content": 1}, "content": "[image/png, 1234 bytes]"},
+        ),
+    ],
+)
+def test_an_object_passes_and_all_else_is_wrapped(result: Result, expected: dict[str, Any]) -> None:
+    assert object_of(result) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments_json", "expected"),
+    [
+        ('{"n": 12345678901234567890123}', {"n": 12345678901234567890123}),
+        ('{"a": NaN, "b": "\\ud800"}', {"a": None, "b": "\ufffd"}),
+        *((text, {}) for text in ("", "{", "[1]", '"{}"', "null", '{"a": 1} and more', "[" * 100_000)),
+    ],
+)
+def test_arguments_are_an_object_or_empty(arguments_json: str, expected: dict[str, Any]) -> None:
+    assert arguments_of(arguments_json) == expected
+
+
+@given(value=JSON)
+def test_json_survives_and_nan_never_leaks(value: Any) -> None:
+    for output_json in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        text = text_of(Result(output_json=output_json))
+        text.encode()
+        if isinstance(value, str):
+            assert text == value
+        else:
+            assert json.loads(text) == _without_nan(value)
+        assert object_of(Result(output_json=output_json)) == (
+            _without_nan(value) if isinstance(value, dict) else {"result": _without_nan(value)}
+        )
+
+
+@given(text=TEXTS)
+def test_whatever_a_plugin_sends_can_be_sent_on(text: str) -> None:
+    for result in (Result(output_json=text), Result(output_json=json.dumps(text)), _failed(text, text)):
+        text_of(result).encode()
+        json.dumps(object_of(result), ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(arguments_of(text), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

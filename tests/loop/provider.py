@@ -1,0 +1,151 @@
+"""What realtime sessions are tested with: a provider in memory that insists on the rules of the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from tests.loop.played import Shelf
+from toolbus.dialects.openai_realtime import OpenAIRealtime
+from toolbus.dialects.shape import Json, RealtimeDialect
+from toolbus.loop.events import CallEnded
+from toolbus.loop.realtime import RealtimeSession
+
+Value = TypeVar("Value")
+
+
+class Provider:
+    """The provider's end of a session. It takes down what arrives and every rule that was broken."""
+
+    def __init__(self) -> None:
+        self.sent: list[Json] = []
+        self.tools: list[str] = []
+        self.outputs: dict[str, str] = {}  # by call_id
+        self.asked = 0  # how often it was asked to go on
+        self.broken: list[str] = []
+        self.refuses: Exception | None = None  # raised by the next event, once
+        self._speaking: set[str] = set()
+        self._called: set[str] = set()
+        self._began = self._going_on = False  # whether a response ever began; whether the next one was asked for
+        self._changed = asyncio.Condition()
+
+    async def send(self, event: Json) -> None:
+        await asyncio.sleep(0)  # a socket lets others run
+        if self.refuses is not None:
+            error, self.refuses = self.refuses, None
+            raise error
+        self.take(event)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def take(self, event: Json) -> None:
+        self.sent.append(event)
+        match event:
+            case {"type": "session.update", "session": session}:
+                self.tools = [tool["name"] for tool in session["tools"]]
+            case {"type": "conversation.item.create", "item": {"call_id": call_id, "output": output}}:
+                if call_id not in self._called or call_id in self.outputs:
+                    self.broken.append(f"output of {call_id}, which is not open")
+                self.outputs[call_id] = output
+            case {"type": "response.create"}:
+                if self._speaking or self._going_on:
+                    self.broken.append("asked to go on while speaking, or about to")
+                self._going_on = self._began
+                self.asked += 1
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5), self._changed:
+            await self._changed.wait_for(true)
+
+    def begin(self, response: str = "r1") -> Json:
+        self._speaking.add(response)
+        self._began, self._going_on = True, False
+        return {"type": "response.created", "response": {"id": response}}
+
+    def call(self, call_id: str, name: str, response: str = "r1", **arguments: Any) -> Json:
+        self._called.add(call_id)
+        return {
+            "type": "response.function_call_arguments.done",
+            "response_id": response,
+            "call_id": call_id,
+            "name": name,
+            "arguments": json.dumps(arguments),
+        }
+
+    def end(self, response: str = "r1", status: str = "completed") -> Json:
+        self._speaking.discard(response)
+        return {"type": "response.done", "response": {"id": response, "status": status, "output": []}}
+
+
+class Changing(Shelf):
+    """A source that tells of its changes."""
+
+    def __init__(self, **functions: Any) -> None:
+        super().__init__(**functions)
+        self.told: asyncio.Queue[int] = asyncio.Queue()
+
+    async def changes(self) -> AsyncIterator[int]:
+        yield self.revision
+        while (revision := await self.told.get()) >= 0:
+            yield revision
+
+
+class Held:
+    """A tool that runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.running = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def run(self) -> str:
+        self.running.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return "held"
+
+
+def add(a: int = 0, b: int = 0) -> int:
+    return a + b
+
+
+def greet(name: str = "you") -> str:
+    return f"hello {name}"
+
+
+async def within(wanted: Awaitable[Value]) -> Value:
+    async with asyncio.timeout(5):
+        return await wanted
+
+
+async def opened(
+    shelf: Shelf, provider: Provider, dialect: RealtimeDialect | None = None, **options: Any
+) -> RealtimeSession:
+    session = RealtimeSession(dialect or OpenAIRealtime(), shelf, provider.send, **options)
+    await session.sync()
+    return session
+
+
+async def settled() -> None:
+    """Lets everything run that can."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+def sets(ended: asyncio.Event) -> Callable[[Any], None]:
+    """Returns a watcher that sets an event when a call ends."""
+    return lambda news: ended.set() if isinstance(news, CallEnded) else None
+
+
+async def feed(session: RealtimeSession, *events: Json) -> None:
+    for event in events:
+        await within(session.feed(event))
+
+
+def live_calls(*calls: tuple[str, str]) -> Json:
+    return {"tool_call": {"function_calls": [{"id": call_id, "name": name, "args": {}} for call_id, name in calls]}}

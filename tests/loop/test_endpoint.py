@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+from google import genai
+
+from tests.loop.played import PlayedModel, Shelf, says
+from toolbus.dialects.names import NameTable
+from toolbus.dialects.openai_chat import OpenAIChat
+from toolbus.dialects.shape import Turn
+from toolbus.errors import SetupError
+from toolbus.loop import (
+    Endpoint,
+    ToolLoop,
+    anthropic_endpoint,
+    endpoint_of,
+    gemini_endpoint,
+    ollama_endpoint,
+    openai_endpoint,
+    responses_endpoint,
+)
+
+
+class Asked:
+    """A client whose methods, at any depth, note what they are called with."""
+
+    def __init__(self, path: str = "", seen: list[tuple[str, dict[str, Any]]] | None = None) -> None:
+        self._path = path
+        self.seen = [] if seen is None else seen
+
+    def __getattr__(self, name: str) -> Asked:
+        if name == "aio" and not self._path.startswith("google"):
+            raise AttributeError(name)
+        return Asked(f"{self._path}.{name}", self.seen)
+
+    def __call__(self, **options: Any) -> None:
+        self.seen.append((self._path, options))
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "request_", "sent"),
+    [
+        (openai_endpoint, "chat.completions.create", {"messages": []}, {"messages": []}),
+        (responses_endpoint, "responses.create", {"input": []}, {"input": []}),
+        (anthropic_endpoint, "messages.create", {"messages": []}, {"messages": [], "max_tokens": 4096}),
+        (ollama_endpoint, "chat", {"messages": [], "tools": [{}]}, {"messages": [], "tools": [{}]}),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_is_called_with_model_options_and_request(
+    make: Any, path: str, request_: dict[str, Any], sent: dict[str, Any], stream: bool
+) -> None:
+    client = Asked("client")
+    made = make(client, "m", stream=stream, temperature=0.5)
+    made.ask(request_)
+    assert client.seen == [(f"client.{path}", {"model": "m", "stream": stream, "temperature": 0.5, **sent})]
+    assert "m" in repr(made)
+
+
+@pytest.mark.parametrize(("stream", "method"), [(True, "generate_content_stream"), (False, "generate_content")])
+def test_gemini_gets_its_options_in_the_config(stream: bool, method: str) -> None:
+    client = Asked("google")
+    made = gemini_endpoint(client, "m", stream=stream, temperature=0.5)
+    made.ask({"contents": [], "config": {"tools": [{}]}})
+    config = {"temperature": 0.5, "tools": [{}]}
+    assert client.seen == [(f"google.aio.models.{method}", {"model": "m", "contents": [], "config": config})]
+
+
+@pytest.mark.parametrize("make", [openai_endpoint, gemini_endpoint])
+@pytest.mark.parametrize("option", ["tools", "messages", "contents", "tool_choice", "input", "config"])
+def test_an_option_that_the_loop_writes_is_refused(make: Any, option: str) -> None:
+    with pytest.raises(SetupError, match=f"the loop writes {option} into every request"):
+        make(Asked("google"), "m", **{option: []})
+
+
+class OwnClient(openai.AsyncOpenAI):
+    """A subclass in a program of its own."""
+
+
+@pytest.mark.parametrize(
+    ("make", "dialect"),
+    [
+        (lambda: openai.AsyncOpenAI(api_key="k"), "openai"),
+        (lambda: OwnClient(api_key="k"), "openai"),
+        (lambda: openai.AsyncAzureOpenAI(api_key="k", api_version="1", azure_endpoint="http://localhost"), "openai"),
+        (lambda: anthropic.AsyncAnthropic(api_key="k"), "anthropic"),
+        (lambda: genai.Client(api_key="k"), "gemini"),
+        (lambda: genai.Client(api_key="k").aio, "gemini"),
+        (ollama.AsyncClient, "ollama"),
+    ],
+)
+async def test_the_official_clients_are_recognised(make: Any, dialect: str) -> None:
+    assert endpoint_of(make(), "m", temperature=0).dialect.name == dialect
+
+
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (lambda: openai.OpenAI(api_key="k"), "openai.AsyncOpenAI"),
+        (lambda: anthropic.Anthropic(api_key="k"), "anthropic.AsyncAnthropic"),
+        (ollama.Client, "ollama.AsyncClient"),
+    ],
+)
+def test_a_client_that_blocks_is_refused_with_the_one_that_does_not(make: Any, instead: str) -> None:
+    with pytest.raises(SetupError, match=f"blocks the loop: give a {instead}"):
+        endpoint_of(make(), "m")
+
+
+@pytest.mark.parametrize("client", [None, "openai", SimpleNamespace()])
+def test_anything_else_is_refused_with_those_that_are_known(client: Any) -> None:
+    with pytest.raises(SetupError, match=r"openai\.AsyncOpenAI, anthropic\.AsyncAnthropic"):
+        endpoint_of(client, "m")
+
+
+async def answered(ask: Any) -> list[Any]:
+    return [piece async for piece in Endpoint(OpenAIChat(), ask).answer({}, NameTable.empty())]
+
+
+async def test_a_function_may_return_await_or_yield_its_answer() -> None:
+    async def awaited(request: Any) -> Any:
+        return says("hi")
+
+    async def yielded(request: Any) -> AsyncIterator[Any]:
+        yield {"choices": [{"index": 0, "delta": {"content": "hi"}}]}
+
+    for ask in (lambda request: says("hi"), awaited, yielded):
+        *deltas, turn = await answered(ask)
+        assert "".join(delta.text for delta in deltas) == "hi"
+        assert isinstance(turn, Turn)
+        assert turn.text == "hi"
+
+
+class Stream:
+    """A stream that ends by `close`, as those of the official clients do."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.closed = False
+        self._fault = fault
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        raise self._fault or StopAsyncIteration
+
+    async def close(self) -> None:
+        self.closed = True
+        raise ConnectionError("gone already")
+
+
+@pytest.mark.parametrize("fault", [None, ValueError("cut off")])
+async def test_a_stream_is_closed_however_it_ends(fault: Exception | None) -> None:
+    stream = Stream(fault)
+    if fault is None:
+        assert await answered(lambda request: stream) == [Turn(dialect="openai")] or stream.closed
+    else:
+        with pytest.raises(ValueError, match="cut off"):
+            await answered(lambda request: stream)
+    assert stream.closed
+
+
+async def test_a_time_out_of_the_caller_ends_a_turn() -> None:
+    async def never(request: Any) -> Any:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await ToolLoop(Shelf(), Endpoint(OpenAIChat(), never)).run("?")
+
+
+def test_an_endpoint_shows_its_dialect() -> None:
+    assert repr(PlayedModel().endpoint) == "<Endpoint played openai>"

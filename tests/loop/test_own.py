@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.loop.played import PlayedModel, Shelf, call, says
+from toolbus.dialects.shape import Message
+from toolbus.loop import LoopSettings, ToolLoop
+
+
+def add(a: int = 0) -> int:
+    return a
+
+
+def many(count: int = 30) -> Shelf:
+    shelf = Shelf()
+    for number in range(count):
+        shelf.offer(lambda: "ok", name=f"tool_{number}", description=f"Does thing {number}.")
+    shelf.offer(add, description="Adds apples to pears.")
+    return shelf
+
+
+async def test_the_extension_is_offered_only_where_it_is_switched_on() -> None:
+    model = PlayedModel(says("a"), says("b"))
+    await ToolLoop(Shelf(add=add), model.endpoint).run("?")
+    await ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(extension=True)).run("?")
+    assert [model.offered(n) for n in range(2)] == [["add"], ["extend_tool_loop", "add"]]
+
+
+@pytest.mark.parametrize(("arguments", "rounds"), [("{}", 6), ('{"rounds": 2}', 3), ('{"rounds": 20}', 21), ("", 6)])
+async def test_a_model_gets_the_rounds_that_it_asks_for(arguments: str, rounds: int) -> None:
+    asks = says("", call("extend_tool_loop", arguments))
+    model = PlayedModel(asks, *(says("", call("add", {"a": n})) for n in range(rounds - 1)), says("end"))
+    reply = await ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(rounds=1, extension=True)).run("?")
+    assert (reply.rounds, reply.stopped) == (rounds + 1, "round_limit")
+
+
+@pytest.mark.parametrize("rounds", [0, 21, -1, "5", True, 2.5])
+async def test_a_number_of_rounds_outside_its_range_is_refused_with_the_range(rounds: object) -> None:
+    model = PlayedModel(says("", call("extend_tool_loop", {"rounds": rounds})), says("end"))
+    reply = await ToolLoop(Shelf(), model.endpoint, LoopSettings(rounds=1, extension=True)).run("?")
+    assert reply.rounds == 2
+    assert "must be from 1 to 20" in model.results(1)[0]
+
+
+async def test_no_turn_gets_more_than_25_rounds() -> None:
+    asks = [says("", call("extend_tool_loop", {"rounds": 20})) for _ in range(25)]
+    model = PlayedModel(*asks, says("end"))
+    reply = await ToolLoop(Shelf(), model.endpoint, LoopSettings(extension=True)).run("?")
+    assert (reply.rounds, reply.stopped) == (26, "round_limit")
+    assert json.loads(model.results(2)[1]) == {"granted": 2, "rounds_in_all": 25}
+    assert "gets no more" in model.results(3)[2]
+
+
+async def test_in_deferred_mode_a_model_finds_asks_for_and_calls_a_tool() -> None:
+    model = PlayedModel(
+        says("", call("search_tools", {"query": "apples"})),
+        says("", call("request_tool_injection", {"names": ["add"]})),
+        says("", call("add", {"a": 5})),
+        says("five"),
+    )
+    reply = await ToolLoop(many(), model.endpoint, pinned=["tool_3"]).run("?")
+    own = ["search_tools", "request_tool_injection"]
+    assert [model.offered(n) for n in range(3)] == [[*own, "tool_3"], [*own, "tool_3"], [*own, "tool_3", "add"]]
+    assert json.loads(model.results(1)[0])["results"][0]["name"] == "add"
+    assert [done.outcome for done in reply.calls] == ["ok", "ok", "ok"]
+
+
+async def test_a_tool_that_was_not_asked_for_cannot_be_called() -> None:
+    model = PlayedModel(says("", call("add")), says("hm"))
+    reply = await ToolLoop(many(), model.endpoint, pinned=[]).run("?")
+    assert [done.outcome for done in reply.calls] == ["not_found"]
+    assert "search_tools" in model.results(1)[0]
+
+
+async def test_what_a_conversation_has_called_is_offered_again_and_others_do_not_see_it() -> None:
+    inject = says("", call("request_tool_injection", {"names": ["add"]}))
+    model = PlayedModel(inject, says("", call("add")), says("0"), says("other"), says("again"))
+    loop = ToolLoop(many(), model.endpoint, pinned=[])
+    first = await loop.run("?")
+    await loop.run("?")
+    await loop.run([*first.items, Message("user", "more")])
+    own = ["search_tools", "request_tool_injection"]
+    assert [model.offered(n) for n in (3, 4)] == [own, [*own, "add"]]
+
+
+async def test_a_search_finds_what_came_while_the_loop_ran() -> None:
+    shelf = many()
+    model = PlayedModel(says("hi"), says("", call("search_tools", {"query": "bananas"})), says("found"))
+    loop = ToolLoop(shelf, model.endpoint, pinned=[])
+    await loop.run("?")
+    shelf.offer(add, name="peel", description="Peels bananas.")
+    await loop.run("?")
+    assert json.loads(model.results(2)[0])["results"][0]["name"] == "peel"
+
+
+async def test_the_loops_own_tools_hide_others_of_their_name() -> None:
+    shelf = many()
+    shelf.offer(lambda **arguments: "fake", name="search_tools")
+    model = PlayedModel(says("", call("search_tools", {"query": "apples"})), says("ok"))
+    await ToolLoop(shelf, model.endpoint, pinned=[]).run("?")
+    assert shelf.calls == []
+    assert model.offered(0) == ["search_tools", "request_tool_injection"]
+
+
+async def test_a_source_may_use_those_names_where_the_mode_is_off() -> None:
+    shelf = Shelf()
+    shelf.offer(lambda **arguments: "mine", name="search_tools")
+    model = PlayedModel(says("", call("search_tools")), says("ok"))
+    await ToolLoop(shelf, model.endpoint).run("?")
+    assert model.results(1) == ["mine"]

@@ -1,0 +1,418 @@
+"""Realtime sessions: their tools, their calls, what can be watched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.loop.played import Shelf
+from tests.loop.provider import Changing, Held, Provider, add, feed, greet, live_calls, opened, sets, settled, within
+from toolbus.dialects.gemini_live import GeminiLive
+from toolbus.dialects.openai_realtime import OpenAIRealtime
+from toolbus.dialects.shape import Json
+from toolbus.errors import Code, SetupError
+from toolbus.loop.events import CallEnded, CallProgress, CallStarted, ReasoningDelta, TextDelta
+from toolbus.loop.realtime import RealtimeSession
+from toolbus.loop.realtime_news import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
+from toolbus.sdk.scope import CallContext
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+async def test_sync_sends_the_tools_of_now_and_only_where_they_differ() -> None:
+    shelf, provider = Shelf(add=add), Provider()
+    session = RealtimeSession(OpenAIRealtime(), shelf, provider.send)
+    assert await session.sync() is Sync.SENT
+    assert provider.tools == ["add"]
+    assert await session.sync() is Sync.UNCHANGED
+    shelf.offer(greet)
+    assert await session.sync() is Sync.SENT
+    assert provider.tools == ["add", "greet"]
+    shelf.remove("add")
+    shelf.remove("greet")
+    assert await session.sync() is Sync.SENT
+    assert provider.tools == []
+    assert len(provider.sent) == 3
+
+
+async def test_a_session_without_tools_is_sent_nothing() -> None:
+    provider = Provider()
+    session = RealtimeSession(OpenAIRealtime(), Shelf(), provider.send)
+    assert await session.sync() is Sync.UNCHANGED
+    assert provider.sent == []
+
+
+async def test_sync_raises_what_send_raises_and_sends_the_same_the_next_time() -> None:
+    shelf, provider = Shelf(add=add), Provider()
+    session = RealtimeSession(OpenAIRealtime(), shelf, provider.send)
+    provider.refuses = ConnectionResetError("gone")
+    with pytest.raises(ConnectionResetError, match="gone"):
+        await session.sync()
+    assert session.export.tools == ()
+    assert await session.sync() is Sync.SENT
+    assert provider.tools == ["add"]
+
+
+async def test_syncs_at_the_same_time_send_the_tools_once() -> None:
+    provider = Provider()
+    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), provider.send)
+    found = await within(asyncio.gather(session.sync(), session.sync()))
+    assert [*found] == [Sync.SENT, Sync.UNCHANGED]
+    assert len(provider.sent) == 1
+
+
+async def test_send_may_be_a_plain_function() -> None:
+    sent: list[Json] = []
+    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), sent.append)
+    assert await session.sync() is Sync.SENT
+    assert [event["type"] for event in sent] == ["session.update"]
+
+
+async def test_a_fixed_session_gets_its_tools_with_its_setup_and_needs_a_new_one_for_others() -> None:
+    news: list[Any] = []
+    shelf, provider = Shelf(add=add), Provider()
+    session = RealtimeSession(GeminiLive(), shelf, provider.send, on_event=news.append)
+    setup = (await session.setup())["setup"]
+    assert [each["name"] for each in setup["tools"][0]["function_declarations"]] == ["add"]
+    assert await session.sync() is Sync.UNCHANGED
+    shelf.offer(greet)
+    assert await session.sync() is Sync.NEW_SESSION
+    assert [type(each) for each in news] == [NewSessionNeeded]
+    assert [*news[0].export.kept] == ["add", "greet"]
+    assert [*session.export.kept] == ["add"]
+    assert provider.sent == []
+
+
+async def test_a_change_that_the_provider_does_not_see_is_not_sent_but_known_to_later_calls() -> None:
+    shelf, provider = Shelf(now=lambda: "noon"), Provider()
+    async with RealtimeSession(GeminiLive(), shelf, provider.send) as session:
+        await session.setup()
+        shelf.offer(lambda: "midnight", name="now", parameters_json='{"type":"object","additionalProperties":false}')
+        assert await session.sync() is Sync.UNCHANGED
+        await feed(session, live_calls(("f1", "now")))
+        await provider.until(lambda: len(provider.sent) == 1)
+    (response,) = provider.sent[0]["tool_response"]["function_responses"]
+    assert response["response"] == {"result": "midnight"}
+
+
+async def test_follow_sends_the_tools_at_once_and_after_each_change() -> None:
+    shelf, provider = Changing(add=add), Provider()
+    async with RealtimeSession(OpenAIRealtime(), shelf, provider.send) as session:
+        following = session.follow()
+        await provider.until(lambda: provider.tools == ["add"])
+        shelf.offer(greet)
+        shelf.told.put_nowait(shelf.revision)
+        await provider.until(lambda: provider.tools == ["add", "greet"])
+        assert session.follow() is following
+        shelf.told.put_nowait(-1)
+        await within(following)
+    assert len(provider.sent) == 2
+
+
+async def test_follow_goes_on_after_an_update_that_could_not_be_sent() -> None:
+    news: list[Any] = []
+    shelf, provider = Changing(add=add), Provider()
+    provider.refuses = ConnectionResetError("gone")
+    async with RealtimeSession(OpenAIRealtime(), shelf, provider.send, on_event=news.append) as session:
+        session.follow()
+        shelf.told.put_nowait(shelf.revision)
+        await provider.until(lambda: provider.tools == ["add"])
+    assert [type(each) for each in news] == [SendFailed, ToolsSent]
+    assert isinstance(news[0].error, ConnectionResetError)
+
+
+async def test_a_source_whose_changes_fail_ends_following_and_says_so() -> None:
+    class Broken(Shelf):
+        async def changes(self) -> AsyncIterator[int]:
+            yield self.revision
+            raise ConnectionError("the bus is gone")
+
+    news: list[Any] = []
+    session = RealtimeSession(OpenAIRealtime(), Broken(), Provider().send, on_event=news.append)
+    await within(session.follow())
+    assert [type(each) for each in news] == [SendFailed]
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_is_made_and_answered_and_the_model_asked_to_go_on() -> None:
+    shelf, provider = Shelf(add=add), Provider()
+    context = CallContext(user_id="u1")
+    async with await opened(shelf, provider, context=context) as session:
+        await feed(session, provider.begin(), provider.call("c1", "add", a=1, b=2), provider.end())
+        await provider.until(lambda: provider.asked == 1)
+    assert provider.outputs == {"c1": "3"}
+    assert shelf.calls == [("add", '{"a": 1, "b": 2}')]
+    assert shelf.sent[0]["context"].user_id == "u1"
+    assert shelf.sent[0]["schema_hash"]
+    assert provider.broken == []
+
+
+async def test_calls_of_a_response_run_side_by_side_and_are_answered_together_in_their_order() -> None:
+    both, ended = asyncio.Barrier(2), asyncio.Event()
+
+    async def first() -> int:
+        await both.wait()
+        await ended.wait()
+        return 1
+
+    async def second() -> int:
+        await both.wait()
+        ended.set()
+        return 2
+
+    provider = Provider()
+    async with await opened(Shelf(first=first, second=second), provider) as session:
+        await feed(session, provider.begin(), provider.call("c1", "first"), provider.call("c2", "second"))
+        await feed(session, provider.end())
+        await provider.until(lambda: provider.asked == 1)
+    assert [event["type"] for event in provider.sent[1:]] == [
+        *["conversation.item.create"] * 2,
+        "response.create",
+    ]
+    assert [*provider.outputs.items()] == [("c1", "1"), ("c2", "2")]
+
+
+async def test_results_wait_for_the_end_of_the_response_that_asked_for_them() -> None:
+    ended = asyncio.Event()
+    provider = Provider()
+    async with await opened(Shelf(add=add), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin(), provider.call("c1", "add"))
+        await within(ended.wait())
+        await settled()
+        assert provider.outputs == {}
+        await feed(session, provider.end())
+        await provider.until(lambda: provider.asked == 1)
+    assert provider.broken == []
+
+
+async def test_feed_does_not_wait_for_calls_and_late_results_wait_for_what_is_spoken_meanwhile() -> None:
+    held, ended = Held(), asyncio.Event()
+    provider = Provider()
+    async with await opened(Shelf(held=held.run), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
+        await within(held.running.wait())
+        await feed(session, provider.begin("r2"))
+        held.go.set()
+        await within(ended.wait())
+        await settled()
+        assert provider.asked == 0
+        await feed(session, provider.end("r2"))
+        await provider.until(lambda: provider.asked == 1)
+    assert provider.outputs == {"c1": "held"}
+    assert provider.broken == []
+
+
+async def test_results_of_two_responses_that_are_ready_together_ask_the_model_once() -> None:
+    held, ended = Held(), asyncio.Event()
+    provider = Provider()
+    async with await opened(Shelf(held=held.run, add=add), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
+        await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"))
+        await within(ended.wait())
+        ended.clear()
+        held.go.set()
+        await within(ended.wait())
+        await feed(session, provider.end("r2"))
+        await provider.until(lambda: provider.asked == 1)
+    assert provider.outputs == {"c1": "held", "c2": "0"}
+    assert [event["type"] for event in provider.sent].count("response.create") == 1
+
+
+async def test_results_that_come_while_the_model_is_asked_to_go_on_wait_for_what_it_says() -> None:
+    held, ended = Held(), asyncio.Event()
+    provider = Provider()
+    async with await opened(Shelf(held=held.run, add=add), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
+        await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"), provider.end("r2"))
+        await provider.until(lambda: provider.asked == 1)
+        ended.clear()
+        held.go.set()
+        await within(ended.wait())
+        await settled()
+        assert provider.outputs == {"c2": "0"}
+        await feed(session, provider.begin("r3"), provider.end("r3"))
+        await provider.until(lambda: provider.asked == 2)
+    assert provider.outputs == {"c2": "0", "c1": "held"}
+    assert provider.broken == []
+
+
+async def test_a_response_that_nobody_announced_is_answered_as_well() -> None:
+    provider = Provider()
+    async with await opened(Shelf(add=add), provider) as session:
+        await feed(session, provider.call("c1", "add", "", a=2))
+        await provider.until(lambda: provider.asked == 1)
+    assert provider.outputs == {"c1": "2"}
+
+
+async def test_answers_of_one_batch_stay_together() -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+    provider = Provider()
+
+    async def send(event: Json) -> None:
+        begun.set()
+        await go.wait()
+        await provider.send(event)
+
+    async with RealtimeSession(OpenAIRealtime(), Shelf(add=add), send) as session:
+        await session.setup()
+        await feed(session, provider.call("c1", "add", "a"))
+        await within(begun.wait())
+        await feed(session, provider.call("c2", "add", "b"))
+        await settled()
+        go.set()
+        await provider.until(lambda: provider.asked == 2)
+    assert [event["type"] for event in provider.sent] == ["conversation.item.create", "response.create"] * 2
+
+
+async def test_a_tool_that_was_not_offered_is_refused_and_never_called() -> None:
+    news: list[Any] = []
+    shelf, provider = Shelf(add=add), Provider()
+    async with await opened(shelf, provider, on_event=news.append) as session:
+        shelf.offer(greet)  # the bus has it, this model does not know it
+        await feed(session, provider.begin(), provider.call("c1", "greet"), provider.end())
+        await provider.until(lambda: provider.asked == 1)
+    assert shelf.calls == []
+    assert "no tool 'greet'" in provider.outputs["c1"]
+    assert "add" in provider.outputs["c1"]
+    (refused,) = [each for each in news if isinstance(each, CallRefused)]
+    assert refused.done.outcome == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("{not json", "no JSON"), ('{"a": 1}', "ValueError"), ("", "hello")],
+)
+async def test_bad_arguments_and_sources_that_raise_are_answered_in_words(arguments: str, words: str) -> None:
+    def fussy(a: int | None = None) -> str:
+        if a is not None:
+            raise ValueError("no")
+        return "hello"
+
+    provider = Provider()
+    async with await opened(Shelf(fussy=fussy), provider) as session:
+        await feed(session, {**provider.call("c1", "fussy", ""), "arguments": arguments})
+        await provider.until(lambda: provider.asked == 1)
+    assert words in provider.outputs["c1"]
+
+
+async def test_a_tool_that_changed_while_the_model_spoke_is_not_run_with_old_arguments() -> None:
+    shelf, provider = Shelf(add=add), Provider()
+    async with await opened(shelf, provider) as session:
+        await feed(session, provider.begin())
+        shelf.offer(add, description="Something else.")
+        assert await session.sync() is Sync.SENT
+        await feed(session, provider.call("c1", "add"), provider.end())
+        await provider.until(lambda: provider.asked == 1)
+    assert "has changed" in provider.outputs["c1"]
+
+
+# -- the window ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_fifth_call_within_fifteen_seconds_is_refused_in_words_and_later_ones_are_made_again() -> None:
+    now = 100.0
+    news: list[Any] = []
+    shelf, provider = Shelf(add=add), Provider()
+    async with await opened(shelf, provider, on_event=news.append, clock=lambda: now) as session:
+        await feed(session, provider.begin("r1"), *(provider.call(f"c{n}", "add", "r1", a=n) for n in range(4)))
+        now = 110.0
+        await feed(session, provider.call("c4", "add", "r1"), provider.end("r1"))
+        await provider.until(lambda: provider.asked == 1)
+        assert len(shelf.calls) == 4
+        assert [provider.outputs[f"c{n}"] for n in range(4)] == ["0", "1", "2", "3"]
+        assert "4 tool calls in 15 seconds" in provider.outputs["c4"]
+        assert "for the next 5" in provider.outputs["c4"]
+        now = 115.0
+        await feed(session, provider.begin("r2"), provider.call("c5", "add", "r2", a=5), provider.end("r2"))
+        await provider.until(lambda: provider.asked == 2)
+    assert provider.outputs["c5"] == "5"
+    (refused,) = [each for each in news if isinstance(each, CallRefused)]
+    error = refused.done.result.error
+    assert error is not None
+    assert (error.code, error.limit, error.retry_after_seconds) == (Code.OVERLOADED, ("window_calls", 4.0), 5.0)
+
+
+async def test_the_window_is_the_hosts_to_choose() -> None:
+    shelf, provider = Shelf(add=add), Provider()
+    async with await opened(shelf, provider, window_calls=1, clock=lambda: 0.0) as session:
+        await feed(session, provider.call("c1", "add", ""), provider.call("c2", "add", ""))
+        await provider.until(lambda: len(provider.outputs) == 2)
+    assert len(shelf.calls) == 1
+
+
+@pytest.mark.parametrize("options", [{"window_calls": 0}, {"window_seconds": -1.0}, {"window_seconds": float("nan")}])
+async def test_a_limit_that_is_none_is_refused_by_its_value(options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(SetupError, match=f"{name} is {value!r}"):
+        RealtimeSession(OpenAIRealtime(), Shelf(), Provider().send, **options)
+
+
+# -- watching --------------------------------------------------------------------------------------------------------
+
+
+async def test_everything_that_happens_can_be_watched() -> None:
+    news: list[Any] = []
+    provider = Provider()
+    async with await opened(Shelf(add=add), provider, on_event=news.append) as session:
+        await feed(session, {"type": "response.text.delta", "delta": "hm"})
+        await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
+        await provider.until(lambda: provider.asked == 1)
+    assert [type(each) for each in news] == [ToolsSent, TextDelta, CallStarted, CallProgress, CallEnded]
+    assert news[1].text == "hm"
+    done = news[4].done
+    assert (done.call.id, done.round, done.order, done.outcome) == ("c1", 1, 0, "ok")
+
+
+async def test_thoughts_are_told_apart_from_words() -> None:
+    news: list[Any] = []
+    session = RealtimeSession(GeminiLive(), Shelf(), Provider().send, on_event=news.append)
+    parts = [{"text": "hm", "thought": True}, {"text": "hello"}]
+    await feed(session, {"serverContent": {"modelTurn": {"parts": parts}}})
+    assert news == [ReasoningDelta("hm"), TextDelta("hello")]
+
+
+async def test_a_watcher_that_fails_is_logged_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def watch(news: Any) -> None:
+        raise RuntimeError("the screen is gone")
+
+    provider = Provider()
+    with caplog.at_level(logging.ERROR, "toolbus.loop"):
+        async with await opened(Shelf(add=add), provider, on_event=watch) as session:
+            await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
+            await provider.until(lambda: provider.asked == 1)
+    assert "on_event" in caplog.text
+    assert "the screen is gone" in caplog.text
+    assert provider.outputs == {"c1": "0"}
+
+
+async def test_answers_that_could_not_be_sent_are_told_and_later_ones_are_sent() -> None:
+    told = asyncio.Event()
+    news: list[Any] = []
+
+    def watch(each: Any) -> None:
+        news.append(each)
+        if isinstance(each, SendFailed):
+            told.set()
+
+    provider = Provider()
+    async with await opened(Shelf(add=add), provider, on_event=watch) as session:
+        provider.refuses = ConnectionResetError("gone")
+        await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
+        await within(told.wait())
+        assert isinstance(news[-1].error, ConnectionResetError)
+        await feed(session, provider.call("c2", "add", "r2"))
+        await provider.until(lambda: provider.asked == 1)
+    assert [*provider.outputs] == ["c2"]
+
+
+async def test_events_that_say_nothing_do_nothing() -> None:
+    provider = Provider()
+    async with await opened(Shelf(add=add), provider) as session:
+        await feed(session, {}, {"type": "session.updated"}, {"type": "response.done"}, provider.end("unheard of"))
+    assert len(provider.sent) == 1

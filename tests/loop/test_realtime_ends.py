@@ -1,0 +1,224 @@
+"""How realtime sessions and their calls end, with other providers too, and in any order of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.loop.played import Shelf
+from tests.loop.provider import Held, Provider, add, feed, live_calls, opened, sets, settled, within
+from toolbus.dialects.gemini_live import GeminiLive
+from toolbus.dialects.glm_realtime import GlmRealtime
+from toolbus.dialects.openai_realtime import OpenAIRealtime
+from toolbus.dialects.shape import Json
+from toolbus.loop.events import CallEnded
+from toolbus.loop.realtime import RealtimeSession
+from toolbus.loop.realtime_news import Sync
+
+# -- interruptions ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_interrupted_response_cancels_its_calls_and_the_model_is_not_asked_to_go_on() -> None:
+    held, news = Held(), list[Any]()
+    provider = Provider()
+    async with await opened(Shelf(held=held.run, add=add), provider, on_event=news.append) as session:
+        await feed(session, provider.begin(), provider.call("c1", "held"))
+        await within(held.running.wait())
+        await feed(session, provider.end(status="cancelled"))
+        await within(held.cancelled.wait())
+        await provider.until(lambda: "c1" in provider.outputs)
+        await settled()
+        assert "cancelled" in provider.outputs["c1"]
+        assert provider.asked == 0
+        await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"), provider.end("r2"))
+        await provider.until(lambda: provider.asked == 1)
+    ended = [each.done.outcome for each in news if isinstance(each, CallEnded)]
+    assert ended == ["cancelled", "ok"]
+    assert provider.broken == []
+
+
+async def test_a_call_that_ended_before_the_interruption_keeps_its_result() -> None:
+    ended = asyncio.Event()
+    provider = Provider()
+    async with await opened(Shelf(add=add), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin(), provider.call("c1", "add", a=7))
+        await within(ended.wait())
+        await feed(session, provider.end(status="cancelled"))
+        await provider.until(lambda: "c1" in provider.outputs)
+        await settled()
+    assert provider.outputs == {"c1": "7"}
+    assert provider.asked == 0
+
+
+async def test_cancel_ends_all_calls_and_answers_them() -> None:
+    held = Held()
+    provider = Provider()
+    async with await opened(Shelf(held=held.run), provider) as session:
+        await feed(session, provider.begin(), provider.call("c1", "held"), provider.end())
+        await within(held.running.wait())
+        session.cancel()
+        await within(held.cancelled.wait())
+        await provider.until(lambda: "c1" in provider.outputs)
+        await settled()
+    assert provider.asked == 0
+
+
+async def test_close_ends_all_work_and_sends_nothing_more() -> None:
+    held = Held()
+    provider = Provider()
+    session = await opened(Shelf(held=held.run), provider)
+    await feed(session, provider.begin(), provider.call("c1", "held"), provider.end())
+    await within(held.running.wait())
+    await within(session.close())
+    assert held.cancelled.is_set()
+    assert await session.sync() is Sync.CLOSED
+    await feed(session, provider.call("c2", "held"))
+    assert [event["type"] for event in provider.sent] == ["session.update"]
+    assert repr(session) == "<RealtimeSession openai-realtime closed>"
+    await within(session.close())
+
+
+async def test_a_send_that_closes_the_session_ends_it() -> None:
+    provider = Provider()
+    done = asyncio.Event()
+
+    async def send(event: Json) -> None:
+        if event["type"] == "session.update":
+            return
+        await session.close()
+        done.set()
+        raise ConnectionResetError("gone")
+
+    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), send)
+    await session.sync()
+    await feed(session, provider.call("c1", "add", ""))
+    await within(done.wait())
+    assert session.closed
+
+
+async def test_a_sync_whose_session_closes_meanwhile_finds_it_closed() -> None:
+    async def send(event: Json) -> None:
+        await session.close()
+        raise ConnectionResetError("gone")
+
+    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), send)
+    assert await within(session.sync()) is Sync.CLOSED
+
+
+# -- other providers -------------------------------------------------------------------------------------------------
+
+
+async def test_gemini_gets_one_batch_and_no_answer_to_what_it_cancelled() -> None:
+    held = Held()
+    provider = Provider()
+    session = RealtimeSession(GeminiLive(), Shelf(held=held.run, add=add), provider.send)
+    await session.setup()
+    async with session:
+        await feed(session, live_calls(("f1", "held"), ("f2", "add"), ("f3", "rm")))
+        await within(held.running.wait())
+        assert provider.sent == []
+        await feed(session, {"tool_call_cancellation": {"ids": ["f1"]}})
+        await within(held.cancelled.wait())
+        await provider.until(lambda: len(provider.sent) == 1)
+    responses = provider.sent[0]["tool_response"]["function_responses"]
+    assert [each["id"] for each in responses] == ["f2", "f3"]
+    assert responses[0]["response"] == {"result": 0}
+    assert "no tool 'rm'" in responses[1]["response"]["error"]
+
+
+async def test_two_calls_of_a_message_with_one_id_are_one() -> None:
+    shelf, provider = Shelf(add=add), Provider()
+    async with RealtimeSession(GeminiLive(), shelf, provider.send) as session:
+        await session.setup()
+        await feed(session, live_calls(("f1", "add"), ("f1", "add")))
+        await provider.until(lambda: len(provider.sent) == 1)
+    assert len(shelf.calls) == 1
+    assert len(provider.sent[0]["tool_response"]["function_responses"]) == 1
+
+
+async def test_what_a_host_cancels_gemini_is_told() -> None:
+    held = Held()
+    provider = Provider()
+    session = RealtimeSession(GeminiLive(), Shelf(held=held.run), provider.send)
+    await session.setup()
+    async with session:
+        await feed(session, live_calls(("f1", "held")))
+        await within(held.running.wait())
+        session.cancel()
+        await provider.until(lambda: len(provider.sent) == 1)
+    (response,) = provider.sent[0]["tool_response"]["function_responses"]
+    assert "cancelled" in response["response"]["error"]
+
+
+async def test_glm_is_answered_without_the_id_that_we_made() -> None:
+    provider = Provider()
+    async with await opened(Shelf(add=add), provider, GlmRealtime()) as session:
+        call = {**provider.call("", "add", a=3), "output_index": 0}
+        del call["call_id"]
+        await feed(session, provider.begin(), call, provider.end())
+        await provider.until(lambda: provider.asked == 1)
+    assert provider.sent[1]["item"] == {"type": "function_call_output", "output": "3"}
+
+
+# -- any order -------------------------------------------------------------------------------------------------------
+
+STEPS = st.lists(st.sampled_from(["begin", "call", "unknown", "end", "interrupt", "finish", "turn"]), max_size=24)
+
+
+class Conversation:
+    """Plays steps in any order, each where the provider may take it."""
+
+    def __init__(self) -> None:
+        self.provider = Provider()
+        self.waiting: list[asyncio.Event] = []
+        self.calls: list[str] = []
+        self.responses = 0
+        self.speaking = False
+
+    async def tool(self) -> str:
+        gate = asyncio.Event()
+        self.waiting.append(gate)
+        await gate.wait()
+        return "done"
+
+    async def step(self, session: RealtimeSession, step: str) -> None:
+        current = f"r{self.responses}"
+        match step:
+            case "begin" if not self.speaking:
+                self.responses += 1
+                self.speaking = True
+                await feed(session, self.provider.begin(f"r{self.responses}"))
+            case "call" | "unknown" if self.speaking:
+                self.calls.append(f"c{len(self.calls)}")
+                name = "tool" if step == "call" else "rm"
+                await feed(session, self.provider.call(self.calls[-1], name, current))
+            case "end" | "interrupt" if self.speaking:
+                self.speaking = False
+                status = "completed" if step == "end" else "cancelled"
+                await feed(session, self.provider.end(current, status))
+            case "finish" if self.waiting:
+                self.waiting.pop(0).set()
+            case _:
+                await asyncio.sleep(0)
+
+    async def play(self, steps: Iterable[str]) -> None:
+        # A plain function takes answers in one step: over a network, a user may always speak in between.
+        async with RealtimeSession(OpenAIRealtime(), Shelf(tool=self.tool), self.provider.take) as session:
+            await session.sync()
+            for step in steps:
+                await self.step(session, step)
+            for step in ["end", "finish", "turn", "turn", "turn", "begin"] * 50:  # until all has run
+                await self.step(session, step)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_every_call_is_answered_once_and_the_model_never_asked_while_it_speaks(steps: list[str]) -> None:
+    conversation = Conversation()
+    asyncio.run(conversation.play(steps))
+    assert conversation.provider.broken == []
+    assert sorted(conversation.provider.outputs) == sorted(conversation.calls)

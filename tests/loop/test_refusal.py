@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from toolbus.loop import refuses_tools
+
+
+class Client(Exception):
+    """An error with whatever attributes a client gives it."""
+
+    def __init__(self, text: str, **attributes: Any) -> None:
+        super().__init__(text)
+        vars(self).update(attributes)
+
+
+# Who says it, with which status, and the words.
+REFUSALS = [
+    ("Ollama", 400, "registry.ollama.ai/library/gemma:latest does not support tools"),
+    ("vLLM", 400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+    ("llama.cpp", 500, "tools param requires --jinja flag"),
+    ("llama.cpp", 500, "Unsupported param: tools"),
+    ("OpenAI", 400, "Unsupported parameter: 'tools' is not supported with this model."),
+    ("OpenAI", 400, "tools is not supported in this model. For a list of supported models, refer to …"),
+    ("OpenAI", 400, "Unrecognized request argument supplied: tools"),
+    ("Azure", 400, "Functions are not supported for this API version or this model version."),
+    ("Gemini", 400, "Function calling is not enabled for models/gemma-3-27b-it"),
+    ("Gemini by REST", 400, 'Invalid JSON payload received. Unknown name "tools": Cannot find field.'),
+    ("OpenRouter", 404, "No endpoints found that support tool use. To learn more about provider routing, visit …"),
+    ("DeepSeek", 400, "deepseek-reasoner does not support Function Calling"),
+    ("Qwen", 400, "<400> InternalError.Algo.InvalidParameter: The tool call is not supported."),
+    ("a gateway", 400, "Function call is not supported for this model"),
+    ("Bedrock", 400, "This model doesn't support tool use."),
+    ("Bedrock", 400, "This model doesn't support tool use in streaming mode."),
+    (
+        "pydantic",
+        422,
+        "[{'type': 'extra_forbidden', 'loc': ('body', 'tools'), 'msg': 'Extra inputs are not permitted'}]",
+    ),
+    ("a proxy", 501, "tool calling is not supported"),
+    ("Chinese", 400, "该模型不支持工具调用"),
+]
+
+NOT_REFUSALS = [
+    (503, "the model does not support tools while it is loading"),
+    (429, "tools are not available: too many requests"),
+    (500, "this model does not support tools"),
+    (401, "does not support tools"),
+    (400, "Invalid schema for function 'add': 'type' is required"),
+    (400, "Invalid 'tools[0].function.name': string does not match pattern. Expected a string that matches …"),
+    (400, "Invalid 'tools': array too long. Expected an array with maximum length 128"),
+    (400, "messages with role 'tool' must be a response to a preceding message with 'tool_calls'"),
+    (400, "tools.0.custom.input_schema: JSON schema is invalid"),
+    (400, "`tool_use` ids were found without `tool_result` blocks immediately after"),
+    (400, "Unknown parameter: 'tools[0].strict'"),
+    (400, "Unsupported value: 'tool_choice' does not support 'required' with this model"),
+    (400, "this model does not support parallel tool calls"),
+    (400, "the context of 4096 tokens is exceeded"),
+    (404, "The model `gpt-9` does not exist"),
+    (422, "[{'loc': ('body', 'tools', 0, 'function', 'strict'), 'msg': 'Extra inputs are not permitted'}]"),
+]
+
+
+@pytest.mark.parametrize(("who", "status", "words"), REFUSALS)
+def test_a_refusal_of_tools_is_recognised(who: str, status: int, words: str) -> None:
+    assert refuses_tools(Client(words, status_code=status))
+
+
+@pytest.mark.parametrize(("status", "words"), NOT_REFUSALS)
+def test_another_fault_is_not_taken_for_a_refusal(status: int, words: str) -> None:
+    assert not refuses_tools(Client(words, status_code=status))
+
+
+@pytest.mark.parametrize("error", [TimeoutError("does not support tools"), ConnectionError(), ValueError("tools")])
+def test_what_came_without_a_status_is_no_refusal(error: Exception) -> None:
+    assert not refuses_tools(error)
+
+
+WORDS = "this model does not support tools"
+
+
+class Response:
+    def __init__(self, text: str | None) -> None:
+        self.status_code = 400
+        self._text = text
+
+    @property
+    def text(self) -> str:
+        if self._text is None:
+            raise RuntimeError("the stream was not read")
+        return self._text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Client("Error code: 400", status_code=400, body={"error": {"message": WORDS}}),
+        Client("Error code: 400", status_code=400, body=json.dumps({"error": WORDS})),
+        Client("", status_code=400, message=WORDS),
+        Client("400 INVALID_ARGUMENT", code=400, details={"error": {"message": WORDS}}),
+        Client("400 Bad Request", response=Response(WORDS)),
+    ],
+)
+def test_the_words_are_found_wherever_a_client_keeps_them(error: Exception) -> None:
+    assert refuses_tools(error)
+
+
+def test_a_body_that_cannot_be_read_any_more_is_no_fault() -> None:
+    assert not refuses_tools(Client("400 Bad Request", response=Response(None)))

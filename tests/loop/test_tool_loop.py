@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.loop.played import ApiError, PlayedModel, Shelf, call, failed, says
+from toolbus.dialects.shape import Answers, Message, Turn
+from toolbus.errors import Code, InvalidRequest, PeerLost
+from toolbus.loop import LoopSettings, Rule, ToolLoop
+from toolbus.loop.settings import SYNCHRONET
+from toolbus.sdk.scope import CallContext
+
+
+def add(a: int = 0, b: int = 0) -> int:
+    return a + b
+
+
+def greet(name: str = "you") -> str:
+    return f"hello {name}"
+
+
+async def test_a_model_that_calls_nothing_answers_at_once() -> None:
+    model = PlayedModel(says("hi"))
+    reply = await ToolLoop(Shelf(add=add), model.endpoint).run("hello")
+    assert (reply.text, reply.stopped, reply.rounds, reply.calls) == ("hi", "answered", 1, ())
+    assert model.requests[0]["messages"] == [{"role": "user", "content": "hello"}]
+    assert model.offered(0) == ["add"]
+
+
+async def test_results_go_back_to_the_model_until_it_answers() -> None:
+    model = PlayedModel(says("", call("add", {"a": 1, "b": 2})), says("", call("greet")), says("3, hello"))
+    reply = await ToolLoop(Shelf(add=add, greet=greet), model.endpoint).run("?")
+    assert (reply.text, reply.rounds, reply.stopped) == ("3, hello", 3, "answered")
+    assert model.results(2) == ["3", "hello you"]
+    assert [(done.name, done.round, done.order, done.outcome) for done in reply.calls] == [
+        ("add", 1, 0, "ok"),
+        ("greet", 2, 0, "ok"),
+    ]
+    assert all(0 < done.started <= done.ended for done in reply.calls)
+
+
+async def test_the_items_of_a_reply_go_on_as_the_next_conversation() -> None:
+    model = PlayedModel(says("", call("add", {"a": 1})), says("one"), says("again"))
+    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    first = await loop.run([{"role": "system", "content": "be short"}, {"role": "user", "content": "?"}])
+    assert [type(item) for item in first.items] == [Message, Message, Turn, Answers, Turn]
+    await loop.run([*first.items, {"role": "user", "content": "and?"}])
+    assert [message["role"] for message in model.requests[2]["messages"]] == [
+        *("system", "user", "assistant", "tool", "assistant", "user")
+    ]
+
+
+async def test_calls_of_one_answer_run_side_by_side_and_answer_in_their_order() -> None:
+    both, order = asyncio.Barrier(2), []
+
+    async def meet(name: str) -> str:
+        await asyncio.wait_for(both.wait(), 5)
+        if name == "first":
+            await asyncio.sleep(0)
+        order.append(name)
+        return name
+
+    model = PlayedModel(says("", call("meet", {"name": "first"}), call("meet", {"name": "second"})), says("done"))
+    reply = await ToolLoop(Shelf(meet=meet), model.endpoint).run("?")
+    assert model.results(1) == ["first", "second"]
+    assert [done.order for done in reply.calls] == [0, 1]
+    assert set(order) == {"first", "second"}
+
+
+async def test_in_order_a_call_begins_when_the_one_before_has_ended() -> None:
+    running = most = 0
+
+    async def work(n: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return n
+
+    shelf = Shelf(work=work)
+    model = PlayedModel(says("", *(call("work", {"n": n}) for n in range(5))), says("done"))
+    await ToolLoop(shelf, model.endpoint, LoopSettings(max_parallel=1)).run("?")
+    assert most == 1
+    assert [json.loads(arguments)["n"] for _, arguments in shelf.calls] == [0, 1, 2, 3, 4]
+
+
+async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
+    def breaks() -> None:
+        raise RuntimeError("not for the model")
+
+    model = PlayedModel(
+        says(
+            "",
+            call("ad", {}),
+            call("add", "{broken"),
+            call("add", '{"a": NaN}'),
+            call("breaks"),
+            call("add", ""),
+            call("add", "null"),
+            call("no", "[" * 100_000),
+        ),
+        says("done"),
+    )
+    reply = await ToolLoop(Shelf(add=add, breaks=breaks), model.endpoint).run("?")
+    outcomes = [done.outcome for done in reply.calls]
+    assert outcomes == [*("not_found", "invalid_arguments", "invalid_arguments", "internal", "ok", "ok", "not_found")]
+    told = model.results(1)
+    assert told[0] == "there is no tool 'ad'. Call one that is offered: add, …"
+    assert "no JSON" in told[1]
+    assert "NaN is not JSON" in told[2]
+    assert "not for the model" not in told[3]
+    assert told[4:6] == ["0", "0"]
+
+
+async def test_a_known_tool_that_was_not_offered_cannot_be_called() -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(says("", call("secret")), says("no"))
+    loop = ToolLoop(shelf, model.endpoint)
+    shelf.offer(greet, name="secret")
+    shelf.remove("secret")
+    reply = await loop.run("?")
+    assert [done.outcome for done in reply.calls] == ["not_found"]
+    assert shelf.calls == []
+
+
+async def test_calls_carry_hash_timeout_and_their_place() -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(says("", call("add"), call("add", {"a": 1})), says("", call("add", {"a": 2})), says("done"))
+    context = CallContext(user_id="ann", attributes={"channel": "web"})
+    await ToolLoop(shelf, model.endpoint, LoopSettings(call_timeout=5), context=context).run("?")
+    _, tools = await shelf.tools()
+    assert {sent["schema_hash"] for sent in shelf.sent} == {tools[0].schema_hash}
+    assert {sent["timeout"] for sent in shelf.sent} == {5}
+    assert [dict(sent["context"].attributes) for sent in shelf.sent] == [
+        {"channel": "web", "round": "1", "order": "0"},
+        {"channel": "web", "round": "1", "order": "1"},
+        {"channel": "web", "round": "2", "order": "0"},
+    ]
+    assert dict(context.attributes) == {"channel": "web"}
+    assert shelf.sent[0]["context"].user_id == "ann"
+
+
+async def test_the_context_of_a_turn_replaces_that_of_the_loop() -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(says("", call("add")), says("done"))
+    loop = ToolLoop(shelf, model.endpoint, context=CallContext(user_id="ann"))
+    await loop.run("?", context=CallContext(user_id="bob"))
+    assert shelf.sent[0]["context"].user_id == "bob"
+
+
+async def test_a_tool_that_changed_meanwhile_is_offered_anew_in_the_next_round() -> None:
+    shelf = Shelf(add=add)
+
+    def change(request: object) -> object:
+        shelf.offer(add, name="add", description="Adds, now differently.")
+        return says("", call("add"))
+
+    model = PlayedModel(change, says("", call("add")), says("done"))
+    reply = await ToolLoop(shelf, model.endpoint).run("?")
+    assert [done.outcome for done in reply.calls] == ["catalog_stale", "ok"]
+    assert "has changed since it was listed" in model.results(1)[0]
+    descriptions = [request["tools"][0]["function"]["description"] for request in model.requests[:2]]
+    assert descriptions == ["A tool.", "Adds, now differently."]
+
+
+async def test_after_the_last_round_the_model_has_to_answer_without_tools() -> None:
+    model = PlayedModel(*(says("", call("add", {"a": n})) for n in range(3)), says("that much"))
+    reply = await ToolLoop(Shelf(add=add), model.endpoint).run("?")
+    assert (reply.text, reply.rounds, reply.stopped) == ("that much", 4, "round_limit")
+    assert [model.offered(n) for n in range(4)] == [["add"], ["add"], ["add"], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "fallback", "read"), [("half", "sorry", "half"), ("", "sorry", "sorry"), ("", "", "")]
+)
+async def test_calls_instead_of_a_forced_answer_are_refused(text: str, fallback: str, read: str) -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(says("", call("add")), says(text, call("add")))
+    reply = await ToolLoop(shelf, model.endpoint, LoopSettings(rounds=1, no_convergence_text=fallback)).run("?")
+    assert (reply.text, reply.stopped, len(shelf.calls)) == (read, "no_convergence", 1)
+    refusals = [item for item in reply.items if isinstance(item, Answers)][-1]
+    assert refusals.answered[0].result.error is not None
+    assert (reply.items[-1] == Message("assistant", "sorry")) is (read == "sorry")
+
+
+async def test_silence_after_tools_gets_the_text_of_the_settings() -> None:
+    model = PlayedModel(says("", call("add")), says(""))
+    reply = await ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(no_summary_text="…")).run("?")
+    assert (reply.text, reply.stopped) == ("…", "no_summary")
+
+
+async def test_silence_without_tools_is_an_empty_reply() -> None:
+    reply = await ToolLoop(Shelf(), PlayedModel(says("")).endpoint, LoopSettings(no_summary_text="…")).run("?")
+    assert (reply.text, reply.stopped) == ("", "answered")
+
+
+async def test_as_synchronet_does_it_four_calls_of_the_model_end_in_a_fixed_text() -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(*(says("", call("add", {"a": n})) for n in range(4)))
+    reply = await ToolLoop(shelf, model.endpoint, SYNCHRONET).run("?")
+    assert reply.text == "(tool-call loop did not converge -- try rephrasing)"
+    assert (len(model.requests), len(shelf.calls), reply.stopped) == (4, 4, "no_convergence")
+
+
+async def test_a_direct_reply_is_the_tools_own_text_and_the_model_is_not_asked_again() -> None:
+    shelf = Shelf()
+    shelf.offer(greet, direct_reply=True)
+    model = PlayedModel(says("", call("greet", {"name": "ann"}), call("greet", {"name": "bob"})), says("and again"))
+    loop = ToolLoop(shelf, model.endpoint)
+    reply = await loop.run("?")
+    assert (reply.text, reply.stopped) == ("hello ann\n\nhello bob", "direct_reply")
+    assert len(model.requests) == 1
+    await loop.run([*reply.items, Message("user", "more")])
+    assert model.requests[1]["messages"][-2] == {"role": "assistant", "content": "hello ann\n\nhello bob"}
+
+
+@pytest.mark.parametrize("other", ["add", "fails"])
+async def test_a_direct_reply_beside_another_call_or_a_failure_goes_to_the_model(other: str) -> None:
+    shelf = Shelf(add=add)
+    shelf.offer(greet, direct_reply=True)
+    shelf.offer(lambda: failed(Code.TOOL, "no"), name="fails", direct_reply=True)
+    model = PlayedModel(says("", call("greet"), call(other)), says("done"))
+    assert (await ToolLoop(shelf, model.endpoint).run("?")).text == "done"
+
+
+async def test_the_third_success_of_the_same_call_is_refused_within_a_turn_only() -> None:
+    shelf = Shelf(add=add)
+    same = [says("", call("add", text)) for text in ('{"a":1,"b":2}', '{"b": 2, "a": 1}', '{"a": 1, "b": 2}')]
+    model = PlayedModel(*same, says("done"), says("", call("add", {"a": 1, "b": 2})), says("done"))
+    loop = ToolLoop(shelf, model.endpoint)
+    reply = await loop.run("?")
+    assert [done.outcome for done in reply.calls] == ["ok", "ok", "repeated"]
+    assert len(shelf.calls) == 2
+    assert "result stands above" in model.results(3)[-1]
+    assert [done.outcome for done in (await loop.run("?")).calls] == ["ok"]
+
+
+async def test_the_same_call_many_times_in_one_answer_runs_twice() -> None:
+    async def slow() -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    shelf = Shelf(slow=slow)
+    model = PlayedModel(says("", *(call("slow") for _ in range(6))), says("done"))
+    reply = await ToolLoop(shelf, model.endpoint).run("?")
+    assert [done.outcome for done in reply.calls] == ["ok", "ok", *["repeated"] * 4]
+
+
+async def test_no_more_calls_are_run_than_the_settings_say() -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(says("", *(call("add", {"a": n}) for n in range(130))), says("done"))
+    reply = await ToolLoop(shelf, model.endpoint).run("?")
+    assert len(reply.calls) == len(model.results(1)) == 130
+    assert [done.outcome for done in reply.calls[126:]] == ["ok", "ok", "overloaded", "overloaded"]
+    assert len(shelf.calls) == 128
+
+
+async def test_an_endpoint_that_refuses_tools_is_asked_without_them_and_not_offered_any_again() -> None:
+    model = PlayedModel(ApiError(400, "gemma does not support tools"), says("hi"), says("hi again"))
+    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    assert loop.takes_tools
+    assert (await loop.run("?")).text == "hi"
+    assert (await loop.run("?")).text == "hi again"
+    assert [model.offered(n) for n in range(3)] == [["add"], [], []]
+    assert not loop.takes_tools
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_passing_fault_is_raised_and_takes_no_tools_away(streams: bool) -> None:
+    fault = ApiError(503, "tools are not available just now: does not support tools")
+    model = PlayedModel(fault, says("hi"), streams=streams)
+    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    with pytest.raises(ApiError, match="just now"):
+        await loop.run("?")
+    assert (await loop.run("?")).text == "hi"
+    assert [model.offered(n) for n in range(2)] == [["add"], ["add"]]
+
+
+async def test_a_model_without_tools_reads_in_words_what_they_returned_before() -> None:
+    with_tools = PlayedModel(says("wait", call("add", {"a": 1})), says("one"))
+    reply = await ToolLoop(Shelf(add=add), with_tools.endpoint).run("?")
+    without = PlayedModel(ApiError(404, "No endpoints found that support tool use."), says("ok"))
+    await ToolLoop(Shelf(add=add), without.endpoint).run([*reply.items, Message("user", "sure?")])
+    assert without.requests[1]["messages"] == [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "wait"},
+        {"role": "user", "content": "[add returned: 1]"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "sure?"},
+    ]
+
+
+async def test_cancelling_a_turn_cancels_its_calls_and_waits_for_them() -> None:
+    started, ended = asyncio.Barrier(3), []
+
+    async def stuck(n: int) -> None:
+        await started.wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(n)
+
+    model = PlayedModel(says("", call("stuck", {"n": 1}), call("stuck", {"n": 2})))
+    turn = asyncio.ensure_future(ToolLoop(Shelf(stuck=stuck), model.endpoint).run("?"))
+    await asyncio.wait_for(started.wait(), 5)
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    assert sorted(ended) == [1, 2]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_call_that_is_cancelled_on_its_way_is_answered_and_the_turn_goes_on(others: int) -> None:
+    async def gone() -> None:
+        raise asyncio.CancelledError
+
+    model = PlayedModel(says("", call("gone"), *[call("add")] * others), says("done"))
+    reply = await ToolLoop(Shelf(gone=gone, add=add), model.endpoint).run("?")
+    assert [done.outcome for done in reply.calls] == ["cancelled", *["ok"] * others]
+
+
+async def test_a_catalogue_that_cannot_be_listed_again_is_used_as_it_was() -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(says("", call("add")), says("done"), says("never"))
+    loop = ToolLoop(shelf, model.endpoint)
+    known = await loop.run("?")
+    assert known.text == "done"
+
+    async def lost() -> object:
+        raise PeerLost("no bus answered")
+
+    shelf.tools = lost  # type: ignore[method-assign,assignment]
+    assert (await loop.run("?")).text == "never"
+    assert model.offered(2) == ["add"]
+    with pytest.raises(PeerLost, match="no bus answered"):
+        await ToolLoop(shelf, model.endpoint).run("?")
+
+
+async def test_a_catalogue_that_stays_the_same_is_exported_once() -> None:
+    shelf = Shelf(add=add)
+    model = PlayedModel(says("", call("add")), says("a"), says("b"))
+    loop = ToolLoop(shelf, model.endpoint)
+    exports = 0
+    export = model.endpoint.dialect.export
+
+    def counted(tools: object) -> object:
+        nonlocal exports
+        exports += 1
+        return export(tools)  # type: ignore[arg-type]
+
+    model.endpoint.dialect.export = counted  # type: ignore[method-assign,assignment]
+    await loop.run("?")
+    await loop.run("?")
+    assert (exports, shelf.listed) == (1, 3)
+
+
+async def test_a_rule_calls_its_tool_before_the_model_is_asked() -> None:
+    shelf = Shelf(greet=greet)
+    model = PlayedModel(says("done"))
+    loop = ToolLoop(shelf, model.endpoint, rules=[Rule(r"greet (?P<name>\w+)", "greet")])
+    reply = await loop.run("please greet ann")
+    assert shelf.calls == [("greet", '{"name":"ann"}')]
+    assert [(done.round, done.outcome) for done in reply.calls] == [(0, "ok")]
+    roles = [message["role"] for message in model.requests[0]["messages"]]
+    assert roles == ["user", "assistant", "tool"]
+    assert model.results(0) == ["hello ann"]
+
+
+async def test_a_rule_for_a_tool_with_a_direct_reply_needs_no_model() -> None:
+    shelf = Shelf()
+    shelf.offer(greet, direct_reply=True)
+    model = PlayedModel()
+    reply = await ToolLoop(shelf, model.endpoint, rules=[Rule("hi", "greet")]).run("hi")
+    assert (reply.text, reply.rounds, model.requests) == ("hello you", 0, [])
+
+
+@pytest.mark.parametrize("messages", [[], [42], [None]])
+async def test_what_is_no_conversation_is_refused(messages: list[object]) -> None:
+    with pytest.raises(InvalidRequest):
+        await ToolLoop(Shelf(), PlayedModel().endpoint).run(messages)  # type: ignore[arg-type]
+
+
+async def test_a_providers_own_messages_pass_as_they_are() -> None:
+    picture = {"role": "user", "content": [{"type": "text", "text": "what is this?"}]}
+    model = PlayedModel(says("a cat"))
+    await ToolLoop(Shelf(), model.endpoint).run([picture])
+    assert model.requests[0]["messages"] == [picture]

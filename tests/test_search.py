@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import gc
+import json
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.searched import CATALOGUE, INDEX, names, tool
+from toolbus.search import (
+    CATALOGUES_KEPT,
+    MODES,
+    IndexCache,
+    ToolIndex,
+)
+from toolbus.tool import Tool
+
+KEYS = {"success", "mode", "fallback", "query", "result_count", "results"}
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("get_weather", "get_weather"),
+        ("getWeather", "get_weather"),
+        ("GETWEATHER", "get_weather"),
+        ("get weather forecast", "getWeatherForecast"),
+        ("weather.forecast", "getWeatherForecast"),
+        ("today", "calendar.today"),
+        ("calendar.today", "calendar.today"),
+        ("notes find", "notes:find"),
+        ("notes:find", "notes:find"),
+        ("searching for a flight", "search_flights"),
+        ("github", "repo_issues"),
+        ("GitHub", "repo_issues"),
+        ("emails", "send_email"),
+        ("how can I send an email to my boss?", "send_email"),
+        ("ｇｅｔ＿ｗｅａｔｈｅｒ", "get_weather"),
+        ("fahrenheit", "get_weather"),
+        ("recipients", "send_email"),
+    ],
+)
+def test_a_name_a_word_and_a_sentence_find_their_tool_first(query: str, best: str) -> None:
+    assert names(INDEX.search(query))[0] == best
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("天气", ["查询天气"]),
+        ("明天的天气怎么样", ["查询天气"]),
+        ("音乐", ["播放音乐"]),
+        ("歌", ["播放音乐"]),
+        ("予定", ["yotei"]),
+        ("カレンダー", ["yotei"]),
+        ("ｶﾚﾝﾀﾞｰ", ["yotei"]),
+        ("検索したい", ["kensaku"]),
+        ("날씨", ["nalssi"]),
+        ("東京", []),
+    ],
+)
+def test_chinese_japanese_and_korean_queries_find_their_tools_and_no_others(query: str, found: list[str]) -> None:
+    assert names(INDEX.search(query)) == found
+
+
+def test_a_word_in_the_name_counts_more_than_in_the_description_and_that_more_than_in_a_parameter() -> None:
+    index = ToolIndex(
+        [
+            tool("one", "Does this and that.", invoice="which"),
+            tool("two", "Prints an invoice now."),
+            tool("invoice", "Does this and that."),
+            *(tool(f"other_{number}", "Does something else.") for number in range(20)),
+        ]
+    )
+    assert names(index.search("invoice")) == ["invoice", "two", "one"]
+
+
+def test_parameters_are_found_at_any_depth_by_name_and_by_description() -> None:
+    inner = {"type": "object", "properties": {"postalCode": {"description": "of the parcel"}}}
+    schema = {"properties": {"a": {"anyOf": [{"items": {"$ref": "#/$defs/x"}}]}}, "$defs": {"x": inner}}
+    index = ToolIndex([Tool("ship", "", json.dumps(schema)), tool("other")])
+    assert names(index.search("postal")) == names(index.search("parcels")) == ["ship"]
+
+
+def test_a_property_that_is_called_description_or_properties_does_no_harm() -> None:
+    schema = {"properties": {"description": {"type": "string"}, "properties": {"type": "array"}}, "description": 5}
+    index = ToolIndex([Tool("odd", "", json.dumps(schema))])
+    assert index.search("properties")["result_count"] == 1
+
+
+def test_filler_words_find_nothing_beside_others_but_are_looked_for_when_alone() -> None:
+    index = ToolIndex([tool("a", "Use this for the thing with a name."), tool("pizza", "Orders food.")])
+    assert names(index.search("I want a tool for pizza, please")) == ["pizza"]
+    assert names(index.search("with")) == ["a"]
+
+
+def test_equal_scores_keep_the_order_of_the_catalogue() -> None:
+    index = ToolIndex(tool(f"{letter}_lamp") for letter in "zyxabc")
+    assert names(index.search("lamp")) == ["z_lamp", "y_lamp", "x_lamp", "a_lamp", "b_lamp", "c_lamp"]
+
+
+# -- the answer ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["bm25", "keyword"])
+def test_an_answer_has_exactly_its_six_keys_and_scores_that_fall(mode: str) -> None:
+    answer = INDEX.search("weather", mode=mode)
+    assert answer.keys() == KEYS
+    assert (answer["success"], answer["mode"], answer["fallback"], answer["query"]) == (True, mode, False, "weather")
+    assert answer["result_count"] == len(answer["results"]) == 2
+    assert answer["results"][0].keys() == {"name", "description", "score"}
+    scores = [result["score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_parameters_come_only_where_they_are_asked_for() -> None:
+    (result,) = INDEX.search("send_email", top_k=1, include_parameters=True)["results"]
+    assert result["parameters"] == CATALOGUE[2].parameters
+
+
+def test_keyword_finds_a_part_of_a_word_in_any_case_names_before_descriptions() -> None:
+    index = ToolIndex([tool("a", "A ForeCast."), tool("b"), tool("castle"), tool("STRASSE")])
+    assert names(index.search("CAST", mode="keyword")) == ["castle", "a"]
+    assert names(index.search("straße", mode="keyword")) == ["STRASSE"]
+    assert names(index.search("ForeCast b", mode="keyword")) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("query", ["", "  ", "!?*", "zzzzz"])
+def test_an_empty_query_and_one_that_nothing_fits_are_answered_with_no_results(mode: str, query: str) -> None:
+    index = ToolIndex(CATALOGUE, ranker=lambda query, tools: [])
+    answer = index.search(query, mode=mode)
+    assert (answer["success"], answer["result_count"], answer["results"]) == (True, 0, [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_empty_catalogue_can_be_searched(mode: str) -> None:
+    assert ToolIndex([]).search("weather", mode=mode)["result_count"] == 0
+
+
+@pytest.mark.parametrize(("asked", "given"), [(-5, 1), (0, 1), (1, 1), (7, 7), (50, 50), (51, 50), (10**30, 50)])
+@pytest.mark.parametrize("mode", MODES)
+def test_top_k_is_taken_as_1_to_50(mode: str, asked: int, given: int) -> None:
+    tools = [tool(f"lamp_{number}") for number in range(60)]
+    index = ToolIndex(tools, ranker=lambda query, tools: [(each.name, 1.0) for each in tools])
+    assert index.search("lamp", mode=mode, top_k=asked)["result_count"] == given
+
+
+def test_a_mode_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    answer = INDEX.search("weather", mode="regex")
+    assert answer.keys() == KEYS | {"error"}
+    assert (answer["success"], answer["results"]) == (False, [])
+    assert answer["error"] == "mode is 'regex', it must be one of bm25, keyword, semantic: leave it out for bm25"
+
+
+# -- hostile queries -------------------------------------------------------------------------------------------------
+
+SYNTAX = ['"', '""', "'", "(", ")", "AND", "OR", "NOT", "NEAR(", "NEAR/2", "*", "^", ":", "-", "+", "{name}", "name:"]
+PIECES = st.sampled_from(
+    [*SYNTAX, "weather", "get_weather", "天气", "ー", "\0", "\ud800", "%", "\\", "; DROP TABLE tools"]
+)
+
+
+@given(st.lists(PIECES, max_size=12).map(" ".join) | st.lists(PIECES, max_size=8).map("".join) | st.text())
+def test_whatever_a_query_holds_it_is_data_and_gets_an_answer(query: str) -> None:
+    for mode in MODES:
+        answer = INDEX.search(query, mode=mode)
+        assert answer["success"] is True
+        json.dumps(answer, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("query", ['wea" OR "ther', "email*", "name:email", "NOT email", "^email", "{name}: email"])
+def test_operators_of_the_database_mean_nothing(query: str) -> None:
+    plain = "".join(letter if letter.isalpha() else " " for letter in query)
+    assert names(INDEX.search(query)) == names(INDEX.search(plain))
+
+
+def test_a_word_of_syntax_is_looked_for_as_a_word() -> None:
+    index = ToolIndex([tool("near", "What is close."), tool("far")])
+    assert names(index.search("NEAR")) == ["near"]
+
+
+def test_only_the_first_64_words_of_a_query_are_looked_for() -> None:
+    others = " ".join(f"w{number}" for number in range(63))
+    assert names(INDEX.search(f"{others} github")) == ["repo_issues"]
+    assert names(INDEX.search(f"{others} w63 github")) == []
+
+
+def test_an_endless_query_is_cut() -> None:
+    endless = " ".join(f"word{number}" for number in range(100_000))
+    assert len(INDEX.search(endless)["query"]) == 1000
+    assert INDEX.search("天" * 100_000 + "气")["success"] is True
+
+
+# -- a ranker --------------------------------------------------------------------------------------------------------
+
+
+def test_a_ranker_decides_in_mode_semantic_and_only_there() -> None:
+    asked: list[str] = []
+
+    def ranker(query: str, tools: Sequence[Tool]) -> list[tuple[str, float]]:
+        asked.append(query)
+        return [("send_email", 0.25), ("yotei", 0.75), ("gone", 1.0)]
+
+    index = ToolIndex(CATALOGUE, ranker=ranker)
+    answer = index.search("tell my boss", mode="semantic")
+    assert (answer["mode"], answer["fallback"]) == ("semantic", False)
+    assert [(result["name"], result["score"]) for result in answer["results"]] == [
+        ("yotei", 0.75),
+        ("send_email", 0.25),
+    ]
+    index.search("weather")
+    assert asked == ["tell my boss"]
+
+
+def failing(query: str, tools: Sequence[Tool]) -> list[tuple[str, float]]:
+    raise ConnectionError(query)
+
+
+@pytest.mark.parametrize(
+    "ranker",
+    [
+        None,
+        failing,
+        lambda query, tools: None,
+        lambda query, tools: [("send_email",)],
+        lambda query, tools: [("send_email", "high")],
+        lambda query, tools: [("send_email", float("nan"))],
+        lambda query, tools: [([], 1.0)],
+    ],
+)
+def test_without_a_ranker_that_works_bm25_answers_and_says_so(ranker: Any) -> None:
+    answer = ToolIndex(CATALOGUE, ranker=ranker).search("get_weather", mode="semantic")
+    assert (answer["success"], answer["mode"], answer["fallback"]) == (True, "bm25", True)
+    assert names(answer) == names(INDEX.search("get_weather"))
+
+
+def test_a_ranker_that_fails_is_logged_without_the_query(caplog: pytest.LogCaptureFixture) -> None:
+    ToolIndex(CATALOGUE, ranker=failing).search("my secret", mode="semantic")
+    assert [record.getMessage() for record in caplog.records] == [
+        "the ranker failed with ConnectionError; bm25 answers instead"
+    ]
+
+
+# -- threads and revisions -------------------------------------------------------------------------------------------
+
+
+def test_many_threads_search_one_index_and_get_what_one_thread_gets() -> None:
+    queries = ["weather", "send email", "天气", "github", "flights"] * 40
+    expected = [INDEX.search(query) for query in queries]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(INDEX.search, queries)) == expected
+
+
+def test_a_revision_is_indexed_once_by_however_many_threads() -> None:
+    cache = IndexCache()
+    together = threading.Barrier(4, timeout=5)
+
+    def get(_: int) -> ToolIndex:
+        together.wait()
+        return cache.index_of(7, CATALOGUE)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(index) for index in pool.map(get, range(4))}) == 1
+
+
+def test_an_empty_catalogue_is_kept_like_any_other() -> None:
+    cache = IndexCache()
+    assert cache.index_of(1, []) is cache.index_of(1, [])
+
+
+def test_another_revision_gets_an_index_of_its_own_and_the_one_unused_longest_is_dropped() -> None:
+    cache = IndexCache()
+    first = cache.index_of(0, CATALOGUE)
+    second = cache.index_of(1, CATALOGUE[:1])
+    assert (len(first), len(second)) == (len(CATALOGUE), 1)
+    for revision in range(2, CATALOGUES_KEPT + 1):
+        assert cache.index_of(0, ()) is first
+        cache.index_of(revision, CATALOGUE)
+    assert cache.index_of(0, ()) is first
+    assert cache.index_of(1, CATALOGUE) is not second
+    assert names(second.search("weather")) == ["get_weather"]  # whoever still holds it can search it
+
+
+def test_an_index_that_nobody_holds_closes_its_database() -> None:
+    index = ToolIndex(CATALOGUE)
+    database = index._database
+    del index
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        database.execute("SELECT 1")

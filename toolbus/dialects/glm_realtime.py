@@ -1,0 +1,64 @@
+"""GLM's realtime sessions: OpenAI's events and flat tools, without ids of calls and in audio mode only.
+
+GLM knows one call of a response by its place. The id that we make of it is for our side: an answer that carried one
+would be refused. Every update of the tools repeats how turns are detected, or the server falls back to its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, get_args
+
+from toolbus.dialects.names import NameTable
+from toolbus.dialects.openai_realtime import EventParser, FlatTools
+from toolbus.dialects.shape import Export, Json, LeftOut, RealtimeParser
+from toolbus.errors import SetupError
+from toolbus.tool import Tool
+
+Mode = Literal["audio", "text"]
+
+
+class GlmRealtime(FlatTools):
+    """GLM.
+
+    In text mode it calls no tools: `export` then leaves all of them out, each with that reason, and an update of the
+    session does not mention tools.
+    """
+
+    name: ClassVar[str] = "glm-realtime"
+
+    def __init__(self, mode: Mode = "audio") -> None:
+        """Makes the dialect of sessions in one mode.
+
+        Raises:
+            SetupError: there is no such mode.
+        """
+        if mode not in get_args(Mode):
+            raise SetupError(f"GLM realtime has no mode {mode!r}: give 'audio', which calls tools, or 'text'")
+        super().__init__()
+        self.mode = mode
+
+    def export(self, tools: Iterable[Tool]) -> Export:
+        if self.mode == "audio":
+            return super().export(tools)
+        why = "GLM realtime calls tools in audio mode only, and this session is in text mode: open it in audio mode"
+        left_out = tuple(LeftOut(name, why) for name in dict.fromkeys(tool.name for tool in tools))
+        return replace(super().export(()), left_out=left_out)
+
+    def session(self, export: Export) -> Json:
+        tools = super().session(export) if self.mode == "audio" else {}
+        return {**tools, "turn_detection": {"type": "server_vad"}}
+
+    def parser(self, names: NameTable) -> RealtimeParser:
+        return _GlmParser(names)
+
+    def output_item(self, call_id: str, output: str) -> Json:
+        return {"type": "function_call_output", "output": output}
+
+
+class _GlmParser(EventParser):
+    """Reads GLM's events."""
+
+    def call_id(self, response: str, place: int | None, told: Mapping[str, Any]) -> str:
+        return "" if place is None else f"glm_{response}_{place}"

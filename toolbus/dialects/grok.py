@@ -1,0 +1,17 @@
+"""Grok's realtime sessions: OpenAI's events and flat tools; the session's settings carry no type of their own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from toolbus.dialects.openai_realtime import FlatTools, with_choice
+from toolbus.dialects.shape import Export, Json
+
+
+class Grok(FlatTools):
+    """Grok."""
+
+    name: ClassVar[str] = "grok"
+
+    def session(self, export: Export) -> Json:
+        return with_choice(super().session(export))

@@ -1,0 +1,182 @@
+"""Ollama's own API, `/api/chat`.
+
+It gives calls no ids and takes their arguments as objects; results are told apart by their order and the tool's name.
+The ids made here are for the program in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolbus.dialects.conversation import OwnAnswer, PairedDialect, unique_calls, written_arguments
+from toolbus.dialects.names import PLAIN_NAMES, NameTable
+from toolbus.dialects.openai_chat import chat_request, nested_tool
+from toolbus.dialects.shape import (
+    Delta,
+    EndpointError,
+    Export,
+    HistoryItem,
+    Json,
+    Message,
+    ModelCall,
+    ToolChoice,
+    Turn,
+    TurnStream,
+    as_mapping,
+    model_call,
+)
+from toolbus.dialects.subset import OPENAI_SCHEMAS
+from toolbus.dialects.text import arguments_of, text_of
+from toolbus.tool import Result, Tool
+
+
+class Ollama(PairedDialect):
+    """`/api/chat`."""
+
+    name = "ollama"
+    name_rule = PLAIN_NAMES
+    schema_rules = OPENAI_SCHEMAS
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Numbers for the ids of calls. One count for all conversations keeps them apart in each; next() is atomic.
+        self._numbers = itertools.count()
+
+    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        return nested_tool(wire_name, tool, _as_object(schema))
+
+    def parse(self, answer: Any, names: NameTable) -> Turn:
+        stream = self.stream(names)
+        stream.feed(answer)
+        return stream.finish()
+
+    def stream(self, names: NameTable) -> TurnStream:
+        return _Stream(self, names)
+
+    def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
+        """As in `Dialect`. There is no tool_choice: ``none`` writes no tools."""
+        return chat_request(self, items, export, tools)
+
+    def made_id(self) -> str:
+        """Returns an id for a call that came without one."""
+        return f"call_{next(self._numbers)}"
+
+    def turn(self, message: Mapping[str, Any], names: NameTable, ids: Sequence[str] = (), stop: str = "") -> Turn:
+        """Reads a whole message of the model, whose calls have the given ids; without, they are numbered."""
+        entries = _named(message)
+        return Turn(
+            text=message.get("content") or "",
+            calls=unique_calls(
+                _call(entry, call_id, names) for entry, call_id in zip(entries, ids or [""] * len(entries), strict=True)
+            ),
+            reasoning=message.get("thinking") or "",
+            dialect=self.name,
+            raw=({"role": "assistant", **message},),
+            stop=stop,
+        )
+
+    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | OwnAnswer]:
+        return [self._read(item, names) if isinstance(item, Mapping) else item for item in items]
+
+    def _read(self, item: Mapping[str, Any], names: NameTable) -> HistoryItem | OwnAnswer:
+        if item.get("role") == "tool":
+            return OwnAnswer("", item)
+        asks = item.get("role") == "assistant" and isinstance(item.get("tool_calls"), list)
+        return self.turn(item, names) if asks else item
+
+    def write_message(self, message: Message) -> Json:
+        return {"role": message.role, "content": message.text}
+
+    def echo(self, turn: Turn) -> list[Json] | None:
+        message = copy.deepcopy(dict(turn.raw[0]))
+        entries = _named(message)
+        if len(entries) != len(turn.calls):
+            return None
+        message.setdefault("content", "")
+        message.pop("tool_calls", None)
+        for entry in entries:  # some models write the object as text, which the server refuses in a history
+            entry["function"]["arguments"] = arguments_of(written_arguments(entry["function"].get("arguments")))
+        if entries:
+            message["tool_calls"] = entries
+        return [message]
+
+    def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:
+        message: Json = {"role": "assistant", "content": turn.text}
+        if turn.reasoning and turn.dialect == self.name:
+            message["thinking"] = turn.reasoning
+        if turn.calls:
+            message["tool_calls"] = [
+                {"function": {"name": wire, "arguments": arguments_of(call.arguments_json)}}
+                for call, wire in zip(turn.calls, wires, strict=True)
+            ]
+        return [message]
+
+    def write_result(self, call_id: str, wire: str, result: Result) -> Json:
+        return {"role": "tool", "tool_name": wire, "content": text_of(result)}
+
+    def renamed(self, answer: OwnAnswer, call_id: str) -> Json:
+        return dict(answer.written)
+
+
+def _as_object(schema: Any) -> Json:
+    """Returns a schema whose properties are objects: a `true` among them makes the server refuse the request."""
+    if not isinstance(schema, dict):
+        return {} if schema else {"not": {}}
+    written = dict(schema)
+    if isinstance(schema.get("properties"), dict):
+        written["properties"] = {name: _as_object(value) for name, value in schema["properties"].items()}
+    if isinstance(schema.get("anyOf"), list):
+        written["anyOf"] = [_as_object(branch) for branch in schema["anyOf"]]
+    return written
+
+
+def _call(entry: Json, call_id: str, names: NameTable) -> ModelCall:
+    function = entry["function"]
+    return model_call(names, call_id, str(function["name"]), written_arguments(function.get("arguments")))
+
+
+def _named(message: Mapping[str, Any]) -> list[Json]:
+    """Returns the calls of a message that name a tool."""
+    return [
+        entry
+        for entry in message.get("tool_calls") or ()
+        if isinstance(entry.get("function"), dict) and entry["function"].get("name")
+    ]
+
+
+class _Stream(TurnStream):
+    """Puts the chunks of an answer together: text in pieces, calls whole."""
+
+    def __init__(self, dialect: Ollama, names: NameTable) -> None:
+        self._dialect = dialect
+        self._names = names
+        self._said: list[str] = []
+        self._thought: list[str] = []
+        self._calls: list[Json] = []
+        self._ids: list[str] = []  # of the calls, by place
+        self._stop = ""
+
+    def feed(self, event: Any) -> list[Delta]:
+        event = as_mapping(event)
+        if event.get("error"):
+            raise EndpointError.of(event)
+        message = event.get("message") or {}
+        thought, said = message.get("thinking") or "", message.get("content") or ""
+        self._thought.append(thought)
+        self._said.append(said)
+        for entry in _named(message):
+            self._calls.append(entry)
+            self._ids.append(str(entry.get("id") or self._dialect.made_id()))
+        self._stop = event.get("done_reason") or self._stop
+        return [delta for delta in (Delta("reasoning", thought), Delta("text", said)) if delta.text]
+
+    def finish(self) -> Turn:
+        message: Json = {"content": "".join(self._said)}
+        if thought := "".join(self._thought):
+            message["thinking"] = thought
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return self._dialect.turn(message, self._names, self._ids, self._stop)

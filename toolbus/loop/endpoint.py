@@ -1,0 +1,193 @@
+"""Whom a loop asks: a model of a provider, as a dialect and a function that takes a request.
+
+The provider's own client makes the connection; what is here only knows how it wants to be called. No client is
+imported: a program brings the ones that it uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from toolbus.dialects.names import NameTable
+from toolbus.dialects.shape import Delta, Dialect, Json, Turn
+from toolbus.errors import SetupError
+
+Ask = Callable[[Json], Any]
+
+# What a loop writes into requests itself, by the words of all providers.
+_WRITTEN = frozenset(
+    (
+        *("model", "messages", "input", "contents", "config", "tools", "tool_choice", "tool_config"),
+        *("functions", "function_call"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Endpoint:
+    """A model behind a connection; a program may make one of a dialect and any function that reaches a model.
+
+    Attributes:
+        dialect: how its requests and answers are written.
+        ask: takes a request. Returns, or is awaited for, a whole answer or an async iterator of its events.
+        name: what errors and logs call it.
+    """
+
+    dialect: Dialect
+    ask: Ask
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.name or 'of a function'} {self.dialect.name}>"
+
+    async def answer(self, request: Json, names: NameTable) -> AsyncIterator[Delta | Turn]:
+        """Sends a request. Yields the answer's pieces as they come, and the whole turn last.
+
+        Whatever the client raises is passed on.
+        """
+        answer = self.ask(request)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if not hasattr(answer, "__aiter__"):
+            turn = self.dialect.parse(answer, names)
+            if turn.reasoning:
+                yield Delta("reasoning", turn.reasoning)
+            if turn.text:
+                yield Delta("text", turn.text)
+            yield turn
+            return
+        stream = self.dialect.stream(names)
+        try:
+            async for event in answer:
+                for delta in stream.feed(event):
+                    yield delta
+        finally:
+            await _close(answer)
+        yield stream.finish()
+
+
+def openai_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
+    """Returns a model behind chat completions.
+
+    Args:
+        client: an `openai.AsyncOpenAI`, with the base_url of any server that speaks the same.
+        stream: False for a server that cannot stream calls.
+        options: further keys of every request (temperature …).
+
+    Raises:
+        SetupError: an option is one that the loop writes.
+    """
+    from toolbus.dialects.openai_chat import OpenAIChat
+
+    fixed = _fixed(options) | {"model": model, "stream": stream}
+    return Endpoint(OpenAIChat(), lambda request: client.chat.completions.create(**fixed | request), f"openai {model}")
+
+
+def responses_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
+    """Returns a model behind OpenAI's Responses; arguments as for `openai_endpoint`."""
+    from toolbus.dialects.openai_responses import OpenAIResponses
+
+    fixed = _fixed(options) | {"model": model, "stream": stream}
+    return Endpoint(OpenAIResponses(), lambda request: client.responses.create(**fixed | request), f"responses {model}")
+
+
+def anthropic_endpoint(
+    client: Any, model: str, *, max_tokens: int = 4096, stream: bool = True, **options: Any
+) -> Endpoint:
+    """Returns a model of Anthropic.
+
+    Args:
+        client: an `anthropic.AsyncAnthropic`.
+        options: as for `openai_endpoint`.
+    """
+    from toolbus.dialects.anthropic import Anthropic
+
+    fixed = _fixed(options) | {"model": model, "max_tokens": max_tokens, "stream": stream}
+    return Endpoint(Anthropic(), lambda request: client.messages.create(**fixed | request), f"anthropic {model}")
+
+
+def gemini_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
+    """Returns a model of Gemini.
+
+    Args:
+        client: a `google.genai.Client`, or its `aio`.
+        options: fields of the GenerateContentConfig of every request.
+    """
+    from toolbus.dialects.gemini import Gemini
+
+    models = getattr(client, "aio", client).models
+    send = models.generate_content_stream if stream else models.generate_content
+    fixed = _fixed(options)
+
+    def ask(request: Json) -> Any:
+        return send(model=model, contents=request["contents"], config=fixed | request["config"])
+
+    return Endpoint(Gemini(), ask, f"gemini {model}")
+
+
+def ollama_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
+    """Returns a model of Ollama.
+
+    Args:
+        client: an `ollama.AsyncClient`.
+        options: further keys of every request (think, keep_alive, options …).
+    """
+    from toolbus.dialects.ollama import Ollama
+
+    fixed = _fixed(options) | {"model": model, "stream": stream}
+    return Endpoint(Ollama(), lambda request: client.chat(**fixed | request), f"ollama {model}")
+
+
+# The first package of a client's class → what to make of it, and the class that does not block.
+_CLIENTS: dict[str, tuple[Callable[..., Endpoint], str]] = {
+    "openai": (openai_endpoint, "openai.AsyncOpenAI"),
+    "anthropic": (anthropic_endpoint, "anthropic.AsyncAnthropic"),
+    "google": (gemini_endpoint, "google.genai.Client"),
+    "ollama": (ollama_endpoint, "ollama.AsyncClient"),
+}
+
+
+def endpoint_of(client: Any, model: str, **options: Any) -> Endpoint:
+    """Returns the endpoint for a client of openai (chat completions), anthropic, google-genai or ollama.
+
+    Raises:
+        SetupError: it is none of these, or one that blocks.
+    """
+    for kind in type(client).__mro__:  # a client may be a subclass of a program's own
+        make, right = _CLIENTS.get(kind.__module__.partition(".")[0], (None, ""))
+        if make is None:
+            continue
+        if "Async" not in kind.__name__ and not hasattr(client, "aio"):
+            raise SetupError(f"a {kind.__module__}.{kind.__name__} blocks the loop: give a {right}")
+        return make(client, model, **options)
+    raise SetupError(
+        f"a {type(client).__module__}.{type(client).__name__} is no client that is known here: give one of "
+        f"{', '.join(right for _, right in _CLIENTS.values())}, or make an Endpoint of a dialect and a function"
+    )
+
+
+def _fixed(options: Json) -> Json:
+    """Returns the options of every request.
+
+    Raises:
+        SetupError: one of them is written by the loop.
+    """
+    wrong = sorted(options.keys() & _WRITTEN)
+    if wrong:
+        raise SetupError(f"the loop writes {', '.join(wrong)} into every request: leave it out of the options")
+    return dict(options)
+
+
+async def _close(answer: Any) -> None:
+    """Ends a stream, so that a provider stops writing what nobody will read."""
+    close = getattr(answer, "aclose", None) or getattr(answer, "close", None)
+    if close is None:
+        return
+    with contextlib.suppress(Exception):  # the connection is gone already: nothing is left to be closed
+        closing = close()
+        if inspect.isawaitable(closing):
+            await closing

@@ -1,0 +1,78 @@
+"""What a loop may do, as one frozen record, and the settings of a host that others are used to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from toolbus.errors import SetupError
+from toolbus.loop.router import comes_from_no_file
+from toolbus.tool import MAX_TIMEOUT_SECONDS, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How a loop goes about one turn of a conversation: from what a user said to what the user reads.
+
+    Attributes:
+        rounds: how often the model may ask for tools.
+        forced_answer: whether the model, after those rounds, is asked once more without tools; else
+            `no_convergence_text` is the reply.
+        max_parallel: calls of one answer that run at the same time; 1 runs them in their order.
+        max_calls: calls of one answer that are run; further ones are refused.
+        repeats: how often the same call may succeed within a turn; 0 means any number of times.
+        extension: whether the model is offered `extend_tool_loop`, to ask for more rounds.
+        extension_most: rounds that it may ask for at once.
+        rounds_most: rounds in all, those that it asked for included.
+        call_timeout: seconds for each call; None means the tool's own.
+        list_timeout: seconds to wait for the catalogue; the one that is known is used after them.
+        no_convergence_text: the reply where the model wants tools even after the last round; "" leaves it empty.
+        no_summary_text: the reply where the model says nothing after it used tools; "" leaves it empty.
+        may_route: which tools the rules of a loop may call; by default all but those of files in a drop-in folder,
+            which nobody looked at when the rules were written.
+
+    Raises:
+        SetupError: from the constructor, where one breaks its rule.
+    """
+
+    rounds: int = 3
+    forced_answer: bool = True
+    max_parallel: int = 16
+    max_calls: int = 128
+    repeats: int = 2
+    extension: bool = False
+    extension_most: int = 20
+    rounds_most: int = 25
+    call_timeout: float | None = None
+    list_timeout: float = 10.0
+    no_convergence_text: str = ""
+    no_summary_text: str = ""
+    may_route: Callable[[Tool], bool] = comes_from_no_file
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0)):
+            if getattr(self, name) < least:
+                raise SetupError(f"{name} is {getattr(self, name)}, it must be {least} or more")
+        if not 1 <= self.extension_most <= 20:
+            raise SetupError(f"extension_most is {self.extension_most}, it must be from 1 to 20")
+        if not 1 <= self.rounds_most <= 25:
+            raise SetupError(f"rounds_most is {self.rounds_most}, it must be from 1 to 25")
+        if self.call_timeout is not None and not 0 < self.call_timeout <= MAX_TIMEOUT_SECONDS:
+            raise SetupError(
+                f"call_timeout is {self.call_timeout:g}, it must be above 0 and at most {MAX_TIMEOUT_SECONDS:g}; "
+                "None means the tool's own"
+            )
+        if not self.list_timeout > 0:
+            raise SetupError(f"list_timeout is {self.list_timeout:g}, it must be above 0")
+        if not self.forced_answer and not self.no_convergence_text:
+            raise SetupError("without forced_answer the reply after the last round is no_convergence_text: give one")
+
+
+# As in the chat of Synchronet BBS: four calls of the model, none of them without tools, and its two sentences.
+SYNCHRONET = LoopSettings(
+    rounds=4,
+    forced_answer=False,
+    max_parallel=1,
+    no_convergence_text="(tool-call loop did not converge -- try rephrasing)",
+    no_summary_text="(I got the data but did not produce a summary -- try rephrasing the question.)",
+)

@@ -1,0 +1,111 @@
+"""`ToolLoop`: asks a model, runs the tools that it calls, and asks again until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+from toolbus.deferred import Deferred
+from toolbus.loop.endpoint import Endpoint
+from toolbus.loop.events import Finished, LoopEvent
+from toolbus.loop.guard import RepeatGuard
+from toolbus.loop.offering import Offering
+from toolbus.loop.own import OwnTools
+from toolbus.loop.reply import Messages, Reply, conversation
+from toolbus.loop.router import Rule, in_order
+from toolbus.loop.run import Asker, Run, Say
+from toolbus.loop.settings import LoopSettings
+from toolbus.loop.source import ToolSource, source_of
+from toolbus.loop.turn import Caller
+from toolbus.sdk.scope import CallContext
+from toolbus.search import IndexCache
+
+
+class ToolLoop:
+    """Answers what users say with a model and the tools of a source. Conversations may run side by side on one loop.
+
+    Args:
+        source: a `toolbus.Bus`, a `toolbus.Host`, or any `ToolSource`.
+        endpoint: whom to ask; see `toolbus.loop.endpoint_of`.
+        context: what tools may know about the circumstances of calls.
+        rules: calls that are made before the model is asked, where what the user says fits.
+        pinned: names of the tools that the model sees from the start; the others it has to look for with
+            `search_tools`. None offers every tool.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        endpoint: Endpoint,
+        settings: LoopSettings | None = None,
+        *,
+        context: CallContext | None = None,
+        rules: Iterable[Rule] = (),
+        pinned: Sequence[str] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.settings = settings or LoopSettings()
+        self.source: ToolSource = source if isinstance(source, ToolSource) else source_of(source, context=context)
+        self._context = context if context is not None else getattr(self.source, "context", None)
+        self._rules = in_order(rules)
+        self._pinned = None if pinned is None else tuple(pinned)
+        self._indexes = IndexCache()  # shared by all conversations
+        self._asker = Asker(endpoint)
+        self._offering = Offering(self.source, endpoint.dialect, self.settings.list_timeout)
+
+    def __repr__(self) -> str:
+        return f"<ToolLoop {self.endpoint!r} {self.source!r}>"
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the endpoint takes tools, as far as is known: one that refused them is not offered any again."""
+        return self._asker.takes_tools
+
+    async def run(self, messages: Messages, *, context: CallContext | None = None) -> Reply:
+        """Runs one turn. Cancelling it cancels the calls that are in flight.
+
+        Args:
+            messages: what the user says, or a whole conversation: dicts with role and content, the items of an
+                earlier reply, or both.
+            context: of this turn; None means that of the loop.
+
+        Raises:
+            InvalidRequest: the conversation is none.
+            PeerLost, RequestError: the tools cannot be listed.
+            Exception: whatever the endpoint's client raises.
+        """
+        return await self._turn(messages, context, None)
+
+    async def stream(
+        self, messages: Messages, *, context: CallContext | None = None
+    ) -> AsyncGenerator[LoopEvent, None]:
+        """Runs one turn as `run` does. Yields what happens, and `Finished` last. Closing it cancels the turn."""
+        events: asyncio.Queue[LoopEvent | None] = asyncio.Queue()
+        turn = asyncio.ensure_future(self._turn(messages, context, events.put_nowait))
+        turn.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            yield Finished(turn.result())
+        finally:
+            turn.cancel()
+            await asyncio.gather(turn, return_exceptions=True)
+
+    async def _turn(self, messages: Messages, context: CallContext | None, say: Say | None) -> Reply:
+        items = conversation(messages)
+        deferred = None if self._pinned is None else Deferred(self._pinned, cache=self._indexes)
+        caller = Caller(
+            self.source,
+            self.settings,
+            self._context if context is None else context,
+            OwnTools(self.settings, deferred, items),
+            RepeatGuard(self.settings.repeats),
+            say,
+        )
+        run = Run(self._asker, self._offering, caller, items, say or _nobody)
+        return await run.reply(self._rules)
+
+
+def _nobody(event: LoopEvent) -> None:
+    """Hears nothing: of a turn that is not watched."""

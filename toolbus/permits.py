@@ -1,0 +1,80 @@
+"""What operators permitted while a bus was running, kept across restarts: one small JSON file.
+
+It holds only what was said at run time, over the rules of the configuration: a list of users, or null where a rule was
+taken away. A file that cannot be read stops the bus from starting: without it, tools would be open that somebody closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from toolbus.errors import InvalidRequest, NotKept, SetupError
+from toolbus.policy import Permissions
+
+FILE = "permissions.json"
+
+Said = dict[str, dict[str, list[str] | None]]
+
+
+class Permits:
+    """The file of one data directory. Only the bus that holds the directory's lock may use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._said: Said = {}  # by table and name, as in the file
+
+    def over(self, rules: Permissions) -> Permissions:
+        """Returns rules with what was said at run time put over them.
+
+        Raises:
+            SetupError: the file cannot be read, or holds something else.
+        """
+        try:
+            self._said = json.loads(self._path.read_text("utf-8"))
+            for kind, table in self._said.items():
+                for name, users in table.items():
+                    rules = rules.changed(kind, name, users)
+        except FileNotFoundError:
+            return rules
+        except OSError as problem:
+            raise SetupError(f"cannot read {self._path}: {problem.strerror}: let this user read it") from problem
+        except (ValueError, AttributeError, InvalidRequest) as problem:
+            raise SetupError(
+                f"{self._path} is damaged ({problem}): restore it, or move it away to go back to the permissions of "
+                "the configuration"
+            ) from problem
+        return rules
+
+    def keep(self, kind: str, name: str, users: list[str] | None) -> None:
+        """Writes down one rule more, or one changed; None says that it was taken away.
+
+        Raises:
+            NotKept: it could not be written.
+        """
+        said = {**self._said, kind: {**self._said.get(kind, {}), name: users}}
+        try:
+            self._write(json.dumps(said, ensure_ascii=False, indent=1))
+        except OSError as problem:
+            raise NotKept(
+                f"the permission is in force, but could not be written to {self._path} ({problem.strerror}), so it "
+                "ends with this bus"
+            ) from problem
+        self._said = said
+
+    def _write(self, text: str) -> None:
+        """Replaces the file in one step, for its owner alone."""
+        handle, name = tempfile.mkstemp(prefix=FILE, dir=self._path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self._path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise

@@ -1,0 +1,92 @@
+"""Texts that may be kept or shown: with what looks like a secret taken out.
+
+A value is judged by the name of its key; in texts that are no JSON, by what stands before it. It is a net with holes,
+for what people look at. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from toolbus.loopback import mask
+
+HIDDEN = "[hidden]"
+MAX_PARSED = 65_536  # characters: a longer text is not looked through, so none of it is shown
+MAX_DEPTH = 32
+
+_WORD = (
+    r"pass(?:word|wd|phrase|code)?s?|pwd|secrets?|tokens?|api[-_ ]?keys?|private[-_ ]?keys?|access[-_ ]?keys?"
+    r"|ssh[-_ ]?keys?|credentials?|auth|authorization|oauth|bearer|cookies?|session[-_ ]?ids?|signature|pin|otp|jwt"
+)
+# A whole word of the key, with its parts set apart: `clientSecret` and `x-api-key` are, `author` and `spin` are not.
+_KEY = re.compile(rf"(?:^|[-_ .]){'(?:' + _WORD + ')'}[0-9]*(?:$|[-_ .])", re.IGNORECASE)
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_COUNTS = re.compile(
+    r"(?:^|[-_ .])(?:max|min|num|count|total|limit|used|usage|per|n|prompt|completion|input|output|cached|reasoning)"
+    r"(?:$|[-_ .])",
+    re.IGNORECASE,
+)
+_TOKENS = re.compile(r"tokens?", re.IGNORECASE)
+# Possessive and begun at a word's start only: whatever is sent, a text is gone through once.
+_KEYED = re.compile(r"""(?<![\w.-])(?P<key>[\w.-]++(?: [\w.-]++)?)\\*["']?\s*+[:=]+>?\s*+""")
+_VALUE = re.compile(  # in quotes; nested, where what follows cannot be told apart any more; one word
+    r"""(?P<quote>\\*["']).*?(?:(?<!\\)(?P=quote)|$)|[\[{].*|(?:(?:bearer|basic|digest|token)\s+)?\S+""",
+    re.IGNORECASE | re.DOTALL,
+)
+# Shapes that well-known secrets have.
+_BARE = re.compile(
+    r"\b(?:(?:sk|pk|rk)[-_]|gh[opsur]_|github_pat_|xox[abprs]-|AKIA|eyJ)[-_A-Za-z0-9.]{12,}"
+    r"|(?<=\bbearer )\S+|(?<=\bbasic )[A-Za-z0-9+/]{16,}=*",
+    re.IGNORECASE,
+)
+
+
+def is_secret_name(key: str) -> bool:
+    """Whether a key names a secret: `password`, `clientSecret`, `x-api-key`; not `author`, `max_tokens`."""
+    parted = _HUMP.sub("_", key)
+    if _COUNTS.search(parted):
+        parted = _TOKENS.sub("", parted)
+    return _KEY.search(parted) is not None
+
+
+def redacted(text: str, most: int) -> str:
+    """Returns JSON or any other text without its secrets, cut to ``most`` characters."""
+    if len(text) > MAX_PARSED:
+        return f"[{len(text)} characters]"
+    try:
+        parsed = json.loads(text)
+        shown = json.dumps(_redacted(parsed, 0), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        shown = _plain(text)
+    shown = shown.encode("utf-8", "replace").decode()  # half of a surrogate pair would break whoever prints it
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def _redacted(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        return "…"
+    if isinstance(value, dict):
+        return {
+            _plain(key): HIDDEN
+            if is_secret_name(key) and each not in (None, "", False, True)
+            else _redacted(each, depth + 1)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_redacted(each, depth + 1) for each in value]
+    return _plain(value) if isinstance(value, str) else value
+
+
+def _plain(text: str) -> str:
+    text = mask(text)
+    shown, at = [], 0  # what may be shown so far, and where in the text it ends
+    for found in _KEYED.finditer(text):
+        if found.start() < at or not is_secret_name(found["key"]):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is not None:
+            shown += [text[at : found.end()], HIDDEN]
+            at = value.end()
+    return _BARE.sub(HIDDEN, "".join(shown) + text[at:])

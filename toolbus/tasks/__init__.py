@@ -1,0 +1,20 @@
+"""Tasks: calls, and other work, that outlive their caller's patience. Their results are asked for later."""
+
+from toolbus.tasks.background import LoopTasks
+from toolbus.tasks.caller import TaskCaller
+from toolbus.tasks.record import Status, Task
+from toolbus.tasks.task_manager import TaskManager
+from toolbus.tasks.tools import TaskTools
+from toolbus.tasks.watching import Events
+
+__all__ = [
+    # keeping tasks
+    "TaskManager",
+    "Task",
+    "Status",
+    "Events",
+    # for the bus: what a dispatcher's calls become, who takes their results, and the tools for models
+    "LoopTasks",
+    "TaskCaller",
+    "TaskTools",
+]

@@ -1,0 +1,103 @@
+"""One tool of a Python program: the record that the registry shows, and how it becomes a tool of the bus."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toolbus.sdk.declaration import describe
+from toolbus.sdk.tool_spec import ToolSpec, spec_of
+
+CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
+
+current_ctx: ContextVar[Any] = ContextVar("toolbus_ctx", default=None)
+"""What the running call was given as ``ctx``; a call's task takes it along from whoever started it."""
+
+depth: ContextVar[int] = ContextVar("toolbus_depth", default=0)
+"""How many calls of tools the running code is in."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One tool, as Stargazer's registry shows it.
+
+    Attributes:
+        name: what models call it, `[A-Za-z0-9_.-]{1,64}`.
+        description: tells a model when to use it.
+        parameters: JSON Schema of the arguments.
+        handler: takes the arguments as keywords; async or plain.
+        no_background: whoever calls it waits for the result, however long it takes.
+        allow_repeat: the guard against repeated identical calls lets it pass.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    handler: Callable[..., Any]
+    no_background: bool = False
+    allow_repeat: bool = False
+
+    def spec(self, **options: Any) -> ToolSpec:
+        """Returns how to offer and run it.
+
+        Args:
+            options: as those of `toolbus.llm_tool`. Without ``timeout`` a call may take as long as whoever calls it
+                waits.
+
+        Raises:
+            TypeError, ValueError: naming the option that breaks its rule.
+        """
+        takes_ctx = _takes_ctx(self.handler)
+        meta = describe(
+            self.handler,
+            name=self.name,
+            description=self.description,
+            parameters=_without_ctx(self.parameters) if takes_ctx else self.parameters,
+            no_background=self.no_background,
+            allow_repeat=self.allow_repeat,
+            **options,
+        )
+        spec = spec_of(self.handler, meta if "timeout" in options else replace(meta, timeout=0.0))
+        if not takes_ctx:
+            return spec
+        return replace(
+            spec,
+            handler=_with_ctx(self.handler),
+            scope="" if spec.scope == CTX else spec.scope,
+            names=None if spec.names is None else spec.names - {CTX},
+            required=spec.required - {CTX},
+        )
+
+
+def _takes_ctx(handler: Callable[..., Any]) -> bool:
+    try:
+        return CTX in inspect.signature(handler).parameters
+    except (TypeError, ValueError):  # a builtin: nothing to be read
+        return False
+
+
+def _with_ctx(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a handler that is given the caller's context; where there is none, its own default or None."""
+    required = inspect.signature(handler).parameters[CTX].default is inspect.Parameter.empty
+
+    def run(**arguments: Any) -> Any:
+        given = current_ctx.get()
+        if given is not None or required:
+            arguments[CTX] = given
+        return handler(**arguments)
+
+    return run
+
+
+def _without_ctx(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema without a property that no model may fill."""
+    properties, required = parameters.get("properties"), parameters.get("required")
+    if not isinstance(properties, dict) or CTX not in properties:
+        return parameters
+    shown = {**parameters, "properties": {name: each for name, each in properties.items() if name != CTX}}
+    if isinstance(required, list):
+        shown["required"] = [name for name in required if name != CTX]
+    return shown

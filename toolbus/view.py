@@ -1,0 +1,121 @@
+"""The catalogue as somebody sees it: what a call of theirs could reach.
+
+Stands between the registry, which knows what is offered, and everybody who shows it. Calls ask the same policy, so
+what is listed can be called and what can be called is listed (design.md 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from toolbus.entry import BUS_SOURCE, Changes, Entry, Listing
+from toolbus.listings import line_of
+from toolbus.policy import MAX_USER, Caller, Permissions, Policy
+from toolbus.registry import Registry
+
+USERS_KEPT = 256  # views that are kept per revision
+
+
+@dataclass(frozen=True, slots=True)
+class Onlooker:
+    """Somebody who looks and does not call: what a plain call over the wire could reach."""
+
+    source: str = ""
+    administers: bool = True
+    unnamed_may: bool = False
+
+
+ONLOOKER = Onlooker()
+
+
+class View:
+    """Listings and changes, filtered by the policy. Safe from any thread."""
+
+    def __init__(self, registry: Registry, policy: Policy) -> None:
+        self._registry = registry
+        self._policy = policy
+        registry.shows = lambda entry: policy.refusal(ONLOOKER, entry) is None
+        # by role, whether offline tools are in it, user and rights, with the revision that it shows
+        self._kept: dict[tuple[str | None, bool, str, bool, bool], tuple[int, tuple[Listing, ...]]] = {}
+
+    @property
+    def revision(self) -> int:
+        """The catalogue's; it rises with permissions too."""
+        return self._registry.revision
+
+    def listings(
+        self,
+        role: str | None = None,
+        user_id: str = "",
+        *,
+        caller: Caller = ONLOOKER,
+        include_offline: bool = False,
+    ) -> tuple[Listing, ...]:
+        """Returns what somebody could call, without the bus's own tools, in the order in which names came.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
+        key = (role, include_offline, user, caller.administers, caller.unnamed_may)
+        kept = self._kept.get(key)
+        revision = self._registry.revision
+        if kept is None or kept[0] != revision:
+            found = self._registry.listings(role, include_offline=include_offline)
+            seen = (self.line(listing, user_id, caller) for listing in found if listing.source != BUS_SOURCE)
+            kept = (revision, tuple(listing for listing in seen if listing is not None))
+            if len(self._kept) >= USERS_KEPT:
+                self._kept.clear()
+            if len(user) <= MAX_USER:  # a longer one is nobody whom a rule can name, and may be of any size
+                self._kept[key] = kept
+        return kept[1]
+
+    def own(self, caller: Caller = ONLOOKER) -> tuple[Listing, ...]:
+        """Returns the bus's own tools, where the caller may use them."""
+        if not caller.administers:
+            return ()
+        return tuple(listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
+
+    def line(self, listing: Listing, user_id: str = "", caller: Caller = ONLOOKER) -> Listing | None:
+        """Returns a line of the catalogue with the roles in which the caller may call the tool; None: in none."""
+        if not self._policy.permissions and listing.source != BUS_SOURCE:
+            return listing
+        entries = tuple(entry for entry in listing.entries if self._policy.refusal(caller, entry, user_id) is None)
+        if not entries or len(entries) == len(listing.entries):
+            return listing if entries else None
+        return line_of(entries)
+
+    def since(self, revision: int) -> Changes:
+        """Returns what a watcher that knows a revision has to learn.
+
+        A watch has no user: it sees what a call could reach that names none, and every revision.
+        """
+        changes = self._registry.since(revision)
+        if not self._policy.permissions:
+            return changes
+        changed = tuple(seen for each in changes.changed if (seen := self.line(each)) is not None)
+        left = {(seen.tool.name, seen.source) for seen in changed}  # one name of one source may have several lines
+        gone = dict.fromkeys((each.tool.name, each.source) for each in changes.changed)
+        return replace(
+            changes,
+            added=tuple(seen for each in changes.added if (seen := self.line(each)) is not None),
+            changed=changed,
+            removed=(*changes.removed, *(each for each in gone if each not in left)),
+        )
+
+    @property
+    def permissions(self) -> Permissions:
+        """The rules in force."""
+        return self._policy.permissions
+
+    def permit(self, permissions: Permissions) -> None:
+        """Puts rules in force, at once, for calls and listings. Whoever wires the bus has watchers told."""
+        before = self._policy.permissions
+
+        def put_in_force() -> None:
+            self._policy.permissions = permissions
+
+        def concerns(entry: Entry) -> bool:
+            return before.rules_for(entry) != permissions.rules_for(entry)
+
+        self._registry.change_view(put_in_force, concerns)
