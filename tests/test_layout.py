@@ -58,12 +58,12 @@ MAY_IMPORT = (
     | {"session": LIGHT_CORE}
     | {file: CORE | files for files in ROOMS.values() for file in files}
     | {room: CORE | {"sdk"} for room in ROOMS_WITH_SDK_RULES}
-    | {"outbound": set()}
+    | {"outbound": set(), "lazy": set()}
     | {room: CORE | {room, "outbound"} for room in ("gateway", "upstream")}
     | {part: (LIGHT_CORE | FOR_HOSTS) - {"session"} for part in FOR_HOSTS}
     | {
-        "sdk": LIGHT_CORE,
-        "loop": LIGHT_CORE | FOR_HOSTS | {"sdk"},
+        "sdk": LIGHT_CORE | {"lazy"},
+        "loop": LIGHT_CORE | FOR_HOSTS | {"sdk", "lazy"},
         "tasks": CORE | {"sdk", "outbound"},
         "admin": CORE | {"sdk", "search"},
         "gateway": CORE | FOR_HOSTS | {"outbound"},

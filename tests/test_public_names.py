@@ -49,6 +49,25 @@ def test_public_names_are_listed_before_they_are_loaded() -> None:
     assert toolbus.Tool is tool.Tool
 
 
+@pytest.mark.parametrize("package", ["sdk", "loop", "dialects", "tasks", "tools"])
+def test_a_package_lists_what_it_offers_and_offers_what_it_lists(package: str) -> None:
+    module = importlib.import_module(f"toolbus.{package}")
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert set(module.__all__) <= set(dir(module))
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+    with pytest.raises(AttributeError, match="no_such_name"):
+        module.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["sdk", "loop"])
+def test_a_package_for_peers_loads_a_name_only_when_it_is_asked_for(package: str) -> None:
+    script = f"import sys, toolbus.{package} as it; print(len(it.__all__) > 10, 'grpc' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent.parent, timeout=30
+    )
+    assert (ran.stdout.strip(), ran.stderr) == ("True False", "")
+
+
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"no public name 'Bsu'; it has .*Bus"):
         toolbus.Bsu  # noqa: B018

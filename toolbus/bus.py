@@ -107,7 +107,7 @@ class Bus:
         )
         self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
-        self.tasks = TaskManager(config.task_seconds)
+        self.tasks = TaskManager(config.background_after_seconds)
         self.dispatcher.background = LoopTasks(self.tasks, self.dispatcher, lambda: self.loop)
         self._permits: Permits | None = None  # what was permitted at run time, kept; None: it ends with the bus
         self.run_sync = self._workers.run  # runs a plain function off the loop

@@ -45,7 +45,7 @@ class Config:
         drain_seconds: how long calls in flight may take when the bus is asked to stop.
         silenced: sources that may attach and call, but not offer tools.
         permissions: which users may call which tools, and those of which roles and sources.
-        task_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes a task.
+        background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes a task.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
         record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
         grpc_reflection: whether clients can ask the server for its services.
@@ -64,7 +64,7 @@ class Config:
     drain_seconds: float = 30.0
     silenced: tuple[str, ...] = ()
     permissions: Permissions = field(default_factory=Permissions)
-    task_seconds: float = 10.0
+    background_after_seconds: float = 10.0
     offered: tuple[str, ...] = ()
     record_contents: bool = False
     grpc_reflection: bool = True
@@ -88,7 +88,7 @@ class Config:
         for group in self.offered:
             if group not in OFFERED:
                 raise SetupError(f"offered names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
-        for name in ("grace_seconds", "drain_seconds", "task_seconds"):
+        for name in ("grace_seconds", "drain_seconds", "background_after_seconds"):
             seconds = getattr(self, name)
             if not 0 <= seconds <= MAX_SECONDS:  # NaN fails this too
                 raise SetupError(f"{name} is {seconds:g}, it must be from 0 to {MAX_SECONDS:g} seconds")
@@ -328,7 +328,7 @@ _SETTINGS: dict[str, tuple[Callable[[str, str], Any], Callable[[str, object], An
     "drain_seconds": (_seconds_text, _seconds),
     "upstream": (_text, _text),
     "silenced": (_items, _texts),
-    "task_seconds": (_seconds_text, _seconds),
+    "background_after_seconds": (_seconds_text, _seconds),
     "offered": (_items, _texts),
     "record_contents": (_switch_text, _switch),
     "grpc_reflection": (_switch_text, _switch),

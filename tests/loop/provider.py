@@ -64,7 +64,7 @@ class Provider:
         self._began, self._going_on = True, False
         return {"type": "response.created", "response": {"id": response}}
 
-    def call(self, call_id: str, name: str, response: str = "r1", **arguments: Any) -> Json:
+    def call(self, call_id: str, name: str, response: str = "r1", /, **arguments: Any) -> Json:
         self._called.add(call_id)
         return {
             "type": "response.function_call_arguments.done",

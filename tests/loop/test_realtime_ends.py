@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.loop.played import Shelf
-from tests.loop.provider import Held, Provider, add, feed, live_calls, opened, sets, settled, within
+from tests.loop.provider import Held, Provider, add, feed, greet, live_calls, opened, sets, settled, within
+from toolbus.bus import Bus, Config
 from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.openai_realtime import OpenAIRealtime
@@ -18,6 +19,7 @@ from toolbus.dialects.shape import Json
 from toolbus.loop.events import CallEnded
 from toolbus.loop.realtime import RealtimeSession
 from toolbus.loop.realtime_news import Sync
+from toolbus.loop.source import source_of
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
 
@@ -162,6 +164,32 @@ async def test_glm_is_answered_without_the_id_that_we_made() -> None:
         await feed(session, provider.begin(), call, provider.end())
         await provider.until(lambda: provider.asked == 1)
     assert provider.sent[1]["item"] == {"type": "function_call_output", "output": "3"}
+
+
+# -- a real bus ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_that_a_bus_gets_while_the_model_speaks_can_be_called() -> None:
+    provider = Provider()
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", grace_seconds=0.0)) as bus:
+        bus.tool(add)
+        source = source_of(bus, names=("add", "greet"))
+        async with RealtimeSession(OpenAIRealtime(), source, provider.send) as session:
+            session.follow()
+            await provider.until(lambda: provider.tools == ["add"])
+            await feed(session, provider.begin("r1"))
+            bus.tool(greet)
+            await provider.until(lambda: provider.tools == ["add", "greet"])
+            await feed(session, provider.call("c1", "greet", "r1"), provider.end("r1"))
+            await provider.until(lambda: provider.asked == 1)
+            assert "no tool 'greet'" in provider.outputs["c1"]  # what began without it does not know it
+            await feed(session, provider.begin("r2"))
+            await feed(session, provider.call("c2", "greet", "r2", name="Ada"), provider.call("c3", "add", "r2", a="x"))
+            await feed(session, provider.end("r2"))
+            await provider.until(lambda: provider.asked == 2)
+    assert provider.outputs["c2"] == "hello Ada"
+    assert "integer" in provider.outputs["c3"]
+    assert provider.broken == []
 
 
 # -- any order -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.loop.endpoint import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         ToolsRefused,
     )
     from toolbus.loop.realtime import RealtimeSession
+    from toolbus.loop.realtime_news import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
     from toolbus.loop.refusal import refuses_tools
     from toolbus.loop.reply import CallDone, Reply
     from toolbus.loop.router import Rule
@@ -45,6 +47,11 @@ __all__ = [
     "CallDone",
     # the same for a session that stays open
     "RealtimeSession",
+    "Sync",
+    "ToolsSent",
+    "CallRefused",
+    "NewSessionNeeded",
+    "SendFailed",
     # where tools come from
     "ToolSource",
     "source_of",
@@ -70,13 +77,13 @@ __all__ = [
     "Finished",
 ]
 
-_NAMES = {
-    "tool_loop": ("ToolLoop",),
-    "settings": ("LoopSettings", "SYNCHRONET"),
-    "router": ("Rule",),
-    "reply": ("CallDone", "Reply"),
-    "source": ("ToolSource", "source_of"),
-    "endpoint": (
+_HOMES = {
+    "loop.tool_loop": ("ToolLoop",),
+    "loop.settings": ("LoopSettings", "SYNCHRONET"),
+    "loop.router": ("Rule",),
+    "loop.reply": ("CallDone", "Reply"),
+    "loop.source": ("ToolSource", "source_of"),
+    "loop.endpoint": (
         "Endpoint",
         "anthropic_endpoint",
         "endpoint_of",
@@ -85,9 +92,10 @@ _NAMES = {
         "openai_endpoint",
         "responses_endpoint",
     ),
-    "realtime": ("RealtimeSession",),
-    "refusal": ("refuses_tools",),
-    "events": (
+    "loop.realtime": ("RealtimeSession",),
+    "loop.realtime_news": ("CallRefused", "NewSessionNeeded", "SendFailed", "Sync", "ToolsSent"),
+    "loop.refusal": ("refuses_tools",),
+    "loop.events": (
         "CallEnded",
         "CallProgress",
         "CallStarted",
@@ -100,16 +108,5 @@ _NAMES = {
         "ToolsRefused",
     ),
 }
-_HOMES = {name: f"toolbus.loop.{module}" for module, names in _NAMES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no public name {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # the next access no longer comes here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)

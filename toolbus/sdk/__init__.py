@@ -5,8 +5,9 @@ No module of this package may be called ``plugin`` or ``llm_tool``: those names 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
@@ -71,7 +72,7 @@ __all__ = [
     "CallFailed",
 ]
 
-_NAMES = {
+_HOMES = {
     "sdk.author": ("Plugin",),
     "sdk.host": ("Host", "SyncHost"),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
@@ -90,16 +91,5 @@ _NAMES = {
     "tool": ("CallError", "Progress", "Result", "Tool"),
     "errors": ("CallFailed", "Code", "SetupError", "Stage", "ToolBusError"),
 }
-_HOMES = {name: f"toolbus.{module}" for module, names in _NAMES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no public name {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # the next access no longer comes here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)
