@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from tests.core_model import IDEMPOTENT, Core, PeerDouble, error_of, nested, one_call, outputs, tool
+from tests.core_model import IDEMPOTENT, Core, KeeperDouble, PeerDouble, error_of, nested, one_call, outputs, tool
 from toolbus.errors import Code, Stage
 from toolbus.tool import Annotations, Limits
 from toolbus.v1 import tool_pb2 as pb
@@ -366,7 +366,8 @@ class CallsMachine(RuleBasedStateMachine):
         self.hosts = [self.core.peer(f"host{number}", max_in_flight=6) for number in range(3)]
         self.tools = [tool("once", idle_timeout_seconds=3.0), tool("again", annotations=IDEMPOTENT)]
         self.plugins = [self.core.plugin("p", *self.tools, max_in_flight=4) for _ in range(3)]
-        self.everyone = [*self.hosts, *self.plugins]
+        self.keeper = KeeperDouble(self.core, room=3)
+        self.everyone = [*self.hosts, *self.plugins, self.keeper.peer]
         self.asked: dict[tuple[PeerDouble, str], str] = {}  # call → tool, for callers that were not lost
         self.count = 0
 
@@ -377,10 +378,14 @@ class CallsMachine(RuleBasedStateMachine):
         self.core.call(caller, name, arguments, call_id=f"c{self.count}", **more)
 
     @rule(
-        target=known, host=SEVERAL, name=st.sampled_from(["once", "again", "nobody"]), timeout=st.sampled_from([0, 2])
+        target=known,
+        host=SEVERAL,
+        name=st.sampled_from(["once", "again", "nobody"]),
+        timeout=st.sampled_from([0, 2]),
+        patience=st.sampled_from([0, 0, 1, 5]),
     )
-    def a_host_calls(self, host: int, name: str, timeout: float) -> Any:
-        self.ask(self.hosts[host], name, timeout_seconds=timeout)
+    def a_host_calls(self, host: int, name: str, timeout: float, patience: float) -> Any:
+        self.ask(self.hosts[host], name, timeout_seconds=timeout, background_after_seconds=patience)
         return self.hosts[host], f"c{self.count}"
 
     @rule(target=known, plugin=SEVERAL, which=st.integers(0, 3), name=st.sampled_from(["once", "again"]))
@@ -412,6 +417,12 @@ class CallsMachine(RuleBasedStateMachine):
     @rule(call=consumes(known))
     def a_caller_cancels(self, call: Any) -> None:
         self.core.cancel(*call)
+
+    @rule(which=st.integers(0, 2))
+    def a_task_is_cancelled(self, which: int) -> None:
+        tasks = list(self.keeper.peer.asked)
+        if tasks:
+            self.core.cancel(self.keeper.peer, tasks[which % len(tasks)])
 
     @rule(seconds=st.sampled_from([0.5, 2.5, 31.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
@@ -450,6 +461,9 @@ class CallsMachine(RuleBasedStateMachine):
     def a_call_has_one_result_or_is_in_flight(self) -> None:
         for (caller, call_id), _ in self.asked.items():
             assert len(caller.results.get(call_id, [])) + (call_id in caller.asked) == 1
+        tasks = self.keeper.peer
+        for number in range(1, len(self.keeper.adopted) + 1):
+            assert len(tasks.results.get(f"task{number}", [])) + (f"task{number}" in tasks.asked) == 1
 
     @invariant()
     def what_may_not_run_twice_was_handed_over_once(self) -> None:
@@ -465,13 +479,15 @@ class CallsMachine(RuleBasedStateMachine):
     @invariant()
     def the_timer_is_set_for_whatever_ends_next(self) -> None:
         calls = [call for peer in self.everyone for call in peer.owed.values()]
-        ends = [call.deadline if call.active else call.freed_at for call in calls]
+        patient = self.core.dispatcher._patient
+        assert all(call.active for call in patient)
+        ends = [min(call.deadline, patient.get(call, math.inf)) if call.active else call.freed_at for call in calls]
         assert self.core.armed_at <= min(ends, default=math.inf) + 0.01
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
-        self.core.advance(1_000.0)
+        self.core.advance(90_000.0)
         assert (self.core.held, self.core.dispatcher.active, self.core.dispatcher.stuck) == (0, 0, 0)
         assert all(not peer.owed and not peer.asked and not peer.stuck for peer in self.everyone)
         assert all(peer.budget.held == 0 for peer in self.everyone)

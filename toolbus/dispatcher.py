@@ -168,7 +168,7 @@ class Dispatcher:
                     timeout = clamped_timeout(timeout, caller.longest_timeout)
                 patience = call.background_after_seconds
                 if patience:
-                    timeout, patience = self._patience(call, declaration, parent)
+                    timeout, patience = self._patience(caller, call, declaration, parent)
                 record.timeout = timeout
                 record.deadline = deadline = now + timeout
                 record.context, record.parent, record.children, record.depth = context, None, None, 1
@@ -245,12 +245,14 @@ class Dispatcher:
                 self._record(call, self._deliver_special(call, result), now, output)
                 continue
             batch.append((call_id, output))
-            if contents or call.context is not None:
+            if contents:
                 self._record(call, 0, now, output)
                 continue
-            keep(
-                (call_id, entry.name, entry.source, caller.source, call.started, now, 0, size, len(output), None, None)
-            )
+            origin, context = None, call.context
+            if context is not None:
+                origin, size = origin_of(context), len(call.arguments_json)
+            name, source, started = entry.name, entry.source, call.started
+            keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, None))
             succeeded += 1
         if batch and to is not None:
             to.deliver(batch)
@@ -361,7 +363,9 @@ class Dispatcher:
                 return other
         raise Refused(Code.PERMISSION_DENIED, denied)
 
-    def _patience(self, call: pb.ToolCall, declaration: Declaration, parent: Call | None) -> tuple[float, float]:
+    def _patience(
+        self, caller: Caller, call: pb.ToolCall, declaration: Declaration, parent: Call | None
+    ) -> tuple[float, float]:
         """Returns how long a call may run, and how long its caller waits before it becomes a task; 0: to the end.
 
         Raises:
@@ -375,7 +379,7 @@ class Dispatcher:
                 "0 or left out, the second not below 0",
             )
         if self.background is None or parent is not None or declaration.tool.no_background:
-            return min(asked or declaration.timeout, MAX_TIMEOUT_SECONDS), 0.0
+            return min(asked or declaration.timeout, caller.longest_timeout), 0.0
         return min(asked or TASK_SECONDS, TASK_SECONDS), min(patience, MAX_TIMEOUT_SECONDS)
 
     def _checked(self, text: str, declaration: Declaration) -> str:
@@ -620,7 +624,7 @@ class Dispatcher:
         except Exception:  # it runs in the middle of a sweep, which times every other call too
             log.exception("a fault of the bus: call %s of %s became no task", call.call_id, call.entry.name)
         if adopted is None:  # the caller waits on, as long as any may
-            call.timeout = min(call.timeout, MAX_TIMEOUT_SECONDS)
+            call.timeout = min(call.timeout, call.caller.longest_timeout)
             call.deadline = min(call.deadline, call.started + call.timeout)
             return
         before, call_id = call.caller, call.call_id
