@@ -51,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--in-flight", type=_levels, metavar="N,…", help="calls in flight")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a window")
     parser.add_argument("--warm-up", type=float, default=0.5, help="seconds before a window")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of which medians are taken")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds, each with all made anew, of which medians are taken"
+    )
     parser.add_argument("--repeats", type=int, default=10, help="samples of a fact, more or less")
     parser.add_argument("--quick", action="store_true", help="one round of one second and few samples")
     parser.add_argument("--no-experiments", action="store_true", help="leave GRPC_EXPERIMENTS alone")
@@ -83,7 +85,9 @@ def _measure_facts(
             continue
         for fact in (found,) if isinstance(found, Fact) else found:
             measured.append(fact)
-            console.print(f"{name}: median {fact.median:.1f} {fact.unit}, worst {fact.worst:.1f}", highlight=False)
+            console.print(
+                f"{fact.label}: median {fact.median:.1f} {fact.unit}, worst {fact.worst:.1f}", highlight=False
+            )
     return measured, failures
 
 

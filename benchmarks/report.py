@@ -5,6 +5,7 @@ The same rows become a table on the terminal, a page in ``docs/`` and a file of 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shlex
@@ -30,6 +31,7 @@ class Section:
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
+    repeat: str = ""  # what repeats all of it, where not each row says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ class Report:
 
     def sections(self) -> list[Section]:
         """Returns the tables that have rows."""
-        return [section for section in (self._ratios(), self._windows(), self._facts()) if section.rows]
+        return [
+            section for section in (self._ratios(), self._windows(), *self._tables(), self._facts()) if section.rows
+        ]
 
     def _ratios(self) -> Section:
         # Both, because the two ends share the CPUs with the middle and so hide part of what it costs.
@@ -66,6 +70,7 @@ class Report:
         return Section("Ratios", ("ratio", *(f"{n} in flight" for n in self.plan.in_flight)), rows)
 
     def _windows(self) -> Section:
+        lengths = self._lengths("seconds", "warm_up", "rounds")
         rows = [
             (
                 name,
@@ -74,13 +79,28 @@ class Report:
                 f"{w.p50_us:,.0f}",
                 f"{w.p99_us:,.0f}",
                 f"{w.middle_cpu_us:.1f}",
-                f"{self._begin()} --only {name} --in-flight {n}{self._lengths()}{self._switches()}",
+                f"{self._begin()} --only {name} --in-flight {n}{lengths}{self._switches()}",
             )
             for name, windows in self.figures.items()
             for n, w in windows.items()
         ]
         columns = ("contestant", "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
         return Section(f"Medians, {self.plan.rounds} × {self.plan.seconds:g} s", columns, rows)
+
+    def _tables(self) -> list[Section]:
+        return [self._table(table) for table in dict.fromkeys(fact.table for fact in self.facts if fact.table)]
+
+    def _table(self, table: str) -> Section:
+        facts = [fact for fact in self.facts if fact.table == table]
+        heads = {(fact.sentence, fact.unit): ", ".join(filter(None, (fact.sentence, fact.unit))) for fact in facts}
+        cells = {(fact.line, fact.sentence, fact.unit): _cell(fact) for fact in facts}
+        rows = [
+            (line, *(cells.get((line, *head), "") for head in heads))
+            for line in dict.fromkeys(each.line for each in facts)
+        ]
+        lengths = self._lengths("rounds")
+        repeat = f"{self._begin()} --only {facts[0].name} --repeats {self.repeats}{lengths}{self._switches()}"
+        return Section(table, ("what", *heads.values()), rows, repeat)
 
     def _facts(self) -> Section:
         rows = [
@@ -92,6 +112,7 @@ class Report:
                 f"{self._begin()} --only {fact.name} --repeats {self.repeats}{self._switches()}",
             )
             for fact in self.facts
+            if not fact.table
         ]
         return Section("Facts", ("what", "median", "worst", "aim", "", "repeat with"), rows)
 
@@ -103,11 +124,12 @@ class Report:
         other = f" --bus-command {shlex.quote(self.plan.bus_command)}" if self.plan.bus_command else ""
         return other + ("" if self.plan.experiments else " --no-experiments")
 
-    def _lengths(self) -> str:
+    def _lengths(self, *names: str) -> str:
+        """Returns the options that say how long and how often, where they are not the usual ones."""
         plain = Plan()
         return "".join(
             f" --{name.replace('_', '-')} {getattr(self.plan, name):g}"
-            for name in ("seconds", "warm_up", "rounds")
+            for name in names
             if getattr(self.plan, name) != getattr(plain, name)
         )
 
@@ -151,6 +173,8 @@ class Report:
             for row in section.rows:
                 table.add_row(*row)
             console.print(table)
+            if section.repeat:
+                console.print(f"median (best to worst); repeat with {section.repeat}", highlight=False, soft_wrap=True)
         console.print(self.machine(), highlight=False)
         for name, why in self.failures.items():
             console.print(f"{name} could not be measured: {why}", style="red", highlight=False, markup=False)
@@ -167,7 +191,19 @@ class Report:
             rule = "| " + " | ".join("---" for _ in section.columns) + " |"
             body = ["| " + " | ".join(_code(cell) for cell in row) + " |" for row in section.rows]
             parts += [f"## {section.title}", "\n".join((heads, rule, *body))]
+            if section.repeat:
+                parts.append(f"Median (best to worst); repeat with `{section.repeat}`.")
         return "\n\n".join(parts) + "\n"
+
+
+def _cell(fact: Fact) -> str:
+    """Returns what a table says about a fact: about three digits of its median, and how far its samples lie apart."""
+    if fact.median == round(fact.median):
+        places = 0
+    else:
+        places = max(0, 2 - math.floor(math.log10(abs(fact.median))))
+    median, best, worst = (f"{figure:,.{places}f}" for figure in (fact.median, fact.best, fact.worst))
+    return median if fact.best == fact.worst else f"{median} ({best} to {worst})"
 
 
 def _code(cell: str) -> str:

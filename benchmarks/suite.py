@@ -90,5 +90,27 @@ SUITES = {
             "`rest_grpc` comes in as `POST /api/tools/invoke` and goes out over gRPC. CPU is that of the process "
             "that posts to the plugin (of the bus, for `rest_grpc`).",
         ),
+        Suite(
+            name="hosts",
+            contestants={},
+            ratios=(),
+            facts={
+                **dict.fromkeys(("export", "served_export"), "exports"),
+                "loop": "turns",
+                "search": "searches",
+                **dict.fromkeys(("calls", "dispatch", "tasks"), "local_calls"),
+            },
+            in_flight=(),
+            charged="nobody",
+            packages=("grpcio", "protobuf", "orjson", "jsonschema-rs", "fastapi", "uvloop"),
+            page="benchmarks-hosts.md",
+            title="Benchmarks of what hosts use",
+            intro="What a program with a language model pays for on its own side, all in one process. Tools come from "
+            "one generator with one seed: nested objects, lists, enums, alternatives and shared definitions, of 1 kB "
+            "on average; one name in ten is one that some provider refuses. Tokens are estimated by characters. The "
+            "loop's model answers at once, so what is left of a turn without its calls is the loop's own cost; its "
+            "share of a model's 300 ms is computed, not measured. Each round makes everything anew, and the lines of a "
+            "table take turns within it.",
+        ),
     )
 }

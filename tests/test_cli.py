@@ -327,7 +327,7 @@ def test_health_watches_until_ctrl_c(bus: str, tmp_path: Path) -> None:
 def test_calls_shows_the_newest_first(bus: str) -> None:
     toolbus("call", "echo", "value=1", "--bus", bus)
     lines = toolbus("calls", "--source", "weather", "--bus", bus).stdout.splitlines()
-    assert lines[0].split() == ["OUTCOME", "MS", "SOURCE", "CALLER", "CALL", "NAME"]
+    assert lines[0].split() == ["OUTCOME", "MS", "SOURCE", "CALLER", "USER", "ROUND", "IN", "OUT", "CALL", "NAME"]
     assert lines[1].split()[0] == "ok"
     assert lines[1].split()[-1] == "echo"
 

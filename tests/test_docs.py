@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -9,9 +10,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import grpc
@@ -19,9 +21,13 @@ import httpx
 import pytest
 import typer
 
+import toolbus.loop
 from tests import curl
+from tests.loop.model_thread import answering
 from toolbus.cli.app import app
+from toolbus.dialects import DIALECTS
 from toolbus.errors import Code, Stage
+from toolbus.loop import LoopEvent, LoopSettings
 from toolbus.testing import running_bus
 from toolbus.tool import KIB, MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -104,13 +110,15 @@ def _table(text: str, head: str) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Where:
-    """Where a bus listens."""
+    """Where a bus listens, and a model."""
 
     grpc: str = ""
     http: str = ""
+    model: str = ""
 
     def environment(self) -> dict[str, str]:
         own = {"TOOLBUS_ADDRESS": self.grpc, "MAIN_SERVER": f"http://{self.http}"}
+        own |= {"OPENAI_BASE_URL": self.model, "OPENAI_API_KEY": "none", "NO_PROXY": "*"}
         return {**os.environ, **own, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
 
 
@@ -194,7 +202,7 @@ def _run(block: Block, folder: Path, where: Where) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python\n" in TEXTS[page]])
 def test_every_snippet_of_a_page_runs_and_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
     with ExitStack() as running:
-        where = running.enter_context(_bus(tmp_path))
+        where = replace(running.enter_context(_bus(tmp_path)), model=running.enter_context(answering("openai")))
         if page in BORROWED:
             lender, file = BORROWED[page]
             (lent,) = (block for block in _blocks(lender) if block.file == file)
@@ -318,6 +326,27 @@ def test_the_error_table_has_every_code_once() -> None:
 def test_a_host_is_told_what_to_do_for_every_code() -> None:
     told = " ".join(row[0] for row in _table(TEXTS["docs/hosts.md"], "| code | call again? |"))
     assert set(re.findall(r"[A-Z_]{4,}", told)) == {code.name for code in Code if code}
+
+
+def test_a_host_is_told_every_setting_of_the_tool_loop_with_its_default() -> None:
+    told = {row[0].strip("`"): row[1] for row in _table(TEXTS["docs/hosts.md"], "| setting | default |")}
+    shown = {setting.name: json.dumps(setting.default, default=repr) for setting in fields(LoopSettings)}
+    shown |= {"may_route": "no drop-ins"}
+    words = {"true": "`True`", "false": "`False`", "null": "`None`", "no drop-ins": "no drop-ins"}
+    assert told == {name: words.get(default, f"`{default}`") for name, default in shown.items()}
+
+
+def test_a_host_is_told_every_event_of_the_tool_loop_with_its_fields() -> None:
+    told = {row[0].strip("`"): row[1] for row in _table(TEXTS["docs/hosts.md"], "| event | with |")}
+    kinds = typing.get_args(LoopEvent)
+    assert told == {kind.__name__: ", ".join(f"`{field.name}`" for field in fields(kind)) for kind in kinds}
+
+
+def test_a_host_is_told_every_dialect_and_every_endpoint() -> None:
+    page = TEXTS["docs/hosts.md"]
+    assert not [name for name in DIALECTS if f"`{name}`" not in page]
+    told = {row[0].strip("`") for row in _table(page, "| endpoint | client |")}
+    assert told == {name for name in toolbus.loop.__all__ if name.lower().startswith("endpoint") or "_endpoint" in name}
 
 
 def test_every_status_of_the_protocol_is_one_of_grpc() -> None:

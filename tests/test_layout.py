@@ -54,7 +54,7 @@ FOR_HOSTS = {"dialects", "search", "deferred"}
 # Part → the parts of toolbus that it may import, beside itself and the stubs.
 MAY_IMPORT = (
     dict.fromkeys(CORE, CORE)
-    | {part: LIGHT_CORE - {"session"} for part in ("tool", "errors")}
+    | {part: LIGHT_CORE - {"session"} for part in ("tool", "errors", "database")}
     | {"session": LIGHT_CORE}
     | {file: CORE | files for files in ROOMS.values() for file in files}
     | {room: CORE | {"sdk"} for room in ROOMS_WITH_SDK_RULES}
@@ -64,7 +64,8 @@ MAY_IMPORT = (
     | {
         "sdk": LIGHT_CORE | {"lazy"},
         "loop": LIGHT_CORE | FOR_HOSTS | {"sdk", "lazy"},
-        "tasks": CORE | {"sdk", "outbound"},
+        "store": CORE | {"permits", "database"},
+        "tasks": CORE | {"sdk", "outbound", "database"},
         "admin": CORE | {"sdk", "search"},
         "gateway": CORE | FOR_HOSTS | {"outbound"},
         "config": CORE,
@@ -168,7 +169,9 @@ def test_what_plugins_and_hosts_install_needs_grpc_and_protobuf_only(part: str) 
     assert not wrong, f"toolbus.{part} is what plugins and hosts install: {wrong}"
 
 
-@pytest.mark.parametrize("module", ["toolbus", "toolbus.sdk", "toolbus.loop", "toolbus.search", "toolbus.dialects", "toolbus.tool"])
+@pytest.mark.parametrize(
+    "module", ["toolbus", "toolbus.sdk", "toolbus.loop", "toolbus.search", "toolbus.dialects", "toolbus.tool"]
+)
 def test_a_light_import_loads_nothing_of_the_server(module: str) -> None:
     heavy = ["orjson", "jsonschema_rs", "typer", "rich", "uvloop", "starlette", "toolbus.server", "toolbus.bus"]
     script = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -189,6 +190,16 @@ def test_an_accepted_url_is_taken_apart(case: tuple[str, str, str, int, str, str
     parsed = parse_callback_url(text)
     assert parsed == CallbackUrl(text, url, scheme, host, port, user, password, text if shown is None else shown)
     assert parsed.origin == (scheme, host, port)
+
+
+@pytest.mark.parametrize(
+    ("info", "named"),
+    [("", None), ("u:p@", b"u:p"), ("u@", b"u:"), (":p@", b":p"), ("%C3%A4:%40@", "ä:@".encode()), (":@", None)],
+)
+def test_user_and_password_become_one_header(info: str, named: bytes | None) -> None:
+    headers = parse_callback_url(f"http://{info}127.0.0.1/").headers
+    expected = {} if named is None else {"Authorization": f"Basic {b64encode(named).decode()}"}
+    assert headers == expected
 
 
 def test_the_longest_url_is_accepted() -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.processes import environment
 from toolbus import store as room
+from toolbus.database import Database
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.store import APPLICATION_ID, FILE, LOCK, MIGRATIONS, Kept, Store
 from toolbus.tool import Annotations, Tool
@@ -294,13 +295,13 @@ def test_an_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
 
 def test_a_file_is_its_owners_alone_before_its_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    connect = room._connect
+    connect = Database.connect
 
-    def watched(path: Path, how: str) -> sqlite3.Connection:
-        seen.append((path.name, mode(path)))
-        return connect(path, how)
+    def watched(file: Database, how: str) -> sqlite3.Connection:
+        seen.append((file.path.name, mode(file.path)))
+        return connect(file, how)
 
-    monkeypatch.setattr(room, "_connect", watched)
+    monkeypatch.setattr(Database, "connect", watched)
     with umask(0):
         fill(tmp_path)
     assert seen == [(f"{FILE}.new", 0o600), (FILE, 0o600), (FILE, 0o600)]

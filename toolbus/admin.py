@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from toolbus.entry import BUS_SOURCE
 from toolbus.errors import Code, ToolBusError
 from toolbus.presence import Presence
-from toolbus.records import CallRecord, Records
+from toolbus.records import Records, Wanted
 from toolbus.registry import Registry
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
@@ -21,6 +22,7 @@ from toolbus.view import View
 DRAIN_SECONDS = 30.0
 WAIT_SECONDS = 60.0  # that a follower of the records is kept waiting, at most
 LOOK_SECONDS = 0.1  # how often the records are looked at meanwhile: they tell nobody, since that would cost every call
+CALLS = f"{BUS_SOURCE}:calls"  # is left out of what it tells a follower, who would follow himself for ever
 
 
 class Admin:
@@ -51,7 +53,6 @@ class Admin:
         self._changed = changed
         self._permit = permit
         self._indexes = IndexCache()
-        self._began = time.time() - time.monotonic()  # makes moments of the bus's clock into seconds since the epoch
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
@@ -93,25 +94,26 @@ class Admin:
             since: only calls with a higher number.
             wait_seconds: how long to wait for one, at most 60.
         """
-        conditions = {"source": source, "name": name, "caller": caller, "user_id": user_id, "outcome": outcome.upper()}
-        wanted = {key: value for key, value in conditions.items() if value}
+        wanted = Wanted(source, name, caller, user_id, outcome)
         until = time.monotonic() + min(wait_seconds, WAIT_SECONDS)
+        if since > self._records.ended:
+            since = 0  # a number of the bus that was here before this one
         looked = since
         while not (found := self._calls(wanted, looked, limit, since)) and time.monotonic() < until:
+            if self._presence.draining:  # whoever waits for news must not keep the bus from ending
+                break
             looked = self._records.ended  # what was looked at once need not be again
             await asyncio.sleep(LOOK_SECONDS)
         return found
 
-    def _calls(self, wanted: dict[str, str], looked: int, limit: int, since: int) -> list[dict[str, Any]]:
-        found: list[CallRecord] = []
-        for record in self._records:
-            if record.number <= looked or (since < 0 and len(found) >= limit):
-                break
-            if all(getattr(record, key) == value for key, value in wanted.items()):
-                found.append(record)
-        if since >= 0:
-            found = found[::-1][:limit]
-        return [described(record, self._began) for record in found]
+    def _calls(self, wanted: Wanted, looked: int, limit: int, since: int) -> list[dict[str, Any]]:
+        records = self._records
+        if since < 0:
+            found = records.newest(wanted, limit)
+        else:
+            after = records.after(wanted, looked, len(records))
+            found = [record for record in after if record.name != CALLS][: max(0, limit)]
+        return [record.described(records.began) for record in found]
 
     @llm_tool(description="What the bus has counted since it started.")
     async def stats(self) -> dict[str, Any]:
@@ -174,31 +176,6 @@ class Admin:
         tools = [listing.tool for listing in self._view.listings(user_id=user_id)]
         index = self._indexes.index_of((self._view.revision, user_id), tools)
         return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)
-
-
-def described(record: CallRecord, began: float) -> dict[str, Any]:
-    """Returns a record as JSON shows it.
-
-    Args:
-        began: what turns its moments into seconds since the epoch.
-    """
-    line = {
-        "number": record.number,
-        "call_id": record.call_id,
-        "name": record.name,
-        "source": record.source,
-        "caller": record.caller,
-        "user_id": record.user_id,
-        "round": record.round,
-        "order": record.order,
-        "started": round(began + record.started, 6),
-        "ended": round(began + record.ended, 6),
-        "seconds": round(record.seconds, 6),
-        "outcome": record.outcome,
-        "arguments_size": record.arguments_size,
-        "output_size": record.output_size,
-    }
-    return line if record.arguments is None else line | {"arguments": record.arguments, "output": record.output}
 
 
 def _outcome(code: int) -> str:

@@ -43,7 +43,7 @@ from toolbus.sdk.scope import CallContext
 from toolbus.sdk.threads import Workers
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
 from toolbus.server import GrpcServer, ToolBusService
-from toolbus.tasks import LoopTasks, TaskManager, TaskTools
+from toolbus.tasks import LoopTasks, TaskManager, TaskTools, owner_of
 from toolbus.tool import Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
@@ -74,7 +74,7 @@ class Bus:
         self._stopped = asyncio.Event()
         self._ending = False  # whether watchers are to leave
         self._changed: set[asyncio.Event] = set()  # local watchers
-        self.records = Records(contents=config.record_contents)
+        self.records = Records(contents=config.record_contents, began=time.time() - time.monotonic())
         self.registry = Registry(
             config.roles,
             tools_per_role=config.limits.tools_per_role,
@@ -181,18 +181,23 @@ class Bus:
 
     def _application(self) -> Any:
         from toolbus.gateway.app import application
-        from toolbus.gateway.parts import Parts
+        from toolbus.gateway.parts import SOURCE, Parts
 
         parts = Parts(
             registry=self.registry,
+            view=self.dispatcher.view,
             registrations=self._callback_tools(),
             withdrawal=self._presence.withdrawal,
             limits=self._config.limits,
             own=parse_callback_url(f"http://{self._http.address}"),
-            asker=lambda administers: LocalCaller("http", self.dispatcher, administers=administers),
+            asker=lambda administers: LocalCaller(SOURCE, self.dispatcher, administers=administers),
             watch=self.watch,
             is_running=lambda source: bool(self._serving(source)),
             ready=self._takes_calls,
+            ending=lambda: self._ending,
+            records=self.records,
+            tasks=self.tasks,
+            task_owner=lambda user_id: owner_of(user_id, SOURCE),
         )
         return application(parts)
 
@@ -212,6 +217,7 @@ class Bus:
         self._upstream = Upstream(
             url,
             self.registry,
+            self.dispatcher.view,
             callback_base=own.url.rstrip("/"),
             bus_id=_bus_id(self._config),
             changed=self.watch,
@@ -266,10 +272,10 @@ class Bus:
         async with contextlib.AsyncExitStack() as last_first:  # each is stopped, whatever the others raise
             if self._store is not None:
                 last_first.callback(self._store.close)
-            last_first.callback(self.tasks.close)
             for room in (self._registrations, self._http, self._upstream):
                 if room is not None:
                     last_first.push_async_callback(room.stop)
+            last_first.callback(self.tasks.close)  # first: whoever waits for a task over HTTP is answered
 
     async def wait_stopped(self) -> None:
         """Waits until somebody asked the whole bus to drain."""
@@ -359,8 +365,7 @@ class Bus:
         self, role: str | None = None, *, user_id: str = "", include_offline: bool = False
     ) -> builtins.list[Listing]:
         """Lists what this program could call on behalf of a user."""
-        listings = self.dispatcher.view.listings(role, user_id, include_offline=include_offline)
-        return [*listings]
+        return [*self.dispatcher.view.listings(role, user_id, include_offline=include_offline)]
 
     async def watch(self, since: int = -1) -> AsyncIterator[Changes]:
         """Yields the whole catalogue first, then what changes, until the bus stops.

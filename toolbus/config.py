@@ -45,7 +45,8 @@ class Config:
         drain_seconds: how long calls in flight may take when the bus is asked to stop.
         silenced: sources that may attach and call, but not offer tools.
         permissions: which users may call which tools, and those of which roles and sources.
-        background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes a task.
+        background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes
+            a task.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
         record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
         grpc_reflection: whether clients can ask the server for its services.

@@ -10,6 +10,7 @@ alike.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from urllib.parse import quote, unquote
@@ -66,6 +67,14 @@ class CallbackUrl:
     def origin(self) -> tuple[str, str, int]:
         """Scheme, host and port: what is online or offline as one (REST-43)."""
         return self.scheme, self.host, self.port
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request to it carries: Basic auth where user or password were given."""
+        if not (self.user or self.password):
+            return {}
+        named = f"{self.user}:{self.password}".encode()
+        return {"Authorization": f"Basic {b64encode(named).decode()}"}
 
     def meets(self, other: CallbackUrl) -> bool:
         """Whether both may lead to one listener: `localhost` may be either family's loopback address (REST-32)."""

@@ -1,7 +1,8 @@
 """What operators permitted while a bus was running, kept across restarts: one small JSON file.
 
 It holds only what was said at run time, over the rules of the configuration: a list of users, or null where a rule was
-taken away. A file that cannot be read stops the bus from starting: without it, tools would be open that somebody closed.
+taken away. A file that cannot be read stops the bus from starting: without it, tools would be open that somebody
+closed.
 """
 
 from __future__ import annotations

@@ -20,23 +20,20 @@ import json
 import os
 import re
 import sqlite3
-import stat
-import struct
 import threading
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from toolbus.database import Database, crc_of, pragma, time_bytes
 from toolbus.errors import InvalidRequest, InvalidTool, SetupError
 from toolbus.tool import Annotations, Tool
 
 FILE = "toolbus.db"
 LOCK = "toolbus.lock"
-APPLICATION_ID = 0x54427573  # "TBus"; says whose file it is, to us and to file(1)
-BUSY_SECONDS = 0.1  # for a person's sqlite3 shell that is just writing; the loop stands still meanwhile
+APPLICATION_ID = 0x54427573  # "TBus"
 
 # Script i lifts a file from version i to i + 1, in one transaction with its number. Never edit one that was released.
 # A script that touches a value under a checksum (``_checksum``) has to leave the checksum right.
@@ -62,30 +59,13 @@ MIGRATIONS: tuple[str, ...] = (
     """,
 )
 
-_MAGIC = b"SQLite format 3\0"
-_HEADER_BYTES = 100
-_COMPANIONS = ("", "-wal", "-shm", "-journal")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _TOOL_FIELDS = tuple(item.name for item in dataclasses.fields(Tool) if item.name != "schema_hash")
 _HINTS = tuple(item.name for item in dataclasses.fields(Annotations))
 
 _AWAY = f"move {FILE} away, together with {FILE}-wal and {FILE}-shm where there are any"
-_RESTORE = (
-    f"{_AWAY}, then restore a backup or start with none (its tools then have to register again); "
-    "or use another --data-dir"
-)
-_NOT_OURS = f"Use another --data-dir, or move {FILE} away"
-_ACCESS = "let this user read and write the file and its directory; or use another --data-dir"
-# What SQLite says where the file itself may well be sound; everything else counts as damage.
-_CURES = {
-    sqlite3.SQLITE_BUSY: "close the other program that uses it",
-    sqlite3.SQLITE_LOCKED: "close the other program that uses it",
-    sqlite3.SQLITE_CANTOPEN: _ACCESS,
-    sqlite3.SQLITE_READONLY: _ACCESS,
-    sqlite3.SQLITE_PERM: _ACCESS,
-    sqlite3.SQLITE_FULL: "free some space on its disk; or use another --data-dir",
-    sqlite3.SQLITE_IOERR: "check its disk, and that there is space left; or use another --data-dir",
-}
+_ELSEWHERE = "use another --data-dir"
+_RESTORE = f"{_AWAY}, then restore a backup or start with none (its tools then have to register again); or {_ELSEWHERE}"
 
 _SHAPE = """
     SELECT thing.type, thing.name, col.name, col.type, col."notnull", col.pk
@@ -151,6 +131,7 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
+        self._file = _file(self.path)  # what it has to be
         self._guard = threading.Lock()  # close may come from another thread than a commit
         self._connection: sqlite3.Connection | None = None  # None until it is open
         self._lock = _lock(directory)  # dies with the process
@@ -159,9 +140,9 @@ class Store:
                 _remove_leftovers(self.path)
                 if not os.path.lexists(self.path):
                     _create(self.path)
-                _inspect(self.path)
-            with _sqlite_errors(self.path):
-                self._connection = _open(self.path)
+                _inspect(self._file)
+            with self._file.errors():
+                self._connection = _open(self._file)
             self._inode = os.stat(self.path).st_ino
         except BaseException:
             self.close()
@@ -176,8 +157,8 @@ class Store:
         """
         with self._guard:
             connection = self._open_connection()
-            with _sqlite_errors(self.path):
-                found = [_kept(self.path, *row) for row in _rows(self.path, connection)]
+            with self._file.errors():
+                found = [_kept(self._file, row) for row in _rows(self._file, connection)]
         return sorted(found, key=lambda kept: min((place for _, place in kept.offers if place >= 0), default=1 << 63))
 
     def apply(self, changed: Iterable[Kept], gone: Iterable[str]) -> None:
@@ -248,6 +229,15 @@ class Store:
                     connection.execute("ROLLBACK")
 
 
+def _file(path: Path) -> Database:
+    return Database(path, APPLICATION_ID, MIGRATIONS, _ELSEWHERE, _RESTORE)
+
+
+def _new(path: Path) -> Path:
+    """Returns what a file is called until it is whole."""
+    return Path(f"{path}.new")
+
+
 def _lock(directory: Path) -> IO[str]:
     """Makes the directory and locks it for this process."""
     with _access(directory):
@@ -274,8 +264,8 @@ def _lock(directory: Path) -> IO[str]:
 
 def _remove_leftovers(path: Path) -> None:
     """Removes what a start left that was killed before its file was whole; it never held a registration."""
-    for ending in _COMPANIONS:
-        Path(f"{path}.new{ending}").unlink(missing_ok=True)
+    for part in _file(_new(path)).parts():
+        part.unlink(missing_ok=True)
 
 
 def _create(path: Path) -> None:
@@ -286,17 +276,14 @@ def _create(path: Path) -> None:
             raise SetupError(
                 f"{path} is gone, but {orphan.name} is there and may hold registrations; a new file would take "
                 f"it for its own. Nothing was changed. Put {FILE} back beside it, or move {orphan.name} away too to "
-                "start with none (its tools then have to register again); or use another --data-dir"
+                f"start with none (its tools then have to register again); or {_ELSEWHERE}"
             )
-    new = Path(f"{path}.new")
-    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    new = _file(_new(path))
+    new.make()
     try:
-        with _sqlite_errors(new), closing(_connect(new, "rw")) as connection:
-            connection.executescript(
-                f"PRAGMA application_id = {APPLICATION_ID}; BEGIN; {''.join(MIGRATIONS)}; "
-                f"PRAGMA user_version = {len(MIGRATIONS)}; COMMIT"
-            )
-        os.replace(new, path)
+        with new.errors(), closing(new.connect("rw")) as connection:
+            new.lift(connection)
+        os.replace(new.path, path)
     except BaseException:
         _remove_leftovers(path)
         raise
@@ -307,46 +294,18 @@ def _create(path: Path) -> None:
         os.close(directory)
 
 
-def _inspect(path: Path) -> None:
-    """Refuses a file that is not a sound store, before anything is written to it.
-
-    Even opening a file may change it (SQLite plays back logs and journals), so whose it is is read from its header
-    first, and the rest through a connection that may not write.
-    """
-    if not path.is_file():
-        raise _refused(path, "it is no regular file", _NOT_OURS)
-    with open(path, "rb") as file:
-        header = file.read(_HEADER_BYTES)
-    if not header:
-        raise _refused(path, "it is empty (0 bytes), which a store never is", _RESTORE)
-    if not header.startswith(_MAGIC):
-        raise _refused(path, "it is no SQLite file, or its beginning is damaged", _RESTORE)
-    if len(header) < _HEADER_BYTES:
-        raise _refused(path, f"it is cut off after {len(header)} bytes", _RESTORE)
-    (owner,) = struct.unpack_from(">I", header, 68)
-    if owner != APPLICATION_ID:
-        raise _refused(path, f"it is an SQLite file of another program (application_id {owner:#x})", _NOT_OURS)
-    for ending in _COMPANIONS:
-        part = Path(path.parent, path.name + ending)
-        if part.exists() and stat.S_IMODE(part.stat().st_mode) & 0o077:
-            part.chmod(0o600)  # passwords stand in it
-    with _sqlite_errors(path), closing(_connect(path, "ro")) as connection:
-        version = _pragma(connection, "user_version")
-        if version > len(MIGRATIONS):
-            raise _refused(
-                path,
-                f"it was written by a newer toolbus (version {version} of the file; this one knows {len(MIGRATIONS)})",
-                f"use that toolbus; or {_RESTORE}",
-            )
-        verdict = _pragma(connection, "integrity_check(1)")  # more than quick_check: indexes agree with tables
-        if verdict != "ok":
-            raise _damaged(path, str(verdict).removeprefix("*** in database main ***").strip())
+def _inspect(file: Database) -> None:
+    """Refuses a file that is not a sound store, before anything is written to it: by a connection that may not."""
+    file.must_be_ours()
+    file.make_private()  # passwords stand in it
+    with file.errors(), closing(file.connect("ro")) as connection:
+        version = file.version(connection, "integrity_check")
         if version < 1 or connection.execute(_SHAPE).fetchall() != _shape(version):
-            raise _refused(path, f"its tables are not those of version {version} of a store", _RESTORE)
+            raise file.refused(f"its tables are not those of version {version} of a store", _RESTORE)
         if connection.execute("PRAGMA foreign_key_check").fetchone():
-            raise _damaged(path, "there are offers without their registration")
+            raise file.damaged("there are offers without their registration")
         if version == len(MIGRATIONS):  # rows of an older version are read once they are lifted
-            for _ in _rows(path, connection):
+            for _ in _rows(file, connection):
                 pass
 
 
@@ -356,30 +315,14 @@ def _shape(version: int) -> list[Any]:
         return model.execute(_SHAPE).fetchall()
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Opens a file that exists; never makes one."""
-    connection = sqlite3.connect(
-        f"{path.resolve().as_uri()}?mode={mode}",
-        uri=True,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,  # transactions stand in the code
-        check_same_thread=False,
-    )
-    # A damaged text shall fail its checksum; the module's own error would quote it, password included.
-    connection.text_factory = lambda raw: raw.decode(errors="replace")
-    return connection
-
-
-def _open(path: Path) -> sqlite3.Connection:
+def _open(file: Database) -> sqlite3.Connection:
     """Opens an inspected file for writing, lifts it to this version and plays back what a killed bus left."""
-    connection = _connect(path, "rw")
+    connection = file.connect("rw")
     try:
-        if _pragma(connection, "journal_mode = WAL") != "wal":
-            raise _refused(
-                path, "its file system cannot hold a write-ahead log", "use a local directory with --data-dir"
-            )
+        if pragma(connection, "journal_mode = WAL") != "wal":
+            raise file.refused("its file system cannot hold a write-ahead log", "use a local directory with --data-dir")
         connection.execute("PRAGMA synchronous = NORMAL")
-        _lift(path, connection)
+        file.lift(connection)
         connection.execute("PRAGMA foreign_keys = ON")  # after lifting: a script may have to rebuild a table
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except BaseException:
@@ -388,30 +331,10 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _lift(path: Path, connection: sqlite3.Connection) -> None:
-    for version in range(_pragma(connection, "user_version"), len(MIGRATIONS)):
-        try:
-            connection.executescript(
-                f"BEGIN IMMEDIATE; {MIGRATIONS[version]}; PRAGMA user_version = {version + 1}; COMMIT"
-            )
-        except sqlite3.Error as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise _refused(
-                path,
-                f"it cannot be lifted from version {version} to {version + 1} ({error}) and stays at {version}",
-                f"use the toolbus that wrote it; or {_RESTORE}",
-            ) from error
-
-
-def _pragma(connection: sqlite3.Connection, text: str) -> Any:
-    return connection.execute(f"PRAGMA {text}").fetchone()[0]
-
-
 _Row = tuple[int, str, str, str, str, int, float, Offers]
 
 
-def _rows(path: Path, connection: sqlite3.Connection) -> Iterator[_Row]:
+def _rows(file: Database, connection: sqlite3.Connection) -> Iterator[_Row]:
     """Yields every row with its offers, its checksums verified."""
     offers: dict[str, list[tuple[str | None, int]]] = {}
     for key, role, place in connection.execute("SELECT key, role, place FROM offers ORDER BY key, number"):
@@ -422,19 +345,18 @@ def _rows(path: Path, connection: sqlite3.Connection) -> Iterator[_Row]:
     ):
         its_offers = tuple(offers.get(key, ()))
         if checksum != _checksum(key, source, tool, url, checked, its_offers):
-            raise _damaged(path, f"row {rowid} of registrations fails its checksum")
+            raise file.damaged(f"row {rowid} of registrations fails its checksum")
         if answered_checksum != _time_checksum(answered_at):
-            raise _damaged(path, f"answered_at in row {rowid} of registrations fails its checksum")
+            raise file.damaged(f"answered_at in row {rowid} of registrations fails its checksum")
         yield rowid, key, source, tool, url, checked, answered_at, its_offers
 
 
-def _kept(
-    path: Path, rowid: int, key: str, source: str, tool: str, url: str, checked: int, answered_at: float, offers: Offers
-) -> Kept:
+def _kept(file: Database, row: _Row) -> Kept:
+    rowid, key, source, tool, url, checked, answered_at, offers = row
     try:
         return Kept(key, source, _tool(json.loads(tool)), url, bool(checked), offers, answered_at)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidRequest, InvalidTool) as error:
-        raise _damaged(path, f"the tool in row {rowid} of registrations cannot be read: {error}") from None
+        raise file.damaged(f"the tool in row {rowid} of registrations cannot be read: {error}") from None
 
 
 def _tool(fields: dict[str, Any]) -> Tool:
@@ -455,11 +377,11 @@ def _row(kept: Kept) -> tuple[str, str, str, str, bool, int, float, int]:
 
 def _checksum(key: str, source: str, tool: str, url: str, checked: int, offers: Offers) -> int:
     values = [key, source, tool, url, int(checked), offers]
-    return zlib.crc32(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
+    return crc_of(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def _time_checksum(when: float) -> int:
-    return zlib.crc32(struct.pack(">d", when + 0.0))  # SQLite keeps -0.0 as 0.0
+    return crc_of(time_bytes(when))
 
 
 @contextmanager
@@ -474,25 +396,3 @@ def _access(directory: Path) -> Iterator[None]:
             f"({error.filename or directory}): let this user write to it, choose another with --data-dir, or keep "
             "nothing with --ephemeral"
         ) from error
-
-
-@contextmanager
-def _sqlite_errors(path: Path) -> Iterator[None]:
-    """Turns what SQLite finds wrong with a file into an error with its cure."""
-    try:
-        yield
-    except sqlite3.ProgrammingError:
-        raise  # a store that is closed says nothing about its file
-    except UnicodeDecodeError:  # SQLite's own message quotes damaged bytes; so would the cause
-        raise _damaged(path, "its schema is no UTF-8") from None
-    except sqlite3.Error as error:
-        cure = _CURES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the low byte is the kind
-        raise _refused(path, f"SQLite says: {error}", cure) if cure else _damaged(path, str(error)) from error
-
-
-def _damaged(path: Path, what: str) -> SetupError:
-    return _refused(path, f"it is damaged: {what[:200]}", _RESTORE)
-
-
-def _refused(path: Path, what: str, cure: str) -> SetupError:
-    return SetupError(f"{path} cannot be used: {what}. Nothing was changed. {cure[0].upper()}{cure[1:]}")

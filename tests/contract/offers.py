@@ -30,6 +30,7 @@ from toolbus.bus import Bus
 from toolbus.sdk import CallContext, Plugin
 from toolbus.sdk.threads import LoopThread
 from toolbus.sdk.tool_spec import spec_of
+from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb
 
 
@@ -45,6 +46,24 @@ class LocalOffer(Offer):
     async def close(self) -> None:
         for name in self.works:
             self.bus.remove_tool(name, SOURCE)
+
+
+class RegistryOffer(Offer):
+    """`toolbus.tools.ToolRegistry` on the bus: functions of the bus's own process, too, with other words."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus)
+        self._registry = ToolRegistry(bus=bus, source=SOURCE)
+
+    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+        for name in set(gone) - self.works.keys():
+            assert self._registry.unregister_tool(name)
+        for work in added:
+            options = {"timeout": work.timeout, "idle_timeout": work.idle_timeout}
+            self._registry.tool(work.name, work.description, work.parameters, **options)(as_function(work))
+
+    async def close(self) -> None:
+        assert self._registry.clear_tools(SOURCE) == len(self.works)
 
 
 class SdkOffer(Offer):
@@ -149,6 +168,7 @@ class Kind:
 
 KINDS = {
     "local": Kind(LocalOffer, raised="ValueError: no such city", slots_of="tool"),
+    "registry": Kind(RegistryOffer, raised="ValueError: no such city", slots_of="tool"),
     "sdk": Kind(SdkOffer, raised="ValueError: no such city", slots_of="session"),
     "stubs": Kind(StubsOffer, raised="no such city", slots_of="session"),
     "rest": Kind(

@@ -100,6 +100,7 @@ async def test_what_nobody_answers_for_is_not_offered_and_is_back_soon_after_its
             since = time.monotonic()
             await until(lambda: catalogue(bus, away=False) == wanted, "the tools to be back")
             assert time.monotonic() - since < 1.0
+            await until(lambda: plugin.connections, "the plugin's own thread to see the probe")
             assert (plugin.connections, plugin.bytes) == (1, 0), "a probe connects, and sends nothing"
             assert (await bus.call("t1", {"a": 1})).output == {"a": 1}
 

@@ -74,11 +74,17 @@ class Connection:
         self._writer.transport.abort()
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, Any, str]]:
-    """Reads a stream as a browser does: yields (event, data, id); a comment is an event of the name ``:``."""
+async def events(
+    answer: httpx.Response, lines: AsyncIterator[str] | None = None
+) -> AsyncIterator[tuple[str, Any, str]]:
+    """Reads a stream as a browser does: yields (event, data, id); a comment is an event of the name ``:``.
+
+    Args:
+        lines: those of the answer, where some of them have been read already.
+    """
     assert answer.headers["content-type"].startswith("text/event-stream")
     fields: dict[str, str] = {}
-    async for line in answer.aiter_lines():
+    async for line in lines or answer.aiter_lines():
         if line.startswith(":"):
             yield ":", line[1:].strip(), ""
         elif line:

@@ -39,10 +39,19 @@ OPERATIONS = (
     "POST /api/tools/unregister",
     "POST /api/tools/clear",
     "GET /api/tools",
+    "GET /api/tools/export",
+    "GET /api/tools/search",
     "POST /api/tools/invoke",
     "POST /api/llm-tools/callback/{plugin_id}/{tool_name}",
     "POST /api/bus/{name}",
+    "GET /api/calls",
+    "GET /api/tasks",
+    "GET /api/tasks/{task_id}",
+    "GET /api/tasks/{task_id}/await",
+    "DELETE /api/tasks/{task_id}",
+    "POST /api/tasks/{task_id}/redirect",
 )
+ENDLESS = ("GET /api/tools/events", "GET /api/tasks/events")
 CASES = [
     (operation, mode)
     for operation in OPERATIONS
@@ -91,7 +100,7 @@ def test_what_is_asked_is_answered_as_the_document_says(described: Any, operatio
 
 def test_no_operation_is_left_out(document: dict[str, Any]) -> None:
     found = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
-    assert found == {*OPERATIONS, "GET /api/tools/events"}  # which has no end
+    assert found == {*OPERATIONS, *ENDLESS}
 
 
 def test_every_endpoint_says_what_it_is_for(document: dict[str, Any]) -> None:
@@ -111,9 +120,10 @@ def test_every_post_has_an_example_that_fits_it(document: dict[str, Any], addres
             schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         assert schema["examples"], path
         for example in schema["examples"]:
-            url = path.format(plugin_id="p", tool_name="t", name="stats")
+            url = path.format(plugin_id="p", tool_name="t", name="stats", task_id="task_0")
             answer = httpx.post(f"{address}{url}", json=example, trust_env=False)
-            assert answer.status_code == 200, (path, answer.text)
+            fits = 404 if "task_id" in path else 200  # of an id nobody can guess no example can be given
+            assert answer.status_code == fits, (path, answer.text)
 
 
 def test_the_page_of_documentation_needs_no_other_host(address: str) -> None:

@@ -97,6 +97,36 @@ async def test_a_role_sees_and_calls_its_own_tools_only(offered: Any) -> None:
     assert result.error.code is Code.NOT_FOUND
 
 
+async def test_a_source_lists_what_its_user_may_call(offered: Any, bus: toolbus.Bus) -> None:
+    sources = {user: source_of(offered, context=CallContext(user_id=user)) for user in ("ann", "bob")}
+    bus.permit("tools", "who", ["ann"])
+    assert await names(sources["ann"]) == ["add", "who", "sing"]
+    assert await names(sources["bob"]) == ["add", "sing"]
+    bus.permit("tools", "who", None)
+    assert await names(sources["bob"]) == ["add", "who", "sing"]
+
+
+async def test_a_call_that_outlives_its_patience_becomes_a_task_and_the_model_reads_its_id(
+    offered: Any, bus: toolbus.Bus
+) -> None:
+    go = asyncio.Event()
+
+    @bus.tool(description="Waits.")  # type: ignore[untyped-decorator]
+    async def wait() -> str:
+        await go.wait()
+        return "waited"
+
+    model = PlayedModel(says("", call("wait")), says("it goes on"))
+    reply = await ToolLoop(source_of(offered, background_after=0.01), model.endpoint).run("?")
+    begun = reply.calls[0].result.output
+    assert begun["status"] == "running"
+    assert begun["task_id"] in model.results(1)[0]
+    go.set()
+    task = await asyncio.wait_for(bus.tasks.await_result(begun["task_id"]), 5)
+    assert task is not None
+    assert task.text == "waited"
+
+
 async def test_a_call_with_an_old_hash_is_refused(offered: Any) -> None:
     result = await source_of(offered).call("add", '{"a":1,"b":2}', context=None, schema_hash="0" * 32)
     assert result.error is not None
@@ -136,6 +166,8 @@ def test_a_source_is_returned_as_it_is_and_takes_no_further_words() -> None:
     assert source_of(shelf) is shelf
     with pytest.raises(SetupError, match="is a source of tools already"):
         source_of(shelf, role="mia")
+    with pytest.raises(SetupError, match="is a source of tools already"):
+        source_of(shelf, background_after=1)
 
 
 @pytest.mark.parametrize("offered", [None, 42, toolbus.SyncHost("127.0.0.1:1"), toolbus.Plugin("p")])

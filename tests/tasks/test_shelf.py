@@ -86,8 +86,22 @@ def test_the_file_is_its_owners_alone(path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+def test_a_file_that_came_back_readable_by_others_is_taken_from_them(path: Path) -> None:
+    fill(path, finished())
+    path.chmod(0o644)
+    assert loaded(path) == [finished()]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_empty_file_is_what_a_killed_program_left(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    fill(path, finished())
+    assert loaded(path) == [finished()]
+
+
 def test_a_second_program_cannot_use_the_file(path: Path) -> None:
-    with opened(path), pytest.raises(SetupError, match="Another program uses it: stop that one"):
+    with opened(path), pytest.raises(SetupError, match="Close the other program that uses it, or name another"):
         Shelf(path, KIB)
     assert loaded(path) == []
 
@@ -126,7 +140,10 @@ def edit(path: Path, statement: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("PRAGMA user_version = 99", r"a newer toolbus wrote it \(version 99; this one knows 1\)"),
+        (
+            "PRAGMA user_version = 99",
+            r"a newer toolbus \(version 99 of the file; this one knows 1\).* Use that toolbus",
+        ),
         ("PRAGMA application_id = 7", r"another program \(application_id 0x7\)"),
     ],
     ids=["newer", "foreign"],
@@ -149,7 +166,7 @@ def test_what_is_no_sqlite_file_is_refused_and_left(path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_written_is_refused_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=r"Is a directory.* Let this user read and write"):
+    with pytest.raises(SetupError, match=r"it is no regular file.* Name another file"):
         Shelf(tmp_path, KIB)
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from tests.core_model import PeerDouble, offered
 from tests.upstream.main_server import MainServer
+from toolbus.policy import Policy
 from toolbus.registry import Registry
 from toolbus.tool import Tool
 from toolbus.upstream import Upstream, client, ledger, sync
+from toolbus.view import View
 
 BASE = "http://127.0.0.1:48916"
 
@@ -17,8 +19,9 @@ BASE = "http://127.0.0.1:48916"
 class Side:
     """Our side: a real registry whose changes wake the room, as the bus does it."""
 
-    def __init__(self, *roles: str) -> None:
-        self.registry = Registry(roles or ("default",), grace_seconds=0.0)
+    def __init__(self, *roles: str, grace_seconds: float = 0.0) -> None:
+        self.registry = Registry(roles or ("default",), grace_seconds=grace_seconds)
+        self.view = View(self.registry, Policy())
         self.told = 0  # how often watchers were told of warnings
         self.upstream: Upstream | None = None
         self._watchers: list[asyncio.Event] = []
@@ -53,7 +56,13 @@ class Side:
 
     async def connect(self, url: str, base: str = BASE) -> Upstream:
         self.upstream = Upstream(
-            url, self.registry, callback_base=base, bus_id="b1", changed=self.watch, on_warning=self._tell
+            url,
+            self.registry,
+            self.view,
+            callback_base=base,
+            bus_id="b1",
+            changed=self.watch,
+            on_warning=self._tell,
         )
         await self.upstream.start()
         return self.upstream

@@ -14,7 +14,7 @@ from tests.core_model import offered, tool
 from tests.upstream.conftest import BASE, Side
 from tests.upstream.main_server import Answer, MainServer, Misbehaviour
 from toolbus.bus import Bus, Config
-from toolbus.registry import Registry
+from toolbus.policy import Permissions
 from toolbus.upstream import Upstream, client, ledger, sync
 
 FOREIGN = {"name": "t", "description": "theirs", "source": "somebody", "callback_url": "http://127.0.0.1:1/x"}
@@ -380,8 +380,7 @@ async def test_what_an_earlier_life_of_the_bus_left_behind_is_withdrawn(server: 
 
 
 async def test_the_tools_of_a_plugin_on_its_way_back_keep_their_place(server: MainServer) -> None:
-    side = Side()
-    side.registry = Registry(grace_seconds=60.0)
+    side = Side(grace_seconds=60.0)
     left = {"name": "t", "source": "plugin:a", "callback_url": f"{BASE}/api/llm-tools/callback/a/t"}
     server.tools["default"] = {"t": left, "u": {**FOREIGN, "name": "u"}}
     upstream = await side.connect(server.url)
@@ -408,7 +407,13 @@ async def test_what_was_overwritten_here_goes_there_too_when_its_successor_is_re
 async def test_a_real_bus_is_kept_in_step(server: MainServer, tmp_path: Path) -> None:
     async with Bus(Config(grpc=(f"unix:{tmp_path}/bus",), http="off")) as bus:
         upstream = Upstream(
-            server.url, bus.registry, callback_base=BASE, bus_id="b", changed=bus.watch, on_warning=lambda: None
+            server.url,
+            bus.registry,
+            bus.dispatcher.view,
+            callback_base=BASE,
+            bus_id="b",
+            changed=bus.watch,
+            on_warning=lambda: None,
         )
         await upstream.start()
 
@@ -634,7 +639,7 @@ async def test_a_catalogue_that_stops_telling_of_changes_is_polled(
         yield None
 
     upstream = Upstream(
-        server.url, side.registry, callback_base=BASE, bus_id="b", changed=broken, on_warning=lambda: None
+        server.url, side.registry, side.view, callback_base=BASE, bus_id="b", changed=broken, on_warning=lambda: None
     )
     await upstream.start()
     await server.until_asked("list", 2)
@@ -734,7 +739,27 @@ async def test_a_stop_while_the_server_is_away_ends_at_once(server: MainServer, 
 async def test_an_upstream_that_was_never_started_stops() -> None:
     side = Side()
     upstream = Upstream(
-        "http://127.0.0.1:1", side.registry, callback_base=BASE, bus_id="b", changed=side.watch, on_warning=lambda: None
+        "http://127.0.0.1:1",
+        side.registry,
+        side.view,
+        callback_base=BASE,
+        bus_id="b",
+        changed=side.watch,
+        on_warning=lambda: None,
     )
     await upstream.stop()
     assert "not started" in repr(upstream)
+
+
+async def test_a_tool_that_needs_a_user_is_not_offered_and_comes_and_goes_with_the_rule(
+    server: MainServer, side: Side
+) -> None:
+    await side.connect(server.url)
+    side.offer("a", tool("open"), tool("closed"))
+    await server.until(lambda: server.names() == ["open", "closed"])
+    side.view.permit(Permissions.read({"tools": {"closed": ["ann"]}}))
+    side.changed()
+    await server.until(lambda: server.names() == ["open"])
+    side.view.permit(Permissions())
+    side.changed()
+    await server.until(lambda: server.names() == ["open", "closed"])

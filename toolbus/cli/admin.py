@@ -1,14 +1,13 @@
-"""``toolbus health``, ``calls`` and ``drain``: what operators ask a running bus."""
+"""``toolbus health`` and ``drain``: what operators ask a running bus."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from toolbus.cli import client, output
-from toolbus.cli.call import show
+from toolbus.cli.call import administer
 from toolbus.cli.client import BusOption, JsonOption
 from toolbus.cli.manual import manual
 
@@ -19,11 +18,6 @@ HEALTH_MANUAL = manual(
     toolbus.source.NAME for each source.
     """,
     "0 serving, 1 not serving or no such service, 2 wrong usage, 3 no bus there, 130 after Ctrl-C.",
-)
-CALLS_MANUAL = manual(
-    ("toolbus calls", "toolbus calls --limit 10 --source weather --json"),
-    "Newest first. The bus keeps the last 1,000, without arguments and results.",
-    "0 done, 1 the bus said no, 2 wrong usage, 3 no bus there.",
 )
 DRAIN_MANUAL = manual(
     ("toolbus drain weather", "toolbus drain"),
@@ -91,29 +85,6 @@ def _word(status: int) -> str:
     return name
 
 
-def calls(
-    bus: BusOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
-    source: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this source's tools.")] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this tool.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the newest calls and how they ended."""
-    found = _administer(bus, "calls", {"limit": limit, "source": source or "", "name": name or ""})
-    if as_json:
-        output.say_json(found)
-        return
-    rows = [
-        (
-            str(each["outcome"]).lower(),
-            f"{each['seconds'] * 1000:.1f}",
-            *(str(each[key]) for key in ("source", "caller", "call_id", "name")),
-        )
-        for each in found
-    ]
-    output.table(("OUTCOME", "MS", "SOURCE", "CALLER", "CALL", "NAME"), rows)
-
-
 def drain(
     source: Annotated[
         str | None, typer.Argument(metavar="SOURCE", help="Whose sessions (default: the whole bus).")
@@ -132,7 +103,7 @@ def drain(
     arguments: dict[str, Any] = {"source": source or ""}
     if grace_seconds is not None:
         arguments["grace_seconds"] = grace_seconds
-    found = _administer(bus, "drain", arguments)
+    found = administer(bus, "drain", arguments)
     if as_json:
         output.say_json(found)
     elif source is None:
@@ -141,11 +112,3 @@ def drain(
         print(f"draining {source} (sessions: {found['sessions']})")
     if source is not None and not found["sessions"]:
         output.fail(f"no session of source {source!r} is attached: `toolbus list` shows the sources")
-
-
-def _administer(bus: str | None, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Calls one of the bus's own tools and returns its output; ends the command where that fails."""
-    result = client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments))
-    if result.is_error:
-        show(result, as_json=False)
-    return result.output

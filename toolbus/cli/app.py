@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from toolbus.cli import admin, call, catalog, output, run, serve
+from toolbus.cli import admin, call, calls, catalog, models, output, permissions, run, serve, tasks
 from toolbus.cli.manual import manual
 
 # An unsupported switch of grpcio that halves a round trip (197 → 110 µs).
@@ -54,9 +54,14 @@ app.command(epilog=serve.MANUAL)(serve.serve)
 app.command(epilog=run.MANUAL)(run.run)
 app.command("list", epilog=catalog.LIST_MANUAL)(catalog.list_)
 app.command(epilog=catalog.WATCH_MANUAL)(catalog.watch)
+app.command(epilog=models.SEARCH_MANUAL)(models.search)
+app.command(epilog=models.EXPORT_MANUAL)(models.export)
 app.command(epilog=call.MANUAL)(call.call)
+app.command(epilog=tasks.MANUAL)(tasks.tasks)
+app.command(epilog=calls.MANUAL)(calls.calls)
 app.command(epilog=admin.HEALTH_MANUAL)(admin.health)
-app.command(epilog=admin.CALLS_MANUAL)(admin.calls)
+app.command(epilog=permissions.MANUAL)(permissions.permissions)
+app.command(epilog=permissions.PERMIT_MANUAL)(permissions.permit)
 app.command(epilog=admin.DRAIN_MANUAL)(admin.drain)
 app.command(epilog=catalog.TOOLS_MANUAL)(catalog.tools)
 

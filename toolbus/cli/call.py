@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 import sys
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toolbus.cli import client, output
-from toolbus.cli.client import BusOption, JsonOption
+from toolbus.cli.client import BusOption, JsonOption, UserOption
 from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ MANUAL = manual(
         """toolbus call get_weather '{"city": "Paris"}' --timeout 5 --json""",
         "toolbus call summarize @request.json --progress",
         """echo '{"a": 1}' | toolbus call add - b=2""",
+        "toolbus call report year=2026 --user u-17 --background-after 5",
     ),
     """
     Arguments are a JSON object, @FILE or - (standard input), and then KEY=VALUE pairs, which win over it. A value
@@ -33,9 +36,14 @@ MANUAL = manual(
     The output goes to standard output as JSON. An error goes to standard error, with its code, how far the call had
     got (stage), whether it is safe to call again (retry_safe), and the limit that ended it. With --json both are in
     one document: output, is_error, error, content.
+
+    With --background-after a call that takes longer becomes a task and goes on without this command. Its id goes to
+    standard output, as it is and not as JSON; with --json it stands in the output as task_id. `toolbus tasks await ID`
+    gets the result, with the same --user.
     """,
     "0 done, 1 the tool or the bus said no, 2 wrong usage, 3 no bus there, 130 cancelled by Ctrl-C.",
 )
+_ENVELOPE = {"status", "task_id", "tool", "message"}  # the keys of what a call is answered with that became a task
 
 
 def call(
@@ -57,6 +65,10 @@ def call(
             "own, anything else is an attribute.",
         ),
     ] = None,
+    user: UserOption = None,
+    background_after: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Let it go on as a task after so long.")
+    ] = None,
     progress: Annotated[
         bool, typer.Option("--progress", help="Show progress and chunks of output on standard error.")
     ] = False,
@@ -65,14 +77,38 @@ def call(
     """Call a tool and print what it returns."""
     text = read_arguments(arguments or [])
     pairs = [_pair(word, "--context") for word in context or []]
-    if timeout is not None and not timeout > 0:
-        output.fail(f"--timeout is {timeout:g}, it must be more than 0 seconds", output.USAGE)
-    options: dict[str, Any] = {"timeout": timeout, "role": role, "context": None}
-    if pairs:
-        options["context"] = _context(pairs)
+    if user and "user_id" in dict(pairs):
+        output.fail("--user and --context user_id=… say the same: drop one", output.USAGE)
+    check_seconds("--timeout", timeout)
+    check_seconds("--background-after", background_after)
+    options: dict[str, Any] = {"timeout": timeout, "role": role, "background_after": background_after}
+    if pairs or user:
+        options["context"] = _context([*pairs, ("user_id", user)] if user else pairs)
     if progress:
         options["on_progress"] = _show_progress
-    show(client.with_host(bus, lambda host: host.call(name, text, **options)), as_json)
+    result = client.with_host(bus, lambda host: host.call(name, text, **options))
+    task_id = None if as_json or background_after is None else _task_of(result)
+    if task_id is None:
+        show(result, as_json)
+    else:
+        print(task_id)
+        owner = user or dict(pairs).get("user_id")
+        await_it = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
+        print(output.clean(f"toolbus: {name} goes on as a task: `{await_it}` gets its result"), file=sys.stderr)
+
+
+def check_seconds(option: str, seconds: float | None) -> None:
+    """Ends the command where an option is no length of time."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        output.fail(f"{option} is {seconds:g}, it must be a finite number of seconds, more than 0", output.USAGE)
+
+
+def administer(bus: str | None, name: str, arguments: Mapping[str, Any], user: str | None = None) -> Any:
+    """Calls one of the bus's own tools and returns its output; ends the command where that fails."""
+    result = client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments, context=client.on_behalf(user)))
+    if result.is_error:
+        show(result, as_json=False)
+    return result.output
 
 
 def read_arguments(words: Sequence[str]) -> str:
@@ -144,12 +180,25 @@ def show(result: Result, as_json: bool) -> None:
     else:
         if not result.is_error or result.output_json not in ("", "null"):
             output.say_json(_parsed(result))
-        for block in result.content:
-            print(_described(block), file=sys.stderr)
+        show_content(result)
         if result.is_error:
             _show_error(result.error)
     if result.is_error:
         raise typer.Exit(output.REFUSED)
+
+
+def show_content(result: Result) -> None:
+    """Says on standard error what a result holds beside its output."""
+    for block in result.content:
+        print(_described(block), file=sys.stderr)
+
+
+def _task_of(result: Result) -> str | None:
+    """Returns the id of the task that a call became; None where the result is the tool's own."""
+    found = _parsed(result)
+    if not isinstance(found, dict) or found.keys() != _ENVELOPE or found["status"] != "running":
+        return None
+    return output.clean(str(found["task_id"]))
 
 
 def _show_error(error: CallError | None) -> None:
@@ -178,9 +227,12 @@ def _as_record(result: Result) -> dict[str, Any]:
             "retry_after_seconds": error.retry_after_seconds,
             "reason": error.reason,
         }
-    if result.content:
-        record["content"] = [_block(block) for block in result.content]
-    return record
+    return record | content_of(result)
+
+
+def content_of(result: Result) -> dict[str, Any]:
+    """Returns what a result holds beside its output, as JSON shows it; empty where there is nothing."""
+    return {"content": [_block(block) for block in result.content]} if result.content else {}
 
 
 def _parsed(result: Result) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import client, output
-from toolbus.cli.client import BusOption, JsonLinesOption, JsonOption
+from toolbus.cli.client import BusOption, JsonLinesOption, JsonOption, UserOption
 from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from toolbus.sdk.listing import CatalogChange, ListedTool
 
 LIST_MANUAL = manual(
-    ("toolbus list", "toolbus list --role Lanlan --json", "toolbus list --all --source weather"),
+    (
+        "toolbus list",
+        "toolbus list --role Lanlan --json",
+        "toolbus list --all --source weather",
+        "toolbus list --user u-17",
+    ),
     """
+    With --user it lists what can be called on behalf of that user, without it what can be called for nobody in
+    particular: `toolbus permissions` shows the rules.
+
     A tool with a callback URL is offline while nobody accepts a connection there. A warning before a description is for
     the operator (a main server refuses the tool, say); the tool can be called all the same.
     """,
@@ -45,16 +53,18 @@ def list_(
     bus: BusOption = None,
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this role.")] = None,
     source: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this source.")] = None,
+    user: UserOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Also tools whose plugin is offline.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the tools that the bus offers."""
-    _list(bus, as_json, role=role, names=names or (), source=source or "", include_offline=everything)
+    conditions = {"role": role, "names": names or (), "source": source or "", "include_offline": everything}
+    _list(bus, as_json, user, **conditions)
 
 
 def tools(bus: BusOption = None, as_json: JsonOption = False) -> None:
     """List the bus's own tools, which `list` leaves out."""
-    _list(bus, as_json, source=_BUS_SOURCE)
+    _list(bus, as_json, None, source=_BUS_SOURCE)
 
 
 def watch(bus: BusOption = None, as_json: JsonLinesOption = False) -> None:
@@ -83,8 +93,8 @@ def _change(change: CatalogChange) -> dict[str, Any]:
     }
 
 
-def _list(bus: str | None, as_json: bool, **conditions: Any) -> None:
-    listing = client.with_host(bus, lambda host: host.list(timeout=client.ANSWER_SECONDS, **conditions))
+def _list(bus: str | None, as_json: bool, user: str | None, **conditions: Any) -> None:
+    listing = client.listing(bus, user, **conditions)
     if as_json:
         output.say_json({"revision": listing.revision, "tools": [as_record(each) for each in listing]})
         return

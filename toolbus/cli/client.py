@@ -17,7 +17,8 @@ from toolbus.cli import output
 if TYPE_CHECKING:
     import grpc
 
-    from toolbus.sdk import Host
+    from toolbus.sdk import CallContext, Host
+    from toolbus.sdk.listing import Listing
 
 DEFAULT_ADDRESS = "127.0.0.1:48930"
 CONNECT_SECONDS = 5.0
@@ -37,6 +38,7 @@ BusOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+UserOption = Annotated[str | None, typer.Option("--user", metavar="ID", help="On behalf of this user.")]
 
 Answer = TypeVar("Answer")
 
@@ -125,6 +127,22 @@ def with_host(address: str | None, work: Callable[[Host], Coroutine[Any, Any, An
         no_bus(address, _ANOTHER_SERVER)
     except ToolBusError as error:
         output.fail(str(error))
+    except UnicodeEncodeError as problem:  # the only texts that are ours came as words
+        output.fail(f"{problem.object[:80]!r} is not UTF-8: write it in the terminal's encoding", output.USAGE)
+
+
+def on_behalf(user: str | None) -> CallContext | None:
+    """Returns the context of what is asked on behalf of a user; None where there is none."""
+    if not user:
+        return None
+    from toolbus.sdk import CallContext
+
+    return CallContext(user_id=user)
+
+
+def listing(address: str | None, user: str | None, **conditions: Any) -> Listing:
+    """Lists what can be called on behalf of a user; ends the command where the bus says no or is not there."""
+    return with_host(address, lambda host: host.list(context=on_behalf(user), timeout=ANSWER_SECONDS, **conditions))
 
 
 async def _with_host(address: str, work: Callable[[Host], Coroutine[Any, Any, Answer]]) -> Answer:

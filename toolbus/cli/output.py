@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -23,9 +23,11 @@ _STYLES = {
     "live": "green",
     "serving": "green",
     "ok": "green",
+    "completed": "green",
     "suspect": "yellow",
     "draining": "yellow",
     "offline": "red",
+    "failed": "red",
     "not_serving": "red",
 }
 
@@ -42,23 +44,39 @@ def say_json(value: Any, *, line: bool = False) -> None:
     print(utf8(json.dumps(value, ensure_ascii=False, **layout)), flush=line)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], warned: Collection[int] = ()) -> None:
+def table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    warned: Collection[int] = (),
+    stream: TextIO | None = None,
+) -> None:
     """Prints rows under their heads; the last column takes what room is left.
 
     Args:
         warned: the numbers of the rows whose last cell begins with a warning.
+        stream: where to; None means standard output.
     """
+    stream = stream or sys.stdout
     shown = [[clean(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _drawn(heads, shown, warned)
+    if stream.isatty():
+        _drawn(heads, shown, warned, stream)
         return
     lines = [list(heads), *shown]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(_aligned(line, widths), file=stream)
 
 
-def _drawn(heads: Sequence[str], rows: Iterable[Sequence[str]], warned: Collection[int]) -> None:
+def row(cells: Sequence[str], widths: Sequence[int]) -> None:
+    """Prints a row of a table that goes on, at once; what is wider than its column moves the others."""
+    print(_aligned([clean(cell) for cell in cells], widths), flush=True)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _drawn(heads: Sequence[str], rows: Iterable[Sequence[str]], warned: Collection[int], stream: TextIO) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -73,7 +91,7 @@ def _drawn(heads: Sequence[str], rows: Iterable[Sequence[str]], warned: Collecti
         if number in warned:
             cells[-1].stylize("yellow")
         drawn.add_row(*cells)
-    Console().print(drawn)  # honours NO_COLOR
+    Console(file=stream).print(drawn)  # honours NO_COLOR
 
 
 def clean(text: str) -> str:

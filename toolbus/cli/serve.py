@@ -26,20 +26,27 @@ MANUAL = manual(
         "toolbus serve --grpc 127.0.0.1:0 --grpc unix:/run/user/1000/toolbus/bus.sock --http off",
         "toolbus serve --role Lanlan --role Yui --config toolbus.toml",
         "toolbus serve --upstream http://127.0.0.1:48911",
+        "toolbus serve --offer tasks --offer search --record-contents",
     ),
     """
     Settings: flag over environment over file over default. Each has a variable TOOLBUS_NAME (TOOLBUS_GRPC,
     TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in the file: grpc, http, roles, no_roles,
-    data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, grpc_reflection, log_level, log_json, and a
-    table [limits]. Without --http and TOOLBUS_HTTP the HTTP port is that of NEKO_MAIN_SERVER_PORT, then
-    MAIN_SERVER_PORT, then the file's, then 48911.
+    data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, offered, record_contents,
+    background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits] and [permissions]. Without
+    --http and TOOLBUS_HTTP the HTTP port is that of NEKO_MAIN_SERVER_PORT, then MAIN_SERVER_PORT, then the file's, then
+    48911.
 
-    Tools that were registered with a callback URL are kept in the data directory and are there again after a restart.
-    A second bus on the same directory is refused: give each one its own with --data-dir, or --ephemeral.
+    Tools that were registered with a callback URL, results of tasks, and what `toolbus permit` said are kept in the
+    data directory and are there again after a restart. A second bus on the same directory is refused: give each one its
+    own with --data-dir, or --ephemeral.
 
     With --upstream the bus also registers its tools with a main server that speaks the REST contract, which calls them
     back over HTTP. The main server has the port 48911 then, so without --http and TOOLBUS_HTTP the bus takes that of
     NEKO_USER_PLUGIN_SERVER_PORT, then the file's, then 48916.
+
+    Which users may call what stands in the file: [permissions.tools], [permissions.roles] and [permissions.sources],
+    each with lines NAME = ["USER", ...]. `toolbus permit` changes the rules while the bus runs, and counts more than
+    the file from then on.
 
     When it is ready it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off. The log goes
     to standard error. SIGINT and SIGTERM drain the bus, a second one ends it at once.
@@ -71,6 +78,13 @@ def serve(
     upstream: Annotated[
         str | None, typer.Option(metavar="URL", help="Offer the tools to the main server at http://HOST:PORT, too.")
     ] = None,
+    offer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="tasks|search", help="Offer models the bus's own tools of this group; may be repeated."),
+    ] = None,
+    record_contents: Annotated[
+        bool, typer.Option("--record-contents", help="Keep arguments and outputs with the newest calls, cut.")
+    ] = False,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from this TOML file.")] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error (default: info).")
@@ -91,6 +105,8 @@ def serve(
         **({"roles": tuple(role or ())} if role or no_roles else {}),
         **({"data_dir": data_dir} if data_dir or ephemeral else {}),
         **({"upstream": upstream} if upstream is not None else {}),
+        **({"offered": tuple(offer)} if offer else {}),
+        **({"record_contents": True} if record_contents else {}),
         **({"log_level": log_level} if log_level is not None else {}),
         **({"log_json": True} if log_json else {}),
     }

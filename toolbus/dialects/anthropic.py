@@ -14,19 +14,19 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from toolbus.dialects.alternation import OPENING, alternating, system_text
+from toolbus.dialects.anthropic_answer import NAME, BlockStream, blocks_of, message_of, text_block, turn_of
 from toolbus.dialects.conversation import (
     OwnAnswer,
     Step,
     declared,
     fitting_id,
+    names_of,
     steps,
     wire_name,
-    written_arguments,
 )
 from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.dialects.shape import (
     Answered,
-    Delta,
     Dialect,
     EndpointError,
     Export,
@@ -38,7 +38,6 @@ from toolbus.dialects.shape import (
     Turn,
     TurnStream,
     as_mapping,
-    model_call,
 )
 from toolbus.dialects.subset import ANTHROPIC_SCHEMAS, SchemaRules
 from toolbus.dialects.text import arguments_of, text_of
@@ -51,13 +50,12 @@ _IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
 # Whose ids are kept unseen: not even those of this dialect, as another server of it may give some that the API refuses.
 _NO_DIALECT = "-"
 _BLOCKS_OF_CALLS = ("tool_use", "tool_result")
-_NOT_ECHOED = ("parsed_output",)  # the SDK's own, which the API refuses
 
 
 class Anthropic(Dialect):
     """Anthropic Messages, and servers that speak it."""
 
-    name: ClassVar[str] = "anthropic"
+    name: ClassVar[str] = NAME
     name_rule: ClassVar[NameRule] = PLAIN_NAMES
     schema_rules: ClassVar[SchemaRules] = ANTHROPIC_SCHEMAS
 
@@ -69,38 +67,38 @@ class Anthropic(Dialect):
         message = as_mapping(answer)
         if message.get("type") == "error" or message.get("error"):
             raise EndpointError.of(message)
-        return _turn(_blocks(message.get("content")), names, message.get("stop_reason") or "")
+        return turn_of(blocks_of(message.get("content")), names, message.get("stop_reason") or "")
 
     def stream(self, names: NameTable) -> TurnStream:
-        return _Stream(names)
+        return BlockStream(names)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
         blocks = [_tool_result(fitting_id(each.call.id), each.result) for each in answered]
-        return [_message("user", blocks)] if blocks else []
+        return [message_of("user", blocks)] if blocks else []
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
         written: list[Json] = []
         for step in steps(_read(items, names), _NO_DIALECT):
             if isinstance(step, Message):
                 if step.role != "system":  # `request` writes it
-                    written.append(_message(step.role, [_text(step.text)]))
+                    written.append(message_of(step.role, [text_block(step.text)]))
             elif isinstance(step, Step):
                 written += self._write_step(step, names)
             else:
                 written.append(_without_results(step))
-        return alternating(written, "content", _blocks, _message("user", [_text(OPENING)]))
+        return alternating(written, "content", blocks_of, message_of("user", [text_block(OPENING)]))
 
     def _write_step(self, step: Step, names: NameTable) -> list[Json]:
         turn = step.turn
         blocks = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
         if blocks is None:
-            blocks = [_text(turn.text), *(self._tool_use(call, names) for call in turn.calls)]
+            blocks = [text_block(turn.text), *(self._tool_use(call, names) for call in turn.calls)]
         answers = [_answer(call.id, answer) for call, answer in zip(turn.calls, step.answers, strict=True)]
-        return [_message("assistant", blocks), _message("user", answers)]
+        return [message_of("assistant", blocks), message_of("user", answers)]
 
     def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
         """Returns a turn's own blocks under the calls' ids; None where they hold other calls."""
-        blocks = [dict(block) for message in turn.raw for block in _blocks(message.get("content"))]
+        blocks = [dict(block) for message in turn.raw for block in blocks_of(message.get("content"))]
         uses = [block for block in blocks if block.get("type") == "tool_use"]
         if len(uses) != len(turn.calls):
             return None
@@ -124,8 +122,8 @@ class Anthropic(Dialect):
         Calls in the conversation need declared tools. Where there are none to declare, they are told in words.
         """
         offered = declared(export, self.name)
-        messages = self.history(items, export.names if export else NameTable.empty(self.name_rule))
-        holds_calls = any(_is_call(block) for message in messages for block in _blocks(message["content"]))
+        messages = self.history(items, names_of(export, self.name_rule))
+        holds_calls = any(_is_call(block) for message in messages for block in blocks_of(message["content"]))
         if holds_calls and not offered:
             messages = _told(messages)
         written: Json = {"messages": messages}
@@ -138,93 +136,6 @@ class Anthropic(Dialect):
         return written
 
 
-class _Stream(TurnStream):
-    """Blocks that arrive piece by piece, by their index."""
-
-    def __init__(self, names: NameTable) -> None:
-        self._names = names
-        self._blocks: dict[int, Json] = {}
-        self._inputs: dict[int, str] = {}  # arguments as the model wrote them so far
-        self._ended: set[int] = set()
-        self._stop = ""  # until the model said why it ended
-
-    def feed(self, event: Any) -> list[Delta]:
-        told = as_mapping(event)
-        kind, index = told.get("type"), told.get("index", 0)
-        if kind == "content_block_start":
-            block = self._blocks[index] = dict(as_mapping(told.get("content_block") or {}))
-            return _shown(block)
-        if kind == "content_block_delta" and index in self._blocks:
-            return self._add(index, as_mapping(told.get("delta") or {}))
-        if kind == "content_block_stop":
-            self._ended.add(index)
-        elif kind == "message_delta":
-            self._stop = as_mapping(told.get("delta") or {}).get("stop_reason") or self._stop
-        elif kind == "error":
-            raise EndpointError.of(told)
-        return []  # message_start, message_stop, ping, and what is new
-
-    def _add(self, index: int, delta: Mapping[str, Any]) -> list[Delta]:
-        block = self._blocks[index]
-        kind = delta.get("type")
-        if kind == "input_json_delta":
-            self._inputs[index] = self._inputs.get(index, "") + delta.get("partial_json", "")
-        elif kind == "signature_delta":
-            block["signature"] = delta.get("signature", "")
-        elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
-        elif kind in ("text_delta", "thinking_delta"):
-            key = kind.removesuffix("_delta")
-            block[key] = (block.get(key) or "") + delta.get(key, "")
-            return _shown(delta)
-        return []
-
-    def finish(self) -> Turn:
-        blocks = []
-        for index, block in sorted(self._blocks.items()):
-            # Where a stream was cut, half a thought has no signature and half a call must not be made.
-            if index not in self._ended and block.get("type") != "text":
-                continue
-            written = self._inputs.get(index)
-            # Kept as text while it is read: the model may have written what is no JSON.
-            blocks.append({**block, "input": written} if written else block)
-        return _turn(blocks, self._names, self._stop)
-
-
-def _shown(piece: Mapping[str, Any]) -> list[Delta]:
-    """Returns what a block or a delta holds for people."""
-    text, thinking = piece.get("text"), piece.get("thinking")
-    shown = [Delta("reasoning", thinking)] if isinstance(thinking, str) and thinking else []
-    return [*shown, Delta("text", text)] if isinstance(text, str) and text else shown
-
-
-def _turn(blocks: Sequence[Json], names: NameTable, stop: str) -> Turn:
-    """Returns the turn that a message's blocks make. The `input` of a call may still be text."""
-    calls: list[ModelCall] = []
-    kept: list[Json] = []
-    for block in blocks:
-        if block.get("type") == "tool_use":
-            if not block.get("name"):
-                continue
-            arguments_json = written_arguments(block.get("input"))
-            call = model_call(names, block.get("id") or f"call_{len(calls)}", block["name"], arguments_json)
-            calls.append(call)
-            block = {**block, "id": call.id}
-            if not isinstance(block.get("input"), Mapping):
-                block["input"] = arguments_of(arguments_json)
-        kept.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
-    said = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _shown(block)]
-    echoed = _blocks(kept)
-    return Turn(
-        text="".join(delta.text for delta in said if delta.kind == "text"),
-        calls=tuple(calls),
-        reasoning="".join(delta.text for delta in said if delta.kind == "reasoning"),
-        dialect=Anthropic.name,
-        raw=(_message("assistant", echoed),) if echoed else (),
-        stop=stop,
-    )
-
-
 def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | OwnAnswer]:
     """Yields a conversation in which calls and results in the provider's own form are recognised."""
     ids: dict[str, str] = {}  # as they were before they were made to fit, by what `results` wrote
@@ -234,37 +145,22 @@ def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryIte
         if not isinstance(item, Mapping):
             yield item
             continue
-        blocks = _blocks(item.get("content"))
+        blocks = blocks_of(item.get("content"))
         if any(block.get("type") == "tool_use" for block in blocks):
-            yield _turn(blocks, names, "")
+            yield turn_of(blocks, names, "")
             continue
         for block in blocks:
             if block.get("type") == "tool_result":
                 call_id: str = block.get("tool_use_id") or ""
-                yield OwnAnswer(ids.get(call_id, call_id), _message("user", [block]))
+                yield OwnAnswer(ids.get(call_id, call_id), message_of("user", [block]))
         yield _without_results(item)
 
 
 def _without_results(message: Mapping[str, Any]) -> Json:
     """Returns a message without results: those that belong to a call stand behind it already."""
-    blocks = _blocks(message.get("content"))
+    blocks = blocks_of(message.get("content"))
     kept = [block for block in blocks if block.get("type") != "tool_result"]
     return dict(message) if len(kept) == len(blocks) else {**message, "content": kept}
-
-
-def _message(role: str, blocks: Sequence[Json]) -> Json:
-    return {"role": role, "content": list(blocks)}
-
-
-def _text(text: str) -> Json:
-    return {"type": "text", "text": text}
-
-
-def _blocks(content: Any) -> list[Json]:
-    """Returns content as blocks, results first, without the blank texts that the API refuses."""
-    given = [_text(content)] if isinstance(content, str) else [dict(as_mapping(block)) for block in content or ()]
-    kept = [block for block in given if block.get("type") != "text" or (block.get("text") or "").strip()]
-    return sorted(kept, key=lambda block: block.get("type") != "tool_result")
 
 
 def _is_call(block: Mapping[str, Any]) -> bool:
@@ -287,7 +183,7 @@ def _tool_result(call_id: str, result: Result) -> Json:
         return {**written, "content": text} if text.strip() else written
     rest = replace(result, content=tuple(block for block in result.content if not _is_image(block)))
     says_more = rest.content or rest.output_json not in ("", "null")
-    texts = _blocks(text_of(rest)) if says_more else []
+    texts = blocks_of(text_of(rest)) if says_more else []
     return {**written, "content": [*texts, *map(_image, images)]}
 
 
@@ -307,14 +203,14 @@ def _told(messages: Sequence[Json]) -> list[Json]:
     told = []
     for message in messages:
         blocks: list[Json] = []
-        for block in _blocks(message["content"]):
+        for block in blocks_of(message["content"]):
             if block.get("type") == "tool_use":
                 called[block["id"]] = block["name"]
                 arguments = json.dumps(block["input"], ensure_ascii=False)
-                blocks.append(_text(f"[called {block['name']} with {arguments}]"))
+                blocks.append(text_block(f"[called {block['name']} with {arguments}]"))
             elif block.get("type") == "tool_result":
-                blocks.append(_text(f"[{called.get(block['tool_use_id'], 'a tool')} answered]"))
-                blocks += _blocks(block.get("content"))
+                blocks.append(text_block(f"[{called.get(block['tool_use_id'], 'a tool')} answered]"))
+                blocks += blocks_of(block.get("content"))
             else:
                 blocks.append(block)
         told.append({**message, "content": blocks})

@@ -217,6 +217,11 @@ def declared(export: Export | None, dialect: str) -> list[Json]:
     return list(export.tools)
 
 
+def names_of(export: Export | None, rule: NameRule) -> NameTable:
+    """Returns the names of an export; without one, a table in which every name is unknown."""
+    return NameTable.empty(rule) if export is None else export.names
+
+
 class PairedDialect(Dialect):
     """A dialect in which each call is answered by a message of its own behind the model's."""
 

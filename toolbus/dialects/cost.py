@@ -33,6 +33,8 @@ def estimate_tokens(written: Export | Any) -> int:
     if isinstance(written, Export):
         return sum(costs(written).values())
     text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False, separators=(",", ":"))
+    if text.isascii():  # as most are: the two searches would take as long as writing it took
+        return math.ceil(len(text) / _ASCII_PER_TOKEN)
     cjk = len(_CJK.findall(text))
     other = len(_OTHER.findall(text)) - cjk
     tokens = (len(text) - cjk - other) / _ASCII_PER_TOKEN + cjk * _TOKENS_PER_CJK + other * _TOKENS_PER_OTHER

@@ -15,6 +15,7 @@ from toolbus.dialects.conversation import (
     PairedDialect,
     arguments_text,
     declared,
+    names_of,
     unique_calls,
     written_arguments,
 )
@@ -70,8 +71,7 @@ class OpenAIResponses(PairedDialect):
         first = 0
         while first < len(items) and isinstance(item := items[first], Message) and item.role == "system":
             first += 1
-        names = NameTable.empty() if export is None else export.names
-        request: Json = {"input": self.history(items[first:], names)}
+        request: Json = {"input": self.history(items[first:], names_of(export, self.name_rule))}
         if first:
             request["instructions"] = "\n\n".join(item.text for item in items[:first] if isinstance(item, Message))
         if offered and tools == "auto":

@@ -7,7 +7,6 @@ returns. A conversation is kept in the neutral words of this module, so it can g
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,14 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from toolbus.dialects.names import NameRule, NameTable
 from toolbus.dialects.subset import Inexpressible, Loss, SchemaRules, convert
+from toolbus.dialects.text import utf8, utf8_json
 from toolbus.errors import ToolBusError
 from toolbus.tool import Result, Tool
 
 Json: TypeAlias = dict[str, Any]
 ToolChoice: TypeAlias = Literal["auto", "none"]
+
+CONVERTED_KEPT = 500  # schemas that a dialect remembers at least; 3 MB at 1 kB of JSON each
 
 
 # -- out: tools ------------------------------------------------------------------------------------------------------
@@ -115,6 +117,9 @@ class ModelCall:
 class Turn:
     """One answer of a model.
 
+    A character may come in two halves, in chunks of a stream, and an answer that was cut may end in one. Halves are
+    joined or replaced here, for all dialects: a request that holds one cannot be sent.
+
     Attributes:
         text: what it said.
         calls: what it asks for, in its order.
@@ -130,6 +135,11 @@ class Turn:
     dialect: str = ""
     raw: tuple[Json, ...] = ()
     stop: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "reasoning"):
+            object.__setattr__(self, name, utf8_json(getattr(self, name)))
+        object.__setattr__(self, "raw", tuple(map(utf8_json, self.raw)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +225,9 @@ class ToolWriter(ABC):
         for tool in wanted:
             known = self._converted.get(tool)
             fresh[tool] = known if known is not None else self._convert(tool)
-        self._converted = fresh  # what is gone is forgotten
+        # Users with different rights and conversations with different choices take turns: what is gone may come back.
+        kept_too = self._converted | fresh
+        self._converted = kept_too if len(kept_too) <= max(CONVERTED_KEPT, 2 * len(fresh)) else fresh
         kept = [tool for tool in wanted if not isinstance(fresh[tool], LeftOut)]
         names = NameTable.build((tool.name for tool in kept), self.name_rule)
         written: list[Json] = []
@@ -224,7 +236,7 @@ class ToolWriter(ABC):
             converted = fresh[tool]
             assert not isinstance(converted, LeftOut)
             schema, lost = converted
-            written.append(self.write_tool(names.to_wire[tool.name], tool, copy.deepcopy(schema)))
+            written.append(self.write_tool(names.to_wire[tool.name], tool, schema))
             losses.extend(lost)
         return Export(
             dialect=self.name,
@@ -245,7 +257,7 @@ class ToolWriter(ABC):
 
     @abstractmethod
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        """Returns one tool as it stands in a request."""
+        """Returns one tool as it stands in a request, around a schema that is not to be changed: exports share it."""
 
 
 class Dialect(ToolWriter):
@@ -379,6 +391,7 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
 
 
 def model_call(names: NameTable, call_id: str, wire_name: str, arguments_json: str, **extra: Any) -> ModelCall:
-    """Returns a call with its name on the bus looked up."""
+    """Returns a call with its name on the bus looked up, in texts that UTF-8 can carry."""
+    call_id, wire_name, arguments_json = utf8(call_id), utf8(wire_name), utf8(arguments_json)
     name = names.to_bus.get(wire_name)
     return ModelCall(call_id, wire_name if name is None else name, arguments_json, name is not None, wire_name, extra)

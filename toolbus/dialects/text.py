@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from toolbus.errors import Code
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[ \t\r\n]+|-?Infinity|NaN', re.DOTALL)
-_NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^"\[\]{}]+', re.DOTALL)
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'  # in runs: ten times as fast as character by character
+_TOKEN = re.compile(_STRING + r"|[ \t\r\n]+|-?Infinity|NaN", re.DOTALL)
+_NO_BRACKETS = re.compile(_STRING + r'|[^"\[\]{}]+', re.DOTALL)
 _MOST_LEVELS = 200  # of an object that is handed on: writing it takes a stack frame or more a level
 _FAILED = "the tool reported a failure"
 
@@ -59,17 +61,42 @@ def arguments_of(arguments_json: str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {}
 
 
+def utf8(text: str) -> str:
+    """Returns a text with surrogate pairs joined and halves of them replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def utf8_json(value: Any) -> Any:
+    """Returns JSON, as Python has it, in which every text is one that UTF-8 can carry."""
+    try:
+        return _utf8_json(value)
+    except RecursionError:  # nested so deep that nobody can write it either
+        return value
+
+
+def _utf8_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else utf8(value)
+    if isinstance(value, (dict, Mapping)):  # the first is found ten times as fast
+        return {_utf8_json(key): _utf8_json(inner) for key, inner in value.items()}
+    return [_utf8_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
 def _failure(result: Result) -> str:
     """Returns why a call failed, "" where it did not."""
     if result.error is None:
         return _FAILED if result.is_error else ""
-    return _utf8(result.error.message) or (_FAILED if result.error.code is Code.TOOL else result.error.code.name)
+    return utf8(result.error.message) or (_FAILED if result.error.code is Code.TOOL else result.error.code.name)
 
 
 def _output_text(output_json: str) -> str:
     """Returns an output as text: a string unquoted, other JSON compact, what is no JSON as it is."""
     if not _is_json(output_json):
-        return _utf8(output_json) or "null"
+        return utf8(output_json) or "null"
     compact = _compact(output_json)
     return str(json.loads(compact)) if compact.startswith('"') else compact
 
@@ -77,7 +104,7 @@ def _output_text(output_json: str) -> str:
 def _parsed(text: str) -> Any:
     """Returns a text as JSON that can be written again, or as the text that it is."""
     if not _is_json(text) or _levels(text) > _MOST_LEVELS:
-        return _utf8(text) or None
+        return utf8(text) or None
     return json.loads(_compact(text), parse_int=_integer, parse_float=_float)
 
 
@@ -107,18 +134,9 @@ def _rewritten(token: re.Match[str]) -> str:
     found = token[0]
     if found[0] == '"':
         if "\\" not in found:
-            return _utf8(found)
-        return json.dumps(_utf8(json.loads(found)), ensure_ascii=False)
+            return utf8(found)
+        return json.dumps(utf8(json.loads(found)), ensure_ascii=False)
     return "" if found.isspace() else "null"
-
-
-def _utf8(text: str) -> str:
-    """Returns a text with surrogate pairs joined and halves of them replaced."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def _integer(digits: str) -> int | str:

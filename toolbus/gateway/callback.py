@@ -19,7 +19,6 @@ import logging
 import os
 import random
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -91,7 +90,7 @@ class CallbackHandler:
     """
 
     __slots__ = (
-        *("_callbacks", "auth", "key", "max_in_flight", "offered", "origin", "owed", "source", "stuck"),
+        *("_callbacks", "headers", "key", "max_in_flight", "offered", "origin", "owed", "source", "stuck"),
         *("target", "url"),
     )
 
@@ -110,8 +109,7 @@ class CallbackHandler:
         self.offered = offered
         self.target = target
         self.url = URL(target.url, encoded=True)  # as it was registered: parsing it anew would requote it
-        named = target.user or target.password
-        self.auth = f"Basic {b64encode(f'{target.user}:{target.password}'.encode()).decode()}" if named else ""
+        self.headers = target.headers
         self.origin = origin
         self.max_in_flight = in_flight
         self.owed: dict[str, Any] = {}
@@ -208,7 +206,7 @@ class Callbacks:
                 handler.url,
                 # aiohttp warns of large bodies in one piece: each is at most twice the limit of arguments.
                 data=body if len(body) < MIB else io.BytesIO(body),
-                headers={"Authorization": handler.auth} if handler.auth else None,
+                headers=handler.headers,
                 allow_redirects=False,
             ) as answer:
                 origin.heard()

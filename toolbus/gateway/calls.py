@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Body, Query, Request, Response
@@ -21,7 +21,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from toolbus.entry import BUS_SOURCE, Entry
 from toolbus.errors import Code, UnknownRole
 from toolbus.gateway import contract
-from toolbus.gateway.events import EventStream, event
+from toolbus.gateway.events import EventStream, event, wants_events
 from toolbus.gateway.models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.gateway.parts import Asker, Parts
 from toolbus.gateway.signs import Signs
@@ -31,6 +31,8 @@ from toolbus.v1 import tool_pb2 as pb
 
 PLUGIN_PREFIX = "plugin:"  # REST-51
 GONE = 499  # what servers log for a client that left; nobody receives it
+
+T = TypeVar("T")
 
 
 class _Rest(PathConvertor):
@@ -64,9 +66,9 @@ def _for_hosts(routes: APIRouter, parts: Parts) -> None:
             raise UnknownRole(body.role)
         call = _call(body)
         asker = parts.asker(False)
-        if "text/event-stream" in request.headers.get("accept", ""):
+        if wants_events(request):
             return EventStream(_streamed(asker, call, parts.limits.result_bytes))
-        result = await _unless_gone(request, asker, call)
+        result = await unless_gone(request, asker.call(call))
         return Response(status_code=GONE) if result is None else _json(invoked(result))
 
 
@@ -91,7 +93,7 @@ def _for_main_servers(routes: APIRouter, parts: Parts) -> None:
             role=entry.table.role,
             arguments_json=_text(arguments),
         )
-        result = await _unless_gone(request, parts.asker(False), call)
+        result = await unless_gone(request, parts.asker(False).call(call))
         return Response(status_code=GONE) if result is None else _enveloped(result)
 
 
@@ -106,13 +108,13 @@ def _for_operators(routes: APIRouter, parts: Parts) -> None:
         request: Request,
         arguments: dict[str, Any] | None = Body(default=None, examples=[{}, {"limit": 10}]),  # noqa: B008
     ) -> Response:
-        """Calls one of the bus's own tools: drain, calls, stats, role_add, role_remove."""
+        """Calls one of the bus's own tools, such as drain, stats or permit."""
         qualified = f"{BUS_SOURCE}:{name}"
         if parts.registry.find(qualified) is None:
             detail = f"the bus has no tool {name[:80]!r}: `toolbus tools` lists them"
             return JSONResponse({"detail": detail}, status_code=404)
         call = pb.ToolCall(call_id=_call_id(""), name=qualified, arguments_json=_text(arguments or {}))
-        result = await _unless_gone(request, parts.asker(True), call)
+        result = await unless_gone(request, parts.asker(True).call(call))
         return Response(status_code=GONE) if result is None else _json(invoked(result))
 
 
@@ -128,6 +130,7 @@ def _call(body: InvokeBody) -> pb.ToolCall:
         timeout_seconds=body.timeout_seconds or 0.0,
         context=_context(body.context) if body.context is not None else None,
         schema_hash=_utf8(body.schema_hash),
+        background_after_seconds=body.background_after_seconds or 0.0,
     )
 
 
@@ -209,7 +212,7 @@ def _not_there(parts: Parts, plugin_id: str, tool_name: str, entry: Entry | None
 def invoked(result: Result) -> dict[str, Any]:
     """Returns a result as the answer of an invoke; output that is no JSON comes as the text it is."""
     try:
-        output = json.loads(result.output_json, parse_constant=_no_constant)
+        output = json.loads(result.output_json, parse_constant=contract.no_constant)
         json.dumps([[[[output]]]], allow_nan=False)  # a number may overflow, and the answer goes round it
     except (ValueError, RecursionError):
         output = result.output_json
@@ -237,10 +240,6 @@ def _fault(error: CallError) -> dict[str, Any]:
     }
 
 
-def _no_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
 def _json(content: dict[str, Any]) -> Response:
     return Response(contract.write_json(content), media_type="application/json")
 
@@ -253,9 +252,9 @@ def _enveloped(result: Result) -> Response:
         return _json({**content, "output": result.output_json})
 
 
-async def _unless_gone(request: Request, asker: Asker, call: pb.ToolCall) -> Result | None:
-    """Waits for a call; cancels it, and returns None, when whoever asked has gone."""
-    running = asyncio.ensure_future(asker.call(call))
+async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
+    """Waits for what a request asked for; cancels it, and returns None, when whoever asked has gone."""
+    running = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)

@@ -31,19 +31,29 @@ _CHARSET = re.compile(
 )
 
 
-def _finite(digits: str) -> float:
+def finite(digits: str) -> float:
+    """Reads a number of JSON that a float can hold.
+
+    Raises:
+        ValueError: it cannot.
+    """
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"{digits} is more than a float can hold")
     return number
 
 
-def _no_constant(constant: str) -> Any:
+def no_constant(constant: str) -> Any:
+    """Refuses what Python reads as JSON and others do not: NaN, Infinity.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError(f"{constant} is not JSON")
 
 
 # Not orjson: it reads large integers as floats. Made once: `json.loads` with options makes one per call.
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(parse_float=finite, parse_constant=no_constant)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 

@@ -1,4 +1,4 @@
-"""Server-sent events: what changes in the catalogue, for programs without gRPC."""
+"""Server-sent events, as every stream of the gateway sends them, and the first of these: changes of the catalogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
@@ -42,9 +42,7 @@ def router(parts: Parts) -> APIRouter:
         Each event `catalog` has the revision as its id. Whoever comes back with it gets what was missed; one that has
         been away for too long gets everything (`full`) again.
         """
-        known = last_event_id if last_event_id is not None else str(since if since is not None else -1)
-        revision = int(known) if known.isascii() and known.isdecimal() and len(known) < 19 else -1
-        return EventStream(_changes(parts, revision, written))
+        return EventStream(_changes(parts, revision_of(last_event_id, since), written))
 
     return routes
 
@@ -62,6 +60,17 @@ class EventStream(StreamingResponse):
         """Sends everything; cancelled when the reader goes."""
         async with contextlib.aclosing(self._pinged):
             await super().stream_response(send)
+
+
+def wants_events(request: Request) -> bool:
+    """Whether a request asks for a stream where there is a plain answer too."""
+    return "text/event-stream" in request.headers.get("accept", "")
+
+
+def revision_of(last_event_id: str | None, since: int | None) -> int:
+    """Returns the number from which a reader wants to go on; -1 where it says none that could be one."""
+    known = last_event_id if last_event_id is not None else str(since if since is not None else -1)
+    return int(known) if known.isascii() and known.isdecimal() and len(known) < 19 else -1
 
 
 def event(name: str, data: dict[str, Any], id: str | None = None) -> bytes:

@@ -17,7 +17,8 @@ _PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}
 _CALLBACK = "http://127.0.0.1:9876/tool_invoke"
 
 
-def _leads_here(text: str) -> str:
+def leads_here(text: str) -> str:
+    """Refuses a callback URL that does not lead to this machine."""
     parse_callback_url(text)
     return text
 
@@ -73,7 +74,7 @@ class RegisterBody(BaseModel):
     callback_url: Annotated[
         str,
         Field(min_length=1, description="Where calls are posted: http or https on 127.0.0.0/8, ::1 or localhost."),
-        AfterValidator(_leads_here),
+        AfterValidator(leads_here),
     ]
     role: RoleName = None
     source: Annotated[Text, Field(description="Whose tool it is: the label that `clear` goes by.")] = "external"
@@ -201,6 +202,15 @@ class InvokeBody(BaseModel):
     schema_hash: Annotated[
         str, Field(description="Refuses the call where the tool has changed since it was listed.")
     ] = ""
+    background_after_seconds: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=MAX_TIMEOUT_SECONDS,
+            description="After so long the call becomes a task: the answer's output is then an object with its "
+            "`task_id`, and the work goes on. Null: never.",
+        ),
+    ] = None
 
 
 class Limit(BaseModel):

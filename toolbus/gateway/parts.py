@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from toolbus.entry import Changes
 from toolbus.gateway.registrations import Registrations
 from toolbus.loopback import CallbackUrl
+from toolbus.records import Records
 from toolbus.registry import Registry
 from toolbus.tool import Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
+from toolbus.view import View
 from toolbus.withdrawal import Withdrawal
+
+SOURCE = "http"  # whose the calls over HTTP are
 
 
 class Asker(Protocol):
@@ -21,11 +25,49 @@ class Asker(Protocol):
     async def call(self, call: pb.ToolCall, on_progress: Callable[[Progress], object] | None = None) -> Result: ...
 
 
+class Task(Protocol):
+    """A call that outlived its caller's patience, as it is now."""
+
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def running(self) -> bool: ...
+    @property
+    def started(self) -> float: ...
+    @property
+    def ended(self) -> float | None: ...
+    @property
+    def result(self) -> Result | None: ...
+    def described(self, now: float) -> dict[str, Any]: ...
+
+
+class TaskEvents(Protocol):
+    """Tasks as they end; closed by whoever asked for them."""
+
+    def __aiter__(self) -> AsyncIterator[Task]: ...
+    def close(self) -> None: ...
+
+
+class Tasks(Protocol):
+    """The tasks of the bus. Somebody else's task is as if there were none: None, or False."""
+
+    def now(self) -> float: ...
+    def list_tasks(self, user_id: str) -> Sequence[Task]: ...
+    def get_result(self, task_id: str, user_id: str | None = None) -> Task | None: ...
+    async def await_result(self, task_id: str, timeout: float = ..., user_id: str | None = None) -> Task | None: ...
+    def cancel(self, task_id: str, user_id: str | None = None) -> bool: ...
+    def set_output_redirect(self, task_id: str, target: str | None, user_id: str | None = None) -> bool: ...
+    def events(self, user_id: str | None = None) -> TaskEvents: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the application asks of the bus.
 
     Attributes:
+        view: what is shown of the registry, to whom.
         registrations: where tools with a callback URL are registered.
         withdrawal: where tools are unregistered and cleared.
         own: where the application is served: a callback there would call itself.
@@ -33,9 +75,12 @@ class Parts:
         watch: yields the changes of the catalogue since a revision.
         is_running: whether a source is attached, or has tools that are online.
         ready: whether the bus takes calls.
+        ending: whether the bus stops, and with it every stream of events.
+        task_owner: returns whose tasks those of a user are; with "" those of programs that name none over HTTP.
     """
 
     registry: Registry
+    view: View
     registrations: Registrations
     withdrawal: Withdrawal
     limits: Limits
@@ -44,3 +89,7 @@ class Parts:
     watch: Callable[[int], AsyncIterator[Changes]]
     is_running: Callable[[str], bool]
     ready: Callable[[], bool]
+    ending: Callable[[], bool]
+    records: Records
+    tasks: Tasks
+    task_owner: Callable[[str], str]

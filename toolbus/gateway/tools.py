@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from toolbus.entry import BUS_SOURCE, Listing, Outcome
+from toolbus.entry import Listing, Outcome
 from toolbus.errors import InvalidTool
+from toolbus.gateway.answers import UserId
 from toolbus.gateway.models import (
     ClearBody,
     Cleared,
@@ -24,11 +24,12 @@ from toolbus.gateway.models import (
     Unregistered,
 )
 from toolbus.gateway.parts import Parts
-from toolbus.loopback import parse_callback_url
+from toolbus.loopback import CallbackUrl, parse_callback_url
 from toolbus.schema import is_deeper
 from toolbus.tool import Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
+LISTS_KEPT = 64  # of a large catalogue one takes a megabyte
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
@@ -52,10 +53,8 @@ def router(parts: Parts) -> APIRouter:
     async def register(body: RegisterBody) -> Response:
         """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
         tool, target = _tool(body, parts.limits), parse_callback_url(body.callback_url)
-        if target.meets(parts.own) and CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
-            raise _invalid(
-                "callback_url", "it leads to this bus: give the URL at which the plugin listens", target.shown
-            )
+        if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
+            not_to_us(parts, "callback_url", target)
         outcome = parts.registrations.register(body.source, tool, target)
         answer: dict[str, Any] = {
             "ok": bool(outcome.roles),
@@ -84,9 +83,10 @@ def router(parts: Parts) -> APIRouter:
     @routes.get("", responses={200: {"model": Listed}, **UNKNOWN_ROLE})
     async def list_tools(
         role: Annotated[str | None, Query(description="Only this role; empty means all.")] = None,
+        user_id: UserId = "",
     ) -> Response:
-        """Lists what is offered, by role."""
-        return Response(shown.of(role or ""), media_type="application/json")
+        """Lists what a user may call, by role."""
+        return Response(shown.of(role or "", user_id), media_type="application/json")
 
     return routes
 
@@ -96,10 +96,11 @@ class _Lists:
 
     def __init__(self, parts: Parts) -> None:
         self._registry = parts.registry
+        self._view = parts.view
         self._revision = 0  # for which the bytes hold
-        self._bytes: dict[str, bytes] = {}  # by role, "" being all
+        self._bytes: dict[tuple[str, str], bytes] = {}  # by role, "" being all, and user
 
-    def of(self, role: str) -> bytes:
+    def of(self, role: str, user_id: str) -> bytes:
         """Returns the answer for one role or for all.
 
         Raises:
@@ -108,17 +109,25 @@ class _Lists:
         if self._revision != self._registry.revision:
             self._revision = self._registry.revision
             self._bytes.clear()
-        if role not in self._bytes:
+        key = (role, user_id if self._view.permissions else "")  # else it is the same list for everyone
+        if key not in self._bytes:
             roles = (role,) if role else self._registry.roles
-            tools = {each: [line(listing) for listing in public(self._registry.listings(each))] for each in roles}
+            tools = {each: [line(listing) for listing in self._view.listings(each, user_id)] for each in roles}
             answer = {"ok": True, "tools_by_role": tools}
-            self._bytes[role] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-        return self._bytes[role]
+            if len(self._bytes) >= LISTS_KEPT:
+                self._bytes.clear()
+            self._bytes[key] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        return self._bytes[key]
 
 
-def public(listings: Iterable[Listing]) -> Iterable[Listing]:
-    """Leaves out the bus's own tools."""
-    return (listing for listing in listings if listing.source != BUS_SOURCE)
+def not_to_us(parts: Parts, field: str, target: CallbackUrl) -> None:
+    """Refuses a URL at which this bus would post to itself.
+
+    Raises:
+        RequestValidationError: naming the field of the body.
+    """
+    if target.meets(parts.own):
+        raise _invalid(field, "it leads to this bus: give the URL at which your own program listens", target.shown)
 
 
 def line(listing: Listing) -> dict[str, Any]:

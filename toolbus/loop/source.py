@@ -40,7 +40,12 @@ class ToolSource(Protocol):
 
 
 def source_of(
-    offered: Any, *, role: str | None = None, names: Iterable[str] | None = None, context: CallContext | None = None
+    offered: Any,
+    *,
+    role: str | None = None,
+    names: Iterable[str] | None = None,
+    context: CallContext | None = None,
+    background_after: float | None = None,
 ) -> ToolSource:
     """Returns where tools come from: a `toolbus.Bus`, a `toolbus.Host`, a `toolbus.tools.ToolRegistry`, a source.
 
@@ -50,23 +55,27 @@ def source_of(
         role: tools of this role only.
         names: these only; None means all.
         context: on whose behalf tools are listed, and called where a call says nothing else.
+        background_after: seconds after which a call becomes a task, whose id the model reads then; None: never.
 
     Raises:
         SetupError: it is none of these, or a source that something else is asked of.
     """
     if isinstance(offered, ToolSource):
-        if role is not None or names is not None or context is not None:
+        if any(given is not None for given in (role, names, context, background_after)):
             raise SetupError(
-                f"{offered!r} is a source of tools already: give role, names and context where it is made, not here"
+                f"{offered!r} is a source of tools already: say role, names, context and background_after where it is "
+                "made, not here"
             )
         return offered
     if hasattr(offered, "as_source"):  # a toolbus.tools.ToolRegistry
-        return source_of(offered.as_source(), role=role, names=names, context=context)
+        return source_of(
+            offered.as_source(), role=role, names=names, context=context, background_after=background_after
+        )
     wanted = None if names is None else tuple(names)
     if hasattr(getattr(offered, "registry", None), "revision"):
-        return _BusSource(offered, role, wanted, context)
+        return _BusSource(offered, role, wanted, context, background_after)
     if all(inspect.iscoroutinefunction(getattr(offered, method, None)) for method in ("list", "call")):
-        return _HostSource(offered, role, wanted, context)
+        return _HostSource(offered, role, wanted, context, background_after)
     raise SetupError(
         f"a {type(offered).__name__} is no source of tools: give a toolbus.Bus, a toolbus.Host (a SyncHost would "
         "block the loop), or an object with the methods of toolbus.loop.ToolSource"
@@ -77,12 +86,18 @@ class _Source:
     """What a bus and a host have in common: how they are called, and that a revision's tools are kept."""
 
     def __init__(
-        self, offered: Any, role: str | None, names: tuple[str, ...] | None, context: CallContext | None
+        self,
+        offered: Any,
+        role: str | None,
+        names: tuple[str, ...] | None,
+        context: CallContext | None,
+        background_after: float | None,
     ) -> None:
         self._offered = offered
         self._role = role
         self._names = names
         self.context = context
+        self._background_after = background_after
         self._revision = 0  # of `_tools`; 0 until they were listed
         self._tools: tuple[Tool, ...] = ()
 
@@ -113,6 +128,7 @@ class _Source:
             role=self._role,
             context=self.context if context is None else context,
             schema_hash=schema_hash,
+            background_after=self._background_after,
             on_progress=on_progress,
         )
         return result
@@ -133,7 +149,7 @@ class _BusSource(_Source):
         revision = self._offered.registry.revision
         if revision != self._revision:
             wanted = self._names
-            listed = self._offered.list(self._role)
+            listed = self._offered.list(self._role, user_id="" if self.context is None else self.context.user_id)
             self._keep(revision, (line for line in listed if wanted is None or line.tool.name in wanted))
         return self._revision, self._tools
 

@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import logging
 import threading
-from base64 import b64encode
 from concurrent.futures import CancelledError, Future
 
 from toolbus.loopback import CallbackUrl, parse_callback_url
@@ -130,15 +129,11 @@ async def _attempt(body: bytes, target: CallbackUrl) -> str:
 
     from toolbus.outbound import open_session
 
-    headers = {}
-    if target.user or target.password:
-        named = f"{target.user}:{target.password}".encode()
-        headers["Authorization"] = f"Basic {b64encode(named).decode()}"
     url = URL(target.url, encoded=True)  # as it was given: parsing it anew would requote it
     try:
         async with (
             open_session(connections=1, seconds=POST_SECONDS, content_type="application/json") as session,
-            session.post(url, data=body, headers=headers, allow_redirects=False) as response,
+            session.post(url, data=body, headers=target.headers, allow_redirects=False) as response,
         ):
             return "" if 200 <= response.status < 300 else f"it answered {response.status}"
     except TimeoutError:

@@ -17,25 +17,23 @@ import json
 import logging
 import os
 import sqlite3
-import struct
 import threading
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from toolbus.errors import SetupError
+from toolbus.database import Damaged, Database, crc_of, time_bytes
 from toolbus.tasks.record import Status, Task
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.tasks")
 
-APPLICATION_ID = 0x54427461  # "TBta"; says whose file it is, to us and to file(1)
-BUSY_SECONDS = 0.1  # for a person's sqlite3 shell that is just reading
+APPLICATION_ID = 0x54427461  # "TBta"
 MOST_WAITING = 2_000  # changes that wait for a disk that takes none; there are fewer tasks than that
 CLOSE_SECONDS = 5.0
 
@@ -53,19 +51,6 @@ MIGRATIONS: tuple[str, ...] = (
 )
 _PUT = "INSERT INTO tasks (task_id, ended, fields, result, checksum) VALUES (?, ?, ?, ?, ?)"
 _FIELDS = ("tool", "owner", "started", "status", "error", "channel_id", "platform")
-_MAGIC = b"SQLite format 3\0"
-_COMPANIONS = ("", "-wal", "-shm", "-journal")
-_ACCESS = "let this user read and write the file and its directory, or name another file"
-# What SQLite says where the file itself may well be sound; everything else counts as damage.
-_CURES = {
-    sqlite3.SQLITE_BUSY: "another program uses it: stop that one, or name another file",
-    sqlite3.SQLITE_LOCKED: "another program uses it: stop that one, or name another file",
-    sqlite3.SQLITE_CANTOPEN: _ACCESS,
-    sqlite3.SQLITE_READONLY: _ACCESS,
-    sqlite3.SQLITE_PERM: _ACCESS,
-    sqlite3.SQLITE_FULL: "free some space on its disk, or name another file",
-    sqlite3.SQLITE_IOERR: "check its disk, and that there is space left, or name another file",
-}
 
 _Row = tuple[str, float | None, str, bytes | None, int]
 
@@ -195,81 +180,60 @@ class Shelf:
 
 
 def _open(path: Path) -> sqlite3.Connection:
+    file = Database(
+        path,
+        APPLICATION_ID,
+        MIGRATIONS,
+        elsewhere="name another file",
+        restore="move it away or name another file",
+        label="the tasks' file ",
+    )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        _must_be_ours(path)
+        with suppress(FileExistsError):
+            file.make()
+        if not path.is_file() or path.stat().st_size:  # an empty one is left by a program that was killed as it began
+            file.must_be_ours()
+        file.make_private()
         try:
-            return _connect(path)
-        except sqlite3.DatabaseError as damage:
-            cure = _CURES.get(getattr(damage, "sqlite_errorcode", 0) & 0xFF)  # the low byte is the kind
-            if cure:
-                raise _refused(path, f"SQLite says: {damage}", cure) from damage
-            _move_aside(path, damage)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        return _connect(path)
+            return _connect(file)
+        except Damaged as damage:
+            _move_aside(file, damage)
+        file.make()
+        return _connect(file)
     except OSError as problem:
-        raise _refused(path, problem.strerror or str(problem), _ACCESS) from problem
+        raise file.inaccessible(problem) from problem
 
 
-def _must_be_ours(path: Path) -> None:
-    """Refuses what is somebody else's, by its header: even opening a file may change it."""
-    with open(path, "rb") as file:
-        header = file.read(100)
-    if not header:
-        return
-    if not header.startswith(_MAGIC):
-        raise _refused(path, "it is no SQLite file, or its beginning is damaged", "move it away or name another file")
-    owner = int.from_bytes(header[68:72], "big")
-    if owner != APPLICATION_ID:
-        raise _refused(
-            path, f"it is an SQLite file of another program (application_id {owner:#x})", "name another file"
-        )
-
-
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(file: Database) -> sqlite3.Connection:
     """Opens a file that exists, locks it and lifts it to this version.
 
     Raises:
-        sqlite3.DatabaseError: it is damaged, or cannot be used now.
-        SetupError: a newer version wrote it.
+        Damaged: it cannot be read any more.
+        SetupError: it cannot be used now, or a newer version wrote it.
     """
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    connection.text_factory = lambda raw: raw.decode(errors="replace")  # a damaged text shall fail its checksum
-    try:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second program would take our tasks for ended
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            raise _refused(
-                path,
-                f"a newer toolbus wrote it (version {version}; this one knows {len(MIGRATIONS)})",
-                "use that one, or name another file",
-            )
-        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(str(verdict))
-        for number in range(version, len(MIGRATIONS)):
-            connection.executescript(
-                f"BEGIN EXCLUSIVE; PRAGMA application_id = {APPLICATION_ID}; {MIGRATIONS[number]}; "
-                f"PRAGMA user_version = {number + 1}; COMMIT"
-            )
-        connection.execute("PRAGMA journal_mode = WAL")  # after the header is whole: whose it is stands there
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript("BEGIN IMMEDIATE; SELECT count(*) FROM tasks; COMMIT")  # takes the lock for good
-    except BaseException:
-        connection.close()
-        raise
+    with file.errors():
+        connection = file.connect("rw")
+        try:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second program would take our tasks for ended
+            file.version(connection, "quick_check")
+            file.lift(connection)
+            connection.execute("PRAGMA journal_mode = WAL")  # after the header is whole: whose it is stands there
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript("BEGIN IMMEDIATE; SELECT count(*) FROM tasks; COMMIT")  # takes the lock for good
+        except BaseException:
+            connection.close()
+            raise
     return connection
 
 
-def _move_aside(path: Path, damage: Exception) -> None:
-    aside = Path(f"{path}.damaged")  # one is kept: damaged disks must not fill themselves
-    for ending in _COMPANIONS:
-        part = Path(f"{path}{ending}")
-        Path(f"{aside}{ending}").unlink(missing_ok=True)
+def _move_aside(file: Database, damage: Damaged) -> None:
+    aside = Path(f"{file.path}.damaged")  # one is kept: damaged disks must not fill themselves
+    for part, kept in zip(file.parts(), replace(file, path=aside).parts(), strict=True):
+        kept.unlink(missing_ok=True)
         if part.exists():
-            os.replace(part, f"{aside}{ending}")
-    log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", path, str(damage)[:200], aside)
+            os.replace(part, kept)
+    log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", file.path, damage.what, aside)
 
 
 def _row(task: Task, result_bytes: int) -> _Row:
@@ -299,11 +263,5 @@ def _task(task_id: str, ended: float | None, fields: str, result: bytes | None, 
 
 
 def _checksum(task_id: str, ended: float | None, fields: str, result: bytes | None) -> int:
-    when = b"" if ended is None else struct.pack(">d", ended + 0.0)  # SQLite keeps -0.0 as 0.0
-    return zlib.crc32(b"\0".join((task_id.encode(), when, fields.encode(), result or b"")))
-
-
-def _refused(path: Path, what: str, cure: str) -> SetupError:
-    return SetupError(
-        f"the tasks' file {path} cannot be used: {what}. Nothing was changed. {cure[0].upper()}{cure[1:]}"
-    )
+    when = b"" if ended is None else time_bytes(ended)
+    return crc_of(task_id.encode(), when, fields.encode(), result or b"")

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolbus.sdk.declaration import describe
+from toolbus.sdk.hints import signature_of
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
 
 CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 current_ctx: ContextVar[Any] = ContextVar("toolbus_ctx", default=None)
 """What the running call was given as ``ctx``; a call's task takes it along from whoever started it."""
@@ -40,6 +42,11 @@ class ToolDefinition:
     no_background: bool = False
     allow_repeat: bool = False
 
+    def for_models(self) -> ToolDefinition:
+        """Returns it without the property that no model may fill; itself where there is none."""
+        parameters = _without_ctx(self.parameters) if _takes_ctx(self.handler) else self.parameters
+        return self if parameters is self.parameters else replace(self, parameters=parameters)
+
     def spec(self, **options: Any) -> ToolSpec:
         """Returns how to offer and run it.
 
@@ -50,18 +57,22 @@ class ToolDefinition:
         Raises:
             TypeError, ValueError: naming the option that breaks its rule.
         """
-        takes_ctx = _takes_ctx(self.handler)
+        if not isinstance(self.parameters, dict):
+            raise TypeError(
+                f"tool {self.name!r:.80}: parameters must be a dict, not {type(self.parameters).__name__}: give a JSON "
+                'Schema, {"type": "object"} for a tool that takes anything'
+            )
         meta = describe(
             self.handler,
             name=self.name,
             description=self.description,
-            parameters=_without_ctx(self.parameters) if takes_ctx else self.parameters,
+            parameters=self.for_models().parameters,
             no_background=self.no_background,
             allow_repeat=self.allow_repeat,
             **options,
         )
         spec = spec_of(self.handler, meta if "timeout" in options else replace(meta, timeout=0.0))
-        if not takes_ctx:
+        if not _takes_ctx(self.handler):
             return spec
         return replace(
             spec,
@@ -73,10 +84,14 @@ class ToolDefinition:
 
 
 def _takes_ctx(handler: Callable[..., Any]) -> bool:
+    """Whether a handler wants the caller's context: by a parameter of that name, unless it is for a `ToolScope`."""
     try:
-        return CTX in inspect.signature(handler).parameters
-    except (TypeError, ValueError):  # a builtin: nothing to be read
+        ctx = inspect.signature(handler).parameters.get(CTX)
+    except (TypeError, ValueError):  # a builtin, or nothing that can be called: nothing to be read
         return False
+    if ctx is None or ctx.kind not in _BY_KEYWORD:
+        return False
+    return ctx.annotation is inspect.Parameter.empty or signature_of(handler).scope != CTX
 
 
 def _with_ctx(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,6 +99,7 @@ def _with_ctx(handler: Callable[..., Any]) -> Callable[..., Any]:
     required = inspect.signature(handler).parameters[CTX].default is inspect.Parameter.empty
 
     def run(**arguments: Any) -> Any:
+        arguments.pop(CTX, None)  # a handler that takes any keyword would else get a model's
         given = current_ctx.get()
         if given is not None or required:
             arguments[CTX] = given
@@ -92,12 +108,12 @@ def _with_ctx(handler: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _without_ctx(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Returns a schema without a property that no model may fill."""
-    properties, required = parameters.get("properties"), parameters.get("required")
+def _without_ctx(parameters: Any) -> Any:
+    """Returns a schema without a property that no model may fill; what is no schema, and one without it, as it is."""
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if not isinstance(properties, dict) or CTX not in properties:
         return parameters
     shown = {**parameters, "properties": {name: each for name, each in properties.items() if name != CTX}}
-    if isinstance(required, list):
+    if isinstance(required := parameters.get("required"), list):
         shown["required"] = [name for name in required if name != CTX]
     return shown

@@ -7,27 +7,34 @@ that calls; all of them look into one table of tools. With a bus there is one di
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from toolbus.dispatcher import Dispatcher
-from toolbus.entry import BUS_SOURCE
+from toolbus.entry import BUS_SOURCE, Listing
+from toolbus.errors import Code, Stage
 from toolbus.local import LocalCaller, OnProgress
 from toolbus.policy import Policy
 from toolbus.records import CallRecord, Records
 from toolbus.registry import Registry
 from toolbus.sdk.threads import Workers
 from toolbus.tasks import LoopTasks, TaskManager
-from toolbus.tool import TASK_SECONDS, Limits, Result
+from toolbus.tool import MIB, TASK_SECONDS, CallError, Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 from toolbus.view import Onlooker, View
 
-SOURCE = "local"  # whose the tools of this process are
+SOURCE = "local"  # whose the tools of this process are, unless it says otherwise
 WORKERS = 32  # threads for handlers that are plain functions
 IDS_A_LOOP = 1 << 40  # dispatchers share handlers, so they must not share ids
+ANY_NUMBER = 1 << 30  # calls at once: where no peer can be overloaded, a limit would only lose calls
+# Nothing is sent, so a result may be larger than a message, and one source holds what there is.
+ALONE = Limits(result_bytes=64 * MIB, held_bytes_per_source=Limits().held_bytes)
+WHOLE = Onlooker(SOURCE, administers=False, unnamed_may=True)  # sees what is offered, whoever may call it
 
 
 class Home(Protocol):
@@ -35,8 +42,10 @@ class Home(Protocol):
 
     registry: Registry
     view: View
-    onlooker: Onlooker  # who lists
+    onlooker: Onlooker  # who lists on behalf of a user
     run_sync: Any  # runs a plain function off the loop
+    limits: Limits  # for what is registered
+    slots: int  # how many calls a tool takes at once
 
     def dispatcher(self) -> Dispatcher:
         """Returns the dispatcher of the loop that handlers run on."""
@@ -51,27 +60,43 @@ class Home(Protocol):
         """Returns the newest calls, newest first."""
 
 
+def offered(home: Home, user_id: str | None) -> Sequence[Listing]:
+    """Returns what can be called on behalf of a user, each name once; None: everything, whoever may."""
+    caller = WHOLE if user_id is None else home.onlooker
+    listings = home.view.listings(user_id=user_id or "", caller=caller)
+    if len(home.registry.roles) < 2:
+        return listings
+    by_name: dict[str, Listing] = {}
+    for each in listings:  # roles may have different tools of one name; a call finds the first of them
+        by_name.setdefault(each.tool.name, each)
+    return tuple(by_name.values())
+
+
 class Alone:
     """A registry of its own, with a dispatcher for each loop.
 
     Args:
         tasks: keeps calls that outlive their caller's patience; None: callers wait to the end.
+        source: who calls.
         unnamed_may: whether calls without a user pass where users are named.
     """
 
-    def __init__(self, tasks: TaskManager | None, *, unnamed_may: bool) -> None:
+    def __init__(self, tasks: TaskManager | None, source: str, *, unnamed_may: bool) -> None:
         self._tasks = tasks
-        self._unnamed_may = unnamed_may
         self._policy = Policy()
         self._lock = threading.Lock()
         self._made = 0  # dispatchers so far
         self._callers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Dispatcher, LocalCaller]]
         self._callers = weakref.WeakKeyDictionary()
-        self._workers = Workers(WORKERS, "toolbus-tools")
-        self.run_sync = self._workers.run
+        self._records = Records()  # of all loops, the ended ones too
+        workers = Workers(WORKERS, "toolbus-tools")
+        weakref.finalize(self, workers.stop)  # its threads would else wait for ever
+        self.run_sync = workers.run
+        self.limits = ALONE
+        self.slots = ANY_NUMBER
         self.registry = Registry(grace_seconds=0.0)
         self.view = View(self.registry, self._policy)
-        self.onlooker = Onlooker(SOURCE, administers=False, unnamed_may=unnamed_may)
+        self.onlooker = Onlooker(source, administers=False, unnamed_may=unnamed_may)
 
     def dispatcher(self) -> Dispatcher:
         return self._here()[0]
@@ -83,9 +108,7 @@ class Alone:
         """Nobody watches: listings are read anew where the revision has risen."""
 
     def records(self) -> list[CallRecord]:
-        with self._lock:
-            all_records = [dispatcher.records for dispatcher, _ in self._callers.values()]
-        return sorted((each for records in all_records for each in records), key=lambda each: each.ended, reverse=True)
+        return list(self._records)
 
     def _here(self) -> tuple[Dispatcher, LocalCaller]:
         loop = asyncio.get_running_loop()
@@ -100,8 +123,8 @@ class Alone:
         dispatcher = Dispatcher(
             self.registry,
             self._policy,
-            Records(),
-            Limits(),
+            self._records,
+            self.limits,
             arm=timer.arm,
             first_id=1 + self._made * IDS_A_LOOP,
         )
@@ -109,9 +132,13 @@ class Alone:
             dispatcher.background = LoopTasks(self._tasks, dispatcher, weakref.ref(loop))
         timer.sweep = dispatcher.sweep
         self._made += 1
-        caller = LocalCaller(
-            SOURCE, dispatcher, unnamed_may=self._unnamed_may, longest_timeout=TASK_SECONDS
-        )  # what it administers here are its own tasks
+        caller = LocalCaller(  # what it administers here are its own tasks
+            self.onlooker.source,
+            dispatcher,
+            ANY_NUMBER,
+            unnamed_may=self.onlooker.unnamed_may,
+            longest_timeout=TASK_SECONDS,
+        )
         return dispatcher, caller
 
 
@@ -120,17 +147,19 @@ class OnBus:
 
     Args:
         bus: a `toolbus.Bus`.
-        unnamed_may: as for `Alone`.
+        source, unnamed_may: as for `Alone`.
     """
 
-    def __init__(self, bus: Any, *, unnamed_may: bool) -> None:
+    def __init__(self, bus: Any, source: str, *, unnamed_may: bool) -> None:
         self._bus = bus
         self.registry: Registry = bus.registry
         self.view: View = bus.dispatcher.view
         self.run_sync = bus.run_sync
-        self.onlooker = Onlooker(SOURCE, administers=False, unnamed_may=unnamed_may)
+        self.onlooker = Onlooker(source, administers=False, unnamed_may=unnamed_may)
+        self.limits = Limits()
+        self.slots = self.limits.calls_in_flight
         self._caller = LocalCaller(
-            SOURCE, bus.dispatcher, administers=False, unnamed_may=unnamed_may, longest_timeout=TASK_SECONDS
+            source, bus.dispatcher, administers=False, unnamed_may=unnamed_may, longest_timeout=TASK_SECONDS
         )
 
     def dispatcher(self) -> Dispatcher:
@@ -138,30 +167,57 @@ class OnBus:
         return dispatcher
 
     async def call(self, call: pb.ToolCall, on_progress: OnProgress | None) -> Result:
-        loop = self._bus.loop
-        if loop is None or loop is asyncio.get_running_loop():
+        loop, here = self._bus.loop, asyncio.get_running_loop()
+        if loop is here:
             return await self._caller.call(call, on_progress)
-        there = asyncio.run_coroutine_threadsafe(self._caller.call(call, on_progress), loop)
-        return await asyncio.wrap_future(there)
+        if loop is None:
+            return _unavailable("the bus has not been started")
+        if on_progress is not None:  # it belongs to this loop
+            on_progress = functools.partial(_tell, here, on_progress)
+        coroutine = self._caller.call(call, on_progress)
+        try:
+            there = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            return _unavailable("the bus has stopped")
+        try:
+            return await asyncio.wrap_future(there)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # It cancels what still runs on it; how far this call had got is lost with it.
+            return _unavailable("the bus's event loop ended", Stage.UNKNOWN)
 
     def changed(self) -> None:
-        self._bus.catalogue_changed()
+        with contextlib.suppress(RuntimeError):  # the bus's loop is closed, and nobody watches
+            self._bus.catalogue_changed()
 
     def records(self) -> list[CallRecord]:
         return [each for each in self._bus.records if each.source != BUS_SOURCE]
 
 
+def _tell(loop: asyncio.AbstractEventLoop, on_progress: OnProgress, progress: Progress) -> None:
+    loop.call_soon_threadsafe(on_progress, progress)
+
+
+def _unavailable(why: str, stage: Stage = Stage.NOT_DISPATCHED) -> Result:
+    return Result(is_error=True, error=CallError(Code.UNAVAILABLE, f"{why}: no tool can be called", stage))
+
+
 class _Timer:
-    """Wakes one dispatcher; it is armed on that dispatcher's loop only."""
+    """Wakes one dispatcher; it is armed on that dispatcher's loop only, and keeps neither of them alive."""
 
     def __init__(self) -> None:
-        self._handle: asyncio.TimerHandle | None = None  # None: no deadline is near
+        self._handle: weakref.ref[asyncio.TimerHandle] | None = None  # None: no deadline is near
         self.sweep: Callable[[float], None] = lambda now: None  # the dispatcher's, once that is made
 
     def arm(self, when: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = asyncio.get_running_loop().call_later(max(0.0, when - time.monotonic()), self._wake)
+        armed = self._handle() if self._handle is not None else None
+        if armed is not None:
+            armed.cancel()
+        handle = asyncio.get_running_loop().call_later(max(0.0, when - time.monotonic()), self._wake)
+        self._handle = weakref.ref(handle)  # it knows its loop, which a program may have ended long before it is due
 
     def _wake(self) -> None:
         self._handle = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.sdk.scope import CallContext
 from toolbus.tool import Progress, Result, Tool
-from toolbus.tools.home import Home
+from toolbus.tools.home import Home, offered
 
 if TYPE_CHECKING:
     from toolbus.tools.tool_registry import ToolRegistry
@@ -31,8 +31,7 @@ class RegistrySource:
     async def tools(self) -> tuple[int, Sequence[Tool]]:
         """Returns the revision and the tools that the user may call."""
         revision = self._home.registry.revision
-        listings = self._home.view.listings(user_id=self._user_id, caller=self._home.onlooker)
-        return revision, [listing.tool for listing in listings]
+        return revision, [listing.tool for listing in offered(self._home, self._user_id)]
 
     async def call(
         self,

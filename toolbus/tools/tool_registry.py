@@ -10,33 +10,35 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.shape import Export
 from toolbus.dialects.text import text_of
-from toolbus.entry import Listing
-from toolbus.errors import Code, Stage
+from toolbus.entry import BUS_SOURCE, Listing
+from toolbus.errors import Code, SetupError, Stage
 from toolbus.local import LocalHandler, OnProgress
 from toolbus.offer import prepare
 from toolbus.policy import EVERYONE, Permissions
 from toolbus.records import CallRecord
 from toolbus.sdk.neko import ToolDefinition as DictTool
+from toolbus.sdk.outgoing import encodable
 from toolbus.sdk.scope import CallContext
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
 from toolbus.tasks import TaskManager, TaskTools
-from toolbus.tool import TASK_SECONDS, CallError, Limits, Result, dump_arguments
+from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments, is_source
 from toolbus.tools.definition import ToolDefinition, current_ctx, depth
-from toolbus.tools.home import SOURCE, Alone, Home, OnBus
+from toolbus.tools.home import SOURCE, Alone, Home, OnBus, offered
 from toolbus.tools.source import RegistrySource
 from toolbus.v1 import tool_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_NESTED = 8  # calls of tools by tools above one another
+SHORTEST_PATIENCE = 0.001  # seconds; 0 would mean patience without end
 Definition = ToolDefinition | DictTool
 
 
@@ -47,6 +49,15 @@ class LiveSession(Protocol):
         """Tells it of the tools as they are now; raises where it refuses them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Exported:
+    """The tools in OpenAI's format: as of a revision, and where each stands by its name on the bus."""
+
+    revision: int
+    export: Export
+    places: Mapping[str, int]
+
+
 class ToolRegistry:
     """Tools of this process. Safe from any thread and any event loop; empty, it is false.
 
@@ -55,26 +66,41 @@ class ToolRegistry:
             calls run to their end.
         bus: a running `toolbus.Bus` to be part of. Its tools are listed and called here too, and these are offered by
             it; calls that become tasks are then kept by the bus's own task manager, for whose timeout see `Config`.
+        source: whose tools these are, for listings and for permissions by source.
         require_user: whether calls without a user are refused where a tool is for certain users. By default they pass,
             as in Stargazer; callers over the wire are always held to it.
+
+    Raises:
+        SetupError: from the constructor, for a task manager beside that of a bus.
+        ValueError: from the constructor; the source breaks the rule for sources.
     """
 
-    def __init__(self, task_manager: TaskManager | None = None, *, bus: Any = None, require_user: bool = False) -> None:
+    def __init__(
+        self,
+        task_manager: TaskManager | None = None,
+        *,
+        bus: Any = None,
+        source: str = SOURCE,
+        require_user: bool = False,
+    ) -> None:
+        if bus is not None and task_manager is not None:
+            raise SetupError("a bus keeps tasks by itself: leave task_manager out, and see its Config for the patience")
         self.task_manager = task_manager if bus is None else bus.tasks
         self._home: Home
         if bus is None:
-            self._home = Alone(task_manager, unnamed_may=not require_user)
+            self._home = Alone(task_manager, _checked(source), unnamed_may=not require_user)
         else:
-            self._home = OnBus(bus, unnamed_may=not require_user)
-        self._limits = Limits()
+            self._home = OnBus(bus, _checked(source), unnamed_may=not require_user)
+        self._source = source
         self._dialect = OpenAIChat()
-        self._exported: tuple[int, Export] | None = None  # with the revision that it shows
-        self._specs: dict[str, Definition] = {}  # what was registered here, by name
-        self._handlers: dict[str, LocalHandler] = {}
-        self._sessions: dict[LiveSession, None] = {}
-        if task_manager is not None and bus is None:
+        self._lock = threading.RLock()  # what is registered here and in the home changes together
+        self._exported: _Exported | None = None  # None: to be made anew
+        self._own: dict[str, tuple[Definition, LocalHandler]] = {}  # what was registered here, by name
+        self._ruled: frozenset[str] = frozenset()  # tools that `set_permissions` named
+        self._sessions: dict[LiveSession, asyncio.AbstractEventLoop] = {}  # with the loop that each belongs to
+        if task_manager is not None:
             for method in TaskTools(task_manager).tools():
-                self._offer(spec_of(method), "toolbus", qualified=True)
+                self._offer(spec_of(method), BUS_SOURCE, qualified=True)
 
     def __repr__(self) -> str:
         return f"<ToolRegistry tools={len(self)}>"
@@ -93,7 +119,7 @@ class ToolRegistry:
         Raises:
             TypeError, ValueError, InvalidTool: naming what breaks a rule.
         """
-        flags = {name: options.pop(name, False) for name in ("no_background", "allow_repeat")}
+        flags = {flag: options.pop(flag, False) for flag in ("no_background", "allow_repeat")}
 
         def register(function: F) -> F:
             self._register(ToolDefinition(name, description, parameters, function, **flags), options)
@@ -116,25 +142,26 @@ class ToolRegistry:
         """Registers a tool and waits until every live session has been told (REST-63).
 
         Raises:
-            Exception: whatever the first session raised that refused the new list; the tool stays registered.
+            Exception: what a session raised that refused the new list, the first where several did; all have been told
+                then, and the tool stays registered.
         """
         self._register(definition, {})
         await self._sync()
 
     def unregister_tool(self, name: str) -> bool:
-        """Withdraws a tool that was registered here. Returns whether there was one."""
-        definition = self._specs.pop(name, None)
-        if definition is None:
-            return False
-        self._home.registry.withdraw(self._handlers.pop(name))
-        self._home.changed()
-        return True
+        """Withdraws a tool that was registered here. Returns whether there was one, not replaced by another's."""
+        with self._lock:
+            own = self._own.pop(name, None)
+            gone = own is not None and bool(self._home.registry.withdraw(own[1]).names)
+        if gone:
+            self._home.changed()
+        return gone
 
     async def unregister_tool_and_sync(self, name: str) -> bool:
         """Withdraws a tool and waits until every live session has been told.
 
         Raises:
-            Exception: whatever the first session raised that refused the new list.
+            Exception: as for `register_tool_and_sync`.
         """
         removed = self.unregister_tool(name)
         await self._sync()
@@ -142,13 +169,15 @@ class ToolRegistry:
 
     def clear_tools(self, source: str | None = None) -> int:
         """Withdraws what was registered here, of one source or (None) all of it. Returns how many tools."""
-        names = [name for name, each in list(self._specs.items()) if source is None or _source(each) == source]
-        return sum(self.unregister_tool(name) for name in names)
+        with self._lock:
+            names = [name for name, (each, _) in self._own.items() if source is None or self._source_of(each) == source]
+            return sum(self.unregister_tool(name) for name in names)
 
     def offer_task_tools(self) -> None:
         """Offers ``check_task``, ``await_task``, ``list_tasks`` and ``cancel_task`` to models like any other tool.
 
-        Without it they can be called, as ``toolbus:check_task`` and so on and by their bare names, but are not listed.
+        Without it they are not listed. A registry of its own can call them even so, as ``toolbus:check_task`` and so on
+        and by their bare names; on a bus those are for operators.
 
         Raises:
             ValueError: there is no task manager.
@@ -156,26 +185,45 @@ class ToolRegistry:
         if self.task_manager is None:
             raise ValueError("this registry keeps no tasks: make it with ToolRegistry(task_manager=TaskManager())")
         for method in TaskTools(self.task_manager).tools():
-            self._offer(spec_of(method), "toolbus.tasks")
+            self._offer(spec_of(method), f"{BUS_SOURCE}.tasks")
+        self._home.changed()
 
     def _register(self, definition: Definition, options: Mapping[str, Any]) -> None:
-        spec = definition.spec() if isinstance(definition, DictTool) else definition.spec(**options)
-        handler = self._offer(spec, _source(definition))
-        self._specs[definition.name] = definition
-        self._handlers[definition.name] = handler
+        if isinstance(definition, ToolDefinition):
+            definition = definition.for_models()
+            spec = definition.spec(**options)
+        elif isinstance(definition, DictTool):
+            spec = definition.spec()
+        else:
+            raise TypeError(
+                f"{definition!r:.80} is no tool: give a ToolDefinition of toolbus.tools, or one of toolbus.sdk"
+            )
+        with self._lock:
+            self._own[definition.name] = (definition, self._offer(spec, self._source_of(definition)))
+        self._home.changed()
+
+    def _source_of(self, definition: Definition) -> str:
+        return _checked(definition.source) if isinstance(definition, DictTool) else self._source
 
     def _offer(self, spec: ToolSpec, source: str, *, qualified: bool = False) -> LocalHandler:
-        handler = LocalHandler(source, spec, self._home.dispatcher, run_sync=self._home.run_sync)
-        self._home.registry.register(handler, prepare([spec.tool], self._limits), qualified=qualified)
-        self._home.changed()
+        home = self._home
+        handler = LocalHandler(source, spec, home.dispatcher, home.slots, run_sync=home.run_sync)
+        home.registry.register(handler, prepare([spec.tool], home.limits), qualified=qualified)
         return handler
 
     async def _sync(self) -> None:
-        await asyncio.gather(*(session.sync() for session in list(self._sessions)))
+        told = [_told(session, loop) for session, loop in list(self._sessions.items())]
+        for answer in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
 
     def add_session(self, session: LiveSession) -> None:
-        """Has ``register_tool_and_sync`` wait for a session, until `remove_session`."""
-        self._sessions[session] = None
+        """Has ``register_tool_and_sync`` wait for a session, until `remove_session`.
+
+        Raises:
+            RuntimeError: no event loop runs here; a session is only used on the one that it belongs to.
+        """
+        self._sessions[session] = asyncio.get_running_loop()
 
     def remove_session(self, session: LiveSession) -> None:
         """Forgets a session that has ended; one that is not known is no error."""
@@ -184,7 +232,9 @@ class ToolRegistry:
     # -- permissions ---------------------------------------------------------------------------------------------
 
     def set_permissions(self, permissions: Mapping[str, Iterable[str]]) -> None:
-        """Says which users may call which tools; replaces what was said before. Takes effect at once.
+        """Says which users may call which tools; replaces what was said here before. Takes effect at once.
+
+        On a bus, rules that it has for other tools, and for roles and sources, stay as they are.
 
         Args:
             permissions: user ids by tool; ``*`` is everyone. A tool that is not named is open to everyone, one with an
@@ -193,14 +243,22 @@ class ToolRegistry:
         Raises:
             InvalidRequest: naming what is no such thing.
         """
-        before = self._home.view.permissions.as_tables()
-        self._home.view.permit(Permissions.read(before | {"tools": dict(permissions)}))
+        named = dict(permissions)
+        with self._lock:
+            tables: dict[str, dict[str, Any]] = {**self._home.view.permissions.as_tables()}
+            others = {name: users for name, users in tables["tools"].items() if name not in self._ruled}
+            self._home.view.permit(Permissions.read(tables | {"tools": others | named}))
+            self._ruled = frozenset(named)
         self._home.changed()
 
     def is_allowed(self, tool_name: str, user_id: str) -> bool:
-        """Whether a user may call a tool, by the four rules of `set_permissions`."""
-        users = self._home.view.permissions.tools.get(tool_name)
-        return users is None or EVERYONE in users or user_id in users
+        """Whether a user may call a tool, by the rules of `set_permissions`; on a bus by all of the tool's."""
+        permissions, entry = self._home.view.permissions, self._home.registry.find(tool_name)
+        if entry is None:
+            rules = [permissions.tools[tool_name]] if tool_name in permissions.tools else []
+        else:
+            rules = [users for _, _, users in permissions.rules_for(entry)]
+        return all(EVERYONE in users or user_id in users for users in rules)
 
     # -- calling -------------------------------------------------------------------------------------------------
 
@@ -223,8 +281,8 @@ class ToolRegistry:
         """
         try:
             return text_of(await self.call_result(name, arguments, user_id, ctx, nested=nested))
-        except (TypeError, ValueError) as problem:
-            return f"the arguments of {name!r:.80} cannot be written as JSON: {problem}"
+        except (TypeError, ValueError, RecursionError) as problem:
+            return f"tool {name!r:.80} was not called, because its call cannot be written as JSON: {problem}"
 
     async def call_result(
         self,
@@ -244,11 +302,14 @@ class ToolRegistry:
         Args:
             context: what the tool may know beside the user, and the user where it names one.
             schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed.
-            timeout: seconds; None means the tool's own, or as long as a task may take where it has none.
+            timeout: seconds; None means the tool's own, or as long as a task may take where it has none, or where the
+                call may become one.
 
         Raises:
-            TypeError, ValueError: JSON cannot hold the arguments.
+            TypeError, ValueError, RecursionError: JSON cannot hold the arguments; a user is no text.
         """
+        if not isinstance(user_id, str):
+            raise TypeError(f"user_id is {user_id!r:.80}: give a text, the empty one where nobody is known")
         level = depth.get() + 1
         if level > MAX_NESTED:
             sentence = f"tools called tools {MAX_NESTED} deep; the chain ends here: let a tool answer by itself"
@@ -257,16 +318,18 @@ class ToolRegistry:
         if user_id and not context.user_id:
             context = replace(context, user_id=user_id)
         message = pb.ToolCall(
-            name=self._bus_name(str(name)),
-            arguments_json=dump_arguments(arguments),
+            name=encodable(self._bus_name(str(name))),
+            arguments_json=encodable(dump_arguments(arguments)),
             timeout_seconds=timeout or 0.0,
             schema_hash=schema_hash,
             context=context.to_wire() if context != CallContext() else None,
         )
-        if self.task_manager is not None and not nested:
-            message.background_after_seconds = self.task_manager.timeout
+        entry = self._home.registry.find(message.name)
+        tool = entry.current.tool if entry is not None and entry.current is not None else None
+        if self.task_manager is not None and not nested and not (tool is not None and tool.no_background):
+            message.background_after_seconds = max(self.task_manager.timeout, SHORTEST_PATIENCE)
         elif timeout is None:
-            message.timeout_seconds = self._own_timeout(message.name)
+            message.timeout_seconds = (tool.timeout_seconds if tool is not None else 0.0) or TASK_SECONDS
         ctx_before, depth_before = current_ctx.set(ctx), depth.set(level)
         try:
             return await self._home.call(message, on_progress)
@@ -279,30 +342,28 @@ class ToolRegistry:
         registry = self._home.registry
         if registry.find(name) is not None:
             return name
-        listed = self._export().names.to_bus.get(name, name)
+        listed = self._export().export.names.to_bus.get(name, name)
         return f"toolbus:{name}" if listed == name and registry.find(f"toolbus:{name}") is not None else listed
-
-    def _own_timeout(self, name: str) -> float:
-        entry = self._home.registry.find(name)
-        declared = entry.tool.timeout_seconds if entry is not None else 0.0
-        return declared or TASK_SECONDS
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def get_openai_tools(self, user_id: str | None = None) -> list[dict[str, Any]]:
-        """Returns the tools as OpenAI's chat completions take them; ``[]`` where there are none.
+        """Returns the tools as OpenAI's chat completions take them; ``[]`` where there are none. Not to be changed.
 
         Args:
             user_id: only what this user may call; None: everything.
         """
+        exported = self._export()
+        tools, places = exported.export.tools, exported.places
         if user_id is None:
-            return list(self._export().tools)
-        return list(self._dialect.export(each.tool for each in self._listings(user_id)).tools)
+            return list(tools)
+        return [tools[places[each.tool.name]] for each in self._listings(user_id) if each.tool.name in places]
 
     def get_openai_tools_by_names(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Returns some of the tools, in the order of the registry; unknown names are passed over."""
-        export, wanted = self._export(), frozenset(names)
-        return [tool for name, tool in zip(export.kept, export.tools, strict=True) if name in wanted]
+        """Returns some of the tools, in the order of the registry; unknown names are passed over. Not to be changed."""
+        exported = self._export()
+        found = {exported.places[name] for name in names if name in exported.places}
+        return [exported.export.tools[place] for place in sorted(found)]
 
     def invalidate_cache(self) -> None:
         """Forgets the exported tools. Changes through this class do so by themselves."""
@@ -336,33 +397,50 @@ class ToolRegistry:
         """Returns the newest calls, newest first."""
         return self._home.records()
 
-    def _listings(self, user_id: str = "") -> tuple[Listing, ...]:
-        return self._home.view.listings(user_id=user_id, caller=self._home.onlooker)
+    def _listings(self, user_id: str | None = None) -> Sequence[Listing]:
+        return offered(self._home, user_id)
 
-    def _export(self) -> Export:
-        revision = self._home.registry.revision
-        if self._exported is None or self._exported[0] != revision:
-            self._exported = (revision, self._dialect.export(listing.tool for listing in self._listings()))
-        return self._exported[1]
+    def _export(self) -> _Exported:
+        exported, revision = self._exported, self._home.registry.revision  # the revision is read before the tools are
+        if exported is None or exported.revision != revision:
+            export = self._dialect.export(listing.tool for listing in self._listings())
+            exported = _Exported(revision, export, {name: place for place, name in enumerate(export.kept)})
+            self._exported = exported
+        return exported
 
     def _definition(self, listing: Listing) -> ToolDefinition:
         tool = listing.tool
-        registered = self._specs.get(tool.name)
-        if isinstance(registered, ToolDefinition) and listing.source == SOURCE:
+        registered, handler = self._own.get(tool.name, (None, None))
+        if isinstance(registered, ToolDefinition) and handler in listing.entry.handlers():
             return registered
-        handler = functools.partial(self._call_with, tool.name)
-        return ToolDefinition(
-            tool.name,
-            tool.description,
-            json.loads(tool.parameters_json),
-            handler,
-            tool.no_background,
-            tool.allow_repeat,
-        )
+        call = functools.partial(self._call_with, tool.name)
+        return ToolDefinition(tool.name, tool.description, tool.parameters, call, tool.no_background, tool.allow_repeat)
 
-    async def _call_with(self, name: str, **arguments: Any) -> str:
+    async def _call_with(self, name: str, /, **arguments: Any) -> str:
         return await self.call(name, arguments)
 
 
-def _source(definition: Definition) -> str:
-    return definition.source if isinstance(definition, DictTool) else SOURCE
+async def _told(session: LiveSession, loop: asyncio.AbstractEventLoop) -> object:
+    """Has a session told of the tools, on its own loop; one whose loop has ended has nobody to tell."""
+    if loop is asyncio.get_running_loop():
+        return await session.sync()
+    syncing = _sync_of(session)
+    try:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(syncing, loop))
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        syncing.close()
+        return None
+
+
+async def _sync_of(session: LiveSession) -> object:
+    return await session.sync()
+
+
+def _checked(source: str) -> str:
+    if not is_source(source) or source == BUS_SOURCE:
+        raise ValueError(
+            f"source {source!r:.80} breaks the rule [A-Za-z0-9_.:-]{{1,128}}, or is the bus's own: name another"
+        )
+    return source

@@ -21,6 +21,7 @@ from toolbus.upstream.client import Client
 from toolbus.upstream.contract import Taken, Theirs, Trouble, read_change, read_listing
 from toolbus.upstream.ledger import Ledger, Register, Step, Unregister
 from toolbus.upstream.plan import Plan, make_plan
+from toolbus.view import View
 
 log = logging.getLogger("toolbus.upstream")
 
@@ -37,6 +38,7 @@ class Upstream:
 
     Args:
         url: ``http://HOST:PORT`` of the main server, on loopback.
+        view: of the registry: only what a call that names no user may call is offered, since its calls name none.
         callback_base: ``http://127.0.0.1:PORT`` of our own gateway.
         bus_id: sent with every registration, so that buses see what came from a bus.
         changed: yields at once and after every change of the catalogue; what it yields does not matter.
@@ -47,6 +49,7 @@ class Upstream:
         self,
         url: str,
         registry: Registry,
+        view: View,
         *,
         callback_base: str,
         bus_id: str,
@@ -55,6 +58,7 @@ class Upstream:
     ) -> None:
         self._url = url
         self._registry = registry
+        self._view = view
         self._callback_base = callback_base
         self._bus_id = bus_id
         self._changed = changed
@@ -193,13 +197,13 @@ class Upstream:
         self._show()
 
     def _plan(self) -> Plan:
-        registry = self._registry
-        if self._planned_at == registry.revision:
+        view = self._view
+        if self._planned_at == view.revision:
             return self._ledger.plan
-        revision = registry.revision
+        revision = view.revision
         # Role by role: a listing of all roles joins what a source declared for several roles under one of them.
         listings = [
-            listing for role in registry.roles or (None,) for listing in registry.listings(role, include_offline=True)
+            listing for role in self._registry.roles or (None,) for listing in view.listings(role, include_offline=True)
         ]
         listings.sort(key=lambda listing: listing.entry.place)
         plan = make_plan(listings, self._callback_base, self._url)

@@ -1,0 +1,132 @@
+"""Characters outside of the first plane are two halves in JSON's escapes; in every dialect a turn can be sent again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.dialects.samples import PLAIN
+from toolbus.dialects import Dialect, Message, Turn, find_dialect
+from toolbus.dialects.names import PLAIN_NAMES, NameTable
+from toolbus.dialects.shape import ModelCall, model_call
+from toolbus.dialects.text import utf8_json
+
+Json = dict[str, Any]
+HIGH, LOW = "\ud83d", "\ude00"  # of 😀
+
+
+def _openai(pieces: list[str]) -> list[Json]:
+    call = {"index": 0, "id": "call_1", "function": {"name": PLAIN.name, "arguments": ""}}
+    deltas: list[Json] = [{"tool_calls": [call]}]
+    for piece in pieces:
+        more = {"index": 0, "function": {"arguments": piece}}
+        deltas.append({"content": piece, "reasoning_content": piece, "tool_calls": [more]})
+    return [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+
+
+def _responses(pieces: list[str]) -> list[Json]:
+    call = {"type": "function_call", "call_id": "call_1", "name": PLAIN.name, "arguments": ""}
+    events: list[Json] = [{"type": "response.output_item.added", "output_index": 1, "item": call}]
+    for piece in pieces:
+        events.append({"type": "response.output_text.delta", "output_index": 0, "delta": piece})
+        events.append({"type": "response.reasoning_text.delta", "delta": piece})
+        events.append({"type": "response.function_call_arguments.delta", "output_index": 1, "delta": piece})
+    return events
+
+
+def _anthropic(pieces: list[str]) -> list[Json]:
+    blocks: list[Json] = [
+        {"type": "thinking", "thinking": ""},
+        {"type": "text", "text": ""},
+        {"type": "tool_use", "id": "call_1", "name": PLAIN.name, "input": {}},
+    ]
+    keys = {"thinking_delta": "thinking", "text_delta": "text", "input_json_delta": "partial_json"}
+    events: list[Json] = []
+    for index, (block, (kind, key)) in enumerate(zip(blocks, keys.items(), strict=True)):
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        events += [
+            {"type": "content_block_delta", "index": index, "delta": {"type": kind, key: piece}} for piece in pieces
+        ]
+        events.append({"type": "content_block_stop", "index": index})
+    return events
+
+
+def _gemini(pieces: list[str]) -> list[Json]:
+    parts: list[Json] = [{"text": piece, "thought": True} for piece in pieces]
+    parts += [{"text": piece} for piece in pieces]
+    parts.append({"function_call": {"name": PLAIN.name, "args": {"city": "".join(pieces)}}})
+    return [{"candidates": [{"content": {"parts": [part]}}]} for part in parts]
+
+
+def _ollama(pieces: list[str]) -> list[Json]:
+    call = {"function": {"name": PLAIN.name, "arguments": {"city": "".join(pieces)}}}
+    chunks: list[Json] = [{"content": piece, "thinking": piece} for piece in pieces]
+    return [{"message": chunk} for chunk in [*chunks, {"tool_calls": [call]}]]
+
+
+STREAMS: Mapping[str, Callable[[list[str]], list[Json]]] = {
+    "openai": _openai,
+    "openai-responses": _responses,
+    "anthropic": _anthropic,
+    "gemini": _gemini,
+    "ollama": _ollama,
+}
+
+
+def _turn(dialect: Dialect, events: list[Json]) -> Turn:
+    stream = dialect.stream(dialect.export([PLAIN]).names)
+    for event in events:
+        stream.feed(event)
+    return stream.finish()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        (["a", HIGH, LOW, "b"], "a😀b"),
+        (["a" + HIGH, LOW], "a😀"),
+        (["a", HIGH], "a\ufffd"),
+        ([LOW, HIGH], "\ufffd\ufffd"),
+    ],
+    ids=["two chunks", "inside chunks", "cut", "turned round"],
+)
+def test_halves_of_characters_are_joined_or_replaced_and_the_turn_can_be_sent_again(
+    name: str, pieces: list[str], whole: str
+) -> None:
+    dialect = find_dialect(name)
+    assert isinstance(dialect, Dialect)
+    turn = _turn(dialect, STREAMS[name](pieces))
+    assert (turn.text, turn.reasoning) == (whole, whole)
+    (call,) = turn.calls
+    assert whole in call.arguments_json
+    assert (call.name, call.known) == (PLAIN.name, True)
+    request = dialect.request([Message("user", "hello"), turn], dialect.export([PLAIN]))
+    assert whole in json.dumps(request, ensure_ascii=False).encode().decode()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_turn_without_halves_is_what_the_stream_said(name: str) -> None:
+    dialect = find_dialect(name)
+    assert isinstance(dialect, Dialect)
+    turn = _turn(dialect, STREAMS[name](["天気", " 😀"]))
+    assert (turn.text, turn.reasoning) == ("天気 😀", "天気 😀")
+    assert "\ufffd" not in json.dumps(turn.raw, ensure_ascii=False)
+
+
+def test_a_call_with_halves_in_its_id_and_name_is_one_that_can_be_told() -> None:
+    call = model_call(NameTable.build(["a"], PLAIN_NAMES), HIGH + LOW, "a" + HIGH, f'"{HIGH}"')
+    assert call == ModelCall("😀", "a\ufffd", '"\ufffd"', False, "a\ufffd")
+
+
+def test_json_is_mended_wherever_a_text_stands_and_left_alone_elsewhere() -> None:
+    assert utf8_json({HIGH: [1, None, True, 2.5, {"a": (HIGH + LOW,)}]}) == {
+        "\ufffd": [1, None, True, 2.5, {"a": ["😀"]}]
+    }
+    deep: Any = HIGH
+    for _ in range(100_000):
+        deep = [deep]
+    assert utf8_json(deep) is deep

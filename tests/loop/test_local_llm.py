@@ -1,0 +1,101 @@
+"""The example `examples/local_llm`, run as a program against a bus, a plugin and a recorded model."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.loop.model_server import Breaks, ModelServer, serving
+from tests.loop.provider import within
+from tests.processes import ROOT, Running, environment
+from toolbus import Plugin
+
+AGENT = ROOT / "examples" / "local_llm" / "agent.py"
+SAID = "It is sunny in Paris."
+
+
+def test_the_agent_has_less_than_40_lines() -> None:
+    assert len(AGENT.read_text("utf-8").splitlines()) < 40
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[str]:
+    """A bus in a process of its own, with a plugin; its address."""
+    with Running(tmp_path, "serve", "--grpc", "127.0.0.1:0", "--http", "off", "--ephemeral") as serve:
+        await asyncio.to_thread(serve.says, "toolbus ready")
+        (address,) = re.findall(r"grpc=(\S+)", serve.out)
+        plugin = Plugin("weather", address=address)
+
+        @plugin.tool
+        def get_weather(city: str) -> str:
+            """Tells the weather of a city."""
+            return f"{city}: sunny"
+
+        async with plugin:
+            await within(plugin.ready())
+            yield address
+
+
+@asynccontextmanager
+async def chatting(server: ModelServer, bus: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(AGENT), "--url", f"{server.url}/v1", "--model", "m"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment({"TOOLBUS_ADDRESS": bus, "NO_PROXY": "*"}),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def ended(process: asyncio.subprocess.Process, *lines: str) -> str:
+    """Says the lines and nothing more. Returns what was answered."""
+    async with asyncio.timeout(20):
+        out, err = await process.communicate("".join(f"{line}\n" for line in lines).encode())
+    assert (process.returncode, err.decode()) == (0, "")
+    return out.decode()
+
+
+@pytest.mark.parametrize("flavour", ["llama_cpp", "ollama_v1", "vllm"])
+async def test_the_agent_calls_tools_of_the_bus_and_shows_text_and_calls(flavour: str, bus: str) -> None:
+    async with serving(flavour, "two", "text", "text") as server, chatting(server, bus) as agent:
+        said = await ended(agent, "What is the weather?", "Sure?")
+    assert re.search(r'→ get_weather {"city": ?"Paris"}\n', said)
+    assert re.search(r'→ get_weather {"city": ?"Oslo"}\n', said)
+    assert '← get_weather ok: "Oslo: sunny"' in said
+    assert said.count(SAID) == 2
+    assert [request["model"] for request in server.requests] == ["m"] * 3
+    assert "Paris: sunny" in str(server.requests[2]["messages"])  # the second turn goes on where the first ended
+
+
+async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_goes_on(bus: str) -> None:
+    async with serving("openai", Breaks("text", 2, "hangs"), "text") as server, chatting(server, bus) as agent:
+        assert agent.stdin is not None
+        agent.stdin.write(b"What is the weather?\n")
+        async with asyncio.timeout(20):
+            await server.hanging.wait()
+            agent.send_signal(signal.SIGINT)
+            await server.left.wait()
+        said = await ended(agent, "And now?")
+    assert "KeyboardInterrupt" in said
+    assert SAID in said
+
+
+async def test_a_model_that_cannot_be_reached_is_told_and_the_chat_goes_on(bus: str) -> None:
+    async with serving("openai") as server:
+        pass  # nobody listens there any more
+    async with chatting(server, bus) as agent:
+        said = await ended(agent, "What is the weather?", "")
+    assert "APIConnectionError: Connection error." in said

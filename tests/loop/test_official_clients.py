@@ -1,0 +1,243 @@
+"""A turn with each provider's own client, over real HTTP, with a real bus and a plugin on a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.model_server import FLAVOURS, Breaks, Recording, Refuses, holds, serving
+from tests.loop.official import calls_and_results, official
+from tests.loop.provider import within
+from tests.processes import environment
+from toolbus import Bus, Plugin
+from toolbus.dialects.text import text_of
+from toolbus.errors import ToolBusError
+from toolbus.loop import CallProgress, Finished, Reply, TextDelta, ToolLoop
+from toolbus.testing import running_bus
+
+# One for each client: how a connection breaks does not depend on the flavour of what it carried.
+CLIENTS = ("openai", "responses", "anthropic", "gemini", "ollama")
+SAID = "It is sunny in Paris."
+PARIS, OSLO = {"city": "Paris"}, {"city": "Oslo"}
+
+# google-genai derives a class from one of aiohttp's when it makes its first request.
+pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+
+every_flavour = pytest.mark.parametrize("flavour", FLAVOURS)
+every_client = pytest.mark.parametrize("flavour", CLIENTS)
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+class Weather:
+    """A plugin with one tool, which can be held in the middle of its calls."""
+
+    def __init__(self, address: str) -> None:
+        self.plugin = Plugin("weather", address=address)
+        self.calls: list[str] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.held = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.plugin.tool(self.get_weather)
+
+    async def get_weather(self, city: str) -> dict[str, str]:
+        """Tells the weather of a city."""
+        self.calls.append(city)
+        if not self.go.is_set():
+            self.held.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return {"city": city, "sky": "sunny"}
+
+
+@asynccontextmanager
+async def weather() -> AsyncIterator[tuple[Bus, Weather]]:
+    async with running_bus() as bus:
+        offered = Weather(bus.grpc_addresses[0])
+        async with offered.plugin:
+            await within(offered.plugin.ready())
+            yield bus, offered
+
+
+async def watched(loop: ToolLoop) -> tuple[list[Any], Reply]:
+    """Runs a turn. Returns what happened, and the reply."""
+    async with asyncio.timeout(5):
+        events = [event async for event in loop.stream("What is the weather?")]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    return events, finished.reply
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [pytest.param([PARIS], id="one"), pytest.param([PARIS, OSLO], id="two")])
+@every_flavour
+async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(flavour: str, asked: list[Any]) -> None:
+    steps = ("one" if len(asked) == 1 else "two", "text")
+    async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
+        events, reply = await watched(ToolLoop(bus, endpoint))
+    assert sorted(plugin.calls) == sorted(each["city"] for each in asked)
+    assert (reply.text, reply.stopped, reply.rounds) == (SAID, "answered", 2)
+    assert [(done.name, done.outcome) for done in reply.calls] == [("get_weather", "ok")] * len(asked)
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["It is", " sunny", " in Paris", "."]
+
+    recording = server.recording
+    first, second = server.requests
+    assert "get_weather" in json.dumps(first)
+    calls, results = calls_and_results(recording.dialect, second)
+    ids = recording.ids[: len(asked)]
+    assert calls == [(each, "get_weather", city) for each, city in zip(ids, asked, strict=True)]
+    assert [each for each, _ in results] == [each or "get_weather" for each in ids]
+    told = [json.loads(result) if isinstance(result, str) else result for _, result in results]
+    assert told == [city | {"sky": "sunny"} for city in asked]
+    for wanted in recording.goes_back:
+        assert holds(second, wanted), f"{wanted} is not in {second}"
+
+
+@every_flavour
+async def test_a_conversation_goes_on_with_what_was_said_and_called(flavour: str) -> None:
+    async with weather() as (bus, _), serving(flavour, "one", "text", "text") as server, official(server) as endpoint:
+        loop = ToolLoop(bus, endpoint)
+        _, reply = await watched(loop)
+        again = await within(loop.run([*reply.items, {"role": "user", "content": "Sure?"}]))
+    assert again.text == SAID
+    told = json.dumps(server.requests[-1])
+    assert all(words in told for words in ("sunny", SAID, "Sure?"))
+
+
+# -- endpoints that take no tools, or nothing ------------------------------------------------------------------------
+
+
+@every_flavour
+async def test_an_endpoint_that_refuses_tools_is_asked_without_and_never_offered_any_again(flavour: str) -> None:
+    refusal = Refuses(**Recording.read(flavour).refusal)
+    async with weather() as (bus, _), serving(flavour, refusal, "text", "text") as server, official(server) as endpoint:
+        loop = ToolLoop(bus, endpoint)
+        assert [(await watched(loop))[1].text for _ in range(2)] == [SAID, SAID]
+    assert not loop.takes_tools
+    assert ["get_weather" in json.dumps(request) for request in server.requests] == [True, False, False]
+
+
+@every_client
+async def test_a_passing_fault_is_raised_and_the_next_turn_is_offered_tools_again(flavour: str) -> None:
+    fault = Refuses(503, {"error": {"message": "The model is overloaded.", "code": 503, "status": "UNAVAILABLE"}})
+    async with weather() as (bus, _), serving(flavour, fault, "one", "text") as server, official(server) as endpoint:
+        loop = ToolLoop(bus, endpoint)
+        with pytest.raises(Exception, match="overloaded") as raised:
+            await watched(loop)
+        assert type(raised.value).__module__.partition(".")[0] in ("openai", "anthropic", "google", "ollama")
+        assert (await watched(loop))[1].text == SAID
+    assert loop.takes_tools
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("events", [pytest.param(0, id="at-first"), pytest.param(2, id="in-the-middle")])
+@every_client
+async def test_cancelling_a_turn_closes_the_connection_to_a_model_that_hangs(flavour: str, events: int) -> None:
+    steps = ("one", Breaks("text", events, "hangs"))
+    async with weather() as (bus, _), serving(flavour, *steps) as server, official(server) as endpoint:
+        turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
+        await within(server.hanging.wait())
+        turn.cancel()
+        await asyncio.wait([turn], timeout=5)
+        assert turn.cancelled()
+        await within(server.left.wait())
+
+
+@every_client
+async def test_cancelling_a_turn_cancels_its_call_at_the_plugin(flavour: str) -> None:
+    async with weather() as (bus, plugin), serving(flavour, "one", "text") as server, official(server) as endpoint:
+        plugin.go.clear()
+        turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
+        await within(plugin.held.wait())
+        turn.cancel()
+        await asyncio.wait([turn], timeout=5)
+        assert turn.cancelled()
+        await within(plugin.cancelled.wait())
+    assert len(server.requests) == 1
+
+
+@every_client
+async def test_a_server_that_dies_in_the_middle_of_an_answer_ends_the_turn_and_not_the_loop(flavour: str) -> None:
+    steps = (Breaks("text", 2, "dies"), "one", "text")
+    async with weather() as (bus, _), serving(flavour, *steps) as server, official(server) as endpoint:
+        loop = ToolLoop(bus, endpoint)
+        with pytest.raises(Exception, match=r"(?i)connection|payload") as raised:  # whatever its client raises
+            await watched(loop)
+        assert not isinstance(raised.value, ToolBusError)
+        assert (await watched(loop))[1].text == SAID
+    assert loop.takes_tools
+
+
+PLUGIN = """
+import asyncio
+from toolbus import Plugin
+from toolbus.sdk import ToolScope
+
+plugin = Plugin("weather")
+
+@plugin.tool
+async def get_weather(city: str, scope: ToolScope) -> str:
+    scope.progress(message="looking out of the window")
+    await asyncio.Event().wait()
+
+plugin.run()
+"""
+
+
+@asynccontextmanager
+async def killable(bus: Bus, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs a plugin in a process of its own, which is gone in the end whatever happens."""
+    file = folder / "weather.py"
+    file.write_text(PLUGIN, "utf-8")
+    env = environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0]})
+    process = await asyncio.create_subprocess_exec(sys.executable, str(file), env=env)
+    try:
+        async with asyncio.timeout(10):
+            async for changes in bus.watch():
+                if changes.added:
+                    break
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@every_client
+async def test_a_model_reads_that_the_plugin_was_killed_during_its_call_and_the_turn_goes_on(
+    flavour: str, tmp_path: Path
+) -> None:
+    async with (
+        running_bus() as bus,
+        killable(bus, tmp_path) as plugin,
+        serving(flavour, "one", "text") as server,
+        official(server) as endpoint,
+        asyncio.timeout(10),
+    ):
+        async for event in ToolLoop(bus, endpoint).stream("What is the weather?"):
+            if isinstance(event, CallProgress):  # it runs
+                plugin.kill()
+    assert isinstance(event, Finished)
+    assert event.reply.text == SAID
+    (done,) = event.reply.calls
+    assert done.outcome == "unavailable"
+    # Its tool went with it, so some dialects tell of the call in words: where no tool is declared none may be called.
+    assert json.dumps(text_of(done.result))[1:-1] in json.dumps(server.requests[1])

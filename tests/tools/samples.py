@@ -1,0 +1,72 @@
+"""Tools and waiting, for the tests of the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from toolbus.tools import ToolRegistry
+
+T = TypeVar("T")
+
+PATIENCE = 5.0  # seconds that a test waits for what has to come
+ANYTHING: dict[str, Any] = {"type": "object"}
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"location": {"type": "string", "description": "City and state"}},
+    "required": ["location"],
+}
+
+
+async def within(work: Awaitable[T]) -> T:
+    return await asyncio.wait_for(work, PATIENCE)
+
+
+def with_tools(*names: str) -> ToolRegistry:
+    """A registry whose tools answer with their own names."""
+    registry = ToolRegistry()
+    for name in names:
+        offer(registry, name)
+    return registry
+
+
+def offer(registry: ToolRegistry, name: str, **options: Any) -> None:
+    async def says_its_name() -> str:
+        return name
+
+    registry.tool(name, f"Says {name}.", ANYTHING, **options)(says_its_name)
+
+
+class Held:
+    """An async tool that runs until it is let go, from any thread, or cancelled."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.cancelled = 0
+        self._go = threading.Event()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    async def __call__(self) -> str:
+        loop = asyncio.get_running_loop()
+        gone = loop.create_future()
+        self._waiting.append((loop, gone))
+        self.begun += 1
+        try:
+            if not self._go.is_set():
+                await gone
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return "let go"
+
+    def let_go(self) -> None:
+        self._go.set()
+        for loop, gone in self._waiting:
+            loop.call_soon_threadsafe(_end, gone)
+
+
+def _end(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

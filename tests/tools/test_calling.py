@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from tests.tools.samples import ANYTHING, CITY, Held, offer, with_tools, within
+from toolbus.errors import Code
+from toolbus.sdk import Reply, ToolScope, text
+from toolbus.tools import ToolRegistry
+from toolbus.tools.tool_registry import MAX_NESTED
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("晴 \n \x00", "晴 \n \x00"),
+        ("", ""),
+        ('{"a": 1}', '{"a": 1}'),
+        (None, "null"),
+        (5, "5"),
+        (True, "true"),
+        ({"天": [1, 2.5, None]}, '{"天":[1,2.5,null]}'),
+        ((1, 2), "[1,2]"),
+        (text("shown"), "shown"),
+        (Reply("both", content=[text("shown")]), "both\nshown"),
+        ({"is_error": True, "error": "no such city"}, "no such city"),
+    ],
+    ids=repr,
+)
+async def test_a_text_is_returned_as_it_is_and_everything_else_as_text(returned: Any, told: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("gives", "d", ANYTHING)
+    async def gives() -> Any:
+        return returned
+
+    said = await registry.call("gives", {})
+    assert type(said) is str
+    assert said == told
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ValueError("no such city"), "ValueError: no such city"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (Odd(), "Odd"),
+        (SystemExit(3), "SystemExit: 3"),
+        (StopAsyncIteration(), "StopAsyncIteration"),
+        (TimeoutError(), "TimeoutError"),
+        (ValueError("\ud800"), "ValueError: ?"),
+    ],
+    ids=repr,
+)
+async def test_what_a_handler_raises_is_returned_for_the_model_to_read(raised: BaseException, told: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("fails", "d", ANYTHING)
+    async def fails() -> str:
+        raise raised
+
+    @registry.tool("fails_plainly", "d", ANYTHING)
+    def fails_plainly() -> str:
+        raise raised
+
+    assert await registry.call("fails", {}) == told
+    assert await registry.call("fails_plainly", {}) == told
+
+
+@pytest.mark.parametrize(
+    "returned", [object(), {"a": object()}, float("nan"), b"bytes"], ids=lambda each: type(each).__name__
+)
+async def test_what_json_cannot_hold_is_an_error_text(returned: Any) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("gives", "d", ANYTHING)
+    async def gives() -> Any:
+        return returned
+
+    said = await registry.call("gives", {})
+    assert "Error" in said
+    assert (await registry.call_result("gives", {})).is_error
+
+
+async def test_a_result_may_be_far_larger_than_a_message_of_the_wire() -> None:
+    registry, large = ToolRegistry(), "x" * 10_000_000
+
+    @registry.tool("gives", "d", ANYTHING)
+    async def gives() -> str:
+        return large
+
+    assert await registry.call("gives", {}) == large
+
+
+# -- what goes in ----------------------------------------------------------------------------------------------------
+
+
+async def test_arguments_are_keywords_given_as_an_object_or_as_its_text() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("echo", "d", ANYTHING)
+    async def echo(**arguments: Any) -> Any:
+        return arguments
+
+    assert await registry.call("echo", {"b": [1], "a": "é"}) == '{"b":[1],"a":"é"}'
+    assert await registry.call("echo", '{"a": 1}') == '{"a":1}'
+    nothing: tuple[Any, ...] = (None, "", {})
+    assert [await registry.call("echo", each) for each in nothing] == ["{}"] * 3
+    for half in ({"half": "\ud83d"}, '{"half": "\ud83d"}'):  # of a surrogate pair: refused, but as a text
+        assert "surrogate" in await registry.call("echo", half)
+
+
+def deep(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "location"),
+        ({"location": 5}, "location"),
+        ("{", "JSON"),
+        ("[]", "must be a JSON object"),
+        ([], "must be a JSON object"),
+        (5, "must be a JSON object"),
+        ({"location": object()}, "tool 'weather' was not called"),
+        ({"location": float("nan")}, "tool 'weather' was not called"),
+        ({("a", "b"): 1}, "tool 'weather' was not called"),
+        (deep(100_000), "tool 'weather' was not called"),
+        ({"location": "x" * 2_000_000}, "bytes"),
+        ({"location": "Oslo", "more": 1}, "takes no argument 'more'"),
+    ],
+    ids=lambda each: str(type(each).__name__),
+)
+async def test_arguments_that_do_not_fit_are_an_error_text_and_the_tool_does_not_run(arguments: Any, told: str) -> None:
+    registry, runs = ToolRegistry(), []
+
+    @registry.tool("weather", "d", CITY)
+    async def weather(location: str) -> str:
+        runs.append(location)
+        return location
+
+    said = await registry.call("weather", arguments)
+    assert type(said) is str
+    assert told in said
+    assert runs == []
+    assert await registry.call("weather", {"location": "Oslo"}) == "Oslo"
+
+
+@pytest.mark.parametrize(
+    "name", ["nobody", "", "no body", "\ud800", "x" * 5000, None, 5, b"one", ("one",), "toolbus:drain"]
+)
+async def test_a_name_that_nobody_has_is_an_error_text_that_names_the_tools(name: Any) -> None:
+    said = await with_tools("one", "two").call(name, {})
+    assert said.startswith("there is no tool ")
+    assert said.endswith("; there are: one, two")
+    assert len(said) < 200
+
+
+async def test_an_empty_registry_says_that_there_are_no_tools() -> None:
+    assert await ToolRegistry().call("one", {}) == "there is no tool 'one'; there are: none"
+
+
+@pytest.mark.parametrize("user_id", [None, 5, b"ann", "\ud800"])
+async def test_a_user_that_is_no_text_is_an_error_text(user_id: Any) -> None:
+    assert (await with_tools("one").call("one", {}, user_id)).startswith("tool 'one' was not called")
+
+
+async def test_a_call_takes_its_arguments_by_position_and_by_keyword() -> None:
+    registry = with_tools("one")
+    assert await registry.call("one", {}, "ann", None, nested=True) == "one"
+    assert await registry.call(name="one", arguments={}, user_id="ann", ctx=None, nested=False) == "one"
+
+
+# -- handlers --------------------------------------------------------------------------------------------------------
+
+
+async def test_handlers_of_every_kind_can_be_tools() -> None:
+    registry = ToolRegistry()
+    both = {"ctx": "given", "n": 2}
+
+    async def waits(n: int, ctx: str) -> str:
+        await asyncio.sleep(0)
+        return f"{ctx} {n}"
+
+    def plain(n: int, ctx: str) -> str:
+        return f"{ctx} {n}"
+
+    def generator(n: int, ctx: str) -> Iterator[str]:
+        yield from (f"{ctx} ", str(n))
+
+    async def async_generator(n: int, ctx: str) -> AsyncIterator[str]:
+        yield f"{ctx} "
+        yield str(n)
+
+    class Object:
+        async def __call__(self, n: int, ctx: str) -> str:
+            return f"{ctx} {n}"
+
+        def method(self, n: int, ctx: str) -> str:
+            return f"{ctx} {n}"
+
+    handlers: tuple[Any, ...] = (
+        waits,
+        plain,
+        generator,
+        async_generator,
+        Object(),
+        Object().method,
+        lambda n, ctx: waits(n, ctx),
+    )
+    for number, handler in enumerate(handlers):
+        registry.tool(f"t{number}", "d", ANYTHING)(handler)
+        assert await registry.call(f"t{number}", {"n": both["n"]}, ctx=both["ctx"]) == "given 2", handler
+
+
+async def test_a_handler_runs_on_the_loop_of_its_caller_and_can_use_what_belongs_to_it() -> None:
+    registry, lock, seen = ToolRegistry(), asyncio.Lock(), []
+
+    @registry.tool("locks", "d", ANYTHING)
+    async def locks() -> str:
+        seen.append(asyncio.get_running_loop())
+        async with lock:
+            return "mine"
+
+    await lock.acquire()
+    call = asyncio.create_task(registry.call("locks", {}))
+    while not seen:
+        await asyncio.sleep(0)
+    lock.release()
+    assert await within(call) == "mine"
+    assert seen == [asyncio.get_running_loop()]
+
+
+async def test_a_plain_function_runs_on_a_thread_and_holds_nobody_up() -> None:
+    registry, go = ToolRegistry(), threading.Event()
+    offer(registry, "one")
+
+    @registry.tool("blocks", "d", ANYTHING)
+    def blocks() -> str:
+        assert go.wait(10)
+        return threading.current_thread().name
+
+    call = asyncio.create_task(registry.call("blocks", {}))
+    assert await within(registry.call("one", {})) == "one"
+    go.set()
+    assert (await within(call)).startswith("toolbus-tools-")
+
+
+async def test_context_variables_of_the_caller_reach_handlers_of_both_kinds() -> None:
+    registry, variable = ToolRegistry(), contextvars.ContextVar("variable", default="unset")
+
+    @registry.tool("waits", "d", ANYTHING)
+    async def waits() -> str:
+        return variable.get()
+
+    @registry.tool("plain", "d", ANYTHING)
+    def plain() -> str:
+        return variable.get()
+
+    async def call(name: str, value: str) -> str:
+        variable.set(value)
+        return await registry.call(name, {})
+
+    said = await asyncio.gather(*(call(name, f"{name} {n}") for n in range(20) for name in ("waits", "plain")))
+    assert said == [f"{name} {n}" for n in range(20) for name in ("waits", "plain")]
+    assert await registry.call("waits", {}) == "unset"
+
+
+async def test_a_handler_that_asks_for_its_scope_gets_it() -> None:
+    registry, seen = ToolRegistry(), []
+
+    @registry.tool("a", "d", ANYTHING)
+    async def named(scope: ToolScope) -> str:
+        seen.append(scope.context.user_id)
+        return scope.tool
+
+    @registry.tool("b", "d", ANYTHING)
+    async def named_ctx(ctx: ToolScope) -> str:
+        return ctx.tool
+
+    assert await registry.call("a", {}, "ann") == "a"
+    assert await registry.call("b", {}, ctx="a context") == "b"
+    assert seen == ["ann"]
+
+
+# -- life ------------------------------------------------------------------------------------------------------------
+
+
+async def test_cancelling_the_caller_cancels_the_handler() -> None:
+    registry, held = ToolRegistry(), Held()
+    registry.tool("waits", "d", ANYTHING)(held)
+    call = asyncio.create_task(registry.call("waits", {}))
+    while not held.begun:
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await within(call)
+    while not held.cancelled:
+        await asyncio.sleep(0)
+    assert registry.records()[0].code is Code.CANCELLED
+
+
+async def test_a_caller_can_stop_waiting_for_a_handler_that_hangs() -> None:
+    registry = ToolRegistry()
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    @registry.tool("hangs", "d", ANYTHING)
+    async def hangs() -> str:
+        while not go.is_set():
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                asked.set()
+        return "too late"
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(registry.call("hangs", {}), 0.05)
+    await within(asked.wait())
+    assert await registry.call("nobody", {}) == "there is no tool 'nobody'; there are: hangs"
+    go.set()
+
+
+async def test_a_handler_that_cancels_itself_is_an_error_text() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("cancels", "d", ANYTHING)
+    async def cancels() -> str:
+        raise asyncio.CancelledError
+
+    assert "cancelled" in await registry.call("cancels", {})
+
+
+async def test_a_timeout_that_a_tool_declares_ends_its_calls() -> None:
+    registry, held = ToolRegistry(), Held()
+    registry.tool("waits", "d", ANYTHING, timeout=0.05)(held)
+    assert (await within(registry.call("waits", {}))).startswith("no result from tool 'waits' within 0.05 s")
+    while not held.cancelled:
+        await asyncio.sleep(0)
+
+
+async def test_a_tool_without_a_timeout_may_run_for_a_day() -> None:
+    registry, left = ToolRegistry(), []
+
+    @registry.tool("asks", "d", ANYTHING)
+    async def asks(scope: ToolScope) -> str:
+        left.append(scope.time_left())
+        return ""
+
+    for nested in (False, True):
+        await registry.call("asks", {}, nested=nested)
+        assert 86_390 < left.pop() <= 86_400
+
+
+async def test_many_thousand_calls_run_at_once_and_none_is_refused() -> None:
+    registry, held = ToolRegistry(), Held()
+    registry.tool("waits", "d", ANYTHING)(held)
+    calls = [asyncio.create_task(registry.call("waits", {})) for _ in range(5_000)]
+    while held.begun < 5_000:
+        await asyncio.sleep(0)
+    held.let_go()
+    assert set(await within(asyncio.gather(*calls))) == {"let go"}
+
+
+async def test_calls_are_on_record_newest_first() -> None:
+    registry = with_tools("one", "two")
+    await registry.call("one", {}, "ann")
+    await registry.call("two", {})
+    await registry.call("nobody", {})
+    assert [(each.name, each.user_id, each.outcome) for each in registry.records()] == [
+        ("nobody", "", "NOT_FOUND"),
+        ("two", "", "OK"),
+        ("one", "ann", "OK"),
+    ]
+
+
+# -- tools that call tools -------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_can_call_a_tool() -> None:
+    registry = with_tools("inner")
+
+    @registry.tool("outer", "d", ANYTHING)
+    async def outer() -> str:
+        return "outer " + await registry.call("inner", {}, nested=True)
+
+    assert await registry.call("outer", {}) == "outer inner"
+
+
+async def test_tools_that_call_each_other_without_end_are_stopped() -> None:
+    registry, level = ToolRegistry(), []
+
+    @registry.tool("again", "d", ANYTHING)
+    async def again() -> str:
+        level.append(1)
+        return await registry.call("again", {}, nested=True)
+
+    assert f"tools called tools {MAX_NESTED} deep" in await within(registry.call("again", {}))
+    assert len(level) == MAX_NESTED
+
+
+async def test_cancelling_the_outer_call_cancels_the_inner_one() -> None:
+    registry, held = ToolRegistry(), Held()
+    registry.tool("inner", "d", ANYTHING)(held)
+
+    @registry.tool("outer", "d", ANYTHING)
+    async def outer() -> str:
+        return await registry.call("inner", {}, nested=True)
+
+    call = asyncio.create_task(registry.call("outer", {}))
+    while not held.begun:
+        await asyncio.sleep(0)
+    call.cancel()
+    while not held.cancelled:
+        await asyncio.sleep(0)
+    assert call.cancelled()
+
+
+async def test_a_result_can_be_had_as_a_record() -> None:
+    registry = ToolRegistry()
+    registry.tool("gives", "d", ANYTHING)(lambda: {"n": 1})
+    (listed,) = await _tools(registry)
+    result = await registry.call_result("gives", schema_hash=listed.schema_hash)
+    assert json.loads(result.output_json) == {"n": 1}
+    registry.tool("gives", "changed", ANYTHING)(lambda: {"n": 2})
+    stale = await registry.call_result("gives", schema_hash=listed.schema_hash)
+    assert stale.error is not None
+    assert stale.error.code is Code.CATALOG_STALE
+
+
+async def _tools(registry: ToolRegistry) -> Any:
+    return (await registry.as_source().tools())[1]

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import toolbus.tools
+from tests.tools.samples import ANYTHING, CITY
+from toolbus.tools import ToolDefinition
+
+
+async def handler(location: str = "") -> str:
+    return location
+
+
+def test_the_package_has_three_names() -> None:
+    assert toolbus.tools.__all__ == ["ToolRegistry", "ToolDefinition", "TaskManager"]
+
+
+def test_a_definition_has_six_fields_and_two_of_them_may_be_left_out() -> None:
+    assert [field.name for field in dataclasses.fields(ToolDefinition)] == [
+        *("name", "description", "parameters", "handler", "no_background", "allow_repeat")
+    ]
+    definition = ToolDefinition("weather", "Tells the weather.", CITY, handler)
+    assert (definition.no_background, definition.allow_repeat) == (False, False)
+    assert definition.handler is handler
+    assert definition.parameters is CITY
+
+
+def test_a_definition_can_be_made_by_position_and_by_keyword() -> None:
+    by_keyword = ToolDefinition(
+        name="w", description="d", parameters=CITY, handler=handler, no_background=True, allow_repeat=True
+    )
+    assert ToolDefinition("w", "d", CITY, handler, True, True) == by_keyword
+
+
+def test_a_definition_cannot_be_changed() -> None:
+    definition = ToolDefinition("w", "d", CITY, handler)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        definition.name = "other"  # type: ignore[misc]
+
+
+def test_the_parameter_ctx_is_taken_out_of_what_models_see_and_the_schema_that_was_given_stays_as_it_is() -> None:
+    given = {"type": "object", "properties": {"ctx": {}, "a": {"type": "string"}}, "required": ["ctx", "a"]}
+
+    async def wants(a: str, ctx: Any = None) -> str:
+        return a
+
+    shown = ToolDefinition("w", "d", given, wants).for_models().parameters
+    assert shown == {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    assert given["required"] == ["ctx", "a"]
+
+
+@pytest.mark.parametrize("parameters", [ANYTHING, CITY, {"properties": 5}, {"type": "object", "properties": {"a": {}}}])
+def test_a_definition_without_the_property_ctx_is_shown_as_it_is(parameters: dict[str, Any]) -> None:
+    async def wants(ctx: Any, **others: Any) -> str:
+        return ""
+
+    definition = ToolDefinition("w", "d", parameters, wants)
+    assert definition.for_models() is definition
+
+
+def test_a_property_ctx_belongs_to_the_model_where_the_handler_has_no_such_parameter() -> None:
+    given = {"type": "object", "properties": {"ctx": {"type": "string"}}}
+
+    async def takes_all(**keywords: Any) -> str:
+        return ""
+
+    async def takes_them_as_ctx(**ctx: Any) -> str:
+        return ""
+
+    for each in (takes_all, takes_them_as_ctx, print, "no handler at all"):
+        definition = ToolDefinition("w", "d", given, each)  # type: ignore[arg-type]
+        assert definition.for_models() is definition
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (("", "d", ANYTHING, handler), r"tool name ''.*\[A-Za-z0-9_.-\]"),
+        (("a b", "d", ANYTHING, handler), "tool name 'a b'"),
+        (("n" * 65, "d", ANYTHING, handler), "tool name 'nnn"),
+        ((5, "d", ANYTHING, handler), "name must be a str, not int"),
+        (("w", 5, ANYTHING, handler), "'w': description must be a str, not int"),
+        (("w", "d", None, handler), "'w': parameters must be a dict, not NoneType"),
+        (("w", "d", [], handler), "'w': parameters must be a dict, not list"),
+        (("w", "d", {"type": {1}}, handler), "'w': parameters cannot be written as JSON"),
+        (("w", "d", ANYTHING, "handler"), "not on 'handler'"),
+    ],
+    ids=lambda each: "" if isinstance(each, str) else repr(each[:3])[:40],
+)
+def test_what_makes_no_tool_is_named(fields: tuple[Any, ...], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        ToolDefinition(*fields).spec()
+
+
+def test_a_handler_whose_parameters_cannot_be_given_by_name_makes_no_tool() -> None:
+    async def positional(a: str, /) -> str:
+        return a
+
+    with pytest.raises(TypeError, match="positional-only"):
+        ToolDefinition("w", "d", ANYTHING, positional).spec()

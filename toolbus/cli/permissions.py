@@ -1,0 +1,87 @@
+"""``toolbus permissions`` and ``permit``: which users may call what, of a running bus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from toolbus.cli import output
+from toolbus.cli.call import administer
+from toolbus.cli.client import BusOption, JsonOption
+from toolbus.cli.manual import manual
+
+MANUAL = manual(
+    ("toolbus permissions", "toolbus permissions --json"),
+    """
+    Where there is no rule, everyone may. A call has to pass the rules for its tool, its role and its source, as far as
+    there are any; one that names no user passes no rule but that for everyone.
+    """,
+    "0 done, 1 the bus said no, 2 wrong usage, 3 no bus there.",
+)
+PERMIT_MANUAL = manual(
+    (
+        "toolbus permit tools send_email --user u-17 --user u-18",
+        "toolbus permit roles Lanlan --everyone",
+        "toolbus permit sources mail --nobody",
+        "toolbus permit tools send_email --no-rule",
+    ),
+    """
+    Replaces the rule for one tool, for the tools of a role, or for those of a source. It is in force at once, for calls
+    and listings, and across restarts where the bus has a data directory; it counts more than a rule in the bus's
+    configuration. A rule for a name that nobody has yet waits for it.
+    """,
+    "0 done, 1 the bus said no (it could not write the rule down, say), 2 wrong usage, 3 no bus there.",
+)
+EVERYONE = "*"  # in a rule
+
+
+class Kind(StrEnum):
+    """What a rule is for."""
+
+    TOOLS = "tools"
+    ROLES = "roles"
+    SOURCES = "sources"
+
+
+def permissions(bus: BusOption = None, as_json: JsonOption = False) -> None:
+    """Show which users may call what."""
+    tables = administer(bus, "permissions", {})
+    if as_json:
+        output.say_json(tables)
+        return
+    rows = [(kind, name, _who(users)) for kind, table in tables.items() for name, users in table.items()]
+    output.table(("KIND", "NAME", "USERS"), rows)
+
+
+def permit(
+    kind: Annotated[Kind, typer.Argument(metavar="tools|roles|sources", help="What the rule is for.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, role or source.")],
+    bus: BusOption = None,
+    user: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="This user may, and nobody else; may be repeated.")
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--everyone", help="Everyone may, also calls that name no user.")] = False,
+    nobody: Annotated[bool, typer.Option("--nobody", help="Nobody may.")] = False,
+    no_rule: Annotated[bool, typer.Option("--no-rule", help="Take the rule away.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which users may call a tool, or the tools of a role or source."""
+    if [bool(user), everyone, nobody, no_rule].count(True) != 1:
+        output.fail(
+            "say who may, in one way: --user ID (may be repeated), --everyone, --nobody or --no-rule", output.USAGE
+        )
+    if not name:
+        output.fail(f"NAME is empty: name one of the {kind}", output.USAGE)
+    users = None if no_rule else [EVERYONE] if everyone else list(user or ())
+    tables = administer(bus, "permit", {"kind": kind.value, "name": name, "users": users})
+    if as_json:
+        output.say_json(tables)
+    else:
+        print(output.clean(f"{kind} {name}: {'(no rule)' if users is None else _who(tables[kind][name])}"))
+
+
+def _who(users: Sequence[str]) -> str:
+    return "(everyone)" if EVERYONE in users else ", ".join(users) or "(nobody)"
