@@ -210,7 +210,7 @@ def test_a_switch_on_a_higher_level_empties_what_a_lower_one_set(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("htpp = 1", "unknown key 'htpp'; known are data_dir, drain_seconds, ephemeral"),
+        ("htpp = 1", "unknown key 'htpp'; known are background_after_seconds, data_dir"),
         ("[limits]\nspeed = 1", "[limits]: unknown key 'speed'; known are arguments_bytes"),
         ("limits = 1", "must be a table"),
         ("[limits]\ntools = 1.5", "limits.tools is 1.5, it must be a whole number"),

@@ -45,10 +45,15 @@ _BARE = re.compile(
 
 def is_secret_name(key: str) -> bool:
     """Whether a key names a secret: `password`, `clientSecret`, `x-api-key`; not `author`, `max_tokens`."""
-    parted = _HUMP.sub("_", key)
-    if _COUNTS.search(parted):
-        parted = _TOKENS.sub("", parted)
-    return _KEY.search(parted) is not None
+    name = parted(key)
+    if _COUNTS.search(name):
+        name = _TOKENS.sub("", name)
+    return _KEY.search(name) is not None
+
+
+def parted(key: str) -> str:
+    """Sets the parts of a key apart: `clientSecret` becomes `client_Secret`."""
+    return _HUMP.sub("_", key)
 
 
 def redacted(text: str, most: int) -> str:
@@ -83,7 +88,9 @@ def _plain(text: str) -> str:
     text = mask(text)
     shown, at = [], 0  # what may be shown so far, and where in the text it ends
     for found in _KEYED.finditer(text):
-        if found.start() < at or not is_secret_name(found["key"]):
+        # `api key` is a name of two words; in `n token` the first belongs to the sentence.
+        names = (found["key"], found["key"].rpartition(" ")[2])
+        if found.start() < at or not any(map(is_secret_name, names)):
             continue
         value = _VALUE.match(text, found.end())
         if value is not None:

@@ -63,7 +63,7 @@ class Odd(Exception):
         (TimeoutError(), "TimeoutError"),
         (ValueError("\ud800"), "ValueError: ?"),
     ],
-    ids=repr,
+    ids=["value", "key", "odd", "exit", "stop", "timeout", "half a character"],
 )
 async def test_what_a_handler_raises_is_returned_for_the_model_to_read(raised: BaseException, told: str) -> None:
     registry = ToolRegistry()
