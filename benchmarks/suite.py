@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks import contest, gateway_contest
+from benchmarks import contest, dropins, gateway_contest
 from benchmarks.contest import Contestant
 
 
@@ -111,6 +111,20 @@ SUITES = {
             "loop's model answers at once, so what is left of a turn without its calls is the loop's own cost; its "
             "share of a model's 300 ms is computed, not measured. Each round makes everything anew, and the lines of a "
             "table take turns within it.",
+        ),
+        Suite(
+            name="dropin",
+            contestants=dropins.CONTESTANTS,
+            ratios=(("dropin", "plugin"),),
+            facts=dict.fromkeys(("saved", "folder_start", "dropin_memory"), "dropins"),
+            in_flight=(1, 64),
+            charged="the bus",
+            packages=("grpcio", "protobuf", "uvloop", "watchfiles"),
+            page="benchmarks-dropin.md",
+            title="Benchmarks of drop-in tools",
+            intro="One function, offered in two ways: `plugin` is `toolbus run FILE`, `dropin` is `toolbus run DIR`, "
+            "which runs it in a sandbox and limits the processor time of each call. Host, bus and tool are processes "
+            "of their own on loopback. CPU is that of the bus.",
         ),
     )
 }

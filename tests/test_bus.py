@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
+from toolbus.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, ToolIndex, search_tool
+from toolbus.testing import running_bus
 
 
 @pytest.fixture
@@ -181,3 +185,37 @@ async def test_a_draining_bus_keeps_the_plugins_that_running_calls_may_need() ->
             go.set()
             assert (await asyncio.wait_for(calling, 5)).unwrap() == 7
             await asyncio.wait_for(draining, 5)
+
+
+async def test_a_search_leaves_the_loop_free_and_users_share_an_index_while_all_see_the_same(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    make = ToolIndex.__init__
+
+    def noting(index: ToolIndex, *args: Any, **options: Any) -> None:
+        threads.append(threading.get_ident())
+        make(index, *args, **options)
+
+    monkeypatch.setattr(ToolIndex, "__init__", noting)
+    bus.tool(lambda: 1, name="weather")
+
+    async def found(user_id: str) -> list[str]:
+        context = CallContext(user_id=user_id)
+        answer = (await bus.call("toolbus:search_tools", {"query": "weather"}, context=context)).unwrap()
+        return [each["name"] for each in answer["results"]]
+
+    assert [await found(user) for user in ("", "ann", "bob")] == [["weather"]] * 3
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+    bus.permit("tools", "weather", ["ann"])
+    assert [await found(user) for user in ("", "ann", "bob")] == [[], ["weather"], []]
+
+
+async def test_the_search_of_the_bus_speaks_of_no_tool_that_only_a_loop_has() -> None:
+    async with running_bus(offered=("search",)) as bus:
+        (listed,) = bus.list()
+        assert listed.tool.name == SEARCH_TOOLS
+        assert REQUEST_TOOL_INJECTION not in listed.tool.description
+        assert "by its name only if your host offers it" in listed.tool.description
+        assert listed.tool.parameters == search_tool().parameters

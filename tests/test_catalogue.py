@@ -5,7 +5,7 @@ import pytest
 from tests.core_model import Core, offered, tool
 from toolbus import catalogue
 from toolbus.errors import Code, InvalidRequest, InvalidTool, LimitExceeded, UnknownRole
-from toolbus.policy import Policy
+from toolbus.policy import Permissions, Policy
 from toolbus.registry import Registry
 from toolbus.staleness import explain_change
 from toolbus.tool import Annotations, Limits, Tool
@@ -100,6 +100,25 @@ def test_a_long_list_comes_in_pages_that_a_default_client_can_receive() -> None:
         pages, token = pages + 1, response.next_page_token
     assert found == [f"t{number}" for number in range(500)]
     assert pages == 3
+
+
+@pytest.mark.parametrize("rules", [{}, {"roles": {"r1": ["ann"]}}])
+def test_pages_end_where_roles_got_the_same_tool_at_different_times(
+    rules: dict[str, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "PAGE_BYTES", 1)
+    core = Core(roles=("r1", "r2"))
+    core.dispatcher.view.permit(Permissions.read(rules))
+    for name, role in (("x", "r2"), ("y", "r1"), ("y", "r2"), ("x", "r1"), ("z", "r1"), ("u", "r2"), ("z", "r2")):
+        core.plugin("p", tool(name, role=role))
+    whole = [listing.tool.name for listing in core.dispatcher.view.listings()]
+    assert sorted(whole) == ["u", "x", "y", "z"]
+    found, token = [], ""
+    for _ in whole:
+        response = ask(core, page_token=token)
+        found += [item.tool.name for item in response.tools]
+        token = response.next_page_token
+    assert (found, token) == (whole, "")
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1 ", "٣", "9" * 50])
@@ -212,6 +231,9 @@ def test_a_removal_names_tool_and_source() -> None:
         ('{"properties":{"a":{}}}', "{}", ": no argument 'a' any more"),
         ('{"properties":{"a":{"type":"string"}}}', '{"properties":{"a":{"type":"number"}}}', ": other rules for 'a'"),
         ('{"properties":{"a":{}}}', '{"properties":{"a":{}},"required":["a"]}', ": new required argument 'a'"),
+        ("{}", '{"properties":{"a":{}},"required":["a"]}', ": new required argument 'a'"),
+        ('{"properties":{"a":{}},"required":["a"]}', "{}", ": no argument 'a' any more"),
+        ('{"properties":{"a":{}},"required":["a"]}', '{"properties":{"a":{}}}', ": no required argument 'a' any more"),
         ('{"minProperties":1}', '{"minProperties":2}', ": its parameters"),
         ('{"properties":[1],"required":"a"}', '{"properties":null}', ": its parameters"),
     ],

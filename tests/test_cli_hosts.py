@@ -14,6 +14,7 @@ import pytest
 from tests.processes import ROOT, Running, toolbus, until
 from toolbus.cli import calls, models, output, tasks
 from toolbus.dialects import DIALECTS
+from toolbus.records import RECORDS_KEPT
 from toolbus.search import MODES, MOST_RESULTS
 from toolbus.testing import running_bus
 
@@ -168,15 +169,21 @@ def test_a_bus_ends_though_somebody_follows_its_calls(tmp_path: Path) -> None:
         assert following.code() == 130
 
 
-async def test_a_follower_of_all_calls_does_not_follow_itself() -> None:
-    async with running_bus() as bus:
-        for _ in range(3):
-            await bus.call("toolbus:calls")
+@pytest.mark.parametrize("contents", [False, True])
+async def test_those_who_ask_for_records_are_not_in_them_and_push_none_out(contents: bool) -> None:
+    async with running_bus(record_contents=contents) as bus:
         await bus.call("toolbus:stats")
-        since = {"since": 0, "wait_seconds": 0.05}
-        assert [each["name"] for each in (await bus.call("toolbus:calls", since)).output] == ["toolbus:stats"]
-        assert (await bus.call("toolbus:calls", {**since, "since": 4})).output == []
-        assert len((await bus.call("toolbus:calls", {"name": "toolbus:calls"})).output) == 5
+        for _ in range(RECORDS_KEPT + 1):
+            await bus.call("toolbus:calls", {"limit": 0})
+        for asked in ({}, {"since": 0, "wait_seconds": 0.05}):
+            assert [each["name"] for each in (await bus.call("toolbus:calls", asked)).output] == ["toolbus:stats"]
+        assert (await bus.call("toolbus:calls", {"since": 1})).output == []
+        assert (await bus.call("toolbus:calls", {"name": "toolbus:calls"})).output == []
+        assert (await bus.call("toolbus:stats")).output["outcomes"] == {"OK": 1}
+        assert (await bus.call("toolbus:calls", {"limit": "x"})).error is not None
+        assert [(record.number, record.name) for record in bus.records] == [
+            *((3, "toolbus:calls"), (2, "toolbus:stats"), (1, "toolbus:stats"))  # what was refused, is told
+        ]
 
 
 async def test_a_number_of_an_earlier_bus_shows_a_follower_everything() -> None:
@@ -200,9 +207,11 @@ def test_a_bus_that_keeps_no_contents_says_so(tmp_path: Path) -> None:
 def test_export_shows_names_on_the_wire_tokens_and_losses(bus: str) -> None:
     ended = toolbus("export", "get.weather", "list_tasks", "--dialect", "gemini", "--bus", bus)
     assert (ended.returncode, ended.stderr) == (0, "")
-    own, weather = sorted(ended.stdout.splitlines()[1:], reverse=True)
+    *rows, total = ended.stdout.splitlines()[1:]
+    own, weather = sorted(rows, reverse=True)
     assert re.fullmatch(r"get\.weather +get\.weather +\d+", weather)
     assert re.match(r"list_tasks +list_tasks +\d+ +/properties/status: ", own)
+    assert total == f"about {sum(int(row.split()[2]) for row in rows)} tokens in all"
     assert "get_weather" in toolbus("export", "get.weather", "--dialect", "openai", "--bus", bus).stdout
 
 
@@ -214,6 +223,14 @@ def test_export_prints_the_tools_of_a_request_and_says_what_is_left_out(bus: str
     assert left_out[0].split() == ["LEFT", "OUT", "WHY"]
     assert left_out[1].startswith("forecast")
     assert "城市" in left_out[1]
+
+
+def test_export_names_what_nobody_offers_on_standard_error(bus: str) -> None:
+    words = ("export", "get.weather", "nothing", "nothing", "--dialect", "openai", "--bus", bus)
+    ended = toolbus(*words, "--user", "kim")
+    assert ended.returncode == 0
+    assert ended.stderr == "toolbus: nobody offers 'nothing' to user 'kim': `toolbus list` shows what there is\n"
+    assert "nobody offers 'nothing': " in toolbus(*words, "--json").stderr
 
 
 def test_an_unknown_dialect_is_wrong_usage_that_names_those_there_are(nobody: str) -> None:
@@ -288,7 +305,7 @@ def test_a_task_is_shown_to_its_user_only(bus: str) -> None:
     assert [each["task_id"] for each in _json(bus, "tasks", "--user", "gus")["tasks"]] == [task]
     foreign = toolbus("tasks", "check", task, "--bus", bus)
     assert (foreign.returncode, foreign.stdout) == (1, "")
-    assert f"no task '{task}'" in foreign.stderr
+    assert foreign.stderr.startswith(f"toolbus: there is no task '{task}': `toolbus tasks` lists those there are")
     assert toolbus("tasks", "cancel", task, "--user", "gus", "--bus", bus).stdout == f"cancelled {task}\n"
     again = toolbus("tasks", "cancel", task, "--user", "gus", "--bus", bus)
     assert (again.returncode, again.stdout) == (1, "")
@@ -301,6 +318,22 @@ def test_a_task_that_failed_is_exit_code_1_and_its_words(bus: str) -> None:
     ended = toolbus("tasks", "await", task, "--bus", bus)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "no report of 13" in ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["check", "await", "cancel"])
+def test_a_task_that_there_is_not_is_said_once_and_in_words_of_the_command_line(verb: str, bus: str) -> None:
+    ended = toolbus("tasks", verb, "task_x", "--user", "lea", "--bus", bus)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("toolbus: there is no task 'task_x' of user 'lea': `toolbus tasks --user lea` lists")
+    assert ended.stderr.count("\n") == 1
+    told = toolbus("tasks", verb, "task_x", "--json", "--bus", bus)
+    assert (told.returncode, json.loads(told.stdout)["error"]["code"]) == (1, "TOOL")
+
+
+def test_an_error_says_a_sentence_once(bus: str) -> None:
+    ended = toolbus("call", "toolbus:check_task", "task_id=task_x", "--bus", bus)
+    assert ended.stderr.count("you have no task") == 1
+    assert "reason=" not in ended.stderr
 
 
 def test_ctrl_c_ends_the_waiting_and_not_the_task(bus: str, tmp_path: Path) -> None:
@@ -337,6 +370,7 @@ def test_a_call_that_is_quick_enough_stays_a_call(bus: str) -> None:
         (("call", "x", "--user", "a", "--context", "user_id=b"), "say the same"),
         (("permit", "tools", "x"), "say who may"),
         (("permit", "tools", "x", "--user", "a", "--nobody"), "say who may"),
+        (("permit", "tools", "x", "--user", ""), "--user is empty"),
         (("permit", "tools", "", "--nobody"), "NAME is empty"),
         (("permit", "doors", "x", "--nobody"), "doors"),
     ],
@@ -355,7 +389,7 @@ def test_permit_is_in_force_at_once_for_lists_and_calls(bus: str) -> None:
         return {each["name"] for each in _json(bus, "list", *words)["tools"]}
 
     said = toolbus("permit", "tools", "forecast", "--user", "hal", "--user", "ida", "--bus", bus)
-    assert (said.returncode, said.stdout) == (0, "tools forecast: hal, ida\n")
+    assert (said.returncode, said.stdout, said.stderr) == (0, "tools forecast: hal, ida\n", "")
     rows = [line.split() for line in toolbus("permissions", "--bus", bus).stdout.splitlines()]
     assert rows == [["KIND", "NAME", "USERS"], ["tools", "forecast", "hal,", "ida"]]
     assert "forecast" not in names()
@@ -369,6 +403,19 @@ def test_permit_is_in_force_at_once_for_lists_and_calls(bus: str) -> None:
         assert _json(bus, "permissions")["tools"] == {"forecast": users}
     assert _json(bus, "permit", "tools", "forecast", "--no-rule") == {"tools": {}, "roles": {}, "sources": {}}
     assert "forecast" in names()
+
+
+def test_a_rule_for_a_tool_that_nobody_offers_is_noted(bus: str) -> None:
+    for option in ("--nobody", "--everyone", "--user=hal"):
+        said = toolbus("permit", "tools", "nothing", option, "--bus", bus)
+        assert said.returncode == 0
+        assert said.stderr == "toolbus: nobody offers such a tool now: the rule for 'nothing' waits for one\n"
+    for words in (
+        ("tools", "nothing", "--no-rule"),
+        ("sources", "nobody", "--nobody"),
+        ("sources", "nobody", "--no-rule"),
+    ):
+        assert toolbus("permit", *words, "--bus", bus).stderr == ""
 
 
 def test_the_permissions_of_the_documents_are_in_force_and_permit_outlives_a_restart(tmp_path: Path) -> None:

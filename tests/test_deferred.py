@@ -181,7 +181,9 @@ def test_only_unknown_names_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({}, "names is [], it must be a list of tool names"),
+        ({}, "names is missing: give a list of tool names"),
+        ({"names": None}, "names is missing: give a list of tool names"),
+        ({"names": []}, "names is [], it must be a list of tool names"),
         ({"names": [5]}, "names is [5], it must be a list of tool names"),
         ({"names": {"a": 1}}, "names is {'a': 1}, it must be a list of tool names"),
         ({"names": [f"tool_{n}" for n in range(21)]}, "names has 21 names, at most 20 are added at once"),

@@ -200,8 +200,8 @@ def test_a_hash_that_nobody_declares_any_more_is_stale_and_the_change_is_told() 
     error = core.refusal(host, "t", schema_hash=OLD.schema_hash)
     assert (error.code, error.stage, error.retry_safe) == (Code.CATALOG_STALE, Stage.NOT_DISPATCHED, False)
     assert error.message == (
-        "tool 't' has changed since it was listed: new argument 'c', no argument 'b' any more, other rules for 'a', "
-        "new required argument 'c'. List the tools again and call it as it is now."
+        "tool 't' has changed since it was listed: new required argument 'c', no argument 'b' any more, other rules "
+        "for 'a'. List the tools again and call it as it is now."
     )
     error = core.refusal(host, "t", schema_hash="unheard of")
     assert error.message.startswith("tool 't' has changed since it was listed. List")

@@ -25,9 +25,12 @@ import toolbus.loop
 from tests import curl
 from tests.loop.model_thread import answering
 from toolbus.cli.app import app
+from toolbus.config import Config, settle
 from toolbus.dialects import DIALECTS
+from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, Stage
 from toolbus.loop import LoopEvent, LoopSettings
+from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import KIB, MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -43,6 +46,8 @@ SECONDS = 20.0  # what anything here may take on a loaded machine; nothing waits
 
 # Page → a file of another page that has to run while its own snippets do.
 BORROWED = {"docs/hosts.md": ("docs/authoring.md", "weather.py")}
+
+DROPIN = "docs/dropin.md"  # whose named snippets are the files of one folder, but for the host's
 
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -65,6 +70,10 @@ class Block:
         """The name in its first line, ``# weather.py``; empty where it has none."""
         named = re.match(r"# (\w+\.py)\n", self.text)
         return named[1] if named else ""
+
+    @property
+    def is_dropin(self) -> bool:
+        return self.page == DROPIN and self.kind == "python" and self.file not in ("", "host.py")
 
     @property
     def is_plugin(self) -> bool:
@@ -186,6 +195,24 @@ def _plugin(block: Block, folder: Path, where: Where) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _tool_folder(blocks: list[Block], folder: Path, where: Where) -> Iterator[None]:
+    """Runs the drop-in files of a page as ``toolbus run tools/`` does, from their tools' arrival on."""
+    tools = folder / "tools"
+    tools.mkdir()
+    for block in blocks:
+        (tools / block.file).write_text(block.text, "utf-8")
+    with ExitStack() as running:
+        with _watched(where.grpc) as changes:
+            assert next(changes).full
+            running.enter_context(_process(["-m", "toolbus.cli", "run", "tools/"], folder, where))
+            try:
+                next(change for change in changes if change.added)
+            except grpc.RpcError:
+                pytest.fail(f"its tools never came\n{(folder / 'stderr').read_text('utf-8')}")
+        yield
+
+
 def _run(block: Block, folder: Path, where: Where) -> str:
     """Runs a snippet to its end and returns what it printed."""
     file = folder / (block.file or "test_snippet.py")
@@ -207,7 +234,12 @@ def test_every_snippet_of_a_page_runs_and_prints_what_the_page_says(page: str, t
             lender, file = BORROWED[page]
             (lent,) = (block for block in _blocks(lender) if block.file == file)
             running.enter_context(_plugin(lent, tmp_path, where))
+        dropins = [block for block in _blocks(page) if block.is_dropin]
+        if dropins:
+            running.enter_context(_tool_folder(dropins, tmp_path, where))
         for block in _blocks(page):
+            if block.is_dropin:
+                continue
             if block.kind == "python" and block.is_plugin:
                 running.enter_context(_plugin(block, tmp_path, where))
             elif block.kind == "python":
@@ -347,6 +379,28 @@ def test_a_host_is_told_every_dialect_and_every_endpoint() -> None:
     assert not [name for name in DIALECTS if f"`{name}`" not in page]
     told = {row[0].strip("`") for row in _table(page, "| endpoint | client |")}
     assert told == {name for name in toolbus.loop.__all__ if name.lower().startswith("endpoint") or "_endpoint" in name}
+
+
+def test_the_manifest_that_is_shown_can_be_read_and_its_table_has_every_word(tmp_path: Path) -> None:
+    (shown,) = (block.text for block in _blocks(DROPIN) if block.kind == "json")
+    manifest = read_manifest(shown, tmp_path)
+    assert manifest.allow
+    assert all(manifest.allows(file) for file in manifest.files)
+    told = [row[0].strip("`") for row in _table(TEXTS[DROPIN], "| key | what it grants |")]
+    assert told == ["allow", *(grant.name for grant in fields(FileGrants))]
+
+
+def test_the_keys_of_env_are_those_that_a_tool_gets() -> None:
+    told = {key for row in _table(TEXTS[DROPIN], "| key | what |") for key in re.findall(r"\w+", row[0])}
+    assert told == set(env_of(ToolScope()))
+
+
+def test_the_settings_of_the_tripwire_that_are_shown_are_settings_of_the_bus(tmp_path: Path) -> None:
+    (shown,) = (block.text for block in _blocks(DROPIN) if block.kind == "toml")
+    (tmp_path / "toolbus.toml").write_text(shown, "utf-8")
+    config = settle({}, {}, tmp_path / "toolbus.toml").config
+    assert config.guarded[: len(Config().guarded)] == Config().guarded
+    assert (config.tripwire, set(config.tripwire_allow)) == (Config().tripwire, {"count_words"})
 
 
 def test_every_status_of_the_protocol_is_one_of_grpc() -> None:

@@ -104,6 +104,9 @@ def test_a_denial_says_who_what_and_whom_to_ask() -> None:
     core, host = permitting(sources={"p": ["ann"]})
     message = denied(core, host, "t", "bob")
     assert message == "user 'bob' may not call 't': source 'p' is open to certain users only, an operator adds them"
+    closed, anybody = permitting(tools={"t": []})
+    message = denied(closed, anybody, "t", "bob")
+    assert message == "user 'bob' may not call 't': tool 't' is open to nobody, an operator adds them"
     message = denied(core, host, "t")
     assert message is not None
     assert message.startswith("a call that names no user (context.user_id) may not call 't'")

@@ -34,6 +34,11 @@ def test_a_name_of_a_secret_is_known_however_it_is_spelled(name: str) -> None:
     assert is_secret_name(name)
 
 
+@pytest.mark.parametrize("name", ["paſſword", "to\u212aen", "pın", "SECRET", "accesſKey"])
+def test_a_name_of_a_secret_is_known_in_letters_that_count_as_others(name: str) -> None:
+    assert is_secret_name(name)
+
+
 @pytest.mark.parametrize("name", OTHER_NAMES)
 def test_a_name_that_only_looks_like_one_is_none(name: str) -> None:
     assert not is_secret_name(name)
@@ -83,6 +88,10 @@ def test_values_of_secret_keys_are_hidden_whatever_they_are_and_nothing_else_is(
         ("Authorization: Bearer abc more", f"Authorization: {HIDDEN} more"),
         ("sent bearer abc.def", f"sent bearer {HIDDEN}"),
         ("basic dXNlcjpwYXNzd29yZA==", f"basic {HIDDEN}"),
+        ("BEARER abc", f"BEARER {HIDDEN}"),
+        ("baſic dXNlcjpwYXNzd29yZA", f"baſic {HIDDEN}"),
+        ("sk-abcdefghijkl", HIDDEN),
+        ("sk-abcdefghijk", "sk-abcdefghijk"),
         ("sk-abcdefghijklmnop", HIDDEN),
         ("ghp_abcdefghijklmnop and xoxb-abcdefghijklmnop", f"{HIDDEN} and {HIDDEN}"),
         ("https://ann:hunter2@example.com/x", "https://ann:***@example.com/x"),

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.core_model import Core, PeerDouble, offered, tool
 from toolbus.entry import Changes, Listing
 from toolbus.errors import Code, UnknownRole
-from toolbus.policy import MAX_USER, Permissions
+from toolbus.policy import MAX_USER, Permissions, Policy
 from toolbus.v1 import tool_pb2 as pb
 from toolbus.view import USERS_KEPT, View
 
@@ -133,6 +133,26 @@ def test_an_answer_that_is_given_in_the_middle_of_a_change_is_not_kept_beyond_it
     core.registry.change_view(somebody_asks_just_before, lambda entry: True)
     assert named(view.listings()) == ["b", "c"]
     assert core.refusal(host, "a", call_id="after").code is Code.PERMISSION_DENIED
+
+
+def test_a_list_that_is_asked_for_while_the_first_rule_comes_is_nobody_else_s() -> None:
+    core = three()
+    view = core.dispatcher.view
+
+    class Hurried(Policy):
+        """Gets its first rule right after it was asked whether there is one."""
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name == "permissions" and not value and not rules:
+                rules.append(Permissions.read({"tools": {"a": ["ann"]}}))
+                view.permit(rules[0])
+            return value
+
+    rules: list[Permissions] = []
+    core.policy.__class__ = Hurried
+    view.listings(user_id="ann")
+    assert named(view.listings()) == ["b", "c"]
 
 
 def test_calls_in_flight_are_not_touched_by_a_change_of_the_rules() -> None:

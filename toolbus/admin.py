@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from toolbus.entry import BUS_SOURCE
@@ -21,8 +21,15 @@ from toolbus.view import View
 
 DRAIN_SECONDS = 30.0
 WAIT_SECONDS = 60.0  # that a follower of the records is kept waiting, at most
+# That of a loop's own tool promises that found tools can be added; a host that is offered this one may not do so.
+SEARCH_DESCRIPTION = (
+    "Find tools by what they do, best first. Call this when the task needs something that none of your tools does. "
+    "Do NOT call it when one of your tools fits, nor to look up facts, files or web pages: it finds tools. "
+    "A tool that it found can be called by its name only if your host offers it to you; if it does not, tell the user "
+    "which tool is missing. If results is empty, there is no such tool: try other words once, then say that you cannot "
+    "do it. Never invent a tool."
+)
 LOOK_SECONDS = 0.1  # how often the records are looked at meanwhile: they tell nobody, since that would cost every call
-CALLS = f"{BUS_SOURCE}:calls"  # is left out of what it tells a follower, who would follow himself for ever
 
 
 class Admin:
@@ -60,6 +67,22 @@ class Admin:
             *(self.drain, self.calls, self.stats, self.role_add, self.role_remove),
             *(self.permit, self.permissions, self.search_tools),
         ]
+
+    def offers(
+        self, tasks: Iterable[Callable[..., Any]], groups: Iterable[str]
+    ) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """Yields what the bus offers itself, with its source: to operators all of it, to models what is in groups.
+
+        Args:
+            tasks: the tools for tasks.
+            groups: ``tasks``, ``search``.
+        """
+        by_group = {"tasks": [*tasks], "search": [self.search_tools]}
+        for method in (*self.tools(), *by_group["tasks"]):
+            yield BUS_SOURCE, method
+        for group in groups:
+            for method in by_group[group]:
+                yield f"{BUS_SOURCE}.{group}", method
 
     @llm_tool(description="Asks a source's sessions to finish their calls and leave; without a source, the whole bus.")
     async def drain(self, source: str = "", grace_seconds: float = DRAIN_SECONDS) -> dict[str, Any]:
@@ -108,11 +131,7 @@ class Admin:
 
     def _calls(self, wanted: Wanted, looked: int, limit: int, since: int) -> list[dict[str, Any]]:
         records = self._records
-        if since < 0:
-            found = records.newest(wanted, limit)
-        else:
-            after = records.after(wanted, looked, len(records))
-            found = [record for record in after if record.name != CALLS][: max(0, limit)]
+        found = records.newest(wanted, limit) if since < 0 else records.after(wanted, looked, limit)
         return [record.described(records.began) for record in found]
 
     @llm_tool(description="What the bus has counted since it started.")
@@ -153,17 +172,26 @@ class Admin:
             kind: tools, roles or sources.
             name: of the tool, role or source.
             users: ids of those who may; ["*"] is everyone, [] nobody; null takes the rule away.
+
+        The answer is the rules in force, with a `note` where the rule is for a tool that nobody offers.
         """
         self._permit(kind, name, users)
-        return self._view.permissions.as_tables()
+        tables: dict[str, Any] = {**self._view.permissions.as_tables()}
+        if kind == "tools" and users is not None and not self._offers(name):
+            tables["note"] = f"nobody offers such a tool now: the rule for {name[:80]!r} waits for one"
+        return tables
+
+    def _offers(self, name: str) -> bool:
+        entries = (entry for listing in self._registry.listings() for entry in listing.entries)
+        return any(name in (entry.name, entry.bare_name) for entry in entries)
 
     @llm_tool(description="Which users may call what: tables of tools, roles and sources.")
     async def permissions(self) -> dict[str, Any]:
         """Shows the rules in force."""
         return self._view.permissions.as_tables()
 
-    @llm_tool(name=SEARCH_TOOLS, description=search_tool().description, parameters=search_tool().parameters)
-    async def search_tools(
+    @llm_tool(name=SEARCH_TOOLS, description=SEARCH_DESCRIPTION, parameters=search_tool().parameters)
+    def search_tools(
         self,
         scope: ToolScope,
         query: str,
@@ -171,10 +199,12 @@ class Admin:
         top_k: int = 10,
         include_parameters: bool = False,
     ) -> dict[str, Any]:
-        """Finds tools that the caller may call."""
+        """Finds tools that the caller may call. Runs on a thread: a new catalogue takes a while to be indexed."""
         user_id = scope.context.user_id
+        # The revision is read first: what changes meanwhile is found the next time.
+        catalogue = (self._view.revision, user_id if self._view.permissions else "")
         tools = [listing.tool for listing in self._view.listings(user_id=user_id)]
-        index = self._indexes.index_of((self._view.revision, user_id), tools)
+        index = self._indexes.index_of(catalogue, tools)
         return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)
 
 

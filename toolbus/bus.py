@@ -45,6 +45,7 @@ from toolbus.sdk.tool_spec import ToolSpec, spec_of
 from toolbus.server import GrpcServer, ToolBusService
 from toolbus.tasks import LoopTasks, TaskManager, TaskTools, owner_of
 from toolbus.tool import Result, dump_arguments
+from toolbus.tripwire import Tripwire
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus")
@@ -81,7 +82,7 @@ class Bus:
             grace_seconds=config.grace_seconds,
             first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
         )
-        self.policy = Policy(frozenset(config.silenced), config.permissions)
+        self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded)
         self.dispatcher = Dispatcher(self.registry, self.policy, self.records, config.limits, arm=self._arm)
         self._health = Health(self._takes_calls, self._serving, self._sources)
         self._presence = Presence(
@@ -108,6 +109,7 @@ class Bus:
         self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
         self.tasks = TaskManager(config.background_after_seconds)
+        self.dispatcher.tripwire = Tripwire(config.tripwire, config.tripwire_allow)  # type: ignore[arg-type]
         self.dispatcher.background = LoopTasks(self.tasks, self.dispatcher, lambda: self.loop)
         self._permits: Permits | None = None  # what was permitted at run time, kept; None: it ends with the bus
         self.run_sync = self._workers.run  # runs a plain function off the loop
@@ -412,7 +414,7 @@ class Bus:
             InvalidRequest: naming what breaks a rule.
             NotKept: it is in force, but could not be written down.
         """
-        self.dispatcher.view.permit(self.dispatcher.view.permissions.changed(kind, name, users))
+        self.dispatcher.view.revise(lambda rules: rules.changed(kind, name, users))
         self.catalogue_changed()
         if self._permits is not None:
             self._permits.keep(kind, name, None if users is None else list(users))
@@ -428,12 +430,8 @@ class Bus:
             changed=self.catalogue_changed,
             permit=self.permit,
         )
-        tasks = TaskTools(self.tasks).tools()
-        for method in (*admin.tools(), *tasks):
-            self._register(BUS_SOURCE, spec_of(method), qualified=True)
-        for group, methods in (("tasks", tasks), ("search", [admin.search_tools])):
-            for method in methods if group in self._config.offered else ():
-                self._register(f"{BUS_SOURCE}.{group}", spec_of(method))
+        for source, method in admin.offers(TaskTools(self.tasks).tools(), self._config.offered):
+            self._register(source, spec_of(method), qualified=source == BUS_SOURCE)
 
     def _register(self, source: str, spec: ToolSpec, *, qualified: bool = False) -> None:
         offered = prepare([spec.tool], self._config.limits)

@@ -101,7 +101,7 @@ def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.Li
     names = frozenset(request.names)
     size = 0
     for listing in listings:
-        if listing.entry.place < start:  # by place, not by index: tools may go between two pages
+        if listing.place < start:  # by place, not by index: tools may go between two pages
             continue
         if request.source and request.source != listing.source:
             continue
@@ -110,7 +110,7 @@ def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.Li
         item = listed(listing)
         size += item.ByteSize() + 8
         if size > PAGE_BYTES and response.tools:
-            response.next_page_token = str(listing.entry.place)
+            response.next_page_token = str(listing.place)
             break
         response.tools.append(item)
     return response

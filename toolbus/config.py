@@ -18,6 +18,7 @@ from toolbus.errors import InvalidRequest, SetupError
 from toolbus.loopback import is_loopback_host, mask, parse_callback_url
 from toolbus.policy import Permissions
 from toolbus.tool import Limits, is_source
+from toolbus.tripwire import Tripwire
 
 DEFAULT_GRPC = "127.0.0.1:48930"
 DEFAULT_HTTP_PORT = 48911
@@ -44,9 +45,15 @@ class Config:
         grace_seconds: how long the tools of a broken session wait for it to come back.
         drain_seconds: how long calls in flight may take when the bus is asked to stop.
         silenced: sources that may attach and call, but not offer tools.
+        guarded: sources whose results are withheld where they hold something named like a secret; one that ends with
+            ``*`` stands for all that begin so.
+        tripwire: how secrets are told by their names: ``default``, or ``synchronet`` for that system's own rules.
+        tripwire_allow: names that a tool's results may hold all the same, by tool.
         permissions: which users may call which tools, and those of which roles and sources.
         background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes
             a task.
+        tools_dir: a folder of drop-in tools to offer; ``toolbus serve`` runs them, in processes of their own.
+        require_manifest: whether such a folder offers nothing without a ``_manifest.json``.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
         record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
         grpc_reflection: whether clients can ask the server for its services.
@@ -64,8 +71,13 @@ class Config:
     grace_seconds: float = 5.0
     drain_seconds: float = 30.0
     silenced: tuple[str, ...] = ()
+    guarded: tuple[str, ...] = ("dropin", "dropin:*")
+    tripwire: str = "default"
+    tripwire_allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     permissions: Permissions = field(default_factory=Permissions)
     background_after_seconds: float = 10.0
+    tools_dir: Path | None = None
+    require_manifest: bool = False
     offered: tuple[str, ...] = ()
     record_contents: bool = False
     grpc_reflection: bool = True
@@ -73,7 +85,7 @@ class Config:
     def __post_init__(self) -> None:
         if not self.grpc:
             raise SetupError(f"grpc names no address: name at least one, for example {DEFAULT_GRPC}")
-        for name in ("grpc", "roles", "silenced", "offered"):
+        for name in ("grpc", "roles", "silenced", "guarded", "offered"):
             _check_list(name, getattr(self, name))
         for address in self.grpc:
             check_address("grpc", address, unix=True)
@@ -83,9 +95,16 @@ class Config:
             check_upstream(self.upstream)
             if self.http == "off":
                 raise SetupError("upstream needs http, since the main server calls tools back over it: drop http off")
-        for source in self.silenced:
-            if not is_source(source):
-                raise SetupError(f"silenced names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
+        if self.tools_dir is not None and not self.tools_dir.is_dir():
+            raise SetupError(f"tools_dir {str(self.tools_dir)!r} is no folder: make it, or name another")
+        for name, sources in (("silenced", self.silenced), ("guarded", [each.rstrip("*") for each in self.guarded])):
+            for source in sources:
+                if source and not is_source(source):
+                    raise SetupError(f"{name} names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
+        try:
+            Tripwire(self.tripwire, self.tripwire_allow)  # type: ignore[arg-type]  # which presets there are, it says
+        except InvalidRequest as problem:
+            raise SetupError(str(problem)) from None
         for group in self.offered:
             if group not in OFFERED:
                 raise SetupError(f"offered names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
@@ -230,11 +249,17 @@ def _from_file(file: Path) -> dict[str, Any]:
     limits = found.pop("limits", {})
     if not isinstance(limits, dict):
         raise SetupError(f"{file}: limits is {limits!r}, it must be a table: [limits]")
-    permissions = found.pop("permissions", {})
-    _refuse_unknown(file, found, _SETTINGS, "limits", "permissions")
+    permissions, allowed = found.pop("permissions", {}), found.pop("tripwire_allow", {})
+    _refuse_unknown(file, found, _SETTINGS, "limits", "permissions", "tripwire_allow")
     for name, value in found.items():
         _, check = _SETTINGS[name]
         said[name] = check(f"{file}: {name}", value)
+    if not isinstance(allowed, dict):
+        raise SetupError(f"{file}: tripwire_allow is {allowed!r}, it must be a table: [tripwire_allow]")
+    if allowed:
+        said["tripwire_allow"] = {
+            tool: _texts(f"{file}: tripwire_allow.{tool}", names) for tool, names in allowed.items()
+        }
     if permissions:
         try:
             said["permissions"] = Permissions.read(permissions)
@@ -330,6 +355,10 @@ _SETTINGS: dict[str, tuple[Callable[[str, str], Any], Callable[[str, object], An
     "upstream": (_text, _text),
     "silenced": (_items, _texts),
     "background_after_seconds": (_seconds_text, _seconds),
+    "guarded": (_items, _texts),
+    "tripwire": (_text, _text),
+    "tools_dir": (_path, _path),
+    "require_manifest": (_switch_text, _switch),
     "offered": (_items, _texts),
     "record_contents": (_switch_text, _switch),
     "grpc_reflection": (_switch_text, _switch),

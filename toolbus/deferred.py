@@ -164,7 +164,9 @@ def _search_arguments(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _injection_arguments(given: Mapping[str, Any]) -> list[str]:
     """Returns the names that are asked for, each once; one name may stand there without its list."""
-    names = given.get("names", [])
+    if "names" not in given:
+        raise ValueError(f"names is missing: give a list of tool names, taken from what {SEARCH_TOOLS} found")
+    names = given["names"]
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

@@ -17,10 +17,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from toolbus.call import Background, Budget, Call, Caller
-from toolbus.entry import Declaration, Entry, Handler
+from toolbus.entry import BUS_SOURCE, Declaration, Entry, Handler
 from toolbus.errors import Code, Stage, UnknownRole
 from toolbus.policy import Policy
-from toolbus.records import MAX_TEXT, Records, content_of, origin_of
+from toolbus.records import MAX_TEXT, READER, Records, content_of, origin_of
 from toolbus.refusals import (
     RETRY_SECONDS,
     Refused,
@@ -36,6 +36,7 @@ from toolbus.refusals import (
 from toolbus.registry import Registry
 from toolbus.schema import load_arguments
 from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Limits, Result
+from toolbus.tripwire import Tripwire
 from toolbus.v1 import tool_pb2 as pb
 from toolbus.view import View
 
@@ -75,6 +76,7 @@ class Dispatcher:
         self._callers: dict[Caller, None] = {}  # those that have had calls since the last sweep
         self._stuck: set[Call] = set()
         self._patient: dict[Call, float] = {}  # calls that become tasks, and when
+        self.tripwire: Tripwire | None = None  # looks for secrets in results of guarded sources; None: nobody does
         self.background: Background | None = None  # who keeps tasks; None: nobody, callers wait to the end
         self.view = View(registry, policy)  # what callers may see, by the same policy
         self.records = records
@@ -210,7 +212,9 @@ class Dispatcher:
 
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes what a handler answers."""
-        owed, keep, contents, patient = handler.owed, self.records.keep, self.records.contents, self._patient
+        owed, keep, patient = handler.owed, self.records.keep, self._patient
+        careful = self.records.contents or handler.source == BUS_SOURCE  # what `_record` has to look at
+        guarded = self.tripwire is not None and self._policy.guards(handler.source)
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # whom the batch is for
         most = succeeded = 0
@@ -241,11 +245,12 @@ class Dispatcher:
                 batch, to = [], caller
                 most = min(self._limits.result_bytes, caller.max_item_bytes) // 4
             output = result.output_json
-            if result.is_error or result.content or len(output) > most or result.HasField("error"):
-                self._record(call, self._deliver_special(call, result), now, output)
+            if guarded or result.is_error or result.content or len(output) > most or result.HasField("error"):
+                code = self._deliver_special(call, result, guarded)
+                self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output)
                 continue
             batch.append((call_id, output))
-            if contents:
+            if careful:
                 self._record(call, 0, now, output)
                 continue
             origin, context = None, call.context
@@ -260,7 +265,11 @@ class Dispatcher:
 
     def progress(self, handler: Handler, progress: Iterable[pb.ToolProgress], now: float) -> None:
         """Takes signs of life; each resets the idle timeout."""
+        guarded = self.tripwire is not None and self._policy.guards(handler.source)
         for sign in progress:
+            if guarded:  # a piece of an output cannot be judged; the result carries the whole
+                sign.output_chunk = ""
+                del sign.content[:]
             call = handler.owed.get(sign.call_id)
             if call is None or not call.active:
                 self.records.unowed += call is None
@@ -430,8 +439,8 @@ class Dispatcher:
 
     # -- a call's end --------------------------------------------------------------------------------------------
 
-    def _deliver_special(self, call: Call, result: pb.ToolResult) -> int:
-        """Delivers a result that is large, failed or has content. Returns its code."""
+    def _deliver_special(self, call: Call, result: pb.ToolResult, guarded: bool) -> int:
+        """Delivers a result that is large, failed, has content, or may not hold secrets. Returns its code."""
         caller = call.caller
         largest = min(self._limits.result_bytes, caller.max_item_bytes)
         if result.ByteSize() > largest:
@@ -444,6 +453,10 @@ class Dispatcher:
             )
             self._fail(call, error)
             return error.code
+        said = self.tripwire.check_result(call.entry.name, result) if guarded and self.tripwire is not None else None
+        if said is not None:
+            self._fail(call, CallError(Code.SECRET_BLOCKED, said, stage=Stage.ACCEPTED))
+            return Code.SECRET_BLOCKED
         if result.is_error or result.HasField("error"):
             result.is_error = True
             error_of = result.error
@@ -500,6 +513,8 @@ class Dispatcher:
     def _record(self, call: Call, code: int, now: float, output: str = "") -> None:
         """Notes how a call ended, with everything that the flat path leaves out."""
         entry = call.entry
+        if entry.name == READER:
+            return
         self.records.add(
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
             (len(call.arguments_json), len(output)),  # without the context, which counts towards what is held

@@ -230,6 +230,11 @@ class Listing:
         """The first role's, for states and counts."""
         return self.entries[0]
 
+    @property
+    def place(self) -> int:
+        """Where it stands among others: where its name stood first."""
+        return min(entry.place for entry in self.entries)
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:

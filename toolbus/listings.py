@@ -51,8 +51,7 @@ def build(tables: Sequence[Table]) -> Iterable[Listing]:
         for entry in table.entries.values():
             key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
             grouped.setdefault(key, []).append(entry)
-    for entries in sorted(grouped.values(), key=_first_place):
-        yield line_of(entries)
+    yield from sorted(map(line_of, grouped.values()), key=lambda listing: listing.place)
 
 
 def describe(tables: Iterable[Table], name: str, source: str) -> list[Listing]:
@@ -70,7 +69,3 @@ def line_of(entries: Sequence[Entry]) -> Listing:
     first = entries[0]
     roles = tuple(entry.table.role for entry in entries if entry.table.role is not None)
     return Listing(first.tool.renamed(first.name), first.source, roles, tuple(entries))
-
-
-def _first_place(entries: Sequence[Entry]) -> int:
-    return min(entry.place for entry in entries)

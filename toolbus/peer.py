@@ -31,6 +31,7 @@ class Peer(Session[wire.InvokeResponse]):
         "close",
         "instance",
         "leave_by",
+        "notices",
         "offers_tools",
         "qualified",
         "seen_revision",
@@ -52,6 +53,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.session_id = ""  # set when attached
         self.source = ""  # set when attached
         self.instance = ""  # set when attached; may stay empty
+        self.notices: tuple[str, ...] = ()  # what an operator should know about the source
         self.budget = Budget()  # its source's, once attached
         self.qualified = False  # whether its tools are listed as source:name
         self.offers_tools = False  # whether it ever offered one: that ends its right to say what a context is

@@ -14,6 +14,8 @@ from toolbus.entry import BUS_SOURCE, Entry
 from toolbus.errors import InvalidRequest
 
 EVERYONE = "*"
+# Of the bus's own tools those that answer each caller with its own: everybody may call them.
+FOR_EVERYONE = frozenset({"check_task", "await_task", "list_tasks", "cancel_task", "search_tools"})
 MAX_USER = 256  # characters of a user's id in a rule
 MAX_RULES = 10_000
 
@@ -107,15 +109,28 @@ class Policy:
 
     Args:
         silenced: sources that may attach and call but not offer tools.
+        guarded: sources that are trusted less: their results may hold no secrets, and they may not administer the bus.
+            One that ends with ``*`` stands for all that begin so.
     """
 
-    def __init__(self, silenced: frozenset[str] = frozenset(), permissions: Permissions | None = None) -> None:
+    def __init__(
+        self,
+        silenced: frozenset[str] = frozenset(),
+        permissions: Permissions | None = None,
+        guarded: Iterable[str] = (),
+    ) -> None:
         self._silenced = silenced
+        self._guarded = frozenset(guarded)
+        self._guarded_beginnings = tuple(source[:-1] for source in self._guarded if source.endswith("*"))
         self.permissions = permissions or Permissions()  # replaced in one step by View.permit
 
     def may_offer(self, source: str) -> bool:
         """Whether a source has the right ``tools``."""
         return source not in self._silenced
+
+    def guards(self, source: str) -> bool:
+        """Whether a source is trusted less than others."""
+        return source in self._guarded or source.startswith(self._guarded_beginnings)
 
     def refusal(self, caller: Caller, entry: Entry, user_id: str = "") -> str | None:
         """Why a caller may not call a tool on behalf of a user, as a sentence; None where it may.
@@ -124,16 +139,16 @@ class Policy:
             user_id: "" where the caller did not say, or may not say.
         """
         if entry.source == BUS_SOURCE:
-            return (
-                None if caller.administers else f"{entry.name!r} administers the bus; {caller.source!r} has no right to"
-            )
+            may = entry.bare_name in FOR_EVERYONE or (caller.administers and not self.guards(caller.source))
+            return None if may else f"{entry.name!r} administers the bus; {caller.source!r} has no right to"
         if not user_id and caller.unnamed_may:
             return None
         for kind, name, users in self.permissions.rules_for(entry):
             if EVERYONE not in users and user_id not in users:
                 who = f"user {user_id[:80]!r}" if user_id else "a call that names no user (context.user_id)"
-                what = f"{kind[:-1]} {name!r}"
-                return f"{who} may not call {entry.name!r}: {what} is open to certain users only, an operator adds them"
+                whom = "certain users only" if users else "nobody"
+                rule = f"{kind[:-1]} {name!r} is open to {whom}, an operator adds them"
+                return f"{who} may not call {entry.name!r}: {rule}"
         return None
 
     def asks_for_user(self, entry: Entry) -> bool:

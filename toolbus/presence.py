@@ -39,6 +39,7 @@ log = logging.getLogger("toolbus.sessions")
 
 TICK_SECONDS = 0.5  # how often silence is judged
 WATCH_SECONDS = 0.02  # how often a watcher is told at most: 1,000 attaches before 1,000 watchers stay 1,000 frames
+MOST_NOTICES, MAX_NOTICE = 100, 500  # of a session; characters of each
 SUPERSEDED_A_MINUTE = 5  # more means two clones under one instance name that keep throwing each other out
 
 
@@ -100,6 +101,7 @@ class Presence:
         may_offer = self._policy.may_offer(attach.source)
         offered = catalogue.read_tools(attach.tools, self._limits) if may_offer else []
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
+        peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MOST_NOTICES])
         peer.budget = self._dispatcher.budget(peer.source)
         older = self._by_instance.get((peer.source, peer.instance)) if peer.instance else None
         if older is not None and older.state is State.LEAVING and not older.half_closed:
@@ -417,6 +419,11 @@ class Presence:
     def is_bound(self, source: str) -> bool:
         """Whether a token binds a source, so that nobody offers tools under it without."""
         return source in self._tokens
+
+    def notices(self, source: str = "") -> list[tuple[str, str]]:
+        """Returns what attached sources, or one of them, want an operator to know: (source, sentence) of each, once."""
+        said = ((peer.source, text) for peer in self.sessions.values() for text in peer.notices)
+        return [each for each in dict.fromkeys(said) if source in ("", each[0])]
 
     def known_sources(self) -> list[str]:
         """Sources that have a health of their own now."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+from toolbus.entry import BUS_SOURCE
 from toolbus.errors import Code
 from toolbus.redaction import redacted
 from toolbus.v1 import tool_pb2 as pb
@@ -19,6 +20,7 @@ from toolbus.v1 import tool_pb2 as pb
 RECORDS_KEPT = 1_000
 CONTENT_KEPT = 4_096  # characters of arguments or output
 MAX_TEXT = 128  # characters of a name or id that somebody else chose
+READER = f"{BUS_SOURCE}:calls"  # the tool that reads them; its own calls are not kept, or followers would fill them
 _CODES = frozenset(Code)
 
 Origin: TypeAlias = tuple[str, int, int]

@@ -18,10 +18,11 @@ MAX_DEPTH = 32
 
 _WORD = (
     r"pass(?:word|wd|phrase|code)?s?|pwd|secrets?|tokens?|api[-_ ]?keys?|private[-_ ]?keys?|access[-_ ]?keys?"
-    r"|ssh[-_ ]?keys?|credentials?|auth|authorization|oauth|bearer|cookies?|session[-_ ]?ids?|signature|pin|otp|jwt"
+    r"|ssh[-_ ]?keys?|credentials?|auth|authori[sz]ation|oauth|bearer|cookies?|session[-_ ]?ids?|signature|pin|otp|jwt"
 )
 # A whole word of the key, with its parts set apart: `clientSecret` and `x-api-key` are, `author` and `spin` are not.
 _KEY = re.compile(rf"(?:^|[-_ .]){'(?:' + _WORD + ')'}[0-9]*(?:$|[-_ .])", re.IGNORECASE)
+_HINT = re.compile(_WORD)  # without it anywhere, small letters for capitals, a key is none: most are seen off here
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _COUNTS = re.compile(
     r"(?:^|[-_ .])(?:max|min|num|count|total|limit|used|usage|per|n|prompt|completion|input|output|cached|reasoning)"
@@ -41,10 +42,15 @@ _BARE = re.compile(
     r"|(?<=\bbearer )\S+|(?<=\bbasic )[A-Za-z0-9+/]{16,}=*",
     re.IGNORECASE,
 )
+# What none of the above, nor `mask`, finds anything without: a sign behind a name, or a bare secret's length or word.
+_SUSPECT = re.compile(r"[:=]|[-_A-Za-z0-9.]{15}|bearer |basic ", re.IGNORECASE)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # making one takes as long as what it writes
 
 
 def is_secret_name(key: str) -> bool:
     """Whether a key names a secret: `password`, `clientSecret`, `x-api-key`; not `author`, `max_tokens`."""
+    if key.isascii() and _HINT.search(key.lower()) is None:
+        return False
     name = parted(key)
     if _COUNTS.search(name):
         name = _TOKENS.sub("", name)
@@ -61,11 +67,11 @@ def redacted(text: str, most: int) -> str:
     if len(text) > MAX_PARSED:
         return f"[{len(text)} characters]"
     try:
-        parsed = json.loads(text)
-        shown = json.dumps(_redacted(parsed, 0), ensure_ascii=False, separators=(",", ":"))
+        shown = _ENCODER.encode(_redacted(json.loads(text), 0))
     except (ValueError, RecursionError):
         shown = _plain(text)
-    shown = shown.encode("utf-8", "replace").decode()  # half of a surrogate pair would break whoever prints it
+    if not shown.isascii():  # half of a surrogate pair would break whoever prints it
+        shown = shown.encode("utf-8", "replace").decode()
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
@@ -85,6 +91,8 @@ def _redacted(value: Any, depth: int) -> Any:
 
 
 def _plain(text: str) -> str:
+    if _SUSPECT.search(text) is None:
+        return text
     text = mask(text)
     shown, at = [], 0  # what may be shown so far, and where in the text it ends
     for found in _KEYED.finditer(text):

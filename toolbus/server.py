@@ -98,7 +98,11 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         return await _answered(self._list, request, context)
 
     def _list(self, request: wire.ListRequest) -> wire.ListResponse:
-        return catalogue.list_tools(request, self._dispatcher.view, ONLOOKER)
+        response = catalogue.list_tools(request, self._dispatcher.view, ONLOOKER)
+        if not request.page_token:
+            notices = self._presence.notices(request.source)
+            response.notices.extend(wire.SourceNotice(source=source, text=text) for source, text in notices)
+        return response
 
     # The coroutine form, which writes instead of yielding; the stubs know only generators.
     async def Invoke(  # type: ignore[override]

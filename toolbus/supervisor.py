@@ -1,6 +1,6 @@
-"""Runs plugin files as processes, and starts again what dies.
+"""Runs plugins as processes, and starts again what dies.
 
-One process a file, each the leader of a group of its own. What a plugin prints comes out line by line with its name.
+One process a plugin, each the leader of a group of its own. What a plugin prints comes out line by line with its name.
 A plugin that dies is started again after a pause that doubles; one that dies too often is given up, the others go on.
 Nothing that a plugin started outlives the supervisor: it ends the group with its leader, and where the supervisor is
 killed itself, `toolbus.lifeline` ends the groups and the kernel ends the leaders.
@@ -11,9 +11,9 @@ This file knows processes and time. It prints nothing and reads no options: ``to
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
@@ -36,6 +36,7 @@ class Happened(Enum):
 
     OUTPUT = "output"
     STARTED = "started"
+    OFFERED = "offered"  # the bus offers its tools; said of drop-in tools only
     DIED = "died"  # it will be started again
     ENDED = "ended"  # it wanted to, or was told to
     GIVEN_UP = "given_up"  # it will not be started again
@@ -57,6 +58,31 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """What runs as the process of one plugin.
+
+    Attributes:
+        arguments: the program and its arguments.
+        environment: of the process; the supervisor adds its own id.
+        told: given the number of a pipe that the process may report on, what it reads from standard input; None: it
+            reads nothing and reports nothing.
+        hear: takes each line of those reports.
+        endless: whether it has no reason to end by itself: one that does has died, whatever its exit code.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    told: Callable[[int], bytes] | None = None
+    hear: Callable[[str], None] = lambda line: None
+    endless: bool = False
+
+    @classmethod
+    def of_file(cls, file: Path, environment: Mapping[str, str]) -> Command:
+        """Returns what runs a plugin file."""
+        return cls((sys.executable, "-m", "toolbus.sdk.child", str(file)), environment)
+
+
+@dataclass(frozen=True, slots=True)
 class Restarts:
     """When a plugin that died is started again.
 
@@ -75,33 +101,41 @@ class Restarts:
     wanted: bool = True
 
 
+class _Running:
+    """One plugin that is being supervised."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.stopping = asyncio.Event()  # SIGTERM to it
+        self.seconds: float | None = None  # between that and its SIGKILL; None: until all are killed
+
+
 class Supervisor:
-    """Runs the plugins of several files until all have ended or it is told to stop. Belongs to the main thread.
+    """Runs plugins until all have ended or it is told to stop. Belongs to the loop that runs it.
 
     Args:
-        files: one plugin each.
         emit: takes what happens; an exception from it ends everything.
-        environment: of the plugins.
         stop_seconds: how long a plugin gets between SIGTERM and SIGKILL.
+        stays: whether it goes on when nothing runs, until it is told to stop.
     """
 
     def __init__(
         self,
-        files: Sequence[Path],
         emit: Callable[[Report], None],
         *,
-        environment: Mapping[str, str],
         restarts: Restarts | None = None,
         stop_seconds: float = 12.0,  # above the 10 s that a plugin gives its calls
+        stays: bool = False,
     ) -> None:
-        self._plugins = dict(zip(plugin_names(files), files, strict=True))
         self._emit = emit
-        # Nobody else can claim the sources of these plugins while they run, a restart of one included.
-        self._environment = {"TOOLBUS_TOKEN": secrets.token_hex(16), **environment}
         self._restarts = restarts or Restarts()
         self._stop_seconds = stop_seconds
+        self._stays = stays
+        self._plugins: dict[str, _Running] = {}  # those that are to run, by name
+        self._group: asyncio.TaskGroup | None = None  # None while it does not run
         self._stopping = asyncio.Event()  # SIGTERM to all
         self._killing = asyncio.Event()  # SIGKILL to all
+        self._timer: asyncio.TimerHandle | None = None  # sets that; None until told to stop
         self._lifeline: subprocess.Popen[bytes] | None = None  # None until run
         self.failed: list[str] = []  # plugins that were given up
 
@@ -120,29 +154,60 @@ class Supervisor:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                for name, file in self._plugins.items():
-                    group.create_task(self._supervise(name, file), name=f"plugin {name}")
+                self._group = group
+                for name in list(self._plugins):
+                    self._start(name)
+                if self._stays:
+                    await self._stopping.wait()
         finally:
+            self._group = None
+            if self._timer is not None:
+                self._timer.cancel()
             assert self._lifeline.stdin is not None  # a pipe, see above
             self._lifeline.stdin.close()
             self._lifeline.wait()  # it ends as soon as it reads the end of the pipe
         return not self.failed
 
+    def add(self, name: str, command: Command) -> None:
+        """Has a plugin run, at once or as soon as the supervisor does. Names are the plugins', each used once."""
+        self._plugins[name] = _Running(command)
+        if self._group is not None and not self._stopping.is_set():
+            self._start(name)
+
+    def retire(self, name: str, seconds: float | None = None) -> None:
+        """Asks one plugin to end; it is not started again. One that is not there is no error.
+
+        Args:
+            seconds: how long it gets between SIGTERM and SIGKILL; None means the supervisor's. `stop` shortens it.
+        """
+        running = self._plugins.pop(name, None)
+        if running is not None:
+            running.seconds = self._stop_seconds if seconds is None else seconds
+            running.stopping.set()
+
     def stop(self) -> None:
         """Asks every plugin to end; a second time, ends them."""
         if self._stopping.is_set():
             self._killing.set()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(self._stop_seconds, self._killing.set)
         self._stopping.set()
+        for running in self._plugins.values():
+            running.stopping.set()
 
-    async def _supervise(self, name: str, file: Path) -> None:
+    def _start(self, name: str) -> None:
+        assert self._group is not None  # see the callers
+        self._group.create_task(self._supervise(name, self._plugins[name]), name=f"plugin {name}")
+
+    async def _supervise(self, name: str, running: _Running) -> None:
         rule = self._restarts
         deaths: deque[float] = deque(maxlen=rule.deaths)
         attempt = 0
-        while not self._stopping.is_set():
+        while not running.stopping.is_set():
             started = time.monotonic()
-            code = await self._live(name, file)
+            code = await self._live(name, running)
             now = time.monotonic()
-            if self._stopping.is_set() or code == 0:
+            if running.stopping.is_set() or (code == 0 and not running.command.endless):
                 self._emit(Report(name, Happened.ENDED, f"ended ({ending(code)})"))
                 return
             deaths.append(now)
@@ -154,7 +219,7 @@ class Supervisor:
             pause = min(rule.longest_seconds, rule.first_seconds * 2**attempt) * random.uniform(0.5, 1.0)
             attempt += 1
             self._emit(Report(name, Happened.DIED, f"died ({ending(code)}): starting it again in {pause:.2g} s"))
-            await _wait(self._stopping, pause)
+            await _wait(running.stopping, pause)
 
     def _give_up(self, code: int, deaths: deque[float]) -> str:
         """Says why a plugin that died is not started again; empty where it is."""
@@ -170,33 +235,40 @@ class Supervisor:
             )
         return ""
 
-    async def _live(self, name: str, file: Path) -> int:
+    async def _live(self, name: str, running: _Running) -> int:
         """Runs one process from start to end; returns its exit code, negative for a signal."""
+        command, reports = running.command, os.pipe()
         out, err = os.pipe(), os.pipe()
         pumps = [
-            asyncio.create_task(self._pump(name, "stdout", out[0])),
-            asyncio.create_task(self._pump(name, "stderr", err[0])),
+            asyncio.create_task(self._pump(functools.partial(self._line, name, "stdout"), out[0])),
+            asyncio.create_task(self._pump(functools.partial(self._line, name, "stderr"), err[0])),
+            asyncio.create_task(self._pump(lambda line: command.hear(line.decode(errors="replace")), reports[0])),
         ]
+        told = command.told(reports[1]) if command.told is not None else None
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "toolbus.sdk.child", str(file)),
-                stdin=subprocess.DEVNULL,
+                *command.arguments,
+                stdin=subprocess.DEVNULL if told is None else subprocess.PIPE,
                 stdout=out[1],
                 stderr=err[1],
-                env={**self._environment, SUPERVISOR_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+                pass_fds=() if told is None else (reports[1],),
+                env={**command.environment, SUPERVISOR_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         except OSError as problem:  # no memory, no process ids: it may be better after the pause
             self._emit(Report(name, Happened.OUTPUT, f"cannot start a process: {problem}", "stderr"))
             return 1
         finally:
-            os.close(out[1])
-            os.close(err[1])
+            for pipe in (out, err, reports):
+                os.close(pipe[1])
         group = process.pid  # the leader's id, by setsid
         self._note(f"+{group}")
         try:
             self._emit(Report(name, Happened.STARTED, f"started (pid {group})"))
-            return await self._wait_or_stop(process)
+            if process.stdin is not None and told is not None:
+                process.stdin.write(told)
+                process.stdin.close()
+            return await self._wait_or_stop(process, running)
         finally:
             # Also the way out of a cancellation. What is left of the group dies with its leader.
             _signal(group, signal.SIGKILL)
@@ -208,22 +280,21 @@ class Supervisor:
             for pump in set(pumps) - late:
                 pump.result()
 
-    async def _wait_or_stop(self, process: asyncio.subprocess.Process) -> int:
+    async def _wait_or_stop(self, process: asyncio.subprocess.Process, running: _Running) -> int:
         ended = asyncio.create_task(process.wait())
-        told = asyncio.create_task(self._stopping.wait())
+        told, killing = asyncio.create_task(running.stopping.wait()), asyncio.create_task(self._killing.wait())
         try:
             await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 _signal(process.pid, signal.SIGTERM)
-                told = asyncio.create_task(self._killing.wait())
-                await asyncio.wait((ended, told), timeout=self._stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((ended, killing), timeout=running.seconds, return_when=asyncio.FIRST_COMPLETED)
                 _signal(process.pid, signal.SIGKILL)
             return await ended
         finally:
-            told.cancel()
-            ended.cancel()
+            for task in (ended, told, killing):
+                task.cancel()
 
-    async def _pump(self, name: str, stream: str, pipe: int) -> None:
+    async def _pump(self, take: Callable[[bytes], object], pipe: int) -> None:
         """Passes on what a process writes, line by line."""
         reader = asyncio.StreamReader()
         opened = os.fdopen(pipe, "rb", 0)
@@ -237,9 +308,9 @@ class Supervisor:
                 if len(begun) > LINE_BYTES:
                     lines, begun = [*lines, begun], b""
                 for line in lines:
-                    self._line(name, stream, line)
+                    take(line)
             if begun:
-                self._line(name, stream, begun)
+                take(begun)
         finally:
             transport.close()
 

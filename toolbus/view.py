@@ -6,6 +6,8 @@ what is listed can be called and what can be called is listed (design.md 6).
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from toolbus.entry import BUS_SOURCE, Changes, Entry, Listing
@@ -34,6 +36,7 @@ class View:
     def __init__(self, registry: Registry, policy: Policy) -> None:
         self._registry = registry
         self._policy = policy
+        self._revising = threading.Lock()  # one change of the rules at a time
         registry.shows = lambda entry: policy.refusal(ONLOOKER, entry) is None
         # by role, whether offline tools are in it, user and rights, with the revision that it shows
         self._kept: dict[tuple[str | None, bool, str, bool, bool], tuple[int, tuple[Listing, ...]]] = {}
@@ -56,14 +59,16 @@ class View:
         Raises:
             UnknownRole: the role is not configured.
         """
+        revision = self._registry.revision  # first: rules that change meanwhile raise it
         user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
         key = (role, include_offline, user, caller.administers, caller.unnamed_may)
         kept = self._kept.get(key)
-        revision = self._registry.revision
         if kept is None or kept[0] != revision:
             found = self._registry.listings(role, include_offline=include_offline)
             seen = (self.line(listing, user_id, caller) for listing in found if listing.source != BUS_SOURCE)
-            kept = (revision, tuple(listing for listing in seen if listing is not None))
+            # Once more in order: a name may have come later to the roles that are left of a line.
+            shown = sorted((listing for listing in seen if listing is not None), key=lambda listing: listing.place)
+            kept = (revision, tuple(shown))
             if len(self._kept) >= USERS_KEPT:
                 self._kept.clear()
             if len(user) <= MAX_USER:  # a longer one is nobody whom a rule can name, and may be of any size
@@ -110,12 +115,18 @@ class View:
 
     def permit(self, permissions: Permissions) -> None:
         """Puts rules in force, at once, for calls and listings. Whoever wires the bus has watchers told."""
-        before = self._policy.permissions
+        self.revise(lambda _: permissions)
 
-        def put_in_force() -> None:
-            self._policy.permissions = permissions
+    def revise(self, change: Callable[[Permissions], Permissions]) -> None:
+        """Puts in force what is made of the rules of now, in one step: others' changes at the same time are kept."""
+        with self._revising:
+            before = self._policy.permissions
+            permissions = change(before)
 
-        def concerns(entry: Entry) -> bool:
-            return before.rules_for(entry) != permissions.rules_for(entry)
+            def put_in_force() -> None:
+                self._policy.permissions = permissions
 
-        self._registry.change_view(put_in_force, concerns)
+            def concerns(entry: Entry) -> bool:
+                return before.rules_for(entry) != permissions.rules_for(entry)
+
+            self._registry.change_view(put_in_force, concerns)

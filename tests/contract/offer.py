@@ -9,20 +9,28 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tests.contract.works import Refuses, Scope, Shows, Work
-from tests.faults.raw_peer import until
+from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus
 from toolbus.sdk import Reply, ToolScope, llm_tool
 from toolbus.sdk.threads import LoopThread
 from toolbus.sdk.tool_spec import spec_of
 from toolbus.tool import Tool
 
-SOURCE = "contract"  # whose the tools are, in every kind
+SOURCE = "contract"  # whose the tools are, where the author chooses
 
 T = TypeVar("T")
 
 
 class Offer(ABC):
-    """Tools of one source, offered in one way."""
+    """Tools of one source, offered in one way.
+
+    Attributes:
+        source: whose the tools are.
+        arrival_seconds: how long a change may take to be there.
+    """
+
+    source = SOURCE
+    arrival_seconds = PATIENCE
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -62,12 +70,12 @@ class Offer(ABC):
         wanted = {name: declared(work).schema_hash for name, work in self.works.items()}
 
         def there() -> bool:
-            listed = {each.tool.name: each for each in self.bus.list() if each.source == SOURCE}
+            listed = {each.tool.name: each for each in self.bus.list() if each.source == self.source}
             return {name: each.tool.schema_hash for name, each in listed.items()} == wanted and all(
                 len(each.entry.handlers()) == 1 for each in listed.values()
             )
 
-        await until(there, f"the bus to offer {', '.join(wanted) or 'nothing'}")
+        await until(there, f"the bus to offer {', '.join(wanted) or 'nothing'}", self.arrival_seconds)
 
 
 def declared(work: Work) -> Tool:

@@ -2,8 +2,8 @@
 
 A test writes its tools as `Work`: what is declared, and a function that sees its call as `Scope`. Each kind below turns
 that into what an author of that kind would write. A further kind joins with one class, a subclass of `Offer`, and one
-line in `KINDS`; the drop-in file (a file in a watched folder that imports `Work.run`) is on its way. What a kind cannot
-do is said in its line of `KINDS` and nowhere else: tests ask that table, not which kind it is.
+line in `KINDS`. What a kind cannot do is said in its line of `KINDS` and nowhere else: tests ask that table, not which
+kind it is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pytest
 
 from clients.python.peer import Call as PeerCall
 from clients.python.peer import Peer
+from tests.contract.dropin_offer import DropinOffer
 from tests.contract.offer import SOURCE, Offer, as_function, on
 from tests.contract.rest_offer import RestOffer
 from tests.contract.works import Refuses, Scope, Shows, Work
@@ -152,6 +153,9 @@ class Kind:
         reports_progress: whether a tool can show that it works. Else an idle timeout cannot be declared either.
         holds_slots: whether a plain function that was cancelled keeps its slot until it returns. Else nobody learns
             when it does.
+        soft_errors: whether a dict with an `error` is the tool's own word for its failure, and not just a value.
+        shows_chunks: whether pieces of the output are shown before the result. Else they are held back with it where it
+            may hold a secret.
     """
 
     make: type[Offer]
@@ -164,6 +168,8 @@ class Kind:
     sends_content: bool = True
     reports_progress: bool = True
     holds_slots: bool = True
+    soft_errors: bool = False
+    shows_chunks: bool = True
 
 
 KINDS = {
@@ -171,6 +177,9 @@ KINDS = {
     "registry": Kind(RegistryOffer, raised="ValueError: no such city", slots_of="tool"),
     "sdk": Kind(SdkOffer, raised="ValueError: no such city", slots_of="session"),
     "stubs": Kind(StubsOffer, raised="no such city", slots_of="session"),
+    "dropin": Kind(
+        DropinOffer, raised="tool exec: no such city", slots_of="session", soft_errors=True, shows_chunks=False
+    ),
     "rest": Kind(
         RestOffer,
         raised="ValueError: no such city",

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from tests.dialects.samples import PLAIN
-from toolbus.dialects.cost import costs, estimate_tokens
+from toolbus.dialects import cost
+from toolbus.dialects.cost import CostCache, costs, estimate_tokens
 from toolbus.dialects.names import PLAIN_NAMES, NameTable
+from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.shape import Export
 from toolbus.dialects.subset import OPENAI_SCHEMAS, convert
 
@@ -39,3 +46,27 @@ def test_each_tool_costs_something_by_its_name_on_the_bus() -> None:
 def test_an_export_without_tools_costs_nothing() -> None:
     assert estimate_tokens(_export()) == 0
     assert costs(_export()) == {}
+
+
+def test_a_cache_counts_each_tool_once_until_it_or_its_name_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+
+    def count(written: Any) -> int:
+        counted.append(written["function"]["name"])
+        return estimate_tokens(written)
+
+    monkeypatch.setattr(cost, "estimate_tokens", count)
+    dialect, cache = OpenAIChat(), CostCache()
+    now = replace(PLAIN, name="now")
+    for tools, fresh in (
+        ([PLAIN, now], [PLAIN.name, "now"]),
+        ([PLAIN, now], []),
+        ([now, replace(PLAIN, description="Another.")], [PLAIN.name]),
+        ([PLAIN], [PLAIN.name]),  # of exports before the newest nothing is remembered
+    ):
+        export = dialect.export(tools)
+        counted.clear()
+        assert cache.of(export) == {
+            tool.name: estimate_tokens(written) for tool, written in zip(tools, export.tools, strict=True)
+        }
+        assert counted == fresh

@@ -11,7 +11,7 @@ import pytest
 from tests.dialects.samples import PLAIN
 from toolbus.dialects import Dialect, Message, Turn, find_dialect
 from toolbus.dialects.names import PLAIN_NAMES, NameTable
-from toolbus.dialects.shape import ModelCall, model_call
+from toolbus.dialects.shape import Delta, ModelCall, RealtimeDialect, RealtimeEvent, WholeCharacters, model_call
 from toolbus.dialects.text import utf8_json
 
 Json = dict[str, Any]
@@ -76,11 +76,10 @@ STREAMS: Mapping[str, Callable[[list[str]], list[Json]]] = {
 }
 
 
-def _turn(dialect: Dialect, events: list[Json]) -> Turn:
+def _heard(dialect: Dialect, events: list[Json]) -> tuple[list[Delta], Turn]:
     stream = dialect.stream(dialect.export([PLAIN]).names)
-    for event in events:
-        stream.feed(event)
-    return stream.finish()
+    deltas = [delta for event in events for delta in stream.feed(event)]
+    return deltas, stream.finish()
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -99,8 +98,12 @@ def test_halves_of_characters_are_joined_or_replaced_and_the_turn_can_be_sent_ag
 ) -> None:
     dialect = find_dialect(name)
     assert isinstance(dialect, Dialect)
-    turn = _turn(dialect, STREAMS[name](pieces))
+    deltas, turn = _heard(dialect, STREAMS[name](pieces))
     assert (turn.text, turn.reasoning) == (whole, whole)
+    assert all(delta.text.encode() for delta in deltas)  # each can be printed, and says something
+    for kind in ("text", "reasoning"):
+        shown = "".join(delta.text for delta in deltas if delta.kind == kind)
+        assert shown in (whole, whole[:-1])  # a half at the very end is waited for in vain
     (call,) = turn.calls
     assert whole in call.arguments_json
     assert (call.name, call.known) == (PLAIN.name, True)
@@ -112,9 +115,42 @@ def test_halves_of_characters_are_joined_or_replaced_and_the_turn_can_be_sent_ag
 def test_a_turn_without_halves_is_what_the_stream_said(name: str) -> None:
     dialect = find_dialect(name)
     assert isinstance(dialect, Dialect)
-    turn = _turn(dialect, STREAMS[name](["天気", " 😀"]))
+    deltas, turn = _heard(dialect, STREAMS[name](["天気", " 😀"]))
     assert (turn.text, turn.reasoning) == ("天気 😀", "天気 😀")
+    assert [delta.text for delta in deltas if delta.kind == "text"] == ["天気", " 😀"]
     assert "\ufffd" not in json.dumps(turn.raw, ensure_ascii=False)
+
+
+def test_halves_wait_for_their_own_kind_and_those_that_wait_in_vain_are_replaced() -> None:
+    characters = WholeCharacters()
+    said = [("text", "a" + HIGH), ("reasoning", "b"), ("text", ""), ("text", LOW), ("text", HIGH), ("text", HIGH + "c")]
+    kinds: list[Delta] = [Delta("text" if kind == "text" else "reasoning", text) for kind, text in said]
+    heard = [[(delta.kind, delta.text) for delta in characters.of([delta])] for delta in kinds]
+    assert heard == [[("text", "a")], [("reasoning", "b")], [], [("text", "😀")], [], [("text", "\ufffd\ufffdc")]]
+
+
+def _realtime(name: str, piece: str) -> Json:
+    if name == "gemini-live":
+        return {"server_content": {"model_turn": {"parts": [{"text": piece}]}}}
+    return {"type": "response.output_text.delta", "response_id": "r1", "delta": piece}
+
+
+@pytest.mark.parametrize("name", ["openai-realtime", "gemini-live"])
+def test_a_realtime_session_says_whole_characters_too(name: str) -> None:
+    dialect = find_dialect(name)
+    assert isinstance(dialect, RealtimeDialect)
+    parser = dialect.parser(NameTable.empty())
+    said: list[list[RealtimeEvent]] = [parser.feed(_realtime(name, piece)) for piece in ("a" + HIGH, LOW)]
+    assert said == [[Delta("text", "a")], [Delta("text", "😀")]]
+
+
+def test_a_half_of_a_response_that_was_cancelled_is_not_said_in_the_next_one() -> None:
+    dialect = find_dialect("openai-realtime")
+    assert isinstance(dialect, RealtimeDialect)
+    parser = dialect.parser(NameTable.empty())
+    parser.feed(_realtime("openai-realtime", HIGH))
+    parser.feed({"type": "response.created", "response": {"id": "r2"}})
+    assert parser.feed(_realtime("openai-realtime", "no")) == [Delta("text", "no")]
 
 
 def test_a_call_with_halves_in_its_id_and_name_is_one_that_can_be_told() -> None:

@@ -15,8 +15,11 @@ from openai.types.realtime.session_update_event import SessionUpdateEvent
 from pydantic import TypeAdapter
 
 from tests.dialects.samples import CHINESE, PLAIN, SAMPLES
+from toolbus.dialects.glm_realtime import GlmRealtime
+from toolbus.dialects.grok import Grok
 from toolbus.dialects.names import NameTable
-from toolbus.dialects.openai_realtime import MAX_MARKS, OpenAIRealtime
+from toolbus.dialects.openai_realtime import MAX_MARKS, OpenAIRealtime, RealtimeEvents
+from toolbus.dialects.qwen_realtime import QwenRealtime
 from toolbus.dialects.shape import (
     Answered,
     CallsCancelled,
@@ -27,7 +30,11 @@ from toolbus.dialects.shape import (
     RealtimeParser,
     ResponseBegan,
     ResponseEnded,
+    ResponseRefused,
+    SpeechBegan,
+    SpeechEnded,
 )
+from toolbus.dialects.stepfun_realtime import StepFunRealtime
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Result
 
@@ -301,6 +308,27 @@ def test_whatever_comes_nothing_is_raised_and_no_call_is_said_twice(events: list
             open_ids.add((each.response, each.id))
         elif isinstance(each, ResponseEnded):
             open_ids.clear()
+
+
+@pytest.mark.parametrize("dialect", [OpenAIRealtime, Grok, GlmRealtime, QwenRealtime, StepFunRealtime])
+def test_speech_and_requests_too_many_are_read_in_all_sessions_of_these_events(dialect: type[RealtimeEvents]) -> None:
+    reader = dialect().parser(NameTable.empty())
+    busy = {"type": "invalid_request_error", "code": "conversation_already_has_active_response", "message": "no"}
+    events: list[tuple[Json, list[RealtimeEvent]]] = [
+        ({"type": "input_audio_buffer.speech_started", "audio_start_ms": 1, "item_id": "i"}, [SpeechBegan()]),
+        ({"type": "input_audio_buffer.speech_stopped", "audio_end_ms": 2, "item_id": "i"}, [SpeechEnded()]),
+        ({"type": "input_audio_buffer.committed", "item_id": "i"}, [SpeechEnded()]),
+        ({"type": "input_audio_buffer.cleared"}, [SpeechEnded()]),
+        ({"type": "error", "error": busy}, [ResponseRefused()]),
+        ({"type": "error", "error": {**busy, "code": "rate_limit_exceeded"}}, []),
+        ({"type": "error", "error": {"type": "server_error", "message": "no"}}, []),
+        ({"type": "error"}, []),
+    ]
+    for event, said in events:
+        assert reader.feed(event) == said
+        if "error" in event or "item_id" in event or event["type"].endswith("cleared"):
+            SERVER_EVENT.validate_python({"event_id": "e1", **event})
+    assert dialect().request() == [{"type": "response.create"}]
 
 
 def test_a_provider_that_never_ends_a_response_does_not_fill_the_memory() -> None:

@@ -89,6 +89,8 @@ async def test_a_record_says_what_the_bus_s_own_tool_says(http: httpx.AsyncClien
     (record,) = (await listed(http))[1]
     own = (await http.post("/api/bus/calls", json={"name": "echo"})).json()["output"]
     assert [record] == own
+    newest, calls = await listed(http)
+    assert (newest, ids(calls)) == (1, ["c-7"])  # who asks for records is not in them
     assert (record["number"], record["name"], record["source"]) == (1, "echo", "local")
     assert (record["caller"], record["user_id"], record["outcome"]) == ("http", "ann", "OK")
     assert (record["round"], record["order"], record["output_size"]) == (2, 1, 1)

@@ -162,13 +162,13 @@ async def test_an_answer_is_written_once_a_revision_and_few_are_kept(
     bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[str, ...]] = []
-    write = export_room._write
+    write = export_room._Writer.write
 
     def noting(writer: Any, revision: int, tools: Any, names: Any) -> bytes:
         written.append(names)
         return write(writer, revision, tools, names)
 
-    monkeypatch.setattr(export_room, "_write", noting)
+    monkeypatch.setattr(export_room._Writer, "write", noting)
     for _ in range(3):
         await exported(http)
     assert len(written) == 1

@@ -17,8 +17,8 @@ from tests.gateway.calling import Connection, client, invoke, legacy_plugin
 from toolbus.bus import Bus
 from toolbus.errors import Code
 from toolbus.gateway import contract
-from toolbus.gateway.calls import invoked
 from toolbus.gateway.events import event
+from toolbus.gateway.result import LARGE, invoked, written
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import MAX_CALL_ID, Limits, Result
@@ -213,6 +213,26 @@ async def test_output_of_any_depth_can_be_written(depth: int) -> None:
     assert contract.write_json(said)
     assert event("result", said)
     assert said["output"] == (text if depth > 990 else said["output"])
+
+
+@pytest.mark.parametrize(
+    ("text", "output"),
+    [
+        ('{"n": 123456789012345678901234567890, "half": "\\ud83d", "pad": "%s"}', None),
+        ("[%s", "[%s"),
+        ('[NaN, "%s"]', '[NaN, "%s"]'),
+        ('[1e999, "%s"]', '[1e999, "%s"]'),
+    ],
+    ids=["json", "cut", "no constant of json", "no number of ours"],
+)
+async def test_a_large_output_is_answered_like_a_small_one_without_being_read(text: str, output: str | None) -> None:
+    pad = "x" * LARGE
+    for each in ("x", pad):
+        said = json.loads(await written(Result("mine", text % each)))
+        assert said["output"] == (json.loads(text % each) if output is None else output % each)
+        assert (said["call_id"], said["is_error"], said["error"]) == ("mine", False, None)
+    if output is None:  # not even its blanks are touched
+        assert text % pad in (await written(Result("mine", text % pad))).decode()
 
 
 # -- failures ------------------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ async def test_a_list_holds_a_user_s_tasks_only(works: Works) -> None:
         assert (said["ok"], said["count"], [each["task_id"] for each in said["tasks"]]) == (True, 1, [task_id])
         assert sorted(said["tasks"][0]) == sorted(LINE)
     assert (await works.get("", TaskLines, user_id="eve"))["tasks"] == []
+    assert (await works.get("", TaskLines, user_id="source:http"))["tasks"] == []  # a name that a user may choose
     works.running[0].set_result(1)
     await works.awaited(hers, user_id="ann")
     for status, ids in (("running", []), ("completed", [hers]), ("failed", []), ("", [hers])):

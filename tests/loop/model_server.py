@@ -75,11 +75,11 @@ class Recording:
 
 @dataclass(frozen=True)
 class Breaks:
-    """An answer of which only the first events are sent; then the server says nothing more, or is gone."""
+    """An answer of which only the first events are sent; then the server says nothing more, is gone, or ends it."""
 
     answer: str
     events: int
-    how: Literal["hangs", "dies"]
+    how: Literal["hangs", "dies", "ends"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ModelServer:
         name, most = (step, None) if isinstance(step, str) else (step.answer, step.events)
         for event in list(self.recording.written(name))[:most]:
             await response.write(event)
-        if isinstance(step, Breaks):
+        if isinstance(step, Breaks) and step.how != "ends":
             await self._break(request, step)
         else:
             await response.write_eof()

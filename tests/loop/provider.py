@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from tests.loop.played import Shelf
-from toolbus.dialects.openai_realtime import OpenAIRealtime
+from toolbus.dialects.openai_realtime import BUSY, OpenAIRealtime
 from toolbus.dialects.shape import Json, RealtimeDialect
 from toolbus.loop.events import CallEnded
 from toolbus.loop.realtime import RealtimeSession
@@ -29,6 +29,7 @@ class Provider:
         self._speaking: set[str] = set()
         self._called: set[str] = set()
         self._began = self._going_on = False  # whether a response ever began; whether the next one was asked for
+        self._hears = False  # whether the user speaks
         self._changed = asyncio.Condition()
 
     async def send(self, event: Json) -> None:
@@ -52,6 +53,8 @@ class Provider:
             case {"type": "response.create"}:
                 if self._speaking or self._going_on:
                     self.broken.append("asked to go on while speaking, or about to")
+                if self._hears:
+                    self.broken.append("asked to go on while the user speaks")
                 self._going_on = self._began
                 self.asked += 1
 
@@ -61,8 +64,21 @@ class Provider:
 
     def begin(self, response: str = "r1") -> Json:
         self._speaking.add(response)
-        self._began, self._going_on = True, False
+        self._began, self._going_on, self._hears = True, False, False
         return {"type": "response.created", "response": {"id": response}}
+
+    def hears(self) -> Json:
+        self._hears = True
+        return {"type": "input_audio_buffer.speech_started", "audio_start_ms": 10, "item_id": "i1"}
+
+    def heard(self) -> Json:
+        self._hears = False
+        return {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": 20, "item_id": "i1"}
+
+    def busy(self) -> Json:
+        """Refuses to go on."""
+        self._going_on = False
+        return {"type": "error", "error": {"type": "invalid_request_error", "code": BUSY, "message": "Wait."}}
 
     def call(self, call_id: str, name: str, response: str = "r1", /, **arguments: Any) -> Json:
         self._called.add(call_id)

@@ -14,7 +14,7 @@ from google import genai
 from tests.loop.played import PlayedModel, Shelf, says
 from toolbus.dialects.names import NameTable
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.dialects.shape import Turn
+from toolbus.dialects.shape import EndpointError, Turn
 from toolbus.errors import SetupError
 from toolbus.loop import (
     Endpoint,
@@ -158,12 +158,39 @@ class Stream:
 @pytest.mark.parametrize("fault", [None, ValueError("cut off")])
 async def test_a_stream_is_closed_however_it_ends(fault: Exception | None) -> None:
     stream = Stream(fault)
-    if fault is None:
-        assert await answered(lambda request: stream) == [Turn(dialect="openai")] or stream.closed
-    else:
-        with pytest.raises(ValueError, match="cut off"):
-            await answered(lambda request: stream)
+    with pytest.raises(EndpointError if fault is None else ValueError, match="off"):
+        await answered(lambda request: stream)
     assert stream.closed
+
+
+async def _events(*chunks: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    for chunk in chunks:
+        yield {"choices": [{"index": 0, **chunk}]}
+
+
+async def test_an_answer_that_breaks_off_in_a_call_is_an_error_with_what_came(caplog: pytest.LogCaptureFixture) -> None:
+    call = {"index": 0, "id": "call_1", "function": {"name": "add", "arguments": '{"a":'}}
+    with pytest.raises(EndpointError, match=r"broke off after 5 characters .* without a finish_reason") as raised:
+        await answered(lambda request: _events({"delta": {"content": "Let's"}}, {"delta": {"tool_calls": [call]}}))
+    assert raised.value.raw.text == "Let's"
+    assert not caplog.records
+
+
+async def test_an_answer_of_a_server_that_gives_no_reasons_is_whole_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "toolbus.loop")
+    *_, turn = await answered(lambda request: _events({"delta": {"content": "Hello"}}))
+    assert turn.text == "Hello"
+    assert "gave no reason for the end of an answer" in caplog.text
+
+
+@pytest.mark.parametrize(("stop", "cut"), [("stop", False), ("length", True)])
+async def test_a_reply_tells_whether_the_model_had_no_tokens_left(stop: str, cut: bool) -> None:
+    answer = says("It is")
+    answer["choices"][0]["finish_reason"] = stop
+    reply = await ToolLoop(Shelf(), PlayedModel(answer).endpoint).run("?")
+    assert (reply.text, reply.stopped, reply.cut) == ("It is", "answered", cut)
 
 
 async def test_a_time_out_of_the_caller_ends_a_turn() -> None:

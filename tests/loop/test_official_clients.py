@@ -17,6 +17,7 @@ from tests.loop.official import calls_and_results, official
 from tests.loop.provider import within
 from tests.processes import environment
 from toolbus import Bus, Plugin
+from toolbus.dialects.shape import EndpointError
 from toolbus.dialects.text import text_of
 from toolbus.errors import ToolBusError
 from toolbus.loop import CallProgress, Finished, Reply, TextDelta, ToolLoop
@@ -182,6 +183,19 @@ async def test_a_server_that_dies_in_the_middle_of_an_answer_ends_the_turn_and_n
         with pytest.raises(Exception, match=r"(?i)connection|payload") as raised:  # whatever its client raises
             await watched(loop)
         assert not isinstance(raised.value, ToolBusError)
+        assert (await watched(loop))[1].text == SAID
+    assert loop.takes_tools
+
+
+@every_client
+async def test_an_answer_whose_stream_ends_in_good_order_before_its_end_is_an_error(flavour: str) -> None:
+    # In the format of chat completions only a call tells that it is cut: some servers give no reason for any end.
+    steps = (Breaks("one", 4 if flavour == "openai" else -1, "ends"), "one", "text")
+    async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
+        loop = ToolLoop(bus, endpoint)
+        with pytest.raises(EndpointError, match="broke off after 0 characters"):
+            await watched(loop)
+        assert not plugin.calls
         assert (await watched(loop))[1].text == SAID
     assert loop.takes_tools
 

@@ -67,6 +67,11 @@ async def test_in_deferred_mode_a_model_finds_asks_for_and_calls_a_tool() -> Non
     assert [done.outcome for done in reply.calls] == ["ok", "ok", "ok"]
 
 
+async def test_one_name_to_be_pinned_is_refused_with_the_cure() -> None:
+    with pytest.raises(TypeError, match=r"pinned is 'add', one text: give a list of names, \['add'\]"):
+        ToolLoop(many(), PlayedModel().endpoint, pinned="add")
+
+
 async def test_a_tool_that_was_not_asked_for_cannot_be_called() -> None:
     model = PlayedModel(says("", call("add")), says("hm"))
     reply = await ToolLoop(many(), model.endpoint, pinned=[]).run("?")

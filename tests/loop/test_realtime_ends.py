@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from typing import Any
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +17,12 @@ from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.dialects.shape import Json
+from toolbus.loop import realtime
 from toolbus.loop.events import CallEnded
 from toolbus.loop.realtime import RealtimeSession
 from toolbus.loop.realtime_news import Sync
 from toolbus.loop.source import source_of
+from toolbus.sdk.scope import CallContext
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
 
@@ -192,9 +195,25 @@ async def test_a_tool_that_a_bus_gets_while_the_model_speaks_can_be_called() -> 
     assert provider.broken == []
 
 
+async def test_calls_are_made_for_the_user_for_whom_the_source_lists() -> None:
+    provider = Provider()
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", grace_seconds=0.0)) as bus:
+        bus.tool(add)
+        bus.permit("tools", "add", ["ann"])
+        source = source_of(bus, context=CallContext(user_id="ann"))
+        async with RealtimeSession(OpenAIRealtime(), source, provider.send) as session:
+            await session.sync()
+            assert provider.tools == ["add"]
+            await feed(session, provider.begin(), provider.call("c1", "add", a=2), provider.end())
+            await provider.until(lambda: provider.asked == 1)
+    assert provider.outputs == {"c1": "2"}
+
+
 # -- any order -------------------------------------------------------------------------------------------------------
 
-STEPS = st.lists(st.sampled_from(["begin", "call", "unknown", "end", "interrupt", "finish", "turn"]), max_size=24)
+STEPS = st.lists(
+    st.sampled_from(["begin", "call", "unknown", "end", "interrupt", "finish", "hear", "heard", "turn"]), max_size=24
+)
 
 
 class Conversation:
@@ -205,7 +224,7 @@ class Conversation:
         self.waiting: list[asyncio.Event] = []
         self.calls: list[str] = []
         self.responses = 0
-        self.speaking = False
+        self.speaking = self.hearing = False
 
     async def tool(self) -> str:
         gate = asyncio.Event()
@@ -216,9 +235,15 @@ class Conversation:
     async def step(self, session: RealtimeSession, step: str) -> None:
         current = f"r{self.responses}"
         match step:
+            case "hear" if not self.hearing:
+                self.hearing = True
+                await feed(session, self.provider.hears())
+            case "heard" if self.hearing:
+                self.hearing = False
+                await feed(session, self.provider.heard())
             case "begin" if not self.speaking:
                 self.responses += 1
-                self.speaking = True
+                self.speaking, self.hearing = True, False
                 await feed(session, self.provider.begin(f"r{self.responses}"))
             case "call" | "unknown" if self.speaking:
                 self.calls.append(f"c{len(self.calls)}")
@@ -239,7 +264,7 @@ class Conversation:
             await session.sync()
             for step in steps:
                 await self.step(session, step)
-            for step in ["end", "finish", "turn", "turn", "turn", "begin"] * 50:  # until all has run
+            for step in ["heard", "end", "finish", "turn", "turn", "turn", "begin"] * 50:  # until all has run
                 await self.step(session, step)
 
 
@@ -247,6 +272,7 @@ class Conversation:
 @given(STEPS)
 def test_every_call_is_answered_once_and_the_model_never_asked_while_it_speaks(steps: list[str]) -> None:
     conversation = Conversation()
-    asyncio.run(conversation.play(steps))
+    with mock.patch.object(realtime, "PAUSE_SECONDS", 0.0):
+        asyncio.run(conversation.play(steps))
     assert conversation.provider.broken == []
     assert sorted(conversation.provider.outputs) == sorted(conversation.calls)

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from tests.loop.played import ApiError, PlayedModel, Shelf, call, failed, says
-from toolbus.dialects.shape import Answers, Message, Turn
+from tests.loop.played import ApiError, PlayedModel, Shelf, call, chunks, failed, says
+from toolbus.dialects.openai_chat import OpenAIChat
+from toolbus.dialects.shape import Answered, Answers, Message, Turn
 from toolbus.errors import Code, InvalidRequest, PeerLost
-from toolbus.loop import LoopSettings, Rule, ToolLoop
+from toolbus.loop import CallDone, CallEnded, Endpoint, LoopSettings, RoundEnded, Rule, ToolLoop
 from toolbus.loop.settings import SYNCHRONET
+from toolbus.sdk import Host
 from toolbus.sdk.scope import CallContext
 
 
@@ -268,6 +273,35 @@ async def test_an_endpoint_that_refuses_tools_is_asked_without_them_and_not_offe
     assert not loop.takes_tools
 
 
+async def test_a_refusal_of_the_last_answer_without_calls_takes_no_tools_away() -> None:
+    model = PlayedModel(says("", call("add")), ApiError(400, "gemma does not support tools"), says("hi"))
+    loop = ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(rounds=1))
+    assert (await loop.run("?")).text == "hi"
+    assert (model.offered(2), loop.takes_tools) == ([], True)
+
+
+async def test_an_answer_that_breaks_off_in_the_words_of_a_refusal_is_not_asked_for_again() -> None:
+    asked = 0
+
+    async def ask(request: object) -> AsyncIterator[object]:
+        nonlocal asked
+        asked += 1
+        yield chunks(says("h"))[0]
+        raise ApiError(400, "gemma does not support tools")
+
+    loop = ToolLoop(Shelf(add=add), Endpoint(OpenAIChat(), ask))
+    with pytest.raises(ApiError):
+        await loop.run("?")
+    assert (asked, loop.takes_tools) == (1, True)
+
+
+async def test_a_name_of_the_bus_that_the_model_was_not_shown_calls_nothing() -> None:
+    shelf = Shelf(**{"math.add": add})
+    model = PlayedModel(says("", call("math.add")), says("no"))
+    (done,) = (await ToolLoop(shelf, model.endpoint).run("?")).calls
+    assert (model.offered(0), done.outcome, shelf.calls) == (["math_add"], "not_found", [])
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_passing_fault_is_raised_and_takes_no_tools_away(streams: bool) -> None:
     fault = ApiError(503, "tools are not available just now: does not support tools")
@@ -338,6 +372,54 @@ async def test_a_catalogue_that_cannot_be_listed_again_is_used_as_it_was() -> No
     assert model.offered(2) == ["add"]
     with pytest.raises(PeerLost, match="no bus answered"):
         await ToolLoop(shelf, model.endpoint).run("?")
+
+
+async def test_where_no_bus_is_the_error_names_its_address_and_the_cure(tmp_path: Path) -> None:
+    async with Host(f"unix:{tmp_path}/nobody.sock") as host:
+        loop = ToolLoop(host, PlayedModel(says("never")).endpoint, LoopSettings(list_timeout=0.05))
+        with pytest.raises(PeerLost, match=r"^no bus answered at unix:\S+/nobody.sock within 0.05 s.*`toolbus serve`"):
+            await loop.run("?")
+
+
+async def test_another_source_that_is_silent_is_named_as_far_as_is_known() -> None:
+    shelf = Shelf(add=add)
+    shelf.tools = asyncio.Event().wait  # type: ignore[method-assign,assignment]
+    loop = ToolLoop(shelf, PlayedModel(says("never")).endpoint, LoopSettings(list_timeout=0.01))
+    with pytest.raises(PeerLost, match=r"cannot list tools: no answer within 0.01 s"):
+        await loop.run("?")
+
+
+async def test_what_stream_has_yielded_before_a_failure_is_a_conversation_to_go_on_with() -> None:
+    calls = says("", call("add", {"a": 1}), call("add", {"a": 2}))
+    model = PlayedModel(calls, ApiError(503, "overloaded"), says("1 and 2"))
+    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    question = Message("user", "?")
+    turns: list[Turn] = []
+    ended: list[CallDone] = []
+
+    async def keep() -> None:
+        async for event in loop.stream([question]):
+            match event:
+                case RoundEnded(turn=turn):
+                    turns.append(turn)
+                case CallEnded(done):
+                    ended.append(done)
+
+    with pytest.raises(ApiError):
+        await keep()
+    answers = Answers(tuple(Answered(done.call, done.result) for done in sorted(ended, key=lambda each: each.order)))
+    reply = await loop.run([question, *turns, answers])
+    assert reply.text == "1 and 2"
+    assert model.results(2) == ["1", "2"]
+
+
+async def test_a_conversation_can_be_pickled_and_goes_on() -> None:
+    model = PlayedModel(says("", call("add", {"a": 1})), says("one"), says("again"))
+    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    items = (await loop.run("?")).items
+    kept = pickle.loads(pickle.dumps(items))
+    assert kept == items
+    assert (await loop.run([*kept, Message("user", "and?")])).text == "again"
 
 
 async def test_a_catalogue_that_stays_the_same_is_exported_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from toolbus.sdk import ToolScope, llm_tool
 from toolbus.sdk.scope import CallContext
 from toolbus.sdk.tool_spec import spec_of
 from toolbus.tasks import LoopTasks, Status, Task, TaskCaller, TaskManager
+from toolbus.tasks.caller import MAX_MESSAGE
 from toolbus.tool import Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -108,6 +110,12 @@ async def test_a_call_becomes_a_task_and_its_result_comes_there() -> None:
         assert tried.dispatcher.active == 0
         assert tried.dispatcher.held_bytes == 0
         assert tried.caller.budget.held == 0
+
+
+def test_a_sign_of_life_is_kept_short_and_in_numbers_that_json_has() -> None:
+    caller = TaskCaller("desk", DISPATCHER.budget("desk"), lambda task_id, result: None)
+    caller.progress("task_1", pb.ToolProgress(progress=math.nan, total=math.inf, message="m" * 3_000_000))
+    assert caller.latest == Progress(0.0, 0.0, "m" * MAX_MESSAGE)
 
 
 async def test_a_call_for_a_user_becomes_his_task() -> None:

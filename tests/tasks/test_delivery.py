@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -78,6 +79,15 @@ async def test_a_receiver_that_takes_nothing_is_given_up_and_the_log_has_no_cont
     assert "<Task task_1 report completed>" in caplog.text
     assert "secret" not in caplog.text
     assert "hunter2" not in caplog.text
+
+
+async def test_what_waits_to_be_posted_again_keeps_no_result_in_memory() -> None:
+    async with Receiver(503) as receiver:
+        with closing(Delivery(first_pause=60.0)) as delivery:
+            delivery.send(finished("task_kept", output_json='"large"'), parse_callback_url(receiver.url))
+            await soon(lambda: bool(receiver.posts))
+            kept = [each for each in gc.get_objects() if isinstance(each, Task) and each.task_id == "task_kept"]
+            assert (kept, len(delivery._posts)) == ([], 1)
 
 
 async def test_where_nobody_listens_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

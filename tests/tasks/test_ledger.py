@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.tasks.samples import finished, running
-from toolbus.tasks.ledger import Ledger, TaskLimits
+from toolbus.tasks.ledger import MAX_OWNER, Ledger, TaskLimits
 from toolbus.tasks.record import Task
 
 LIMITS = TaskLimits(running=4, running_per_owner=2, finished_kept=3, finished_seconds=10.0, finished_bytes=60)
@@ -36,6 +36,12 @@ def test_an_owner_has_room_again_when_a_task_ends() -> None:
 def test_there_is_room_for_so_many_tasks_in_all() -> None:
     ledger = Ledger(LIMITS)
     assert [ledger.begin(running(f"task_{each}", each)) for each in "abcde"] == [True, True, True, True, False]
+
+
+def test_an_owner_of_endless_name_has_no_tasks_and_takes_no_room() -> None:
+    ledger = Ledger(LIMITS)
+    assert not ledger.begin(running(owner="x" * (MAX_OWNER + 1)))
+    assert (ledger.begin(running(owner="x" * MAX_OWNER)), len(ledger.all())) == (True, 1)
 
 
 def test_the_oldest_finished_task_goes_for_a_new_one() -> None:

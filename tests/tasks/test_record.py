@@ -9,7 +9,18 @@ import pytest
 
 from tests.tasks.samples import finished, running
 from toolbus.errors import Code
-from toolbus.tasks.record import MAX_ERROR, Status, compact, cut, envelope, new_id, result_of, sentence, text_of
+from toolbus.tasks.record import (
+    MAX_ERROR,
+    Status,
+    compact,
+    cut,
+    envelope,
+    new_id,
+    owner_of,
+    result_of,
+    sentence,
+    text_of,
+)
 from toolbus.tool import CallError, Progress, Result
 
 
@@ -20,6 +31,13 @@ def test_the_envelope_names_the_task_the_tool_and_what_to_do() -> None:
     assert "Do not call report again" in told["message"]
     assert "await_task with task_id='task_1'" in told["message"]
     assert "check_task" in told["message"]
+    assert "If you have no such tool, tell the user that it takes longer." in told["message"]
+
+
+def test_no_user_owns_what_a_program_does_whatever_they_call_themselves() -> None:
+    owners = [owner_of("", "http"), *(owner_of(user, "x") for user in ("ann", "source:http", "user:source:http"))]
+    assert owners[:2] == ["source:http", "ann"]
+    assert len(set(owners)) == 4
 
 
 def test_ids_are_alike_in_form_and_never_the_same() -> None:

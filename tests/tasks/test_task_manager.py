@@ -325,6 +325,17 @@ async def test_events_hear_of_each_task_from_when_they_are_made_until_the_end(cl
         assert [task async for task in tasks.events()] == []
 
 
+async def test_events_without_results_hold_none_for_a_reader_who_is_behind(tasks: TaskManager) -> None:
+    work = Work()
+    async with tasks.events(results=False) as events:
+        task_id = await begin(tasks, work)
+        work.go.set()
+        assert (await awaited(tasks, task_id)).result is not None
+        async with asyncio.timeout(PATIENCE):
+            told = await anext(events)
+    assert (told.task_id, told.status, told.result) == (task_id, Status.COMPLETED, None)
+
+
 async def test_a_result_is_sent_on_when_it_is_there(tasks: TaskManager) -> None:
     async with Receiver() as receiver:
         work, told = Work(), list[Task]()
@@ -424,6 +435,7 @@ async def test_what_has_ended_is_there_after_a_restart_and_what_ran_has_failed(t
     with closing(TaskManager(path=path, clock=clock)) as tasks:
         assert found(tasks, first, "ann") == task
         assert "the program that ran it ended before it was done" in found(tasks, second, "ann").text
+        assert "it may have run, so it was not tried again" in found(tasks, second, "ann").text
         assert tasks.get_result(first, "bob") is None
 
 

@@ -177,7 +177,13 @@ async def test_an_empty_registry_says_that_there_are_no_tools() -> None:
     assert await ToolRegistry().call("one", {}) == "there is no tool 'one'; there are: none"
 
 
-@pytest.mark.parametrize("user_id", [None, 5, b"ann", "\ud800"])
+async def test_no_user_may_be_none_as_well() -> None:
+    registry = with_tools("one")
+    registry.set_permissions({"one": ["ann"]})
+    assert await registry.call("one", {}, None) == await registry.call("one", {}, "") == "one"
+
+
+@pytest.mark.parametrize("user_id", [5, b"ann", "\ud800"])
 async def test_a_user_that_is_no_text_is_an_error_text(user_id: Any) -> None:
     assert (await with_tools("one").call("one", {}, user_id)).startswith("tool 'one' was not called")
 

@@ -16,6 +16,7 @@ from tests.faults.raw_peer import until
 from tests.tools.samples import ANYTHING, CITY, Held, offer, within
 from toolbus.bus import Bus, Config
 from toolbus.errors import SetupError
+from toolbus.policy import Permissions
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
 from toolbus.sdk.threads import LoopThread
 from toolbus.testing import running_bus
@@ -227,7 +228,8 @@ async def test_a_call_that_takes_long_becomes_a_task_of_the_bus() -> None:
         task = await within(bus.tasks.await_result(task_id, user_id="ann"))
         assert task is not None
         assert task.text == "let go"
-        assert "administers the bus" in await registry.call("check_task", {"task_id": task_id}, "ann")
+        assert json.loads(await registry.call("check_task", {"task_id": task_id}, "ann"))["result"] == "let go"
+        assert "administers the bus" in await registry.call("toolbus:stats", {}, "ann")
         registry.offer_task_tools()
         assert json.loads(await registry.call("check_task", {"task_id": task_id}, "ann"))["result"] == "let go"
 
@@ -268,6 +270,24 @@ async def test_rules_of_the_operator_stay_and_count(bus: Bus, registry: ToolRegi
     bus.permit("sources", SOURCE, ["bob"])
     assert [registry.is_allowed("two", user) for user in ("bob", "ann")] == [True, False]
     assert "may not call" in await registry.call("two", {}, "ann")
+
+
+async def test_rules_of_two_registries_that_are_said_at_the_same_time_all_hold(
+    bus: Bus, registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, read = ToolRegistry(bus=bus, source="other"), Permissions.read
+    meanwhile = threading.Thread(target=other.set_permissions, args=({"b": ["bob"]},))
+
+    def slowly(tables: object) -> Permissions:
+        if meanwhile.ident is None:
+            meanwhile.start()
+            meanwhile.join(0.05)  # as much time as it needs, but for who waits for us
+        return read(tables)
+
+    monkeypatch.setattr(Permissions, "read", slowly)
+    registry.set_permissions({"a": ["ann"]})
+    meanwhile.join(5)
+    assert bus.dispatcher.view.permissions.as_tables()["tools"] == {"a": ["ann"], "b": ["bob"]}
 
 
 async def test_another_registrys_tool_of_the_same_name_replaces_it_and_is_shown_as_theirs(bus: Bus) -> None:

@@ -144,3 +144,20 @@ def test_users_may_come_as_any_collection_and_what_was_given_is_not_kept() -> No
     users.append("eve")
     assert all(registry.is_allowed(name, "ann") for name in ("one", "two", "three"))
     assert not any(registry.is_allowed(name, "eve") for name in ("one", "two", "three"))
+
+
+async def test_a_tool_that_calls_another_calls_it_for_its_own_user() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("secret", "s", {"type": "object", "properties": {}})
+    async def secret() -> str:
+        return "told"
+
+    @registry.tool("open", "o", {"type": "object", "properties": {}})
+    async def opened() -> str:
+        return await registry.call("secret", {}, nested=True)
+
+    registry.set_permissions({"secret": ["ann"]})
+    assert await registry.call("open", {}, "ann") == "told"
+    assert "may not call 'secret'" in await registry.call("open", {}, "eve")
+    assert await registry.call("open", {}) == "told"  # nobody passes, in Stargazer's way

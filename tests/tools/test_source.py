@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.loop.played import PlayedModel, call, says
-from tests.tools.samples import ANYTHING, CITY, Held, offer, with_tools, within
+from tests.tools.samples import ANYTHING, CITY, PATIENCE, Held, offer, with_tools, within
 from toolbus.errors import Code, SetupError
 from toolbus.loop import ToolLoop, ToolSource, source_of
 from toolbus.sdk import CallContext, ToolScope
@@ -124,12 +124,13 @@ async def test_cancelling_the_loop_cancels_its_calls() -> None:
     registry.tool("waits", "d", ANYTHING)(held)
     loop = ToolLoop(registry.as_source(), PlayedModel(says("", call("waits"))).endpoint)
     running = asyncio.create_task(loop.run("?"))
-    while not held.begun:
-        await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.wait([running])
-    while not held.cancelled:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE):
+        while not held.begun:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        while not held.cancelled:
+            await asyncio.sleep(0)
 
 
 async def test_a_registry_on_a_bus_is_a_source_of_the_tools_of_the_bus() -> None:

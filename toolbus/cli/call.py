@@ -210,7 +210,7 @@ def _show_error(error: CallError | None) -> None:
         said.append(f"limit={error.limit[0]}={error.limit[1]:g}")
     if error.retry_after_seconds:
         said.append(f"retry_after_seconds={error.retry_after_seconds:g}")
-    if error.reason:
+    if error.reason and error.reason != error.message:
         said.append(f"reason={output.clean(error.reason)}")
     print(f"toolbus: {output.utf8(error.message)}\n{' '.join(said)}", file=sys.stderr)
 

@@ -37,7 +37,7 @@ MANUAL = manual(
 )
 
 FOLLOW_SECONDS = 30.0  # how long one question waits for news
-_OWN = "toolbus:calls"  # is among the newest calls, but never among those that follow
+_READER = "toolbus:calls"  # its own calls are not recorded
 MOST_SHOWN = 60  # characters of arguments or output in a table
 # Heads, with the width that a column has while nobody knows what is still to come.
 _COLUMNS = (
@@ -99,8 +99,7 @@ async def _follow(host: Host, wanted: Mapping[str, Any], say: Callable[[Mapping[
     while True:
         for record in found:
             since = record["number"]
-            if record["name"] != _OWN:
-                say(record)
+            say(record)
         found = await _asked(host, {**wanted, "since": since, "wait_seconds": FOLLOW_SECONDS})
 
 
@@ -109,7 +108,7 @@ async def _asked(host: Host, arguments: Mapping[str, Any]) -> list[dict[str, Any
     from toolbus.errors import Code
 
     while True:
-        result = await host.call(_OWN, arguments, timeout=FOLLOW_SECONDS + client.ANSWER_SECONDS)
+        result = await host.call(_READER, arguments, timeout=FOLLOW_SECONDS + client.ANSWER_SECONDS)
         if result.error is None:
             found: list[dict[str, Any]] = result.output
             return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,8 @@ LIST_MANUAL = manual(
     particular: `toolbus permissions` shows the rules.
 
     A tool with a callback URL is offline while nobody accepts a connection there. A warning before a description is for
-    the operator (a main server refuses the tool, say); the tool can be called all the same.
+    the operator (a main server refuses the tool, say); the tool can be called all the same. What a source itself wants
+    an operator to know (a file that could not be loaded, how its tools are sandboxed) follows on standard error.
     """,
     "0 done (also where nothing is offered), 1 the bus said no (an unknown role, say), 2 wrong usage, 3 no bus there.",
 )
@@ -96,11 +98,17 @@ def _change(change: CatalogChange) -> dict[str, Any]:
 def _list(bus: str | None, as_json: bool, user: str | None, **conditions: Any) -> None:
     listing = client.listing(bus, user, **conditions)
     if as_json:
-        output.say_json({"revision": listing.revision, "tools": [as_record(each) for each in listing]})
+        notices = [{"source": source, "text": text} for source, text in listing.notices]
+        output.say_json(
+            {"revision": listing.revision, "tools": [as_record(each) for each in listing], "notices": notices}
+        )
         return
     heads = ("NAME", "STATE", "SOURCE", "ROLES", "SESSIONS", "IN FLIGHT", "DESCRIPTION")
     warned = {number for number, each in enumerate(listing) if each.warnings}
     output.table(heads, [_row(each) for each in listing], warned)
+    if listing.notices:
+        sys.stdout.flush()
+        output.table(("SOURCE", "NOTICE"), listing.notices, stream=sys.stderr)
 
 
 def _row(listed: ListedTool) -> tuple[str, ...]:

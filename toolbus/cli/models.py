@@ -35,8 +35,9 @@ EXPORT_MANUAL = manual(
     glm-realtime, qwen-realtime, stepfun-realtime, gemini-live.
 
     The table shows what each tool is called on the wire, about how many tokens it costs, and what its schema loses; the
-    bus checks arguments against the whole schema all the same. Tools that the dialect cannot express are listed with
-    the reason on standard error. With --json the tools themselves are printed, as they stand in a request.
+    bus checks arguments against the whole schema all the same. Below it stand the tokens of all. Tools that the dialect
+    cannot express are listed with the reason on standard error, and names that nobody offers. With --json the tools
+    themselves are printed, as they stand in a request.
     """,
     "0 done (also where tools are left out), 1 the bus said no (an unknown role, say), 2 wrong usage, 3 no bus there.",
 )
@@ -82,6 +83,10 @@ def export(
         output.say_json(list(exported.tools))
     else:
         _show(exported)
+    if unknown := [name for name in names or () if name not in {listed.name for listed in listing}]:
+        whom = f" to user {user!r}" if user else ""
+        told = ", ".join(map(repr, dict.fromkeys(unknown)))
+        print(output.clean(f"toolbus: nobody offers {told}{whom}: `toolbus list` shows what there is"), file=sys.stderr)
     if exported.left_out:
         output.table(("LEFT OUT", "WHY"), [(each.tool, each.why) for each in exported.left_out], stream=sys.stderr)
 
@@ -102,8 +107,10 @@ def _show(exported: Export) -> None:
     lost: dict[str, list[str]] = {}
     for loss in exported.losses:
         lost.setdefault(loss.tool, []).append(f"{loss.path}: {loss.why}" if loss.path else loss.why)
+    cost = costs(exported)
     rows = [
         (name, exported.names.to_wire[name], str(tokens), "; ".join(lost.get(name, ())))
-        for name, tokens in costs(exported).items()
+        for name, tokens in cost.items()
     ]
     output.table(("NAME", "ON THE WIRE", "TOKENS", "LOSSES"), rows)
+    print(f"about {sum(cost.values())} tokens in all")

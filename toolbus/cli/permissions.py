@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -31,7 +32,7 @@ PERMIT_MANUAL = manual(
     """
     Replaces the rule for one tool, for the tools of a role, or for those of a source. It is in force at once, for calls
     and listings, and across restarts where the bus has a data directory; it counts more than a rule in the bus's
-    configuration. A rule for a name that nobody has yet waits for it.
+    configuration. A rule for a name that nobody has yet waits for it; of a tool it is said on standard error.
     """,
     "0 done, 1 the bus said no (it could not write the rule down, say), 2 wrong usage, 3 no bus there.",
 )
@@ -73,14 +74,19 @@ def permit(
         output.fail(
             "say who may, in one way: --user ID (may be repeated), --everyone, --nobody or --no-rule", output.USAGE
         )
+    if "" in (user or ()):
+        output.fail("--user is empty: give a user's id; --everyone lets calls pass that name none", output.USAGE)
     if not name:
         output.fail(f"NAME is empty: name one of the {kind}", output.USAGE)
     users = None if no_rule else [EVERYONE] if everyone else list(user or ())
     tables = administer(bus, "permit", {"kind": kind.value, "name": name, "users": users})
+    note = tables.pop("note", "")
     if as_json:
         output.say_json(tables)
     else:
         print(output.clean(f"{kind} {name}: {'(no rule)' if users is None else _who(tables[kind][name])}"))
+    if note:
+        print(output.clean(f"toolbus: {note}"), file=sys.stderr)
 
 
 def _who(users: Sequence[str]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,11 +21,19 @@ if TYPE_CHECKING:
     from toolbus.supervisor import Report
 
 MANUAL = manual(
-    ("toolbus run weather.py", "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock"),
+    (
+        "toolbus run weather.py",
+        "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
+        "toolbus run tools/",
+    ),
     """
     Each file is a process of its own; what it prints comes out with its name. One that dies is started again, after a
     pause that doubles from 0.25 s to 30 s; one that dies 5 times within 30 s, or cannot start, is given up, and the
     others go on. A plugin that ends by itself with exit code 0 is done.
+
+    A folder holds drop-in tools: files with a function each, run in sandboxed processes. Adding, changing or removing
+    a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a file may
+    write nothing, start nothing and connect to nothing but the bus.
 
     SIGINT and SIGTERM end them all: SIGTERM first, SIGKILL after --stop-seconds or on a second signal. The plugins need
     not find a bus at once; they attach when there is one.
@@ -36,8 +45,14 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the terminal: cyan, ye
 
 
 def run(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Python files, one plugin each.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...|DIR", help="Python files, one plugin each; or one folder of drop-in tools."),
+    ],
     bus: BusOption = None,
+    require_manifest: Annotated[
+        bool, typer.Option("--require-manifest", help="Load nothing from a folder without a _manifest.json.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Start nothing again that has died.")] = False,
     stop_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long a plugin gets between SIGTERM and SIGKILL.")
@@ -47,27 +62,28 @@ def run(
     ] = False,
 ) -> None:
     """Run plugin files and start again what dies."""
-    for file in files:
-        if file.is_dir():
-            output.fail(f"{file} is a folder; folders of tools cannot be run yet: name files", output.USAGE)
-        if not file.is_file():
-            output.fail(f"{file} does not exist: check the path", output.USAGE)
+    folder = _folder(files)
     address = check_shape(bus)
-    from toolbus.supervisor import Restarts, Supervisor
+    from toolbus.supervisor import Command, Restarts, Supervisor, plugin_names
+    from toolbus.tool_folder import ToolFolder
 
-    supervisor = Supervisor(
-        files,
-        _say_json if as_json else _Prefixed(),
-        environment={**os.environ, "TOOLBUS_ADDRESS": address},
-        restarts=Restarts(wanted=not once),
-        stop_seconds=stop_seconds,
-    )
+    emit = _say_json if as_json else _Prefixed()
+    how: dict[str, Any] = {"restarts": Restarts(wanted=not once), "stop_seconds": stop_seconds}
+    plugins: Supervisor | ToolFolder
+    if folder is None:
+        plugins = Supervisor(emit, **how)
+        # Nobody else can claim the sources of these plugins while they run, a restart of one included.
+        environment = {"TOOLBUS_TOKEN": secrets.token_hex(16), **os.environ, "TOOLBUS_ADDRESS": address}
+        for name, file in zip(plugin_names(files), files, strict=True):
+            plugins.add(name, Command.of_file(file, environment))
+    else:
+        plugins = ToolFolder(folder, address, emit, require_manifest=require_manifest, **how)
 
     async def until_stopped() -> bool:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, supervisor.stop)
-        return await supervisor.run()
+            loop.add_signal_handler(number, plugins.stop)
+        return await plugins.run()
 
     try:
         well = asyncio.run(until_stopped())
@@ -76,6 +92,17 @@ def run(
         well = False
     if not well:
         raise typer.Exit(output.REFUSED)
+
+
+def _folder(files: list[Path]) -> Path | None:
+    """Returns the folder of drop-in tools that was named; None where plugin files were."""
+    folders = [file for file in files if file.is_dir()]
+    if folders and len(files) > 1:
+        output.fail(f"{folders[0]} is a folder: name one folder of drop-in tools, or files", output.USAGE)
+    for file in files:
+        if not file.is_dir() and not file.is_file():
+            output.fail(f"{file} does not exist: check the path", output.USAGE)
+    return folders[0] if folders else None
 
 
 class _Prefixed:

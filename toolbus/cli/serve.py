@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +21,7 @@ from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
     from toolbus.config import Config, Settings
+    from toolbus.supervisor import Report
 
 MANUAL = manual(
     (
@@ -27,14 +30,15 @@ MANUAL = manual(
         "toolbus serve --role Lanlan --role Yui --config toolbus.toml",
         "toolbus serve --upstream http://127.0.0.1:48911",
         "toolbus serve --offer tasks --offer search --record-contents",
+        "toolbus serve --tools-dir tools/",
     ),
     """
     Settings: flag over environment over file over default. Each has a variable TOOLBUS_NAME (TOOLBUS_GRPC,
     TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in the file: grpc, http, roles, no_roles,
-    data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, offered, record_contents,
-    background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits] and [permissions]. Without
-    --http and TOOLBUS_HTTP the HTTP port is that of NEKO_MAIN_SERVER_PORT, then MAIN_SERVER_PORT, then the file's, then
-    48911.
+    data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, guarded, tripwire, offered, tools_dir,
+    require_manifest, record_contents, background_after_seconds, grpc_reflection, log_level, log_json, and the tables
+    [limits], [permissions] and [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is that of
+    NEKO_MAIN_SERVER_PORT, then MAIN_SERVER_PORT, then the file's, then 48911.
 
     Tools that were registered with a callback URL, results of tasks, and what `toolbus permit` said are kept in the
     data directory and are there again after a restart. A second bus on the same directory is refused: give each one its
@@ -82,6 +86,12 @@ def serve(
         list[str] | None,
         typer.Option(metavar="tasks|search", help="Offer models the bus's own tools of this group; may be repeated."),
     ] = None,
+    tools_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run the drop-in tools of this folder, too, and follow it.")
+    ] = None,
+    require_manifest: Annotated[
+        bool, typer.Option("--require-manifest", help="Load nothing from that folder without a _manifest.json.")
+    ] = False,
     record_contents: Annotated[
         bool, typer.Option("--record-contents", help="Keep arguments and outputs with the newest calls, cut.")
     ] = False,
@@ -99,23 +109,32 @@ def serve(
         output.fail("--role and --no-roles contradict each other: drop one", output.USAGE)
     if data_dir and ephemeral:
         output.fail("--data-dir and --ephemeral contradict each other: drop one", output.USAGE)
-    flags: dict[str, Any] = {
-        **({"grpc": tuple(grpc)} if grpc else {}),
-        **({"http": http} if http is not None else {}),
-        **({"roles": tuple(role or ())} if role or no_roles else {}),
-        **({"data_dir": data_dir} if data_dir or ephemeral else {}),
-        **({"upstream": upstream} if upstream is not None else {}),
-        **({"offered": tuple(offer)} if offer else {}),
-        **({"record_contents": True} if record_contents else {}),
-        **({"log_level": log_level} if log_level is not None else {}),
-        **({"log_json": True} if log_json else {}),
-    }
+    flags = _given(
+        grpc=tuple(grpc or ()),
+        http=http,
+        upstream=upstream,
+        offered=tuple(offer or ()),
+        tools_dir=tools_dir,
+        require_manifest=require_manifest,
+        record_contents=record_contents,
+        log_level=log_level,
+        log_json=log_json,
+    )
+    if role or no_roles:
+        flags["roles"] = tuple(role or ())
+    if data_dir or ephemeral:
+        flags["data_dir"] = data_dir
     settings = _settled(flags, config)
     _log_to_stderr(settings)
     try:
         _runner().run(_serve(settings.config, as_json))
     except KeyboardInterrupt:  # before the signals were ours
         raise typer.Exit(output.INTERRUPTED) from None
+
+
+def _given(**flags: Any) -> dict[str, Any]:
+    """Returns the flags that were given."""
+    return {name: value for name, value in flags.items() if value not in (None, (), False)}
 
 
 def _settled(flags: dict[str, Any], file: Path | None) -> Settings:
@@ -162,15 +181,50 @@ async def _serve(config: Config, as_json: bool) -> None:
     try:
         async with Bus(config) as bus:
             _ready(bus, as_json)
-            await _first(told.wait(), bus.wait_stopped())
-            told.set()  # whoever asked, the next signal means at once
-            if as_json:
-                output.say_json({"event": "draining"}, line=True)
-            await _first(bus.drain(), at_once.wait())
+            async with _tools(config, bus.grpc_addresses[0], at_once):
+                await _first(told.wait(), bus.wait_stopped())
+                told.set()  # whoever asked, the next signal means at once
+                if as_json:
+                    output.say_json({"event": "draining"}, line=True)
+                await _first(bus.drain(), at_once.wait())
     except SetupError as error:
         output.fail(str(error))
     if as_json:
         output.say_json({"event": "stopped"}, line=True)
+
+
+@contextlib.asynccontextmanager
+async def _tools(config: Config, bus: str, at_once: asyncio.Event) -> AsyncIterator[None]:
+    """Runs the drop-in tools, where there is a folder of them, for as long as the bus.
+
+    Args:
+        at_once: ends them at the end without time for their calls.
+    """
+    if config.tools_dir is None:
+        yield
+        return
+    from toolbus.tool_folder import ToolFolder
+
+    folder = ToolFolder(config.tools_dir, bus, _log_report, require_manifest=config.require_manifest)
+    running = asyncio.create_task(folder.run())
+    running.add_done_callback(_log_fault)
+    try:
+        yield
+    finally:
+        folder.stop()
+        await _first(asyncio.wait([running]), at_once.wait())
+        folder.stop()
+        await asyncio.wait([running])
+
+
+def _log_fault(tools: asyncio.Task[bool]) -> None:
+    if not tools.cancelled() and (fault := tools.exception()) is not None:
+        logging.getLogger("toolbus.dropin").error("drop-in tools are no longer run: restart the bus", exc_info=fault)
+
+
+def _log_report(report: Report) -> None:
+    level = logging.WARNING if report.stream == "stderr" else logging.INFO
+    logging.getLogger("toolbus.dropin").log(level, "%s: %s", report.plugin, report.text)
 
 
 async def _first(*ways: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -72,12 +73,16 @@ def tasks(
         return
     if not task_id:
         output.fail(f"{verb} needs the ID of a task: `toolbus tasks` lists them", output.USAGE)
-    if verb is Verb.CANCEL:
-        _cancelled(administer(bus, "cancel_task", {"task_id": task_id}, user), as_json)
-    elif verb is Verb.CHECK:
-        _told(client.with_host(bus, lambda host: _ask(host, "check_task", user, {"task_id": task_id})), as_json)
+    if verb is Verb.AWAIT:
+        result = client.with_host(bus, lambda host: _await(host, task_id, user, timeout))
     else:
-        _told(client.with_host(bus, lambda host: _await(host, task_id, user, timeout)), as_json)
+        result = client.with_host(bus, lambda host: _ask(host, f"{verb}_task", user, {"task_id": task_id}))
+    if result.is_error and not _runs(result.output):
+        _refused(result, task_id, user, as_json)
+    if verb is Verb.CANCEL:
+        _cancelled(result.output, as_json)
+    else:
+        _told(result, as_json)
 
 
 def _list(answer: Mapping[str, Any], as_json: bool) -> None:
@@ -114,11 +119,26 @@ def _runs(answer: Any) -> bool:
     return isinstance(answer, dict) and answer.get("status") == "running"
 
 
+def _refused(result: Result, task_id: str, user: str | None, as_json: bool) -> NoReturn:
+    """Ends the command: the bus said no, or there is no such task, which it tells models in their own words."""
+    from toolbus.errors import Code
+
+    if not as_json and result.error is not None and result.error.code is Code.TOOL:
+        whose = f" of user {user!r}" if user else ""
+        look = "toolbus tasks" + (f" --user {shlex.quote(user)}" if user else "")
+        output.fail(
+            output.clean(
+                f"there is no task {task_id!r:.80}{whose}: `{look}` lists those there are; finished ones are kept for "
+                "a while, and a task of somebody else is as if there were none"
+            )
+        )
+    show(result, as_json)
+    raise typer.Exit(output.REFUSED)
+
+
 def _told(result: Result, as_json: bool) -> None:
     """Prints what became of a task; ends the command where that is no good end."""
     answer = result.output
-    if result.is_error and not _runs(answer):  # there is no such task, say
-        show(result, as_json)
     if as_json:
         output.say_json({**answer, **content_of(result)})
     elif result.is_error:

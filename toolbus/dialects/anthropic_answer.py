@@ -17,14 +17,18 @@ _NOT_ECHOED = ("parsed_output",)  # the SDK's own, which the API refuses
 class BlockStream(TurnStream):
     """Blocks that arrive piece by piece, by their index."""
 
+    end_mark = "message_stop"
+
     def __init__(self, names: NameTable) -> None:
+        super().__init__()
         self._names = names
         self._blocks: dict[int, Json] = {}
         self._inputs: dict[int, str] = {}  # arguments as the model wrote them so far
         self._ended: set[int] = set()
         self._stop = ""  # until the model said why it ended
+        self._stopped = False  # until nothing more comes
 
-    def feed(self, event: Any) -> list[Delta]:
+    def read(self, event: Any) -> list[Delta]:
         told = as_mapping(event)
         kind, index = told.get("type"), told.get("index", 0)
         if kind == "content_block_start":
@@ -36,9 +40,15 @@ class BlockStream(TurnStream):
             self._ended.add(index)
         elif kind == "message_delta":
             self._stop = as_mapping(told.get("delta") or {}).get("stop_reason") or self._stop
+        elif kind == "message_stop":
+            self._stopped = True
         elif kind == "error":
             raise EndpointError.of(told)
-        return []  # message_start, message_stop, ping, and what is new
+        return []  # message_start, ping, and what is new
+
+    @property
+    def complete(self) -> bool:
+        return self._stopped
 
     def _add(self, index: int, delta: Mapping[str, Any]) -> list[Delta]:
         block = self._blocks[index]

@@ -27,14 +27,17 @@ _CAPITAL = re.compile(r"(?<!^)[A-Z]")
 class PartStream(TurnStream):
     """Chunks, each an answer with some more parts."""
 
+    end_mark = "a finish_reason"
+
     def __init__(self, names: NameTable) -> None:
+        super().__init__()
         self._names = names
         self._parts: list[Json] = []
         self._calls: list[ModelCall] = []
         self._said: list[Delta] = []
         self._stop = ""  # until the model said why it ended
 
-    def feed(self, event: Any) -> list[Delta]:
+    def read(self, event: Any) -> list[Delta]:
         told = _snake(as_mapping(event))
         _check(told)
         candidates = told.get("candidates") or ()
@@ -62,6 +65,10 @@ class PartStream(TurnStream):
             self._parts[-1] = {**last, "text": last["text"] + part["text"]}
         else:
             self._parts.append(part)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._stop)
 
     def finish(self) -> Turn:
         parts = parts_of(self._parts)

@@ -75,7 +75,8 @@ class _LiveParser(RealtimeParser):
             told = as_mapping(event)
         except TypeError:
             return []
-        said: list[RealtimeEvent] = [*_spoken(_either(told, "server_content", "serverContent"))]
+        spoken = _spoken(_either(told, "server_content", "serverContent"))
+        said: list[RealtimeEvent] = [*self.characters.of(spoken)]
         said += self._calls(_either(told, "tool_call", "toolCall"))
         ids = _list(_either(told, "tool_call_cancellation", "toolCallCancellation"), "ids")
         if cancelled := tuple(each for each in ids if isinstance(each, str)):

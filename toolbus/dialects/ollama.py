@@ -150,7 +150,10 @@ def _named(message: Mapping[str, Any]) -> list[Json]:
 class _Stream(TurnStream):
     """Puts the chunks of an answer together: text in pieces, calls whole."""
 
+    end_mark = "a chunk that is done"
+
     def __init__(self, dialect: Ollama, names: NameTable) -> None:
+        super().__init__()
         self._dialect = dialect
         self._names = names
         self._said: list[str] = []
@@ -158,8 +161,9 @@ class _Stream(TurnStream):
         self._calls: list[Json] = []
         self._ids: list[str] = []  # of the calls, by place
         self._stop = ""
+        self._done = False
 
-    def feed(self, event: Any) -> list[Delta]:
+    def read(self, event: Any) -> list[Delta]:
         event = as_mapping(event)
         if event.get("error"):
             raise EndpointError.of(event)
@@ -171,7 +175,12 @@ class _Stream(TurnStream):
             self._calls.append(entry)
             self._ids.append(str(entry.get("id") or self._dialect.made_id()))
         self._stop = event.get("done_reason") or self._stop
-        return [delta for delta in (Delta("reasoning", thought), Delta("text", said)) if delta.text]
+        self._done = self._done or event.get("done") is True
+        return [Delta("reasoning", thought), Delta("text", said)]
+
+    @property
+    def complete(self) -> bool:
+        return self._done
 
     def finish(self) -> Turn:
         message: Json = {"content": "".join(self._said)}

@@ -113,8 +113,12 @@ def _parts(content: Any) -> tuple[str, str]:
 class ChatStream(TurnStream):
     """Puts the chunks of a streamed answer together into the message that a whole answer would have."""
 
+    end_mark = "a finish_reason"
+
     def __init__(self, names: NameTable) -> None:
+        super().__init__()
         self._names = names
+        self._began = False  # whether any of the answer came
         self._said: list[str] = []
         self._refused: list[str] = []
         self._thought: list[str] = []
@@ -122,7 +126,7 @@ class ChatStream(TurnStream):
         self._calls: list[_PartialCall] = []
         self._stop = ""
 
-    def feed(self, event: Any) -> list[Delta]:
+    def read(self, event: Any) -> list[Delta]:
         event = as_mapping(event)
         if event.get("error"):
             raise EndpointError.of(event)
@@ -132,9 +136,15 @@ class ChatStream(TurnStream):
                 continue  # a second answer beside the first, which nobody asked for
             if choice.get("error"):
                 raise EndpointError.of(choice)
+            self._began = True
             shown += self._take(_object(choice.get("delta")))
             self._stop = _string(choice.get("finish_reason")) or self._stop
-        return [delta for delta in shown if delta.text]
+        return shown
+
+    @property
+    def complete(self) -> bool:
+        """As in `TurnStream`. Some servers never give a reason: there only a call that is cut tells of a broken end."""
+        return bool(self._stop) or (self._began and all(call.whole for call in self._calls))
 
     def _take(self, delta: Mapping[str, Any]) -> list[Delta]:
         key, reasoning = reasoning_of(delta)
@@ -200,7 +210,12 @@ class _PartialCall:
             return False
         if not numbered and name != self.name:
             return True
-        return _is_object(self._arguments) and written_arguments(function.get("arguments")).lstrip().startswith("{")
+        return self.whole and written_arguments(function.get("arguments")).lstrip().startswith("{")
+
+    @property
+    def whole(self) -> bool:
+        """Whether its arguments are all there, as far as they themselves can tell."""
+        return _is_object(self._arguments)
 
     def written(self) -> Json:
         function = {"name": self.name, "arguments": self._arguments}

@@ -29,6 +29,10 @@ from toolbus.dialects.shape import (
     RealtimeParser,
     ResponseBegan,
     ResponseEnded,
+    ResponseRefused,
+    SpeechBegan,
+    SpeechEnded,
+    WholeCharacters,
     as_mapping,
     model_call,
 )
@@ -44,6 +48,14 @@ TEXT_DELTAS = frozenset(
         "response.audio_transcript.delta",
     }
 )
+SPEECH_ENDS = frozenset(
+    {
+        "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.committed",  # by a client that does not wait for the provider to hear the end
+        "input_audio_buffer.cleared",
+    }
+)
+BUSY = "conversation_already_has_active_response"  # the code of the error that answers a request too many
 # Marks of calls that are remembered. They are forgotten with their response; this is for a provider that ends none.
 MAX_MARKS = 3_000
 
@@ -69,9 +81,10 @@ class RealtimeEvents(RealtimeDialect):
             {"type": "conversation.item.create", "item": self.output_item(each.call.id, text_of(each.result))}
             for each in answered
         ]
-        if events and go_on:
-            events.append({"type": "response.create"})
-        return events
+        return events + self.request() if events and go_on else events
+
+    def request(self) -> list[Json]:
+        return [{"type": "response.create"}]
 
     def output_item(self, call_id: str, output: str) -> Json:
         """Returns the item of the conversation that answers a call."""
@@ -128,7 +141,7 @@ class EventParser(RealtimeParser):
         self._arriving: dict[tuple[str | int, ...], _Arriving] = {}  # by each mark that it was seen with
         self._began_with: dict[str, NameTable] = {}  # of the responses that are open, oldest first
         self._readers: dict[str, Callable[[Mapping[str, Any]], list[RealtimeEvent]]] = {
-            **dict.fromkeys(TEXT_DELTAS, _text_delta),
+            **dict.fromkeys(TEXT_DELTAS, self._said),
             "response.created": self._began,
             "response.output_item.added": self._announced,
             "response.function_call_arguments.delta": self._piece,
@@ -136,6 +149,9 @@ class EventParser(RealtimeParser):
             "response.output_item.done": self._item_complete,
             "response.done": self._ended,
             "response.cancelled": self._ended,
+            "input_audio_buffer.speech_started": lambda _: [SpeechBegan()],
+            **dict.fromkeys(SPEECH_ENDS, lambda _: [SpeechEnded()]),
+            "error": _refused,
         }
 
     def feed(self, event: Any) -> list[RealtimeEvent]:
@@ -158,7 +174,11 @@ class EventParser(RealtimeParser):
     def _began(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         response = string(mapping(event, "response"), "id")
         self._began_with[response] = self.names
+        self.characters = WholeCharacters()  # one that was cancelled may have ended in half of a character
         return [ResponseBegan(response)]
+
+    def _said(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
+        return [*self.characters.of([Delta("text", string(event, "delta"))])]
 
     def _announced(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         item = mapping(event, "item")
@@ -239,9 +259,8 @@ class EventParser(RealtimeParser):
         return tuple(dict.fromkeys(said))
 
 
-def _text_delta(event: Mapping[str, Any]) -> list[RealtimeEvent]:
-    text = string(event, "delta")
-    return [Delta("text", text)] if text else []
+def _refused(event: Mapping[str, Any]) -> list[RealtimeEvent]:
+    return [ResponseRefused()] if string(mapping(event, "error"), "code") == BUSY else []
 
 
 def string(told: Mapping[str, Any], key: str) -> str:

@@ -185,12 +185,15 @@ def _text(content: Any) -> str:
 class _Stream(TurnStream):
     """Collects output items. Each is announced, filled by deltas and sent whole; the last event repeats them all."""
 
+    end_mark = "response.completed or response.incomplete"
+
     def __init__(self, dialect: OpenAIResponses, names: NameTable) -> None:
+        super().__init__()
         self._dialect = dialect
         self._names = names
         self._items: dict[Hashable, Json] = {}  # output items as far as they came, by their place in the answer
         self._thought: list[str] = []
-        self._closing: Mapping[str, Any] = {}  # the response that the last event carries; empty until then
+        self._closing: Mapping[str, Any] | None = None  # the response that the last event carries; None until then
         self._take: dict[str, Callable[[Mapping[str, Any]], list[Delta]]] = {
             "response.output_item.added": self._item,
             "response.output_item.done": self._item,
@@ -206,17 +209,21 @@ class _Stream(TurnStream):
             "error": self._failed,
         }
 
-    def feed(self, event: Any) -> list[Delta]:
+    def read(self, event: Any) -> list[Delta]:
         event = as_mapping(event)
         if event.get("error"):
             return self._failed(event)
         take = self._take.get(str(event.get("type")))
-        return [] if take is None else [delta for delta in take(event) if delta.text]
+        return [] if take is None else take(event)
+
+    @property
+    def complete(self) -> bool:
+        return self._closing is not None
 
     def finish(self) -> Turn:
-        items = list(self._items.values())
-        # Some servers close with an empty response.
-        turn = self._dialect.parse({**self._closing, "output": self._closing.get("output") or items}, self._names)
+        closing = self._closing or {}  # some servers close with an empty response
+        output = closing.get("output") or list(self._items.values())
+        turn = self._dialect.parse({**closing, "output": output}, self._names)
         return turn if turn.reasoning else replace(turn, reasoning="".join(self._thought))
 
     def _at(self, event: Mapping[str, Any], otherwise: Json) -> Json:

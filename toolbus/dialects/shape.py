@@ -21,6 +21,8 @@ from toolbus.tool import Result, Tool
 Json: TypeAlias = dict[str, Any]
 ToolChoice: TypeAlias = Literal["auto", "none"]
 
+# What providers call it when an answer ends because no more tokens were allowed, in small letters.
+CUT = frozenset(("length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"))
 CONVERTED_KEPT = 500  # schemas that a dialect remembers at least; 3 MB at 1 kB of JSON each
 
 
@@ -60,11 +62,11 @@ class Export:
 
 
 class EndpointError(ToolBusError):
-    """A provider reported a fault instead of an answer, or in the middle of one.
+    """A provider reported a fault instead of an answer, or in the middle of one; or its answer broke off.
 
     Attributes:
         message: what it said.
-        raw: its own error, as it came.
+        raw: its own error, as it came; of an answer that broke off the `Turn`, as far as it came.
     """
 
     def __init__(self, message: str, raw: Any = None) -> None:
@@ -73,7 +75,7 @@ class EndpointError(ToolBusError):
         super().__init__(message, raw)
 
     def __str__(self) -> str:
-        return f"the model's endpoint reported an error: {self.message}"
+        return f"the model's endpoint failed: {self.message}"
 
     @classmethod
     def of(cls, raw: Any) -> EndpointError:
@@ -141,6 +143,11 @@ class Turn:
             object.__setattr__(self, name, utf8_json(getattr(self, name)))
         object.__setattr__(self, "raw", tuple(map(utf8_json, self.raw)))
 
+    @property
+    def cut(self) -> bool:
+        """Whether it ended because no more tokens were allowed: what it says is not all it had to say."""
+        return self.stop.lower() in CUT
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -148,6 +155,29 @@ class Delta:
 
     kind: Literal["text", "reasoning"]
     text: str
+
+
+class WholeCharacters:
+    """Makes pieces of text such that each can be printed: UTF-8 cannot carry one half of a character.
+
+    A piece that ends in the first half of a character is handed on without it; the next one of its kind begins with it.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, str] = {}  # first halves that wait for the second, by kind
+
+    def of(self, deltas: Iterable[Delta]) -> list[Delta]:
+        """Returns pieces without halves of characters, and without those that are empty."""
+        whole = ((delta, self._text(delta)) for delta in deltas)
+        return [delta if delta.text == text else Delta(delta.kind, text) for delta, text in whole if text]
+
+    def _text(self, delta: Delta) -> str:
+        if delta.text.isascii() and not self._held:
+            return delta.text
+        text = self._held.pop(delta.kind, "") + delta.text
+        if "\ud800" <= text[-1:] <= "\udbff":
+            self._held[delta.kind], text = text[-1], text[:-1]
+        return utf8(text)
 
 
 # -- a conversation --------------------------------------------------------------------------------------------------
@@ -184,11 +214,29 @@ HistoryItem: TypeAlias = Message | Turn | Answers | Mapping[str, Any]
 
 
 class TurnStream(ABC):
-    """Puts one streamed answer together. Feed it each event of the provider, in order, then ask for the turn."""
+    """Puts one streamed answer together. Feed it each event of the provider, in order, then ask for the turn.
 
-    @abstractmethod
+    Class attributes:
+        end_mark: what ends every whole answer of the provider, in words for an error.
+    """
+
+    end_mark: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._characters = WholeCharacters()
+
     def feed(self, event: Any) -> list[Delta]:
         """Takes one event, a mapping or an object of the provider's SDK. Returns what can be shown now."""
+        return self._characters.of(self.read(event))
+
+    @abstractmethod
+    def read(self, event: Any) -> list[Delta]:
+        """Takes one event for `feed`. Pieces may be empty, and end in half of a character."""
+
+    @property
+    @abstractmethod
+    def complete(self) -> bool:
+        """Whether the answer has come to its end. A stream that ends before it broke off, however orderly it ended."""
 
     @abstractmethod
     def finish(self) -> Turn:
@@ -320,7 +368,24 @@ class CallsCancelled:
     answers: bool = True
 
 
-RealtimeEvent: TypeAlias = Delta | ModelCall | ResponseBegan | ResponseEnded | CallsCancelled
+@dataclass(frozen=True, slots=True)
+class ResponseRefused:
+    """The provider began no response although it was asked to, because another one was under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechBegan:
+    """The user speaks: the provider answers by itself when that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechEnded:
+    """The user has stopped, or what was said is thrown away."""
+
+
+RealtimeEvent: TypeAlias = (
+    Delta | ModelCall | ResponseBegan | ResponseEnded | ResponseRefused | CallsCancelled | SpeechBegan | SpeechEnded
+)
 
 
 class RealtimeParser(ABC):
@@ -333,6 +398,7 @@ class RealtimeParser(ABC):
 
     def __init__(self, names: NameTable) -> None:
         self.names = names
+        self.characters = WholeCharacters()  # of what is being said; for parsers
 
     @abstractmethod
     def feed(self, event: Any) -> list[RealtimeEvent]:
@@ -367,6 +433,10 @@ class RealtimeDialect(ToolWriter):
         Args:
             go_on: whether they have the model go on; a provider whose model always does ignores it.
         """
+
+    def request(self) -> list[Json]:
+        """Returns the events that have the model go on after answers which did not; none where it always does."""
+        return []
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

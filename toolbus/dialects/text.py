@@ -25,10 +25,13 @@ _FAILED = "the tool reported a failure"
 
 
 def text_of(result: Result) -> str:
-    """Returns what a model reads: the error's message first, then the output, then the content, a line each."""
+    """Returns what a model reads: the error's message first, then the output, then the content, a line each.
+
+    An output whose own `error` is that message stands alone: nothing is said twice.
+    """
     output = _output_text(result.output_json)
     failure = _failure(result)
-    parts = [failure] if failure else []
+    parts = [failure] if failure and not _says(_parsed(result.output_json), failure) else []
     if output not in ("", "null", failure):
         parts.append(output)
     parts += [_block_text(block) for block in result.content]
@@ -46,7 +49,7 @@ def object_of(result: Result) -> dict[str, Any]:
     content = "\n".join(_block_text(block) for block in result.content)
     if failure and not (failure == _FAILED and isinstance(output, dict) and "error" in output):
         answer: dict[str, Any] = {"error": failure}
-        if output is not None and output != failure:
+        if output not in (None, failure, answer):
             answer["result"] = output
     elif isinstance(output, dict) and not (content and "content" in output):
         answer = output
@@ -91,6 +94,14 @@ def _failure(result: Result) -> str:
     if result.error is None:
         return _FAILED if result.is_error else ""
     return utf8(result.error.message) or (_FAILED if result.error.code is Code.TOOL else result.error.code.name)
+
+
+def _says(output: Any, failure: str) -> bool:
+    """Tells whether an output already says why the call failed."""
+    if not isinstance(output, dict) or "error" not in output:
+        return False
+    word = output["error"]
+    return failure == (word if isinstance(word, str) else json.dumps(word, ensure_ascii=False, separators=(",", ":")))
 
 
 def _output_text(output_json: str) -> str:

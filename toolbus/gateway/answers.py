@@ -149,7 +149,7 @@ class RecordedCall(BaseModel):
     caller: str
     user_id: str
     round: Annotated[int, Field(description="Which round of a turn asked for it, from 1; 0: not said.")]
-    order: Annotated[int, Field(description="As which of that round's calls, from 1; 0: not said.")]
+    order: Annotated[int, Field(description="Its place among the calls of that round, from 0.")]
     started: Annotated[float, Field(description="Seconds since the epoch.")]
     ended: float
     seconds: float

@@ -15,18 +15,18 @@ from urllib.parse import unquote
 
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
-from google.protobuf.json_format import MessageToDict
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from toolbus.entry import BUS_SOURCE, Entry
-from toolbus.errors import Code, UnknownRole
+from toolbus.errors import UnknownRole
 from toolbus.gateway import contract
 from toolbus.gateway.events import EventStream, event, wants_events
 from toolbus.gateway.models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.gateway.parts import Asker, Parts
+from toolbus.gateway.result import invoked, written
 from toolbus.gateway.signs import Signs
 from toolbus.gateway.tools import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
-from toolbus.tool import MAX_CALL_ID, CallError, Result, dump_arguments
+from toolbus.tool import MAX_CALL_ID, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
 PLUGIN_PREFIX = "plugin:"  # REST-51
@@ -69,7 +69,7 @@ def _for_hosts(routes: APIRouter, parts: Parts) -> None:
         if wants_events(request):
             return EventStream(_streamed(asker, call, parts.limits.result_bytes))
         result = await unless_gone(request, asker.call(call))
-        return Response(status_code=GONE) if result is None else _json(invoked(result))
+        return Response(status_code=GONE) if result is None else _answer(await written(result))
 
 
 def _for_main_servers(routes: APIRouter, parts: Parts) -> None:
@@ -115,7 +115,7 @@ def _for_operators(routes: APIRouter, parts: Parts) -> None:
             return JSONResponse({"detail": detail}, status_code=404)
         call = pb.ToolCall(call_id=_call_id(""), name=qualified, arguments_json=_text(arguments or {}))
         result = await unless_gone(request, parts.asker(True).call(call))
-        return Response(status_code=GONE) if result is None else _json(invoked(result))
+        return Response(status_code=GONE) if result is None else _answer(await written(result))
 
 
 # -- calls in ------------------------------------------------------------------------------------------------------
@@ -209,39 +209,12 @@ def _not_there(parts: Parts, plugin_id: str, tool_name: str, entry: Entry | None
 # -- results out ---------------------------------------------------------------------------------------------------
 
 
-def invoked(result: Result) -> dict[str, Any]:
-    """Returns a result as the answer of an invoke; output that is no JSON comes as the text it is."""
-    try:
-        output = json.loads(result.output_json, parse_constant=contract.no_constant)
-        json.dumps([[[[output]]]], allow_nan=False)  # a number may overflow, and the answer goes round it
-    except (ValueError, RecursionError):
-        output = result.output_json
-    error = result.error
-    if result.is_error and error is None:
-        error = CallError(Code.TOOL, "")
-    return {
-        "call_id": result.call_id,
-        "output": output,
-        "is_error": result.is_error,
-        "error": None if error is None else _fault(error),
-        "content": [MessageToDict(block, preserving_proto_field_name=True) for block in result.content],
-    }
-
-
-def _fault(error: CallError) -> dict[str, Any]:
-    return {
-        "code": error.code.name,
-        "message": error.message,
-        "stage": error.stage.name,
-        "retry_safe": error.retry_safe,
-        "limit": {"name": error.limit[0], "value": error.limit[1]} if error.limit else None,
-        "retry_after_seconds": error.retry_after_seconds,
-        "reason": error.reason,
-    }
-
-
 def _json(content: dict[str, Any]) -> Response:
-    return Response(contract.write_json(content), media_type="application/json")
+    return _answer(contract.write_json(content))
+
+
+def _answer(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 def _enveloped(result: Result) -> Response:

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import AfterValidator
 
-from toolbus.dialects import DIALECTS, Dialect, RealtimeDialect, find_dialect
-from toolbus.dialects.cost import estimate_tokens
+from toolbus.dialects import DIALECTS, find_dialect
+from toolbus.dialects.cost import CostCache
 from toolbus.gateway import contract
 from toolbus.gateway.answers import Exported, FoundTools, UserId
 from toolbus.gateway.parts import Parts
@@ -105,11 +105,11 @@ class _Exported:
     """One answer.
 
     Attributes:
-        writer: what wrote it: of the next revision it converts only what has changed.
+        writer: what wrote it: of the next revision it converts and counts only what has changed.
     """
 
     revision: int
-    writer: Dialect | RealtimeDialect
+    writer: _Writer
     body: bytes
     etag: str
 
@@ -131,8 +131,8 @@ class _Exports:
         tools = [listing.tool for listing in self._view.listings(asked.role or None, asked.user_id)]
         kept = self._kept.pop(asked, None)
         if kept is None or kept.revision != revision:
-            writer = find_dialect(asked.dialect) if kept is None else kept.writer
-            body = await asyncio.to_thread(_write, writer, revision, tools, asked.names)
+            writer = _Writer(asked.dialect) if kept is None else kept.writer
+            body = await asyncio.to_thread(writer.write, revision, tools, asked.names)
             kept = _Exported(revision, writer, body, _etag(revision, asked))
         self._kept[asked] = kept
         if len(self._kept) > EXPORTS_KEPT:
@@ -140,25 +140,32 @@ class _Exports:
         return kept
 
 
-def _write(writer: Dialect | RealtimeDialect, revision: int, tools: Sequence[Tool], names: Iterable[str]) -> bytes:
-    wanted, unknown = _chosen(tools, names)
-    export = writer.export(wanted)
-    missing = "no tool of this name is offered to this user"
-    answer: dict[str, Any] = {
-        "ok": True,
-        "dialect": export.dialect,
-        "revision": revision,
-        "tools": export.tools,
-        "names": dict(export.names.to_bus),
-        "hashes": dict(export.hashes),
-        "losses": [asdict(loss) for loss in export.losses],
-        "left_out": [
-            *(asdict(each) for each in export.left_out),
-            *({"tool": name, "why": missing} for name in unknown),
-        ],
-        "tokens": estimate_tokens(export),
-    }
-    return contract.write_json(answer)
+class _Writer:
+    """Writes the answers to one question, one after the other."""
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect = find_dialect(dialect)
+        self._costs = CostCache()
+
+    def write(self, revision: int, tools: Sequence[Tool], names: Iterable[str]) -> bytes:
+        wanted, unknown = _chosen(tools, names)
+        export = self._dialect.export(wanted)
+        missing = "no tool of this name is offered to this user"
+        answer: dict[str, Any] = {
+            "ok": True,
+            "dialect": export.dialect,
+            "revision": revision,
+            "tools": export.tools,
+            "names": dict(export.names.to_bus),
+            "hashes": dict(export.hashes),
+            "losses": [asdict(loss) for loss in export.losses],
+            "left_out": [
+                *(asdict(each) for each in export.left_out),
+                *({"tool": name, "why": missing} for name in unknown),
+            ],
+            "tokens": sum(self._costs.of(export).values()),
+        }
+        return contract.write_json(answer)
 
 
 def _chosen(tools: Sequence[Tool], names: Iterable[str]) -> tuple[Sequence[Tool], list[str]]:

@@ -3,31 +3,28 @@
 Whose task it is is always looked at: that of the user who is named, else that of programs which name none over HTTP. A
 foreign task is answered like one that never was.
 
-A result may have megabytes. It is passed on as it came, once a thread has seen that it is JSON: read and written anew
-it would keep every other call waiting.
+A result may have megabytes: it is written on a thread, with its output as it came.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from toolbus.gateway import contract
 from toolbus.gateway.answers import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
-from toolbus.gateway.calls import GONE, invoked, unless_gone
+from toolbus.gateway.calls import GONE, unless_gone
 from toolbus.gateway.events import EventStream, event
 from toolbus.gateway.models import Problem
 from toolbus.gateway.parts import Parts, Task
+from toolbus.gateway.result import as_it_came
 from toolbus.gateway.tools import REFUSALS, not_to_us
 from toolbus.loopback import parse_callback_url
-from toolbus.tool import MAX_TIMEOUT_SECONDS, Result
+from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 AWAIT_SECONDS = 30.0  # below what common clients wait for an answer
 MAX_ECHO = 80  # characters of an unknown id that its error repeats
@@ -115,7 +112,7 @@ def _changes(routes: APIRouter, parts: Parts) -> None:
 
 
 async def _ended(parts: Parts, owner: str) -> AsyncGenerator[bytes]:
-    ended = parts.tasks.events(owner)
+    ended = parts.tasks.events(owner, results=False)  # whoever reads slowly would hold them in memory
     try:
         yield b"retry: 1000\n\n"  # whoever has read this hears of every task from now on
         async for task in ended:
@@ -136,38 +133,13 @@ async def _shown(parts: Parts, task_id: str, task: Task | None) -> Response:
 
 
 def _written(task: Task, now: float) -> bytes:
-    result = None if task.result is None else _as_it_came(task.result)
+    result = None if task.result is None else as_it_came(task.result)
     return contract.write_json({**_line(task, now), "result": result})
-
-
-def _as_it_came(result: Result) -> dict[str, Any]:
-    """Returns what an invoke answers, but for the output, which is not read."""
-    text = result.output_json
-    return {**invoked(replace(result, output_json="null")), "output": orjson.Fragment(text) if _is_json(text) else text}
 
 
 def _line(task: Task, now: float) -> dict[str, Any]:
     moments = {"started": round(task.started, 6), "ended": None if task.ended is None else round(task.ended, 6)}
     return {"progress": None, "error": None, **task.described(now), **moments}
-
-
-# Without the values, and with a step of Python for nearly each of them: other threads have their turn between two.
-_READER = json.JSONDecoder(
-    object_pairs_hook=lambda pairs: None,
-    parse_int=lambda digits: None,
-    parse_float=contract.finite,
-    parse_constant=contract.no_constant,
-)
-
-
-def _is_json(text: str) -> bool:
-    """Whether a text is JSON that whoever gets it can read, with what stands around it."""
-    try:
-        for each in (text, f"[[[[{text}]]]]"):
-            _READER.decode(each)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _unknown(task_id: str) -> Response:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Delta, Dialect, Json, Turn
+from toolbus.dialects.shape import Delta, Dialect, EndpointError, Json, Turn
 from toolbus.errors import SetupError
+
+log = logging.getLogger("toolbus.loop")
 
 Ask = Callable[[Json], Any]
 
@@ -48,6 +51,9 @@ class Endpoint:
         """Sends a request. Yields the answer's pieces as they come, and the whole turn last.
 
         Whatever the client raises is passed on.
+
+        Raises:
+            EndpointError: the provider reported a fault, or its answer broke off.
         """
         answer = self.ask(request)
         if inspect.isawaitable(answer):
@@ -67,7 +73,16 @@ class Endpoint:
                     yield delta
         finally:
             await _close(answer)
-        yield stream.finish()
+        turn = stream.finish()
+        if not stream.complete:
+            raise EndpointError(
+                f"the answer broke off after {len(turn.text)} characters of text: its stream ended without "
+                f"{stream.end_mark}. None of its calls was made: ask again",
+                turn,
+            )
+        if not turn.stop:
+            log.info("%r gave no reason for the end of an answer, which is taken to be whole", self)
+        yield turn
 
 
 def openai_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:

@@ -61,8 +61,17 @@ class Offering:
             async with asyncio.timeout(self._list_timeout):
                 self._listed = await self._source.tools()
         except (ToolBusError, TimeoutError) as problem:
-            why = str(problem) or f"no answer within {self._list_timeout:g} s"
+            trouble = problem if isinstance(problem, ToolBusError) else self._unanswered(problem)
             if self._listed is None:
-                raise problem if isinstance(problem, ToolBusError) else PeerLost(f"cannot list tools: {why}") from None
-            log.warning("cannot list tools (%s): going on with those that are known", why)
+                raise trouble from None
+            log.warning("cannot list tools (%s): going on with those that are known", trouble)
         return self._listed
+
+    def _unanswered(self, problem: TimeoutError) -> ToolBusError:
+        """Returns what to raise after a silence. A host knows whom it asked, and the cure."""
+        try:
+            error: ToolBusError = self._source.unanswered(self._list_timeout)  # type: ignore[attr-defined]
+        except AttributeError:
+            why = str(problem) or f"no answer within {self._list_timeout:g} s"
+            return PeerLost(f"cannot list tools: {why}")
+        return error

@@ -5,7 +5,9 @@ way to send; it keeps the session's tools as the catalogue is, makes the calls t
 each one. It opens and reads no socket itself, and may only be used from one event loop.
 
 The calls of one response are answered together, when the response is over and all of them have ended: a provider
-refuses to begin a response while another one is being spoken, and would speak about half of the results first.
+refuses to begin a response while another one is being spoken, and would speak about half of the results first. While
+the user speaks, results are sent without asking the model to go on: most providers have it answer by themselves then;
+where one does not, the model is asked a second after the user has stopped.
 """
 
 from __future__ import annotations
@@ -29,9 +31,14 @@ from toolbus.dialects.shape import (
     RealtimeDialect,
     ResponseBegan,
     ResponseEnded,
+    ResponseRefused,
+    SpeechBegan,
+    SpeechEnded,
+    as_mapping,
 )
 from toolbus.errors import Code, PeerLost, Stage
 from toolbus.loop.events import CallEnded, ReasoningDelta, TextDelta
+from toolbus.loop.floor import Floor
 from toolbus.loop.guard import RepeatGuard
 from toolbus.loop.own import OwnTools
 from toolbus.loop.realtime_news import CallRefused, NewSessionNeeded, RealtimeNews, SendFailed, Sync, ToolsSent
@@ -44,6 +51,8 @@ from toolbus.sdk.scope import CallContext
 from toolbus.tool import CallError, Result
 
 log = logging.getLogger("toolbus.loop")
+
+PAUSE_SECONDS = 1.0  # that a provider has to begin a response by itself; those that do take a tenth of that
 
 
 @dataclass(slots=True)
@@ -95,7 +104,7 @@ class RealtimeSession:
 
         Args:
             send: takes one event for the provider, as a dict; may be async.
-            context: on whose behalf calls are made.
+            context: on whose behalf calls are made; None means as the source says.
             window_calls, window_seconds: how many calls may be made within a sliding length of time; further ones are
                 answered with a refusal.
             on_event: told everything that happens; what it raises is logged.
@@ -110,13 +119,14 @@ class RealtimeSession:
         self._on_event = on_event
         settings = LoopSettings()
         own = OwnTools(settings, None)  # none: no rounds are counted here
+        context = context if context is not None else getattr(tools, "context", None)
         self._caller = Caller(tools, settings, context, own, RepeatGuard(0), self._tell)
         self._export = dialect.export(())  # what the session has
         self._parser = dialect.parser(self._export.names)
         self._responses: dict[str, _Response] = {}  # that are being spoken, or have calls without an answer
         self._began = 0  # responses so far
-        self._announces = False  # whether the provider says when a response begins; GLM and OpenAI do, Gemini does not
-        self._asking = False  # whether the model was asked to go on and has not begun to
+        self._floor = Floor()  # whether there is an opportunity to send results
+        self._pause: asyncio.TimerHandle | None = None  # None until the user has spoken
         self._syncing = asyncio.Lock()  # one sync at a time
         self._sending = asyncio.Lock()  # answers stay together
         self._tasks: set[asyncio.Task[None]] = set()  # all that is running
@@ -219,21 +229,42 @@ class RealtimeSession:
         """Takes one event of the provider. Calls run by themselves; this never waits for one.
 
         An event that is unknown or malformed does nothing.
+
+        Args:
+            event: a mapping, or an object of the provider's SDK.
+
+        Raises:
+            TypeError: it is neither.
         """
         if self._closed:
             return
-        for said in self._parser.feed(event):
+        try:
+            told = as_mapping(event)
+        except TypeError:
+            kind = type(event).__name__
+            raise TypeError(
+                f"a {kind} is no event of a realtime session: feed a mapping, such as json.loads(text) returns, or an "
+                "object of the provider's SDK"
+            ) from None
+        for said in self._parser.feed(told):
             match said:
                 case Delta():
                     self._tell(TextDelta(said.text) if said.kind == "text" else ReasoningDelta(said.text))
                 case ResponseBegan():
-                    self._announces, self._asking = True, False
+                    self._floor.began()
                     self._response(said.id, over=False)
                 case ModelCall():
                     self._take(said)
                 case CallsCancelled():
                     self._cancel(said.ids, answers=said.answers)
+                case ResponseRefused():
+                    self._floor.refused()
+                case SpeechBegan():
+                    self._floor.speech_began()
+                case SpeechEnded():
+                    self._pause_for_response()
                 case ResponseEnded():
+                    self._floor.ended()
                     if ended := self._responses.get(said.id):
                         ended.over = True
         self._answer()
@@ -265,15 +296,35 @@ class RealtimeSession:
         self._answer()
 
     def _answer(self) -> None:
-        """Has the results sent that can be sent now."""
-        if self._ready():
+        """Has the results sent that can be sent now, and the model asked to go on where that was left out."""
+        if self._ready() or self._owes_request():
             self._start(self._send_ready())
 
     def _ready(self) -> list[str]:
         """Returns the responses whose results can be sent: none while the model is speaking, or about to."""
-        if self._asking or any(not response.over for response in self._responses.values()):
+        if not self._floor.takes_results or self._spoken():
             return []
         return [key for key, response in self._responses.items() if response.ended]
+
+    def _owes_request(self) -> bool:
+        return self._floor.owes_request and not self._spoken()
+
+    def _spoken(self) -> bool:
+        """Whether a response is under way."""
+        return any(not response.over for response in self._responses.values())
+
+    def _pause_for_response(self) -> None:
+        """The user has stopped: gives the provider time to begin a response by itself."""
+        if not self._floor.speech_ended():
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._pause = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._paused)
+
+    def _paused(self) -> None:
+        self._floor.paused()
+        if not self._closed:
+            self._answer()
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -284,6 +335,8 @@ class RealtimeSession:
     async def close(self) -> None:
         """Ends all work; nothing more is sent. Later events are ignored, and a later `sync` finds it closed."""
         self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
         others = [task for task in self._tasks if task is not asyncio.current_task()]  # `send` may be what closes it
         for task in others:
             task.cancel()
@@ -318,10 +371,13 @@ class RealtimeSession:
             async with self._sending:  # looks once more: a response may have begun before it was our turn
                 asked = [each for key in self._ready() for each in self._responses.pop(key).asked.values()]
                 if asked:
-                    self._asking = self._announces
-                    await self._write(self._dialect.answers(_answered(asked), self._export.names))
+                    go_on = self._floor.sends()
+                    await self._write(self._dialect.answers(_answered(asked), self._export.names, go_on=go_on))
+                elif self._owes_request():
+                    self._floor.sends()
+                    await self._write(self._dialect.request())
         except Exception as error:
-            self._asking = False
+            self._floor.failed()
             self._failed("answers could not be sent", error)
 
     async def _send_cancelled(self, asked: Sequence[_Asked]) -> None:

@@ -60,6 +60,8 @@ class Reply:
         calls: every call of the turn, in order.
         rounds: how often the model was asked.
         stopped: why the turn ended.
+        cut: whether the model's last answer ended because no more tokens were allowed: its words, or the call that it
+            was about to make, are not all there.
     """
 
     text: str
@@ -67,6 +69,7 @@ class Reply:
     calls: tuple[CallDone, ...]
     rounds: int
     stopped: Stopped
+    cut: bool = False
 
 
 def conversation(messages: Messages) -> list[HistoryItem]:

@@ -86,6 +86,7 @@ class Run:
         self._say = say
         self._calls: list[CallDone] = []
         self._round = 0  # how often the model was asked
+        self._cut = False  # whether its last answer was
         self._export: Export | None = None  # what it is offered; None: no tools
 
     async def reply(self, rules: Sequence[Rule]) -> Reply:
@@ -134,6 +135,7 @@ class Run:
         turn = await self._asker.ask(self._items, self._export, choice, self._say)
         if not self._asker.takes_tools:
             self._export = None
+        self._cut = turn.cut
         self._items.append(turn)
         self._say(RoundEnded(self._round, turn))
         return turn
@@ -172,4 +174,4 @@ class Run:
         return self._reply(text, stopped)
 
     def _reply(self, text: str, stopped: Stopped) -> Reply:
-        return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped)
+        return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped, self._cut)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from toolbus.errors import SetupError
+from toolbus.errors import PeerLost, SetupError
 from toolbus.sdk.scope import CallContext
 from toolbus.tool import Progress, Result, Tool
 
@@ -166,3 +166,8 @@ class _HostSource(_Source):
         if not listing.unchanged:
             self._keep(listing.revision, listing)
         return self._revision, self._tools
+
+    def unanswered(self, seconds: float) -> PeerLost:
+        """Returns the error that nobody answered within so long, as the host says it."""
+        error: PeerLost = self._offered.unanswered(seconds)
+        return error

@@ -32,6 +32,9 @@ class ToolLoop:
         rules: calls that are made before the model is asked, where what the user says fits.
         pinned: names of the tools that the model sees from the start; the others it has to look for with
             `search_tools`. None offers every tool.
+
+    Raises:
+        TypeError: from the constructor, where `pinned` is one text.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class ToolLoop:
         rules: Iterable[Rule] = (),
         pinned: Sequence[str] | None = None,
     ) -> None:
+        if isinstance(pinned, str):  # a sequence too, of letters: nothing would be pinned
+            raise TypeError(f"pinned is {pinned!r:.80}, one text: give a list of names, [{pinned!r:.80}]")
         self.endpoint = endpoint
         self.settings = settings or LoopSettings()
         self.source: ToolSource = source if isinstance(source, ToolSource) else source_of(source, context=context)
@@ -73,6 +78,7 @@ class ToolLoop:
         Raises:
             InvalidRequest: the conversation is none.
             PeerLost, RequestError: the tools cannot be listed.
+            EndpointError: the provider reported a fault, or its answer broke off.
             Exception: whatever the endpoint's client raises.
         """
         return await self._turn(messages, context, None)

@@ -82,6 +82,7 @@ class Settings:
         max_in_flight: calls in flight in each direction; 0 means the bus's 256.
         qualified: whether the tools are listed as ``source:name``.
         token: proves the right to the source; empty means TOOLBUS_TOKEN.
+        notices: what an operator should know about the source, a sentence each.
     """
 
     source: str
@@ -90,6 +91,7 @@ class Settings:
     max_in_flight: int = 0
     qualified: bool = False
     token: str = field(default="", repr=False)
+    notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         address = self.address or os.environ.get("TOOLBUS_ADDRESS") or ADDRESS
@@ -228,6 +230,7 @@ def attach_of(settings: Settings, tools: Sequence[pb.Tool], subscriptions: Seque
         qualified=settings.qualified,
         subscribe=subscriptions,
         token=settings.token,
+        notices=settings.notices,
     )
 
 

@@ -12,11 +12,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from toolbus.errors import SetupError
+from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.sdk.attempt import Settings
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.declaration import describe, meta_of
@@ -52,6 +52,7 @@ class Plugin:
         token: proves the right to a bound source; None means TOOLBUS_TOKEN.
         workers: threads for handlers that are plain functions.
         tools: a set that somebody else keeps; by default one of its own.
+        notices: what an operator should know about it, a sentence each; `toolbus list` shows them.
 
     Raises:
         SetupError: an argument breaks its rule.
@@ -70,9 +71,12 @@ class Plugin:
         token: str | None = None,
         workers: int = WORKERS,
         tools: ToolSet | None = None,
+        notices: Sequence[str] = (),
     ) -> None:
         self.tools = ToolSet() if tools is None else tools
-        self._settings = Settings(source, address or "", instance or "", max_in_flight, qualified, token or "")
+        self._settings = Settings(
+            source, address or "", instance or "", max_in_flight, qualified, token or "", tuple(notices)
+        )
         self._workers = Workers(workers, f"toolbus-{source}-worker")
         self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # a handler that hangs must not hold up the end
         self._owner: NekoPluginBase | None = None  # the object whose tools these are; None where there is none
@@ -141,17 +145,21 @@ class Plugin:
         """Withdraws a tool, from any thread; returns whether it was there. Calls that it has are finished."""
         return self.tools.remove(name)
 
-    def run(self) -> None:
+    def run(self, on_ready: Callable[[], object] | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
         """Offers the tools until the process is told to end by SIGINT or SIGTERM, or the bus sends it away for good.
 
-        On the first signal it says goodbye, finishes its calls within 10 s and returns; a second one ends it at once.
+        On the first signal it says goodbye, finishes its calls and returns; a second one ends it at once.
+
+        Args:
+            on_ready: called once, when the bus offers the tools for the first time.
+            grace_seconds: how long it gives its calls.
 
         Raises:
             RequestError: the bus refuses this plugin; the text is the bus's.
             PeerLost: another process took this plugin's place, or an operator asked it to go.
             SetupError: a startup method of the plugin object failed.
         """
-        asyncio.run(self._run())
+        asyncio.run(self._run(on_ready, grace_seconds))
 
     async def start(self) -> None:
         """Begins to connect, and to attach again for ever; handlers run on the loop that this is awaited on.
@@ -216,14 +224,22 @@ class Plugin:
             raise SetupError(f"plugin {self.source!r} has not been started: await start() first")
         return self._connection
 
-    async def _run(self) -> None:
+    async def _run(self, on_ready: Callable[[], object] | None, grace_seconds: float) -> None:
         await self.start()
         connection = self._started()
-        with _signals(lambda name: connection.ask(connection.close(name, GRACE_SECONDS))):
+        told = asyncio.ensure_future(self._tell(on_ready)) if on_ready is not None else None
+        with _signals(lambda name: connection.ask(connection.close(name, grace_seconds))):
             try:
                 await self.ended()
             finally:
+                if told is not None:
+                    told.cancel()
                 await self.close(0.0)
+
+    async def _tell(self, on_ready: Callable[[], object]) -> None:
+        with suppress(PeerLost, RequestError):  # `ended` raises them too
+            await self.ready()
+            on_ready()
 
 
 class _PluginDuties:
@@ -276,7 +292,7 @@ def _signals(drain: Callable[[str], object]) -> Iterator[None]:
             return
         asked = True
         name = signal.Signals(number).name
-        log.info("%s: finishing the calls in flight, for %g s at most; again to end at once", name, GRACE_SECONDS)
+        log.info("%s: finishing the calls in flight; again to end at once", name)
         drain(name)
 
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}

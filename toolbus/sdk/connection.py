@@ -121,6 +121,10 @@ class Connection:
         """Declares the tools anew; changes in a row become one."""
         self._inbox.put(self._mark_dirty)
 
+    def unanswered(self, seconds: float) -> PeerLost:
+        """Returns the error that no bus answered within so long: where it was looked for, why, and the cure."""
+        return PeerLost(self.calls.unanswered(seconds))
+
     def ask(self, coroutine: Any) -> Future[Any]:
         """Runs one of the coroutines below on the connection's loop.
 
@@ -181,11 +185,7 @@ class Connection:
         while True:
             left = until - self.loop.time()
             if not await self._changes.until(self._connected, left):
-                why = f" ({self.calls.trouble})" if self.calls.trouble else ""
-                raise PeerLost(
-                    f"no bus answered at {self.settings.address} within {timeout:g} s{why}: start one with "
-                    "`toolbus serve`, or name its address in TOOLBUS_ADDRESS"
-                )
+                raise self.unanswered(timeout)
             link = self._link
             assert link is not None  # connected, and nothing ran since
             try:

@@ -119,6 +119,10 @@ class _Base:
         """Who calls, in the bus's records and logs."""
         return self._connection.settings.source
 
+    def unanswered(self, seconds: float) -> PeerLost:
+        """Returns the error for whoever waited so long for a bus in vain: its address, why, and the cure."""
+        return self._connection.unanswered(seconds)
+
     def _begin(self, *, watching: bool = False) -> Connection:
         if self._closed:
             raise PeerLost(f"host {self.source!r} is closed: make a new one")
@@ -136,11 +140,14 @@ class _Base:
         """Follows the pages; on the connection's loop."""
         asked = request.if_revision
         found: list[ListedTool] = []
+        notices: list[tuple[str, str]] = []
         while True:
             page: wire.ListResponse = await self._connection.unary("List", request, timeout)
             found += map(ListedTool.from_wire, page.tools)
+            notices += ((each.source, each.text) for each in page.notices)
             if not page.next_page_token:
-                return Listing(found, page.revision, unchanged=bool(asked) and asked == page.revision)
+                unchanged = bool(asked) and asked == page.revision
+                return Listing(found, page.revision, unchanged=unchanged, notices=notices)
             request.page_token = page.next_page_token
 
     async def _finish_calls(self, grace_seconds: float) -> None:

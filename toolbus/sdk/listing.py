@@ -83,12 +83,21 @@ class Listing(Sequence[ListedTool]):
     Attributes:
         revision: the catalogue's; pass it as ``if_revision`` to hear only whether anything changed.
         unchanged: whether it is the revision that was asked about; there are no tools in it then.
+        notices: what sources want an operator to know: (source, sentence) of each.
     """
 
-    __slots__ = ("_tools", "revision", "unchanged")
+    __slots__ = ("_tools", "notices", "revision", "unchanged")
 
-    def __init__(self, tools: Sequence[ListedTool], revision: int, *, unchanged: bool = False) -> None:
+    def __init__(
+        self,
+        tools: Sequence[ListedTool],
+        revision: int,
+        *,
+        unchanged: bool = False,
+        notices: Sequence[tuple[str, str]] = (),
+    ) -> None:
         self._tools = tuple(tools)
+        self.notices = tuple(notices)
         self.revision = revision
         self.unchanged = unchanged
 

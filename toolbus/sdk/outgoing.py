@@ -401,13 +401,16 @@ class Calls:
                 Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, limit=("calls_in_flight", float(most))
             )
         else:
-            seconds = out.patience - out.begun
-            why = f" ({self.trouble})" if self.trouble else ""
-            text = (
-                f"no bus answered at {self._address} within {seconds:g} s{why}: start one with `toolbus serve`, or "
-                "name its address in TOOLBUS_ADDRESS"
-            )
+            text = self.unanswered(out.patience - out.begun)
             out.fail(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED, retry_safe=True)
+
+    def unanswered(self, seconds: float) -> str:
+        """Says that no bus answered within so long: where it was looked for, why, and the cure."""
+        why = f" ({self.trouble})" if self.trouble else ""
+        return (
+            f"no bus answered at {self._address} within {seconds:g} s{why}: start one with `toolbus serve`, or "
+            "name its address in TOOLBUS_ADDRESS"
+        )
 
 
 def encodable(text: str) -> str:

@@ -6,6 +6,7 @@ a call goes on being charged to the budget of the source that made it, and liste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from toolbus.v1 import tool_pb2 as pb
 if TYPE_CHECKING:  # at run time it would bring the whole core along
     from toolbus.call import Budget, Call
     from toolbus.entry import Entry
+
+MAX_MESSAGE = 1_024  # characters of a sign of life that are kept: 1,000 tasks may run, and models read it
 
 
 class TaskCaller:
@@ -65,7 +68,9 @@ class TaskCaller:
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
         """Keeps what says how far it is; pieces of the output come again with the result."""
         if progress.progress or progress.message:
-            self.latest = Progress(progress.progress, progress.total, progress.message)
+            # A plugin may say anything, and JSON has no NaN.
+            done, total = (each if math.isfinite(each) else 0.0 for each in (progress.progress, progress.total))
+            self.latest = Progress(done, total, progress.message[:MAX_MESSAGE])
 
 
 def owner_of_call(call: Call) -> str:

@@ -83,7 +83,8 @@ class Delivery:
             log.exception("a fault in posting a task")
 
     async def _post(self, task: Task, target: CallbackUrl) -> None:
-        body, trouble = body_of(task), ""
+        body, shown, trouble = body_of(task), repr(task), ""
+        del task  # its result may have megabytes, and a receiver may keep us waiting
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(self._first_pause * 2 ** (attempt - 1))
@@ -91,7 +92,7 @@ class Delivery:
                 trouble = await _attempt(body, target)
             if not trouble:
                 return
-        log.warning("%r was not taken by %s in %d attempts: %s", task, target.shown, self._attempts, trouble)
+        log.warning("%s was not taken by %s in %d attempts: %s", shown, target.shown, self._attempts, trouble)
 
 
 def target_of(target: object) -> Target:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from toolbus.tasks.record import Task
 from toolbus.tool import KIB, MIB, TASK_SECONDS
 
+MAX_OWNER = 512  # characters: rules know users of half as many, and no limit below counts this text
+
 
 @dataclass(frozen=True, slots=True)
 class TaskLimits:
@@ -55,7 +57,9 @@ class Ledger:
         return f"<Ledger running={len(self._running)} finished={len(self._finished)} bytes={self._finished_bytes}>"
 
     def begin(self, task: Task) -> bool:
-        """Takes a running task; returns False, and takes nothing, where there are too many."""
+        """Takes a running task; returns False, and takes nothing, where there are too many or its owner is too long."""
+        if len(task.owner) > MAX_OWNER:
+            return False
         owned = self._per_owner.get(task.owner, 0)
         if len(self._running) >= self._limits.running or owned >= self._limits.running_per_owner:
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import secrets
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,10 +17,13 @@ from typing import Any
 from toolbus.sdk.reply import dump_output
 from toolbus.tool import Progress, Result
 
+_LIKE_A_SOURCE = re.compile(r"(?:user:)*source:")  # users may choose their own ids
+
 MAX_ERROR = 4096  # characters of an exception's text that are kept: a model needs a sentence, not a dump
 
 ENDED_WITH_PROCESS = (
-    "the program that ran it ended before it was done, so there is no result: call the tool again if it is still needed"
+    "the program that ran it ended before it was done, so there is no result; it may have run, so it was not tried "
+    "again: find out whether it has done its work before you call the tool again"
 )
 CANCELLED = "cancelled: it was taken back before it was done, so there is no result"
 
@@ -121,8 +125,10 @@ def new_id() -> str:
 
 
 def owner_of(user_id: str, source: str) -> str:
-    """Returns who owns the tasks of a call: its user, else the program that asked."""
-    return user_id or f"source:{source}"
+    """Returns who owns the tasks of a call: its user, else the program that asked; never the same for both."""
+    if not user_id:
+        return f"source:{source}"
+    return f"user:{user_id}" if _LIKE_A_SOURCE.match(user_id) else user_id
 
 
 def envelope(task: Task) -> dict[str, str]:
@@ -140,7 +146,8 @@ def still_running(task: Task) -> str:
     return (
         f"{task.tool} is still running in the background as {task.task_id}; there is no result yet. "
         f"Do not call {task.tool} again for this. Call await_task with task_id={task.task_id!r} to wait for the "
-        "result, or check_task with the same task_id to look whether it is done."
+        "result, or check_task with the same task_id to look whether it is done. If you have no such tool, tell the "
+        "user that it takes longer."
     )
 
 

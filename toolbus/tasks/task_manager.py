@@ -278,10 +278,18 @@ class TaskManager:
         """
         return self._watchers.add(callback, user_id)
 
-    def events(self, user_id: str | None = None) -> Events:
-        """Returns a stream of the tasks that end from now on, for the running loop: ``async for task in events``."""
+    def events(self, user_id: str | None = None, *, results: bool = True) -> Events:
+        """Returns a stream of the tasks that end from now on, for the running loop: ``async for task in events``.
+
+        Args:
+            results: whether they come with their results, which a reader who falls behind then holds in memory.
+        """
         events = Events()
-        remove = self._watchers.add(events.put, user_id)
+
+        def put(task: Task) -> None:
+            events.put(task if results else dataclasses.replace(task, result=None))
+
+        remove = self._watchers.add(put, user_id)
 
         def leave() -> None:
             remove()

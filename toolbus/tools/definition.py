@@ -15,11 +15,24 @@ from toolbus.sdk.tool_spec import ToolSpec, spec_of
 CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-current_ctx: ContextVar[Any] = ContextVar("toolbus_ctx", default=None)
-"""What the running call was given as ``ctx``; a call's task takes it along from whoever started it."""
 
-depth: ContextVar[int] = ContextVar("toolbus_depth", default=0)
-"""How many calls of tools the running code is in."""
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The call that runs here.
+
+    Attributes:
+        ctx: what it was given as ``ctx``.
+        user_id: for whom it is made; calls that it makes itself are made for nobody else.
+        depth: how many calls of tools it is in, itself included.
+    """
+
+    ctx: Any = None
+    user_id: str = ""
+    depth: int = 0
+
+
+running: ContextVar[Running] = ContextVar("toolbus_running", default=Running())  # noqa: B039  # frozen
+"""A call's task takes it along from whoever started it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +113,7 @@ def _with_ctx(handler: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(**arguments: Any) -> Any:
         arguments.pop(CTX, None)  # a handler that takes any keyword would else get a model's
-        given = current_ctx.get()
+        given = running.get().ctx
         if given is not None or required:
             arguments[CTX] = given
         return handler(**arguments)

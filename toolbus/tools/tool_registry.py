@@ -30,7 +30,7 @@ from toolbus.sdk.scope import CallContext
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
 from toolbus.tasks import TaskManager, TaskTools
 from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments, is_source
-from toolbus.tools.definition import ToolDefinition, current_ctx, depth
+from toolbus.tools.definition import Running, ToolDefinition, running
 from toolbus.tools.home import SOURCE, Alone, Home, OnBus, offered
 from toolbus.tools.source import RegistrySource
 from toolbus.v1 import tool_pb2 as pb
@@ -244,10 +244,14 @@ class ToolRegistry:
             InvalidRequest: naming what is no such thing.
         """
         named = dict(permissions)
-        with self._lock:
-            tables: dict[str, dict[str, Any]] = {**self._home.view.permissions.as_tables()}
+
+        def with_named(rules: Permissions) -> Permissions:
+            tables: dict[str, dict[str, Any]] = {**rules.as_tables()}
             others = {name: users for name, users in tables["tools"].items() if name not in self._ruled}
-            self._home.view.permit(Permissions.read(tables | {"tools": others | named}))
+            return Permissions.read(tables | {"tools": others | named})
+
+        with self._lock:
+            self._home.view.revise(with_named)
             self._ruled = frozenset(named)
         self._home.changed()
 
@@ -266,7 +270,7 @@ class ToolRegistry:
         self,
         name: str,
         arguments: Mapping[str, Any] | str | None,
-        user_id: str = "",
+        user_id: str | None = "",
         ctx: Any = None,
         *,
         nested: bool = False,
@@ -275,7 +279,8 @@ class ToolRegistry:
 
         Args:
             arguments: what JSON can hold, or JSON text.
-            user_id: for whom; "" passes every permission, unless the registry requires a user.
+            user_id: for whom; "", or None, is the user of the call that a tool answers while it calls, and passes every
+                permission where there is none, unless the registry requires a user.
             ctx: handed to a handler that has a parameter of that name.
             nested: whether a tool calls, which needs the result itself: the call never becomes a task.
         """
@@ -288,7 +293,7 @@ class ToolRegistry:
         self,
         name: str,
         arguments: Mapping[str, Any] | str | None = None,
-        user_id: str = "",
+        user_id: str | None = "",
         ctx: Any = None,
         *,
         nested: bool = False,
@@ -308,13 +313,16 @@ class ToolRegistry:
         Raises:
             TypeError, ValueError, RecursionError: JSON cannot hold the arguments; a user is no text.
         """
+        if user_id is None:
+            user_id = ""
         if not isinstance(user_id, str):
             raise TypeError(f"user_id is {user_id!r:.80}: give a text, the empty one where nobody is known")
-        level = depth.get() + 1
+        level = running.get().depth + 1
         if level > MAX_NESTED:
             sentence = f"tools called tools {MAX_NESTED} deep; the chain ends here: let a tool answer by itself"
             return Result(is_error=True, error=CallError(Code.PERMISSION_DENIED, sentence, Stage.NOT_DISPATCHED))
         context = context or CallContext()
+        user_id = user_id or running.get().user_id
         if user_id and not context.user_id:
             context = replace(context, user_id=user_id)
         message = pb.ToolCall(
@@ -330,12 +338,11 @@ class ToolRegistry:
             message.background_after_seconds = max(self.task_manager.timeout, SHORTEST_PATIENCE)
         elif timeout is None:
             message.timeout_seconds = (tool.timeout_seconds if tool is not None else 0.0) or TASK_SECONDS
-        ctx_before, depth_before = current_ctx.set(ctx), depth.set(level)
+        before = running.set(Running(ctx, context.user_id, level))
         try:
             return await self._home.call(message, on_progress)
         finally:
-            depth.reset(depth_before)
-            current_ctx.reset(ctx_before)
+            running.reset(before)
 
     def _bus_name(self, name: str) -> str:
         """Returns a tool's name where a model's name for it is given, and finds the task tools by bare name."""

@@ -226,6 +226,7 @@ class Attach(_message.Message):
     QUALIFIED_FIELD_NUMBER: _builtins.int
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """The version of the protocol that the peer speaks. Today 1; another ends the stream with FAILED_PRECONDITION and
     a sentence that says which versions the bus speaks.
@@ -263,6 +264,13 @@ class Attach(_message.Message):
     def subscribe(self) -> _containers.RepeatedScalarFieldContainer[Global___Subscription.ValueType]:
         """What the peer wants events about."""
 
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator should know about the source, one sentence each: a file that could not be loaded, say. Listings
+        show it while the session lives. Of more than 100 the first are kept, of longer ones than 500 characters the
+        beginning.
+        """
+
     def __init__(
         self,
         *,
@@ -275,10 +283,11 @@ class Attach(_message.Message):
         qualified: _builtins.bool = ...,
         subscribe: _abc.Iterable[Global___Subscription.ValueType] | None = ...,
         token: _builtins.str = ...,
+        notices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "max_in_flight", b"max_in_flight", "max_message_bytes", b"max_message_bytes", "protocol_version", b"protocol_version", "qualified", b"qualified", "source", b"source", "subscribe", b"subscribe", "token", b"token", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "max_in_flight", b"max_in_flight", "max_message_bytes", b"max_message_bytes", "notices", b"notices", "protocol_version", b"protocol_version", "qualified", b"qualified", "source", b"source", "subscribe", b"subscribe", "token", b"token", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1036,6 +1045,7 @@ class ListResponse(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The catalogue's revision. It rises with every change, across restarts of the bus too."""
     next_page_token: _builtins.str
@@ -1044,20 +1054,53 @@ class ListResponse(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedTool]:
         """The tools, in the order in which their names were first registered."""
 
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceNotice]:
+        """What attached sources want an operator to know (Attach.notices), of the asked source where there is one. Only on the
+        first page.
+        """
+
     def __init__(
         self,
         *,
         tools: _abc.Iterable[Global___ListedTool] | None = ...,
         revision: _builtins.int = ...,
         next_page_token: _builtins.str = ...,
+        notices: _abc.Iterable[Global___SourceNotice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "revision", b"revision", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "notices", b"notices", "revision", b"revision", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListResponse: _TypeAlias = ListResponse  # noqa: Y015
+
+@_typing.final
+class SourceNotice(_message.Message):
+    """Carries what a source wants an operator to know."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Whose word it is."""
+    text: _builtins.str
+    """A sentence."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceNotice: _TypeAlias = SourceNotice  # noqa: Y015
 
 @_typing.final
 class ListedTool(_message.Message):

@@ -1,0 +1,43 @@
+"""Which files share a process."""
+
+from pathlib import Path
+
+from tests.dropin.files import names, write
+from toolbus.dropin import FileGrants, Group, Manifest, groups, load_files
+
+GRANTS = FileGrants(secrets=("API_KEY",))
+
+
+def test_files_without_grants_share_a_group_and_each_with_grants_is_alone() -> None:
+    manifest = Manifest(files={"b.py": GRANTS, "d.py": FileGrants(memory_mb=128), "c.py": FileGrants()})
+    assert groups(["a.py", "b.py", "c.py", "d.py"], manifest) == [
+        Group("dropin", ("a.py", "c.py")),
+        Group("dropin:b", ("b.py",), grants=GRANTS),
+        Group("dropin:d", ("d.py",), grants=FileGrants(memory_mb=128)),
+    ]
+
+
+def test_groups_stand_in_the_order_of_their_first_files() -> None:
+    found = groups(["a.py", "b.py", "c.py"], Manifest(files={"a.py": GRANTS, "c.py": GRANTS}))
+    assert [group.source for group in found] == ["dropin:a", "dropin", "dropin:c"]
+
+
+def test_helpers_belong_to_every_group_and_are_loaded_first() -> None:
+    found = groups(["_a.py", "_b.py", "c.py", "d.py"], Manifest(files={"d.py": GRANTS}))
+    assert [group.order for group in found] == [("_a.py", "_b.py", "c.py"), ("_a.py", "_b.py", "d.py")]
+    assert [group.helpers for group in found] == [("_a.py", "_b.py")] * 2
+
+
+def test_a_helpers_own_tool_is_offered_by_the_shared_group_alone(tmp_path: Path) -> None:
+    text = "register_tool(name={!r}, execute=print, definition={{'description': 'x'}})"
+    write(tmp_path, {"_a.py": text.format("shared"), "b.py": "import _a\n" + text.format("b")})
+    found = groups(["_a.py", "b.py"], Manifest(files={"b.py": GRANTS}))
+    offered = {group.source: names(load_files(tmp_path, group.order, offering=group.files)) for group in found}
+    assert offered == {"dropin": ["shared"], "dropin:b": ["b"]}
+
+
+def test_files_that_are_not_allowed_are_in_no_group() -> None:
+    manifest = Manifest(allow=("_a.py", "c.py"), files={"b.py": GRANTS})
+    assert groups(["_a.py", "_x.py", "b.py", "c.py"], manifest) == [Group("dropin", ("_a.py", "c.py"), ("_a.py",))]
+    assert groups(["a.py"], Manifest(allow=())) == []
+    assert groups([], Manifest()) == []

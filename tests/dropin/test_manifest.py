@@ -1,0 +1,286 @@
+"""`_manifest.json`: what may load, what a file may reach, and that nothing is read into it."""
+
+import contextlib
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolbus.dropin import FileGrants, Manifest, Target, append, load_manifest, read_manifest
+from toolbus.errors import SetupError
+
+FILE = "_manifest.json"
+
+
+def read(folder: Path, said: Any) -> Manifest:
+    return read_manifest(json.dumps(said), folder)
+
+
+def grants(folder: Path, **said: Any) -> FileGrants:
+    return read(folder, {"files": {"a.py": said}}).grants("a.py")
+
+
+def refusal(folder: Path, **said: Any) -> str:
+    with pytest.raises(SetupError) as raised:
+        grants(folder, **said)
+    return str(raised.value)
+
+
+def test_a_manifest_says_what_loads_and_what_it_may_reach(tmp_path: Path) -> None:
+    said = {
+        "allow": ["a.py", "relay_message.py"],
+        "files": {
+            "relay_message.py": {
+                "write": ["queue.db", "/var/spool/relay"],
+                "read": ["/usr/share/dict/words"],
+                "connect": ["127.0.0.1:8000", "[::1]:80", "API.example.org:443", "[::ffff:10.0.0.1]:5"],
+                "secrets": ["API_KEY"],
+                "memory_mb": 512,
+                "cpu_seconds": 2,
+            }
+        },
+    }
+    (tmp_path / FILE).write_text(json.dumps(said))
+    manifest = load_manifest(tmp_path, require=True)
+    assert [manifest.allows(file) for file in ("a.py", "relay_message.py", "b.py")] == [True, True, False]
+    assert manifest.grants("a.py") == FileGrants()
+    assert manifest.grants("relay_message.py") == FileGrants(
+        write=(tmp_path / "queue.db", Path("/var/spool/relay").resolve()),
+        read=(Path("/usr/share/dict/words").resolve(),),
+        connect=(Target("127.0.0.1", 8000), Target("::1", 80), Target("api.example.org", 443), Target("10.0.0.1", 5)),
+        secrets=("API_KEY",),
+        memory_mb=512,
+        cpu_seconds=2,
+    )
+
+
+def test_without_a_manifest_or_a_list_everything_is_allowed_and_nothing_granted(tmp_path: Path) -> None:
+    for manifest in (load_manifest(tmp_path), read(tmp_path, {}), read(tmp_path, {"files": {"a.py": {}}})):
+        assert manifest.allows("anything.py")
+        assert manifest.grants("a.py") == FileGrants()
+
+
+def test_an_empty_list_allows_nothing(tmp_path: Path) -> None:
+    assert not read(tmp_path, {"allow": []}).allows("a.py")
+
+
+def test_a_missing_manifest_is_refused_where_one_is_required(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"has no _manifest\.json.*write one like"):
+        load_manifest(tmp_path, require=True)
+
+
+@pytest.mark.parametrize("require", [False, True])
+def test_a_manifest_that_cannot_be_read_is_refused_whether_or_not_one_is_required(
+    tmp_path: Path, require: bool
+) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(SetupError, match="cannot be read"):
+        load_manifest(tmp_path, require=require)
+    (tmp_path / FILE).rmdir()
+    (tmp_path / FILE).write_bytes(b"\xff")
+    with pytest.raises(SetupError, match="UTF-8"):
+        load_manifest(tmp_path, require=require)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ("no JSON",)),
+        ("{", ("no JSON",)),
+        ("[" * 100_000, ("too deep",)),
+        ("[]", ("[]", "must be an object")),
+        ('{"alow": []}', ("'alow'", "allow, files")),
+        ('{"allow": [], "allow": ["a.py"]}', ("'allow'", "twice")),
+        ('{"files": {"a.py": {"read": []}, "a.py": {}}}', ("'a.py'", "twice")),
+        ('{"allow": "a.py"}', ("'a.py'", "must be a list")),
+        ('{"allow": [5]}', ("5", "no name of a Python file")),
+        ('{"allow": ["../a.py"]}', ("'../a.py'", "no name of a Python file")),
+        ('{"allow": ["/a.py"]}', ("'/a.py'", "no name of a Python file")),
+        ('{"allow": ["a"]}', ("'a'", "bare name")),
+        ('{"allow": [".a.py"]}', ("'.a.py'", "no name of a Python file")),
+        ('{"allow": ["a\\u0000.py"]}', ("no name of a Python file",)),
+        ('{"allow": ["\\ud800.py"]}', ("no name of a Python file",)),
+        ('{"files": []}', ("[]", "must be an object")),
+        ('{"files": {"../a.py": {}}}', ("'../a.py'",)),
+        ('{"files": {"a.py": []}}', ("a.py", "must be an object")),
+        ('{"files": {"a.py": {"conect": []}}}', ("'conect'", "connect")),
+        ('{"files": {"_common.py": {"read": ["x"]}}}', ("'_common.py'", "grant it to those files")),
+        ('{"files": {"my tool.py": {"read": ["x"]}}}', ("'my tool.py'", "rename the file")),
+    ],
+)
+def test_a_broken_manifest_is_refused_with_value_rule_and_cure(
+    tmp_path: Path, text: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SetupError) as raised:
+        read_manifest(text, tmp_path)
+    assert [word for word in words if word not in str(raised.value)] == []
+    assert FILE in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["write", "read"])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("../queue.db", "'..'"),
+        ("data/../../queue.db", "'..'"),
+        ("/var/../etc/passwd", "'..'"),
+        ("", "no path"),
+        ("  ", "no path"),
+        ("a\0b", "no path"),
+        (".", "leads out"),
+        ("out", "leads out"),  # a symbolic link
+        ("out/deeper", "leads out"),
+        ("loop", "loop"),
+        ("~/queue.db", "pattern"),
+        ("*.db", "pattern"),
+        ("/", "everything"),
+        ("\ud800", "leads nowhere"),
+        (5, "must be a text"),
+    ],
+)
+def test_a_path_that_leads_out_or_nowhere_is_refused(tmp_path: Path, key: str, path: Any, words: str) -> None:
+    (tmp_path / "out").symlink_to("/var")
+    (tmp_path / "loop").symlink_to("loop")
+    assert words in refusal(tmp_path, **{key: [path]})
+
+
+def test_a_path_is_followed_through_links_that_stay_inside(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "in").symlink_to("data")
+    assert grants(tmp_path, write=["in/queue.db"]).write == (tmp_path.resolve() / "data/queue.db",)
+
+
+@pytest.mark.parametrize("path", ["a.py", "new.py", FILE, "alias"])
+def test_a_tool_may_not_write_tools_or_their_grants(tmp_path: Path, path: str) -> None:
+    (tmp_path / "alias").symlink_to("a.py")
+    assert "holds tools or their grants" in refusal(tmp_path, write=[path])
+    assert "holds tools or their grants" in refusal(tmp_path, write=[str(tmp_path / path)])
+
+
+def test_a_tool_may_not_write_the_folder_of_the_tools_or_what_it_is_in(tmp_path: Path) -> None:
+    for above in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        assert "holds tools or their grants" in refusal(tmp_path, write=[str(above)])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("localhost", "localhost:", ":80", "localhost:0", "localhost:65536", "localhost:http", "localhost:80:80"),
+        *("*:80", "localhost:*", "0.0.0.0:80", "[::]:80", "0:80", "127.1:80", "0x7f.0.0.1:80", "0x7f000001:80"),
+        *(
+            "2130706433:80",
+            "[::1:80",
+            "::1:80",
+            "[localhost]:80",
+            "224.0.0.1:80",
+            "[ff02::1]:80",
+            "[::ffff:0.0.0.0]:80",
+        ),
+        *("http://localhost:80", "local host:80", "user@host:80", "-x:80", "", "localhost:８０", "localhost:80\n"),
+    ],
+)
+def test_a_target_is_one_host_and_one_port(tmp_path: Path, target: str) -> None:
+    assert repr(target) in refusal(tmp_path, connect=[target])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("secrets", each) for each in ("API KEY", "1KEY", "", "A=B", "KEY*", "KEY\n", "Ä", 5, None)),
+        *(("memory_mb", each) for each in (0, -1, 127, 1 << 21, 128.5, True, "512", [1])),
+        *(("cpu_seconds", each) for each in (0, 0.5, 2.0, -1, float("inf"), float("nan"), True, "5", 10**400)),
+    ],
+)
+def test_values_out_of_their_bounds_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    sentence = refusal(tmp_path, **{key: [value] if key == "secrets" else value})
+    assert key in sentence
+    assert repr(value)[:200] in sentence
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["a.py", "x:1", "data"]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["allow", "files", "a.py", "write", "read", "connect", "secrets", "memory_mb"]), inner
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_whatever_a_manifest_holds_it_is_read_or_refused(said: Any) -> None:
+    with contextlib.suppress(SetupError):
+        manifest = read_manifest(json.dumps(said), Path("/nowhere/tools"))
+        assert all(path.is_absolute() for each in manifest.files.values() for path in (*each.write, *each.read))
+
+
+# -- appending --------------------------------------------------------------------------------------------------------
+
+
+def test_an_appended_file_is_allowed_and_all_else_stays(tmp_path: Path) -> None:
+    said = {"files": {"a.py": {"secrets": ["API_KEY"]}}, "allow": ["b.py", "a.py"]}
+    (tmp_path / FILE).write_text(json.dumps(said))
+    (tmp_path / FILE).chmod(0o640)
+    assert append(tmp_path, "c.py")
+    assert not append(tmp_path, "c.py")
+    assert json.loads((tmp_path / FILE).read_text()) == {**said, "allow": ["b.py", "a.py", "c.py"]}
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_a_manifest_without_a_list_stays_as_it_is_since_it_allows_everything(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"files": {}}')
+    assert not append(tmp_path, "c.py")
+    assert (tmp_path / FILE).read_text() == '{"files": {}}'
+
+
+def test_nothing_is_appended_where_there_is_no_manifest(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(SetupError, match=r"has no _manifest\.json"):
+            append(folder, "c.py")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("file", ["../c.py", "c", "", "a/c.py", "c.py\0"])
+def test_only_the_name_of_a_file_can_be_appended(tmp_path: Path, file: str) -> None:
+    (tmp_path / FILE).write_text('{"allow": []}')
+    with pytest.raises(SetupError, match="no name of a Python file"):
+        append(tmp_path, file)
+
+
+def test_a_broken_manifest_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"allow": ["a.py"')
+    with pytest.raises(SetupError, match="no JSON"):
+        append(tmp_path, "c.py")
+    assert (tmp_path / FILE).read_text() == '{"allow": ["a.py"'
+
+
+def test_a_manifest_that_could_not_be_replaced_is_left_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / FILE).write_text('{"allow": []}')
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(SetupError, match="No space left on device"):
+        append(tmp_path, "c.py")
+    assert (tmp_path / FILE).read_text() == '{"allow": []}'
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_many_at_once_append_without_losing_one(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"allow": []}')
+    files = [f"tool{number}.py" for number in range(20)]
+    threads = [threading.Thread(target=append, args=(tmp_path, file)) for file in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(load_manifest(tmp_path).allow or ()) == sorted(files)

@@ -1,0 +1,35 @@
+"""Drop-in tools: a folder of Python files, each one or more tools, run in processes of their own."""
+
+from toolbus.dropin.answer import unknown_tool
+from toolbus.dropin.env import env_of
+from toolbus.dropin.file_grants import FileGrants, Target
+from toolbus.dropin.folder import Loaded, Problem, load_files, load_folder, tool_files
+from toolbus.dropin.group import Group, groups
+from toolbus.dropin.manifest import Manifest, append, load_manifest, read_manifest
+from toolbus.dropin.shapes import register_tool
+
+llm_tool_register = register_tool  # as the files of a Synchronet BBS call it
+
+__all__ = [
+    # for the files themselves
+    "register_tool",
+    "llm_tool_register",
+    # loading a folder
+    "load_folder",
+    "load_files",
+    "tool_files",
+    "Loaded",
+    "Problem",
+    # what the files may reach, and which of them share a process
+    "load_manifest",
+    "read_manifest",
+    "append",
+    "Manifest",
+    "FileGrants",
+    "Target",
+    "groups",
+    "Group",
+    # answering
+    "env_of",
+    "unknown_tool",
+]

@@ -1,0 +1,53 @@
+"""`env`, the second parameter of `execute(args, env)`: who a tool is run for.
+
+All of it comes from what the host said about the call, nothing from the arguments, so a model cannot claim to be
+somebody else. It can be read only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from toolbus.sdk.scope import ToolScope
+
+_MOST_DIGITS = 18  # of a level: more is no level, and Python refuses to read thousands of digits
+
+
+def env_of(scope: ToolScope) -> Mapping[str, Any]:
+    """Returns what a tool may know about its call: the host's attributes, and over them these keys, always there.
+
+    - `user_id`: who the call is made for; "" where the host did not say, and then nobody should be assumed;
+    - `user`, `speaker`: their name, and who spoke; what is not said is taken from the other one, then from `user_id`;
+    - `level`: the access level as a whole number; 0, the least, where it is not said or no number;
+    - `channel`, `mode`: where and how the conversation runs; "" where it is not said;
+    - `member`: the council member that the call is made for; None outside a council;
+    - `messages`: the end of the conversation, oldest first, each with `role`, `content` and `name`;
+    - `deadline`: when the caller stops waiting, by `time.monotonic()`; None where nobody said;
+    - `attributes`: everything that the host said, unchanged, each a text.
+    """
+    said = scope.context.attributes
+    user_id = scope.context.user_id
+    messages = scope.context.messages
+    return MappingProxyType(
+        {
+            **said,
+            "user_id": user_id,
+            "user": said.get("user") or said.get("speaker") or user_id,
+            "speaker": said.get("speaker") or said.get("user") or user_id,
+            "level": _level(said.get("level", "")),
+            "channel": said.get("channel", ""),
+            "mode": said.get("mode", ""),
+            "member": None if scope.context.member is None else MappingProxyType(dict(scope.context.member)),
+            "messages": tuple(
+                MappingProxyType({"role": each.role, "content": each.content, "name": each.name}) for each in messages
+            ),
+            "deadline": scope.deadline,
+            "attributes": MappingProxyType(dict(said)),
+        }
+    )
+
+
+def _level(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0

@@ -1,0 +1,150 @@
+"""Puts a process into its sandbox: descriptors closed, limits set, Landlock on, audit hooks in; in this order.
+
+Every layer that there is, is put on; what is missing is said in the `Protection`, and it is for the caller to decide
+whether that is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolbus.dropin.sandbox.audit import install
+from toolbus.dropin.sandbox.file_checks import Allowed
+from toolbus.dropin.sandbox.grants import Grants, bus_endpoint, readable_everywhere
+from toolbus.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
+from toolbus.dropin.sandbox.limits import CpuGuard, limit
+from toolbus.errors import SetupError
+from toolbus.tool import MIB
+
+_FILE_MODE = 0o600  # of a granted file that is created
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What protects the rest of the machine from this process.
+
+    Attributes:
+        landlock: the kernel's Landlock ABI, 0 where it is not active. From 4 on it covers TCP, from 6 on signals.
+        landlock_missing: why it is not active; empty where it is.
+        audit: whether the audit hooks are in.
+        memory_bytes: how much address space the process may have, 0 where there is no limit.
+        cpu_seconds: how much processor time a call may take.
+        cpu: have it guard each call.
+    """
+
+    landlock: int
+    landlock_missing: str
+    audit: bool
+    memory_bytes: int
+    cpu_seconds: int
+    cpu: CpuGuard = field(repr=False, compare=False)
+
+    def as_text(self) -> str:
+        """Says it in a line, for people."""
+        kernel = f"Landlock ABI {self.landlock}" if self.landlock else f"no Landlock ({self.landlock_missing})"
+        memory = f"{self.memory_bytes // MIB} MiB of address space" if self.memory_bytes else "memory unlimited"
+        return (
+            f"{kernel}, {'audit hooks' if self.audit else 'no audit hooks'}, {memory}, {self.cpu_seconds} s CPU a call"
+        )
+
+
+def apply(
+    grants: Grants,
+    *,
+    bus: str,
+    readable: Sequence[Path] = (),
+    keep_fds: Iterable[int] = (),
+    landlock: bool = True,
+    audit: bool = True,
+) -> Protection:
+    """Sandboxes this process, for good.
+
+    To be called first: on the main thread, before there are others and before grpc is imported, since Landlock binds a
+    thread and those that it starts. Granted files that do not exist are created, empty.
+
+    Args:
+        bus: the bus's address, ``HOST:PORT`` or ``unix:PATH``.
+        readable: further files and directories that may be read: the tool files. Name the files rather than their
+            folder, or whatever else lies there can be read too.
+        keep_fds: inherited descriptors that stay open besides 0, 1 and 2.
+        landlock, audit: False leaves a layer out, to see what the others do.
+
+    Raises:
+        SetupError: it was not called first, or a granted path cannot be had; the process is not to go on.
+    """
+    _first()
+    written = _written(grants)
+    endpoint = bus_endpoint(bus)
+    unix = endpoint if isinstance(endpoint, str) else ""
+    connect = (*grants.connect, *(() if isinstance(endpoint, str) else (endpoint,)))
+    read = tuple(dict.fromkeys(os.path.realpath(path) for path in (*readable_everywhere(), *grants.read, *readable)))
+    _close_all_but({0, 1, 2, *keep_fds})
+    memory = limit(grants)
+    abi, missing = 0, "switched off"
+    if landlock:
+        rules = Rules(read, (*written, "/dev/null"), tuple(sorted({port for _, port in connect})))
+        abi, missing = _restrict(rules)
+    guard = CpuGuard(grants.cpu_seconds_per_call)
+    sys.dont_write_bytecode = True  # every attempt would be refused
+    if audit:
+        install(Allowed(read, written, connect, unix, kernel=abi > 0, limits=guard.wanted))
+    return Protection(abi, missing, audit, memory, grants.cpu_seconds_per_call, guard)
+
+
+def _first() -> None:
+    """Sees to it that the sandbox comes before everything that it could not bind."""
+    if threading.current_thread() is not threading.main_thread() or _threads() != 1:
+        raise SetupError(f"{_threads()} threads run already: sandbox the process first, on its main thread")
+    if "grpc" in sys.modules:
+        raise SetupError("grpc is imported already: sandbox the process before importing it")
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))  # native threads too
+    except OSError:
+        return threading.active_count()
+
+
+def _written(grants: Grants) -> tuple[str, ...]:
+    """Returns the resolved paths that may be written; all exist."""
+    written = []
+    for path in grants.write:
+        real = os.path.realpath(path)
+        if not os.path.isdir(real):
+            try:
+                os.close(os.open(real, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE))
+            except OSError as problem:
+                raise SetupError(
+                    f"the granted file {str(path)!r} cannot be had ({problem.strerror}): make its directory, or grant "
+                    "another"
+                ) from None
+        written.append(real)
+    return tuple(written)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """Closes what the process inherited: a descriptor is a right that no sandbox takes away."""
+    try:
+        found = [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        found = list(range(4096))
+    for number in set(found) - kept:
+        try:
+            os.close(number)
+        except OSError:  # that of the listing itself
+            pass
+
+
+def _restrict(rules: Rules) -> tuple[int, str]:
+    try:
+        return restrict(rules), ""
+    except LandlockMissing as missing:
+        return 0, str(missing)
+    except OSError as problem:  # no layer, so the caller has to know; a path of `rules` exists by now
+        return 0, problem.strerror or str(problem)
