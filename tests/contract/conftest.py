@@ -16,14 +16,21 @@ __all__ = ["bus", "caller", "kind", "offer"]
 
 RESULT_BYTES = 200_000
 OVER_HTTP = {"rest", "http"}  # the ways of offering and of calling that need the bus's HTTP
-NO_OTHER = {"", "http"}  # no caller but the program, as in most tests, or the one over HTTP
+
+# The callers that kinds which are slow to offer are paired with: the program, as in most tests, and one other.
+CALLERS = {"rest": {"", "http"}, "dropin": {"", "host"}}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Pairs legacy plugins with callers over HTTP only: each is also met by every other kind of caller or of tool."""
-    redundant = {item for item in items if _speaks(item, "kind") == "rest" and _speaks(item, "caller") not in NO_OTHER}
+    """Pairs some kinds with one caller only: each is also met by every other kind of caller or of tool."""
+    redundant = {item for item in items if _speaks(item, "caller") not in _callers(item)}
     config.hook.pytest_deselected(items=list(redundant))
     items[:] = [item for item in items if item not in redundant]
+
+
+def _callers(item: pytest.Item) -> set[str]:
+    """Returns the callers that an item's kind of tool is paired with, its own among them where there is no rule."""
+    return CALLERS.get(_speaks(item, "kind"), {_speaks(item, "caller")})
 
 
 def _speaks(item: pytest.Item, side: str) -> str:
