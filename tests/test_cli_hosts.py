@@ -43,6 +43,11 @@ async def report(year: int) -> str:
         raise ValueError("no report of 13")
     return f"report of {year}"
 
+@plugin.tool(min_level=50)
+def restart() -> str:
+    """Restarts the station."""
+    return "restarted"
+
 @plugin.tool
 async def release(again: bool = False) -> None:
     """Lets reports end."""
@@ -69,7 +74,7 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         _serving(folder, "--ephemeral", "--record-contents", "--offer", "tasks", "--offer", "search") as serving,
         Running(folder, "run", folder / "weather.py", TOOLBUS_ADDRESS=_address(serving)) as plugin,
     ):
-        plugin.says("with 4 tools")
+        plugin.says("with 5 tools")
         yield _address(serving)
 
 
@@ -474,3 +479,21 @@ def test_words_that_are_not_utf_8_are_wrong_usage(words: tuple[str, ...], bus: s
 def test_words_of_others_cannot_steer_a_terminal_that_follows(capsys: pytest.CaptureFixture[str]) -> None:
     output.row(["a\x1b[31m", "b\nc"], [8, 0])
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[31m    b c\n"
+
+
+# -- levels ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_that_asks_for_a_level_is_there_with_it_and_not_without(bus: str) -> None:
+    for words, there in (((), False), (("--level", "49"), False), (("--level", "50"), True)):
+        listed = [each["name"] for each in _json(bus, "list", *words)["tools"]]
+        found = [each["name"] for each in _json(bus, "search", "restart the station", *words)["results"]]
+        called = toolbus("call", "restart", *words, "--bus", bus)
+        exported = toolbus("export", "restart", "--dialect", "openai", *words, "--bus", bus).stdout
+        assert ["restart" in each for each in (listed, found, called.stdout, exported)] == [there] * 4
+        assert called.returncode == (0 if there else 1)
+
+
+def test_a_level_that_is_said_twice_or_is_none_is_refused(bus: str) -> None:
+    for words in (("--level", "5", "--context", "level=3"), ("--level", "-1"), ("--level", "high")):
+        assert toolbus("call", "restart", *words, "--bus", bus).returncode == output.USAGE

@@ -37,17 +37,16 @@ ROOMS = {
     "local": {"local"},
     "tasks": {"tasks"},
     "dropin": {"dropin"},
-    "extension": {"extension"},
     "upstream": {"upstream"},
-    "admin": {"admin"},
+    "admin": {"admin", "sight"},
     "store": {"store", "permits"},
 }
 ROOM_FILES = set().union(*ROOMS.values())
 # A function becomes a tool by one set of rules, wherever it runs. These rooms take them from the SDK.
-ROOMS_WITH_SDK_RULES = {"local", "admin", "tasks", "dropin", "extension"}
+ROOMS_WITH_SDK_RULES = {"local", "admin", "tasks", "dropin"}
 
 TOP = {"bus", "config", "tools", "tool_folder", "cli", "supervisor", "lifeline", "__main__"}
-PUBLIC = {"sdk", "loop", "testing"}
+PUBLIC = {"sdk", "loop", "extension", "testing"}
 # Pure, and as light as the SDK: what a host needs between a catalogue and a model. The bus uses it too.
 FOR_HOSTS = {"dialects", "search", "deferred"}
 
@@ -57,16 +56,17 @@ MAY_IMPORT = (
     | {part: LIGHT_CORE - {"session"} for part in ("tool", "errors", "database")}
     | {"session": LIGHT_CORE}
     | {file: CORE | files for files in ROOMS.values() for file in files}
-    | {room: CORE | {"sdk"} for room in ROOMS_WITH_SDK_RULES}
+    | {room: CORE | {"sdk"} for room in (*ROOMS_WITH_SDK_RULES, "sight")}
     | {"outbound": set(), "lazy": set()}
     | {room: CORE | {room, "outbound"} for room in ("gateway", "upstream")}
     | {part: (LIGHT_CORE | FOR_HOSTS) - {"session"} for part in FOR_HOSTS}
     | {
         "sdk": LIGHT_CORE | {"lazy"},
         "loop": LIGHT_CORE | FOR_HOSTS | {"sdk", "lazy"},
+        "extension": (LIGHT_CORE - {"session"}) | FOR_HOSTS | {"sdk", "loop", "lazy"},
         "store": CORE | {"permits", "database"},
         "tasks": CORE | {"sdk", "outbound", "database"},
-        "admin": CORE | {"sdk", "search"},
+        "admin": CORE | {"sdk", "search", "sight"},
         "gateway": CORE | FOR_HOSTS | {"outbound"},
         "config": CORE,
         "bus": CORE | ROOM_FILES | {"config", "sdk"},
@@ -165,9 +165,10 @@ def test_the_core_needs_three_libraries_and_no_operating_system(part: str) -> No
     assert not wrong, f"toolbus.{part} is core: {wrong}"
 
 
-@pytest.mark.parametrize("part", ["sdk", "loop", *sorted(FOR_HOSTS)])
+@pytest.mark.parametrize("part", ["sdk", "loop", "extension", *sorted(FOR_HOSTS)])
 def test_what_plugins_and_hosts_install_needs_grpc_and_protobuf_only(part: str) -> None:
-    wrong = [f"{place} imports {name}" for place, name in _libraries(part) if not _belongs(name, LIGHT_LIBRARIES)]
+    allowed = LIGHT_LIBRARIES | ({"httpx"} if part == "extension" else set())  # where it asks a model itself
+    wrong = [f"{place} imports {name}" for place, name in _libraries(part) if not _belongs(name, allowed)]
     assert not wrong, f"toolbus.{part} is what plugins and hosts install: {wrong}"
 
 

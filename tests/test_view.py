@@ -101,7 +101,7 @@ def test_views_of_more_users_than_are_kept_and_of_endless_names_take_no_more_roo
         assert named(view.listings(user_id=str(number))) == ["b", "c"]
     assert named(view.listings(user_id="x" * (MAX_USER + 1))) == ["b", "c"]
     assert len(view._kept) <= USERS_KEPT
-    assert all(len(user) <= MAX_USER for _, _, user, _, _ in view._kept)
+    assert all(len(user) <= MAX_USER for _, _, user, _, _, _ in view._kept)
 
 
 # -- a change of the rules -------------------------------------------------------------------------------------------

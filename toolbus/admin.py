@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from toolbus.entry import BUS_SOURCE
-from toolbus.errors import Code, ToolBusError
+from toolbus.errors import ToolBusError
 from toolbus.presence import Presence
 from toolbus.records import Records, Wanted
 from toolbus.registry import Registry
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
+from toolbus.sight import Sight
+from toolbus.tool import level_of
 from toolbus.view import View
 
 DRAIN_SECONDS = 30.0
@@ -59,13 +61,14 @@ class Admin:
         self._stop = stop
         self._changed = changed
         self._permit = permit
+        self._sight = Sight(presence, records, view)
         self._indexes = IndexCache()
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
             *(self.drain, self.calls, self.stats, self.role_add, self.role_remove),
-            *(self.permit, self.permissions, self.search_tools),
+            *(self.permit, self.permissions, self.search_tools, self._sight.this_bus),
         ]
 
     def offers(
@@ -145,7 +148,7 @@ class Admin:
             "roles": list(self._registry.roles),
             "late_results": records.late,
             "unowed_results": records.unowed,
-            "outcomes": {_outcome(code): count for code, count in sorted(records.outcomes.items())},
+            "outcomes": records.counts(),
         }
 
     @llm_tool(description="Adds a role; it gets every tool that is registered for all roles.")
@@ -200,13 +203,9 @@ class Admin:
         include_parameters: bool = False,
     ) -> dict[str, Any]:
         """Finds tools that the caller may call. Runs on a thread: a new catalogue takes a while to be indexed."""
-        user_id = scope.context.user_id
+        user_id, level = scope.context.user_id, level_of(scope.context.attributes)
         # The revision is read first: what changes meanwhile is found the next time.
-        catalogue = (self._view.revision, user_id if self._view.permissions else "")
-        tools = [listing.tool for listing in self._view.listings(user_id=user_id)]
+        catalogue = (self._view.revision, user_id if self._view.permissions else "", level)
+        tools = [listing.tool for listing in self._view.listings(None, user_id, level)]
         index = self._indexes.index_of(catalogue, tools)
         return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)
-
-
-def _outcome(code: int) -> str:
-    return Code(code).name if code else "OK"

@@ -364,10 +364,10 @@ class Bus:
         return list(await asyncio.gather(*(self.call(name, text) for name, text in texts)))
 
     def list(
-        self, role: str | None = None, *, user_id: str = "", include_offline: bool = False
+        self, role: str | None = None, *, user_id: str = "", level: int = 0, include_offline: bool = False
     ) -> builtins.list[Listing]:
         """Lists what this program could call on behalf of a user."""
-        return [*self.dispatcher.view.listings(role, user_id, include_offline=include_offline)]
+        return [*self.dispatcher.view.listings(role, user_id, level, include_offline=include_offline)]
 
     async def watch(self, since: int = -1) -> AsyncIterator[Changes]:
         """Yields the whole catalogue first, then what changes, until the bus stops.

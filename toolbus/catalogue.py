@@ -11,7 +11,7 @@ from toolbus.entry import BUS_SOURCE, Changes, Listing, Outcome
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
 from toolbus.offer import Offered, prepare
 from toolbus.policy import Caller
-from toolbus.tool import KIB, MIB, Limits, Tool
+from toolbus.tool import KIB, MIB, Limits, Tool, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 from toolbus.view import View
@@ -95,6 +95,7 @@ def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.Li
         listings = view.listings(
             request.role or None,
             request.context.user_id,
+            level_of(request.context.attributes),
             caller=caller,
             include_offline=request.include_offline,
         )

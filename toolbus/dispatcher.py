@@ -35,7 +35,7 @@ from toolbus.refusals import (
 )
 from toolbus.registry import Registry
 from toolbus.schema import load_arguments
-from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Limits, Result
+from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Limits, Result, level_of
 from toolbus.tripwire import Tripwire
 from toolbus.v1 import tool_pb2 as pb
 from toolbus.view import View
@@ -130,7 +130,7 @@ class Dispatcher:
                 if role or entry is None or entry.current is None:
                     entry = self._find(caller, call, parent, now)
                 if entry not in allowed:
-                    entry = self._allowed(caller, entry, call, parent)
+                    entry = self._allowed(caller, entry, call, parent, now)
                 declaration: Declaration = entry.current  # type: ignore[assignment]  # one that is offline was refused
                 wanted = call.schema_hash
                 if wanted and wanted != declaration.tool.schema_hash:
@@ -335,9 +335,9 @@ class Dispatcher:
     def _missing(
         self, caller: Caller, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
     ) -> Refused:
-        name, role, user_id = call.name, call.role, _user_of(caller, call, parent)
-        if entry is not None:
-            denied = self._policy.refusal(caller, entry, user_id)
+        name, role, (user_id, level) = call.name, call.role, _user_of(caller, call, parent)
+        if entry is not None and not self._policy.hides(entry, level):
+            denied = self._policy.refusal(caller, entry, user_id, level)
             if denied is not None:  # else it would be waited for in vain
                 return Refused(Code.PERMISSION_DENIED, denied)
             why = f" ({entry.last_error})" if entry.last_error else ""
@@ -351,25 +351,28 @@ class Dispatcher:
                 retry_safe=True,
                 retry_after_seconds=RETRY_SECONDS,
             )
-        there = some(listing.tool.name for listing in self.view.listings(role or None, user_id, caller=caller))
+        seen = self.view.listings(role or None, user_id, level, caller=caller)
+        there = some(listing.tool.name for listing in seen)
         where = f" in role {role!r}" if role else ""
         return Refused(Code.NOT_FOUND, f"there is no tool {name[:80]!r}{where}; there are: {there}")
 
-    def _allowed(self, caller: Caller, entry: Entry, call: pb.ToolCall, parent: Call | None) -> Entry:
+    def _allowed(self, caller: Caller, entry: Entry, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
         """Returns the entry that a caller may call: the one found, or another role's where none was asked for.
 
         Raises:
             Refused: it may call none.
         """
-        user_id = _user_of(caller, call, parent)
-        denied = self._policy.refusal(caller, entry, user_id)
+        user_id, level = _user_of(caller, call, parent)
+        denied = self._policy.refusal(caller, entry, user_id, level)
         if denied is None:
             if not self._policy.asks_for_user(entry):
                 caller.allowed.add(entry)
             return entry
         for other in () if call.role else self._registry.find_all(call.name):
-            if self._policy.refusal(caller, other, user_id) is None:
+            if self._policy.refusal(caller, other, user_id, level) is None:
                 return other
+        if self._policy.hides(entry, level):
+            raise self._missing(caller, call, parent, None, now)
         raise Refused(Code.PERMISSION_DENIED, denied)
 
     def _patience(
@@ -663,11 +666,13 @@ class Dispatcher:
             self._arm(when)
 
 
-def _user_of(caller: Caller, call: pb.ToolCall, parent: Call | None) -> str:
-    """Returns for whom a call is made: a nested one for whom its parent is, and only hosts may say."""
+def _user_of(caller: Caller, call: pb.ToolCall, parent: Call | None) -> tuple[str, int]:
+    """Returns for whom a call is made and their level: a nested one for whom its parent is, and only hosts may say."""
     if parent is not None:
-        return parent.context.user_id if parent.context is not None else ""
-    return call.context.user_id if caller.trusted else ""
+        context = parent.context
+    else:
+        context = call.context if caller.trusted and call.HasField("context") else None
+    return ("", 0) if context is None else (context.user_id, level_of(context.attributes))
 
 
 def _copied(context: pb.CallContext, limits: Limits) -> pb.CallContext:

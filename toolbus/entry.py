@@ -107,7 +107,7 @@ class Entry:
     @property
     def tool(self) -> Tool:
         """The declaration that is offered, or was offered last."""
-        declaration = self.current or self.suspended
+        declaration = self.current or self.suspended or next(reversed(self.declarations.values()), None)
         if declaration is not None:
             return declaration.tool
         return next(reversed(self.former.values()))

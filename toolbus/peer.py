@@ -110,6 +110,8 @@ class Peer(Session[wire.InvokeResponse]):
                 message.role = role
             if call.context is not None:
                 message.context.CopyFrom(call.context)
+            if self.qualified:
+                message.request_id = call.call_id
         outbox.space = space
 
     def cancel(self, call: Call, reason: str) -> bool:

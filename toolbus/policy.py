@@ -15,7 +15,7 @@ from toolbus.errors import InvalidRequest
 
 EVERYONE = "*"
 # Of the bus's own tools those that answer each caller with its own: everybody may call them.
-FOR_EVERYONE = frozenset({"check_task", "await_task", "list_tasks", "cancel_task", "search_tools"})
+FOR_EVERYONE = frozenset({"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus"})
 MAX_USER = 256  # characters of a user's id in a rule
 MAX_RULES = 10_000
 
@@ -132,15 +132,23 @@ class Policy:
         """Whether a source is trusted less than others."""
         return source in self._guarded or source.startswith(self._guarded_beginnings)
 
-    def refusal(self, caller: Caller, entry: Entry, user_id: str = "") -> str | None:
+    @staticmethod
+    def hides(entry: Entry, level: int) -> bool:
+        """Whether a tool is above a user's access level: then it is as if there were none."""
+        return level < entry.tool.min_level
+
+    def refusal(self, caller: Caller, entry: Entry, user_id: str = "", level: int = 0) -> str | None:
         """Why a caller may not call a tool on behalf of a user, as a sentence; None where it may.
 
         Args:
             user_id: "" where the caller did not say, or may not say.
+            level: the user's access level, by the host; the lowest where it did not say.
         """
         if entry.source == BUS_SOURCE:
             may = entry.bare_name in FOR_EVERYONE or (caller.administers and not self.guards(caller.source))
             return None if may else f"{entry.name!r} administers the bus; {caller.source!r} has no right to"
+        if self.hides(entry, level):
+            return f"there is no tool {entry.name!r} for this caller"
         if not user_id and caller.unnamed_may:
             return None
         for kind, name, users in self.permissions.rules_for(entry):
@@ -153,7 +161,9 @@ class Policy:
 
     def asks_for_user(self, entry: Entry) -> bool:
         """Whether the answer depends on the user, so that it must not be kept for a caller."""
-        return any(EVERYONE not in users for _, _, users in self.permissions.rules_for(entry))
+        return entry.tool.min_level > 0 or any(
+            EVERYONE not in users for _, _, users in self.permissions.rules_for(entry)
+        )
 
 
 def _kind(kind: str) -> str:

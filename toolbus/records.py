@@ -175,6 +175,10 @@ class Records:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def counts(self) -> dict[str, int]:
+        """Returns how many calls ended how: by ``OK`` or the name of the code."""
+        return {Code(code).name if code else "OK": count for code, count in sorted(self.outcomes.items())}
+
     def newest(self, wanted: Wanted, limit: int) -> list[CallRecord]:
         """Returns the newest records of those wanted, newest first."""
         return list(itertools.islice(self._find(wanted, -1), max(0, limit)))

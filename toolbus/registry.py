@@ -288,9 +288,9 @@ class Registry:
                 self.revision += 1
             gone = []
             for entry in entries:
-                there = entry.current is not None
+                known = self._known(entry)
                 if entry.remove(handler):
-                    self._note(entry, there)
+                    self._note(entry, known)
                 if entry.current is None:
                     entry.last_error = why
                     gone.append(entry.name)
@@ -310,12 +310,12 @@ class Registry:
             self.revision += 1
             for handler in handlers:
                 for entry in self._by_handler.get(handler, ()):
-                    there = entry.current is not None
+                    known = self._known(entry)
                     if entry.suspend(handler):
-                        self._note(entry, there)
+                        self._note(entry, known)
                     if entry.current is None:
                         entry.last_error = why
-                        gone += [entry.name] if there else []
+                        gone += [entry.name] if known is not None else []
             return list(dict.fromkeys(gone))
 
     def resume(self, handlers: Iterable[Handler]) -> list[str]:
@@ -343,7 +343,7 @@ class Registry:
                 warnings = {**entry.warnings, about: text}
                 entry.warnings = {who: said for who, said in warnings.items() if said}
                 self.revision += 1
-                self._note(entry, entry.current is not None)
+                self._note(entry, self._known(entry))
 
     def expire(self, now: float) -> list[str]:
         """Drops the tools whose grace period has passed. Returns their names."""
@@ -355,7 +355,7 @@ class Registry:
                     break
                 gone.append(entry.name)
                 self.revision += 1
-                self._drop(entry)
+                self._drop(entry, self._known(entry))
         return list(dict.fromkeys(gone))
 
     def touch(self, handler: Handler) -> None:
@@ -365,7 +365,7 @@ class Registry:
             if entries:
                 self.revision += 1
                 for entry in entries:
-                    self._note(entry, True)
+                    self._note(entry, self._known(entry))
 
     def change_view(self, change: Callable[[], None], concerns: Callable[[Entry], bool]) -> None:
         """Changes what is shown to whom, and notes what watchers have to be told.
@@ -379,7 +379,7 @@ class Registry:
             for table in self._shown():
                 for entry in table.entries.values():
                     if entry.current is not None and concerns(entry):
-                        self._note(entry, True)
+                        self._note(entry, self._known(entry))
             change()
             self.revision += 1  # once more: an answer that was kept in between is from before
 
@@ -434,7 +434,7 @@ class Registry:
             for entry in list(table.entries.values()):
                 for handler in entry.handlers():
                     self._forget(handler, entry)
-                self._drop(entry)
+                self._drop(entry, self._known(entry))
             self._tables = {name: other for name, other in self._tables.items() if name != role}
             self._lists = {key: built for key, built in self._lists.items() if key[0] != role}
             for entry in () if self._tables else self._to_come.entries.values():
@@ -477,18 +477,18 @@ class Registry:
         tool = item.tool
         name = f"{handler.source}:{tool.name}" if qualified else tool.name
         entry = table.entries.get(name)
-        there = entry is not None and entry.current is not None
+        known = self._known(entry) if entry is not None else None
         if entry is None and self._is_full(table, handler.source):
             return None
         if entry is not None and entry.source != handler.source:
-            self._note(entry, there)  # gone, for those who knew it under its old source
+            self._note(entry, known)  # gone, for those who knew it under its old source
             for owner in entry.handlers():
                 if table.role in self._tables:
                     notices.setdefault((owner, entry.bare_name), []).append(table.role)
                 self._forget(owner, entry)
             self._leave_source(entry)
             self._offline.pop(entry, None)
-            entry, there = Entry(table, name, tool.name, handler.source, entry.place), False
+            entry, known = Entry(table, name, tool.name, handler.source, entry.place), None
         if entry is None:
             self._last_place += 1
             entry = Entry(table, name, tool.name, handler.source, self._last_place)
@@ -504,17 +504,17 @@ class Registry:
         self._own(handler, entry)
         self._offline.pop(entry, None)
         if changed:
-            self._note(entry, there)
+            self._note(entry, known)
         return entry
 
     def _take_away(self, entry: Entry, handler: Handler) -> None:
-        there = entry.current is not None
+        known = self._known(entry)
         self._forget(handler, entry)
         changed = entry.remove(handler)
         if entry.current is None and entry.suspended is None:
-            self._drop(entry, there)
+            self._drop(entry, known)
         elif changed:
-            self._note(entry, there)
+            self._note(entry, known)
 
     def _withdraw(self, entries: Sequence[Entry]) -> Outcome:
         if not entries:
@@ -530,7 +530,7 @@ class Registry:
                 self._forget(handler, entry)
             if role is not None:
                 affected[role] = None
-            self._drop(entry)
+            self._drop(entry, self._known(entry))
         counted = sum(1 for entry in entries if entry.table.role in self._tables)
         return Outcome(
             names=tuple(dict.fromkeys(entry.bare_name for entry in entries)),
@@ -541,14 +541,13 @@ class Registry:
             ),
         )
 
-    def _drop(self, entry: Entry, there: bool | None = None) -> None:
-        there = entry.current is not None if there is None else there
+    def _drop(self, entry: Entry, known: bool | None) -> None:
         entry.table.drop(entry)
         self._leave_source(entry)
         self._offline.pop(entry, None)
         entry.current = entry.suspended = None
-        if there:
-            self._note(entry, True)
+        if known is not None:
+            self._note(entry, known)
 
     def _own(self, handler: Handler, entry: Entry) -> None:
         self._by_handler.setdefault(handler, {})[entry] = None
@@ -570,11 +569,19 @@ class Registry:
         if not known:  # else every source that ever came would stay
             del self._by_source[entry.source]
 
-    def _note(self, entry: Entry, existed: bool) -> None:
-        """Notes that an entry changes, and whether watchers saw its name as its source's before: here or elsewhere."""
+    def _known(self, entry: Entry) -> bool | None:
+        """Whether watchers may know of an entry as it is now; None where it is not offered."""
+        return None if entry.current is None else self.shows(entry)
+
+    def _note(self, entry: Entry, known: bool | None) -> None:
+        """Notes that an entry changes, and whether watchers saw its name as its source's before: here or elsewhere.
+
+        Args:
+            known: of the entry itself, as `_known` said before the change.
+        """
         shown = self._shown()
         others = [table.entries.get(entry.name) for table in shown if table is not entry.table]
-        existed = (existed and entry.table in shown and self.shows(entry)) or any(
+        existed = (known is True and entry.table in shown) or any(
             other.source == entry.source and other.current is not None and self.shows(other)
             for other in others
             if other is not None

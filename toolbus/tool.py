@@ -29,9 +29,11 @@ MAX_INSTANCE = 128
 MAX_CALL_ID = 128
 DEFAULT_TIMEOUT_SECONDS = 30.0
 MAX_TIMEOUT_SECONDS = 300.0
+MAX_LEVEL = 2**32 - 1  # of access, as the wire carries it
 TASK_SECONDS = 86_400.0  # how long a call may go on that nobody waits for
 
 _Member = TypeVar("_Member", bound=IntEnum)
+_MOST_DIGITS = 18  # of a level: more is no level, and Python refuses to read thousands of digits
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -81,6 +83,15 @@ class Limits:
     call_depth: int = 8
 
 
+def level_of(attributes: Mapping[str, str]) -> int:
+    """Returns the access level that a host states in the attributes of a context.
+
+    0, the lowest, where it states none, or something that is no whole number.
+    """
+    text = attributes.get("level", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Annotations:
     """What calling a tool may do; None where its author did not say."""
@@ -122,6 +133,7 @@ class Tool:
     inline_available: bool = False
     direct_reply: bool = False
     metadata_json: str = ""
+    min_level: int = 0
     schema_hash: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +159,11 @@ class Tool:
                 faults.append(
                     f"tool {shown}: {label} is {value:g}, it must be from 0 (not given) to {MAX_TIMEOUT_SECONDS:g}"
                 )
+        if type(self.min_level) is not int or not 0 <= self.min_level <= MAX_LEVEL:
+            faults.append(
+                f"tool {shown}: min_level is {self.min_level!r:.40}, it must be a whole number from 0 (everybody) to "
+                f"{MAX_LEVEL}"
+            )
         faults += [
             f"tool {shown}: {label} holds half of a surrogate pair, which UTF-8 cannot carry: send the whole character"
             for label in _TEXTS
@@ -226,6 +243,7 @@ class Tool:
             annotations=_annotations(message.annotations) if message.HasField("annotations") else _NO_ANNOTATIONS,
             validate=message.validate if message.HasField("validate") else None,
             metadata_json=message.metadata_json,
+            min_level=message.min_level,
             **{flag: getattr(message, flag) for flag in _FLAGS},
         )
 
@@ -242,6 +260,7 @@ class Tool:
             display_name=self.display_name,
             validate=self.validate,
             metadata_json=self.metadata_json,
+            min_level=self.min_level,
             **{flag: getattr(self, flag) for flag in _FLAGS},
         )
         if self.annotations != _NO_ANNOTATIONS:

@@ -38,8 +38,8 @@ class View:
         self._policy = policy
         self._revising = threading.Lock()  # one change of the rules at a time
         registry.shows = lambda entry: policy.refusal(ONLOOKER, entry) is None
-        # by role, whether offline tools are in it, user and rights, with the revision that it shows
-        self._kept: dict[tuple[str | None, bool, str, bool, bool], tuple[int, tuple[Listing, ...]]] = {}
+        # by role, whether offline tools are in it, user, level and rights, with the revision that it shows
+        self._kept: dict[tuple[str | None, bool, str, int, bool, bool], tuple[int, tuple[Listing, ...]]] = {}
 
     @property
     def revision(self) -> int:
@@ -50,6 +50,7 @@ class View:
         self,
         role: str | None = None,
         user_id: str = "",
+        level: int = 0,
         *,
         caller: Caller = ONLOOKER,
         include_offline: bool = False,
@@ -61,11 +62,11 @@ class View:
         """
         revision = self._registry.revision  # first: rules that change meanwhile raise it
         user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
-        key = (role, include_offline, user, caller.administers, caller.unnamed_may)
+        key = (role, include_offline, user, level, caller.administers, caller.unnamed_may)
         kept = self._kept.get(key)
         if kept is None or kept[0] != revision:
             found = self._registry.listings(role, include_offline=include_offline)
-            seen = (self.line(listing, user_id, caller) for listing in found if listing.source != BUS_SOURCE)
+            seen = (self.line(listing, user_id, level, caller) for listing in found if listing.source != BUS_SOURCE)
             # Once more in order: a name may have come later to the roles that are left of a line.
             shown = sorted((listing for listing in seen if listing is not None), key=lambda listing: listing.place)
             kept = (revision, tuple(shown))
@@ -81,11 +82,13 @@ class View:
             return ()
         return tuple(listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
 
-    def line(self, listing: Listing, user_id: str = "", caller: Caller = ONLOOKER) -> Listing | None:
+    def line(self, listing: Listing, user_id: str = "", level: int = 0, caller: Caller = ONLOOKER) -> Listing | None:
         """Returns a line of the catalogue with the roles in which the caller may call the tool; None: in none."""
-        if not self._policy.permissions and listing.source != BUS_SOURCE:
+        if not self._policy.permissions and listing.source != BUS_SOURCE and level >= _most_asked(listing):
             return listing
-        entries = tuple(entry for entry in listing.entries if self._policy.refusal(caller, entry, user_id) is None)
+        entries = tuple(
+            entry for entry in listing.entries if self._policy.refusal(caller, entry, user_id, level) is None
+        )
         if not entries or len(entries) == len(listing.entries):
             return listing if entries else None
         return line_of(entries)
@@ -96,7 +99,8 @@ class View:
         A watch has no user: it sees what a call could reach that names none, and every revision.
         """
         changes = self._registry.since(revision)
-        if not self._policy.permissions:
+        told = (*changes.added, *changes.changed)
+        if not self._policy.permissions and not any(map(_most_asked, told)):
             return changes
         changed = tuple(seen for each in changes.changed if (seen := self.line(each)) is not None)
         left = {(seen.tool.name, seen.source) for seen in changed}  # one name of one source may have several lines
@@ -130,3 +134,8 @@ class View:
                 return before.rules_for(entry) != permissions.rules_for(entry)
 
             self._registry.change_view(put_in_force, concerns)
+
+
+def _most_asked(listing: Listing) -> int:
+    """Returns the highest level that a tool asks for in any of the line's roles."""
+    return max(entry.tool.min_level for entry in listing.entries)

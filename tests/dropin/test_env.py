@@ -10,6 +10,7 @@ from toolbus.sdk import CallContext, ContextMessage, ToolScope
 
 KEYS = {
     *("user_id", "user", "speaker", "level", "channel", "mode", "member", "messages", "deadline", "attributes"),
+    "bus",
 }
 
 

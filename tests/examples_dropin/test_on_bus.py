@@ -52,7 +52,13 @@ async def test_every_tool_does_its_work_in_a_sandbox_with_what_the_manifest_gran
             assert (await ask("my_messages", "ann"))["count"] == 0
             (message,) = (await ask("my_messages", "bob"))["messages"]
             assert (message["from"], message["text"]) == ("ann", "hi")
-            assert set(await ask("this_host", "ann")) & {"tools", "error"}
+            seen = await ask("this_host", "ann")
+            assert {each["name"] for each in seen["tools"]} >= TOOLS
+            assert (await ask("this_host", "ann", kind="stats"))["your_recent_calls"]["OK"] >= 4
+            calls = await ask("this_host", "bob", kind="recent_calls")
+            assert {each["tool"] for each in calls["recent_calls"]} == {"my_messages"}, "bob's alone"
+            plugins = await ask("this_host", "", kind="plugins")
+            assert {each["state"] for each in plugins["plugins"]} == {"live"}
         finally:
             tools.stop()
             await asyncio.wait_for(running, SECONDS)

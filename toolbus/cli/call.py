@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import client, output
-from toolbus.cli.client import BusOption, JsonOption, UserOption
+from toolbus.cli.client import BusOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def call(
         ),
     ] = None,
     user: UserOption = None,
+    level: LevelOption = None,
     background_after: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Let it go on as a task after so long.")
     ] = None,
@@ -79,11 +80,15 @@ def call(
     pairs = [_pair(word, "--context") for word in context or []]
     if user and "user_id" in dict(pairs):
         output.fail("--user and --context user_id=… say the same: drop one", output.USAGE)
+    if level is not None and "level" in dict(pairs):
+        output.fail("--level and --context level=… say the same: drop one", output.USAGE)
     check_seconds("--timeout", timeout)
     check_seconds("--background-after", background_after)
     options: dict[str, Any] = {"timeout": timeout, "role": role, "background_after": background_after}
-    if pairs or user:
-        options["context"] = _context([*pairs, ("user_id", user)] if user else pairs)
+    pairs += [("user_id", user)] if user else []
+    pairs += [("level", str(level))] if level is not None else []
+    if pairs:
+        options["context"] = _context(pairs)
     if progress:
         options["on_progress"] = _show_progress
     result = client.with_host(bus, lambda host: host.call(name, text, **options))
@@ -92,7 +97,7 @@ def call(
         show(result, as_json)
     else:
         print(task_id)
-        owner = user or dict(pairs).get("user_id")
+        owner = dict(pairs).get("user_id")
         await_it = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
         print(output.clean(f"toolbus: {name} goes on as a task: `{await_it}` gets its result"), file=sys.stderr)
 
@@ -103,9 +108,12 @@ def check_seconds(option: str, seconds: float | None) -> None:
         output.fail(f"{option} is {seconds:g}, it must be a finite number of seconds, more than 0", output.USAGE)
 
 
-def administer(bus: str | None, name: str, arguments: Mapping[str, Any], user: str | None = None) -> Any:
+def administer(
+    bus: str | None, name: str, arguments: Mapping[str, Any], user: str | None = None, level: int | None = None
+) -> Any:
     """Calls one of the bus's own tools and returns its output; ends the command where that fails."""
-    result = client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments, context=client.on_behalf(user)))
+    context = client.on_behalf(user, level)
+    result = client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments, context=context))
     if result.is_error:
         show(result, as_json=False)
     return result.output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import client, output
-from toolbus.cli.client import BusOption, JsonLinesOption, JsonOption, UserOption
+from toolbus.cli.client import BusOption, JsonLinesOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ LIST_MANUAL = manual(
         "toolbus list",
         "toolbus list --role Lanlan --json",
         "toolbus list --all --source weather",
-        "toolbus list --user u-17",
+        "toolbus list --user u-17 --level 50",
     ),
     """
     With --user it lists what can be called on behalf of that user, without it what can be called for nobody in
-    particular: `toolbus permissions` shows the rules.
+    particular: `toolbus permissions` shows the rules. Tools that ask for an access level are listed with
+    a --level that is high enough.
 
     A tool with a callback URL is offline while nobody accepts a connection there. A warning before a description is for
     the operator (a main server refuses the tool, say); the tool can be called all the same. What a source itself wants
@@ -56,17 +57,18 @@ def list_(
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this role.")] = None,
     source: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this source.")] = None,
     user: UserOption = None,
+    level: LevelOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Also tools whose plugin is offline.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the tools that the bus offers."""
     conditions = {"role": role, "names": names or (), "source": source or "", "include_offline": everything}
-    _list(bus, as_json, user, **conditions)
+    _list(bus, as_json, user, level, **conditions)
 
 
 def tools(bus: BusOption = None, as_json: JsonOption = False) -> None:
     """List the bus's own tools, which `list` leaves out."""
-    _list(bus, as_json, None, source=_BUS_SOURCE)
+    _list(bus, as_json, None, None, source=_BUS_SOURCE)
 
 
 def watch(bus: BusOption = None, as_json: JsonLinesOption = False) -> None:
@@ -95,8 +97,8 @@ def _change(change: CatalogChange) -> dict[str, Any]:
     }
 
 
-def _list(bus: str | None, as_json: bool, user: str | None, **conditions: Any) -> None:
-    listing = client.listing(bus, user, **conditions)
+def _list(bus: str | None, as_json: bool, user: str | None, level: int | None, **conditions: Any) -> None:
+    listing = client.listing(bus, user, level, **conditions)
     if as_json:
         notices = [{"source": source, "text": text} for source, text in listing.notices]
         output.say_json(

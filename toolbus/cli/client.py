@@ -39,6 +39,9 @@ BusOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 UserOption = Annotated[str | None, typer.Option("--user", metavar="ID", help="On behalf of this user.")]
+LevelOption = Annotated[
+    int | None, typer.Option("--level", min=0, metavar="N", help="With this access level (default: 0, the lowest).")
+]
 
 Answer = TypeVar("Answer")
 
@@ -131,18 +134,19 @@ def with_host(address: str | None, work: Callable[[Host], Coroutine[Any, Any, An
         output.fail(f"{problem.object[:80]!r} is not UTF-8: write it in the terminal's encoding", output.USAGE)
 
 
-def on_behalf(user: str | None) -> CallContext | None:
-    """Returns the context of what is asked on behalf of a user; None where there is none."""
-    if not user:
+def on_behalf(user: str | None, level: int | None = None) -> CallContext | None:
+    """Returns the context of what is asked on behalf of a user with an access level; None where neither is said."""
+    if not user and level is None:
         return None
     from toolbus.sdk import CallContext
 
-    return CallContext(user_id=user)
+    return CallContext(user_id=user or "", attributes={} if level is None else {"level": str(level)})
 
 
-def listing(address: str | None, user: str | None, **conditions: Any) -> Listing:
+def listing(address: str | None, user: str | None, level: int | None, **conditions: Any) -> Listing:
     """Lists what can be called on behalf of a user; ends the command where the bus says no or is not there."""
-    return with_host(address, lambda host: host.list(context=on_behalf(user), timeout=ANSWER_SECONDS, **conditions))
+    context = on_behalf(user, level)
+    return with_host(address, lambda host: host.list(context=context, timeout=ANSWER_SECONDS, **conditions))
 
 
 async def _with_host(address: str, work: Callable[[Host], Coroutine[Any, Any, Answer]]) -> Answer:

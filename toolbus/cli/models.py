@@ -9,7 +9,7 @@ import typer
 
 from toolbus.cli import client, output
 from toolbus.cli.call import administer
-from toolbus.cli.client import BusOption, JsonOption, UserOption
+from toolbus.cli.client import BusOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ SEARCH_MANUAL = manual(
     """
     Finds tools as a model would, by the words of names, descriptions and parameters, best first. Modes: bm25 ranks by
     words, keyword takes the query as it is, semantic ranks by meaning where the bus can, and by words where it cannot.
-    With --user it looks at what that user may call. A score compares results of one answer only.
+    With --user and --level it looks at what that user may call. A score compares results of one answer only.
     """,
     "0 done (also where nothing is found), 1 the bus said no, 2 wrong usage, 3 no bus there.",
 )
@@ -50,6 +50,7 @@ def search(
     mode: Annotated[str, typer.Option(metavar="bm25|keyword|semantic", help="How to rank.")] = "bm25",
     top_k: Annotated[int, typer.Option(min=1, max=MOST_RESULTS, help="At most this many.")] = 10,
     user: UserOption = None,
+    level: LevelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find tools by what they do."""
@@ -57,7 +58,7 @@ def search(
 
     if mode not in MODES:
         output.fail(f"--mode is {mode!r}, it must be one of {', '.join(MODES)}", output.USAGE)
-    found = administer(bus, "search_tools", {"query": query, "mode": mode, "top_k": top_k}, user)
+    found = administer(bus, "search_tools", {"query": query, "mode": mode, "top_k": top_k}, user, level)
     if as_json:
         output.say_json(found)
         return
@@ -73,11 +74,12 @@ def export(
     bus: BusOption = None,
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this role.")] = None,
     user: UserOption = None,
+    level: LevelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the tools in the form of a model's provider."""
     writer = _dialect(dialect)
-    listing = client.listing(bus, user, names=names or (), role=role)
+    listing = client.listing(bus, user, level, names=names or (), role=role)
     exported = writer.export(listed.tool for listed in listing)
     if as_json:
         output.say_json(list(exported.tools))

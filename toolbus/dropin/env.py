@@ -6,13 +6,16 @@ somebody else. It can be read only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from toolbus.errors import ToolBusError
 from toolbus.sdk.scope import ToolScope
+from toolbus.tool import level_of
 
-_MOST_DIGITS = 18  # of a level: more is no level, and Python refuses to read thousands of digits
+_KINDS = ("plugins", "tools", "recent_calls", "stats")
 
 
 def env_of(scope: ToolScope) -> Mapping[str, Any]:
@@ -25,6 +28,8 @@ def env_of(scope: ToolScope) -> Mapping[str, Any]:
     - `member`: the council member that the call is made for; None outside a council;
     - `messages`: the end of the conversation, oldest first, each with `role`, `content` and `name`;
     - `deadline`: when the caller stops waiting, by `time.monotonic()`; None where nobody said;
+    - `bus`: functions that ask the bus what this very user may see of it: `plugins()`, `tools()`, `recent_calls()`,
+      `stats()`; for plain functions, an async one calls the tool `toolbus:this_bus` itself;
     - `attributes`: everything that the host said, unchanged, each a text.
     """
     said = scope.context.attributes
@@ -36,7 +41,7 @@ def env_of(scope: ToolScope) -> Mapping[str, Any]:
             "user_id": user_id,
             "user": said.get("user") or said.get("speaker") or user_id,
             "speaker": said.get("speaker") or said.get("user") or user_id,
-            "level": _level(said.get("level", "")),
+            "level": level_of(said),
             "channel": said.get("channel", ""),
             "mode": said.get("mode", ""),
             "member": None if scope.context.member is None else MappingProxyType(dict(scope.context.member)),
@@ -44,10 +49,19 @@ def env_of(scope: ToolScope) -> Mapping[str, Any]:
                 MappingProxyType({"role": each.role, "content": each.content, "name": each.name}) for each in messages
             ),
             "deadline": scope.deadline,
+            "bus": _bus(scope),
             "attributes": MappingProxyType(dict(said)),
         }
     )
 
 
-def _level(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
+def _bus(scope: ToolScope) -> Mapping[str, Callable[[], Any]]:
+    kinds = _KINDS if scope.can_call else ()
+    return MappingProxyType({kind: functools.partial(_ask, scope, kind) for kind in kinds})
+
+
+def _ask(scope: ToolScope, kind: str) -> Any:
+    result = scope.call_sync("toolbus:this_bus", {"kind": kind})
+    if result.error is not None:
+        raise ToolBusError(f"the bus does not say what it has ({kind}): {result.error.message}")
+    return result.output

@@ -8,10 +8,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from toolbus.gateway.models import Invoked, Text, leads_here
 from toolbus.policy import MAX_USER
+from toolbus.tool import MAX_LEVEL
 
 UserId = Annotated[
     str,
     Field(max_length=MAX_USER, description="For which user; empty: for calls that name none."),
+]
+Level = Annotated[
+    int,
+    Field(ge=0, le=MAX_LEVEL, description="The user's access level; tools that ask for more are not shown."),
 ]
 
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.cost import CostCache
 from toolbus.gateway import contract
-from toolbus.gateway.answers import Exported, FoundTools, UserId
+from toolbus.gateway.answers import Exported, FoundTools, Level, UserId
 from toolbus.gateway.parts import Parts
 from toolbus.gateway.tools import REFUSALS, UNKNOWN_ROLE
 from toolbus.search import MODES, MOST_QUERY_CHARACTERS, MOST_RESULTS, IndexCache
@@ -51,6 +51,7 @@ def router(parts: Parts) -> APIRouter:
         dialect: DialectName,
         role: RoleQuery = "",
         user_id: UserId = "",
+        level: Level = 0,
         names: Annotated[
             list[str] | None, Query(description="Only these, divided by commas or given several times.")
         ] = None,
@@ -60,7 +61,7 @@ def router(parts: Parts) -> APIRouter:
 
         The ETag changes with the catalogue and with the rules about users, and with nothing else.
         """
-        asked = _Asked(dialect, role, user_id, tuple(names or ()))
+        asked = _Asked(dialect, role, user_id, level, tuple(names or ()))
         exported = await exports.of(asked)
         headers = {"ETag": exported.etag, "Cache-Control": "no-cache"}
         if if_none_match is not None and _matches(if_none_match, exported.etag):
@@ -75,10 +76,11 @@ def router(parts: Parts) -> APIRouter:
         include_parameters: Annotated[bool, Query(description="Whether their JSON Schemas are told too.")] = False,
         role: RoleQuery = "",
         user_id: UserId = "",
+        level: Level = 0,
     ) -> Response:
         """Finds tools by what they do."""
-        revision = (parts.view.revision, role, user_id if parts.view.permissions else "")
-        tools = [listing.tool for listing in parts.view.listings(role or None, user_id)]
+        revision = (parts.view.revision, role, user_id if parts.view.permissions else "", level)
+        tools = [listing.tool for listing in parts.view.listings(role or None, user_id, level)]
 
         def find() -> bytes:
             index = indexes.index_of(revision, tools)
@@ -97,6 +99,7 @@ class _Asked:
     dialect: str
     role: str
     user_id: str
+    level: int
     names: tuple[str, ...]
 
 
@@ -128,7 +131,7 @@ class _Exports:
             UnknownRole: the role is not configured.
         """
         revision = self._view.revision
-        tools = [listing.tool for listing in self._view.listings(asked.role or None, asked.user_id)]
+        tools = [listing.tool for listing in self._view.listings(asked.role or None, asked.user_id, asked.level)]
         kept = self._kept.pop(asked, None)
         if kept is None or kept.revision != revision:
             writer = _Writer(asked.dialect) if kept is None else kept.writer

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from toolbus.entry import Listing, Outcome
 from toolbus.errors import InvalidTool
-from toolbus.gateway.answers import UserId
+from toolbus.gateway.answers import Level, UserId
 from toolbus.gateway.models import (
     ClearBody,
     Cleared,
@@ -84,9 +84,10 @@ def router(parts: Parts) -> APIRouter:
     async def list_tools(
         role: Annotated[str | None, Query(description="Only this role; empty means all.")] = None,
         user_id: UserId = "",
+        level: Level = 0,
     ) -> Response:
         """Lists what a user may call, by role."""
-        return Response(shown.of(role or "", user_id), media_type="application/json")
+        return Response(shown.of(role or "", user_id, level), media_type="application/json")
 
     return routes
 
@@ -98,9 +99,9 @@ class _Lists:
         self._registry = parts.registry
         self._view = parts.view
         self._revision = 0  # for which the bytes hold
-        self._bytes: dict[tuple[str, str], bytes] = {}  # by role, "" being all, and user
+        self._bytes: dict[tuple[str, str, int], bytes] = {}  # by role, "" being all, user and level
 
-    def of(self, role: str, user_id: str) -> bytes:
+    def of(self, role: str, user_id: str, level: int) -> bytes:
         """Returns the answer for one role or for all.
 
         Raises:
@@ -109,10 +110,10 @@ class _Lists:
         if self._revision != self._registry.revision:
             self._revision = self._registry.revision
             self._bytes.clear()
-        key = (role, user_id if self._view.permissions else "")  # else it is the same list for everyone
+        key = (role, user_id if self._view.permissions else "", level)  # else it is the same list for everyone
         if key not in self._bytes:
             roles = (role,) if role else self._registry.roles
-            tools = {each: [line(listing) for listing in self._view.listings(each, user_id)] for each in roles}
+            tools = {each: [line(listing) for listing in self._view.listings(each, user_id, level)] for each in roles}
             answer = {"ok": True, "tools_by_role": tools}
             if len(self._bytes) >= LISTS_KEPT:
                 self._bytes.clear()

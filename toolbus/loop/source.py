@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from toolbus.errors import PeerLost, SetupError
-from toolbus.sdk.scope import CallContext
-from toolbus.tool import Progress, Result, Tool
+from toolbus.sdk.scope import NO_CONTEXT, CallContext
+from toolbus.tool import Progress, Result, Tool, level_of
 
 
 @runtime_checkable
@@ -149,7 +149,8 @@ class _BusSource(_Source):
         revision = self._offered.registry.revision
         if revision != self._revision:
             wanted = self._names
-            listed = self._offered.list(self._role, user_id="" if self.context is None else self.context.user_id)
+            context = self.context or NO_CONTEXT
+            listed = self._offered.list(self._role, user_id=context.user_id, level=level_of(context.attributes))
             self._keep(revision, (line for line in listed if wanted is None or line.tool.name in wanted))
         return self._revision, self._tools
 

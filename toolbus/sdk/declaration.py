@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from toolbus.sdk import hints
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, NAME, Annotations
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_LEVEL, MAX_TIMEOUT_SECONDS, NAME, Annotations
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "__llm_tool__"
@@ -39,6 +39,7 @@ class LlmToolMeta:
     inline_available: bool = False
     direct_reply: bool = False
     metadata_json: str = ""
+    min_level: int = 0
 
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def describe(
     council_eligible: bool = False,
     inline_available: bool = False,
     direct_reply: bool = False,
+    min_level: int = 0,
     metadata: Mapping[str, Any] | None = None,
 ) -> LlmToolMeta:
     """Checks what is said about a tool and returns it as one record; the arguments are `llm_tool`'s.
@@ -107,6 +109,7 @@ def describe(
         inline_available=inline_available,
         direct_reply=direct_reply,
         metadata_json="" if metadata is None else _dump(name, "metadata", metadata, Mapping),
+        min_level=_check_level(name, min_level),
     )
 
 
@@ -132,6 +135,7 @@ def llm_tool(
     council_eligible: bool = False,
     inline_available: bool = False,
     direct_reply: bool = False,
+    min_level: int = 0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def llm_tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -155,6 +159,7 @@ def llm_tool(function: Callable[..., Any] | None = None, /, **options: Any) -> A
         council_eligible: members of a council may be offered it.
         inline_available: the main model may be offered it outside a council.
         direct_reply: the result is shown to the user as it is.
+        min_level: the access level that a user needs to be offered it, as the host says it; 0 means everybody.
         metadata: anything for hosts, as JSON.
 
     Raises:
@@ -196,6 +201,14 @@ def _check_seconds(name: str, label: str, value: object) -> float:
             "longer work belongs in the background"
         )
     return float(value)
+
+
+def _check_level(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"tool {name!r}: min_level must be a whole number, not {type(value).__name__}")
+    if not 0 <= value <= MAX_LEVEL:
+        raise ValueError(f"tool {name!r}: min_level is {value}, it must be from 0 (everybody) to {MAX_LEVEL}")
+    return value
 
 
 def _dump(name: str, label: str, value: object, kind: type) -> str:

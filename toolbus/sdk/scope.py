@@ -101,6 +101,7 @@ class ToolScope:
 
     Attributes:
         call_id: the bus's id of this call.
+        request_id: the id that the caller gave it, where the plugin is a qualified one; else the bus's.
         tool: the name under which the tool was called.
         context: what the host says about the circumstances.
         deadline: when the caller stops waiting, by `time.monotonic()`; None where nobody said.
@@ -118,6 +119,7 @@ class ToolScope:
         "cancel_reason",
         "context",
         "deadline",
+        "request_id",
         "tool",
     )
 
@@ -134,6 +136,7 @@ class ToolScope:
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
         caller: Caller | None = None,
         caller_source: str = "",
+        request_id: str = "",
     ) -> None:
         """Makes a scope; the connection does, and tests of handlers may: `ToolScope()` is enough for one.
 
@@ -141,8 +144,10 @@ class ToolScope:
             send_progress: takes each progress, from any thread and without blocking; None drops it.
             caller: calls other tools; None where there is no bus to ask.
             caller_source: who asked first, where the tool runs in the bus's own process; "" elsewhere.
+            request_id: the caller's id of the call; "" where it was not told.
         """
         self.call_id = call_id
+        self.request_id = request_id or call_id
         self.tool = tool
         self.context = context
         self.deadline = deadline
@@ -171,6 +176,7 @@ class ToolScope:
             send_progress=send_progress,
             caller=caller,
             caller_source=caller_source,
+            request_id=call.request_id,
         )
 
     def __repr__(self) -> str:
@@ -193,6 +199,11 @@ class ToolScope:
     def is_cancelled(self) -> bool:
         """Whether the call was taken back."""
         return self.cancel_reason is not None
+
+    @property
+    def can_call(self) -> bool:
+        """Whether there is a bus behind it, so that it can call other tools."""
+        return self._caller is not None
 
     def raise_if_cancelled(self) -> None:
         """Ends a handler whose call was taken back; the cheap check for loops.

@@ -192,4 +192,5 @@ def _tool(meta: LlmToolMeta, parameters_json: str) -> Tool:
         inline_available=meta.inline_available,
         direct_reply=meta.direct_reply,
         metadata_json=meta.metadata_json,
+        min_level=meta.min_level,
     )

@@ -24,7 +24,7 @@ from toolbus.records import CallRecord, Records
 from toolbus.registry import Registry
 from toolbus.sdk.threads import Workers
 from toolbus.tasks import LoopTasks, TaskManager
-from toolbus.tool import MIB, TASK_SECONDS, CallError, Limits, Progress, Result
+from toolbus.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 from toolbus.view import Onlooker, View
 
@@ -62,8 +62,8 @@ class Home(Protocol):
 
 def offered(home: Home, user_id: str | None) -> Sequence[Listing]:
     """Returns what can be called on behalf of a user, each name once; None: everything, whoever may."""
-    caller = WHOLE if user_id is None else home.onlooker
-    listings = home.view.listings(user_id=user_id or "", caller=caller)
+    caller, level = (WHOLE, MAX_LEVEL) if user_id is None else (home.onlooker, 0)
+    listings = home.view.listings(None, user_id or "", level, caller=caller)
     if len(home.registry.roles) < 2:
         return listings
     by_name: dict[str, Listing] = {}

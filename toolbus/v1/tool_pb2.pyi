@@ -145,6 +145,7 @@ class Tool(_message.Message):
     INLINE_AVAILABLE_FIELD_NUMBER: _builtins.int
     DIRECT_REPLY_FIELD_NUMBER: _builtins.int
     METADATA_JSON_FIELD_NUMBER: _builtins.int
+    MIN_LEVEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that models and hosts call. 1 to 64 of `[A-Za-z0-9_.-]`; anything else is refused with
     INVALID_ARGUMENT. In a listing, a tool of a qualified source is named `source:name`.
@@ -188,6 +189,11 @@ class Tool(_message.Message):
     """Asks the host to show a result to the user as it is, without having the model retell it."""
     metadata_json: _builtins.str
     """Anything the author wants to hand to hosts, as JSON text of an object. The bus does not read it."""
+    min_level: _builtins.int
+    """The access level that a call's user needs at least, as the host states it in the attribute `level` of the context,
+    a whole number. Who has less, or of whom nothing is said, is not told that the tool exists: it is in no listing, and
+    calling it ends in NOT_FOUND. 0 means everybody.
+    """
     @_builtins.property
     def annotations(self) -> Global___ToolAnnotations:
         """What calling the tool may do. Unset means nothing is known."""
@@ -211,10 +217,11 @@ class Tool(_message.Message):
         inline_available: _builtins.bool = ...,
         direct_reply: _builtins.bool = ...,
         metadata_json: _builtins.str = ...,
+        min_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "annotations", b"annotations", "role", b"role", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "name", b"name", "no_background", b"no_background", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "no_background", b"no_background", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
@@ -291,6 +298,7 @@ class ToolCall(_message.Message):
     SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     BACKGROUND_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Names the call among those its sender has in flight on this stream. 1 to 128 characters, chosen by the
     sender. Towards a plugin the bus uses ids of its own.
@@ -322,6 +330,8 @@ class ToolCall(_message.Message):
     with `no_background` mean: never, the caller waits for the result itself. The result of a task is asked for with
     the tools `toolbus:check_task` and `toolbus:await_task`. A bus without room for another task lets the caller wait.
     """
+    request_id: _builtins.str
+    """Towards a plugin that attached as qualified: the `call_id` that the caller chose. Ignored in what callers send."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """What the host tells the tool about the circumstances. Taken from hosts only: a session that offers tools
@@ -340,10 +350,11 @@ class ToolCall(_message.Message):
         schema_hash: _builtins.str = ...,
         parent_call_id: _builtins.str = ...,
         background_after_seconds: _builtins.float = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "context", b"context", "role", b"role"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "arguments_json", b"arguments_json", "background_after_seconds", b"background_after_seconds", "call_id", b"call_id", "context", b"context", "name", b"name", "parent_call_id", b"parent_call_id", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "arguments_json", b"arguments_json", "background_after_seconds", b"background_after_seconds", "call_id", b"call_id", "context", b"context", "name", b"name", "parent_call_id", b"parent_call_id", "request_id", b"request_id", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
