@@ -245,3 +245,26 @@ def test_a_change_of_the_schema_is_told_in_words(before: str, after: str, says: 
 def test_a_change_of_the_description_is_told_and_an_unknown_older_one_is_not_guessed() -> None:
     assert explain_change(tool("t", "old"), tool("t", "new")) == ": its description"
     assert explain_change(None, tool("t", "new")) == ""
+
+
+@pytest.mark.parametrize("flag", ["council_eligible", "inline_available", "qualified"])
+def test_keys_that_name_a_user_never_reach_an_extensions_tool_even_where_it_declares_them(flag: str) -> None:
+    core = Core()
+    schema = '{"type":"object","properties":{"userId":{},"a":{}}}'
+    qualified = flag == "qualified"
+    stream = core.attached(
+        "p", tool("t", parameters_json=schema, **({} if qualified else {flag: True})), qualified=qualified
+    )
+    host = core.peer("host")
+    core.call(host, "p:t" if qualified else "t", '{"userId":"eve","a":{"userId":1},"__user_id":2}')
+    (call,) = stream.read("calls")
+    assert call.arguments_json == '{"a":{"userId":1}}'
+
+
+def test_an_extension_hears_the_id_that_its_caller_chose_and_others_do_not() -> None:
+    core = Core()
+    extension, plugin = core.attached("e", tool("t"), qualified=True), core.attached("p", tool("u"))
+    host = core.peer("host")
+    core.call(host, "e:t", call_id="mine-1", request_id="claimed")
+    core.call(host, "u", call_id="mine-2", request_id="claimed")
+    assert [each.request_id for each in (*extension.read("calls"), *plugin.read("calls"))] == ["mine-1", ""]

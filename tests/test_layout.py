@@ -38,8 +38,8 @@ ROOMS = {
     "tasks": {"tasks"},
     "dropin": {"dropin"},
     "upstream": {"upstream"},
-    "admin": {"admin", "sight"},
-    "store": {"store", "permits"},
+    "admin": {"admin", "rights", "sight", "permits"},
+    "store": {"store"},
 }
 ROOM_FILES = set().union(*ROOMS.values())
 # A function becomes a tool by one set of rules, wherever it runs. These rooms take them from the SDK.
@@ -64,9 +64,10 @@ MAY_IMPORT = (
         "sdk": LIGHT_CORE | {"lazy"},
         "loop": LIGHT_CORE | FOR_HOSTS | {"sdk", "lazy"},
         "extension": (LIGHT_CORE - {"session"}) | FOR_HOSTS | {"sdk", "loop", "lazy"},
-        "store": CORE | {"permits", "database"},
+        "store": CORE | {"database"},
+        "rights": CORE | {"permits"},
         "tasks": CORE | {"sdk", "outbound", "database"},
-        "admin": CORE | {"sdk", "search", "sight"},
+        "admin": CORE | {"sdk", "search", "rights", "sight"},
         "gateway": CORE | FOR_HOSTS | {"outbound"},
         "config": CORE,
         "bus": CORE | ROOM_FILES | {"config", "sdk"},

@@ -15,6 +15,7 @@ from toolbus.errors import ToolBusError
 from toolbus.presence import Presence
 from toolbus.records import Records, Wanted
 from toolbus.registry import Registry
+from toolbus.rights import TOOLS, Rights
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
 from toolbus.sight import Sight
@@ -40,7 +41,7 @@ class Admin:
     Args:
         stop: starts the end of the whole bus; called after the drain has been answered.
         changed: told when a role came or went, so that watchers hear of it.
-        permit: puts a rule about users in force and writes it down: (table, name, users or None).
+        rights: where rules are changed.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Admin:
         *,
         stop: Callable[[], None],
         changed: Callable[[], None],
-        permit: Callable[[str, str, list[str] | None], None],
+        rights: Rights,
     ) -> None:
         self._registry = registry
         self._presence = presence
@@ -60,7 +61,7 @@ class Admin:
         self._view = view
         self._stop = stop
         self._changed = changed
-        self._permit = permit
+        self._rights = rights
         self._sight = Sight(presence, records, view)
         self._indexes = IndexCache()
 
@@ -68,7 +69,7 @@ class Admin:
         """The methods that are tools."""
         return [
             *(self.drain, self.calls, self.stats, self.role_add, self.role_remove),
-            *(self.permit, self.permissions, self.search_tools, self._sight.this_bus),
+            *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._sight.this_bus),
         ]
 
     def offers(
@@ -178,7 +179,7 @@ class Admin:
 
         The answer is the rules in force, with a `note` where the rule is for a tool that nobody offers.
         """
-        self._permit(kind, name, users)
+        self._rights.permit(kind, name, users)
         tables: dict[str, Any] = {**self._view.permissions.as_tables()}
         if kind == "tools" and users is not None and not self._offers(name):
             tables["note"] = f"nobody offers such a tool now: the rule for {name[:80]!r} waits for one"
@@ -187,6 +188,20 @@ class Admin:
     def _offers(self, name: str) -> bool:
         entries = (entry for listing in self._registry.listings() for entry in listing.entries)
         return any(name in (entry.name, entry.bare_name) for entry in entries)
+
+    @llm_tool(
+        description="Lets a source offer tools; it has the right from the start unless the bus was told otherwise."
+    )
+    async def grant(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
+        """Gives a source the right to offer tools, at once and across restarts."""
+        self._rights.grant(source, permission)
+        return {"source": source, "permission": permission, "granted": True}
+
+    @llm_tool(description="Forbids a source to offer tools, and withdraws those that it has.")
+    async def revoke(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
+        """Takes the right to offer tools from a source, at once and across restarts."""
+        count = self._rights.revoke(source, permission)
+        return {"source": source, "permission": permission, "granted": False, "removed": count}
 
     @llm_tool(description="Which users may call what: tables of tools, roles and sources.")
     async def permissions(self) -> dict[str, Any]:

@@ -32,11 +32,11 @@ from toolbus.health import SERVICE, Health
 from toolbus.local import LocalCaller, LocalHandler, OnProgress
 from toolbus.loopback import parse_callback_url
 from toolbus.offer import prepare
-from toolbus.permits import Permits
 from toolbus.policy import Policy
 from toolbus.presence import TICK_SECONDS, WATCH_SECONDS, Presence
 from toolbus.records import Records
 from toolbus.registry import Registry
+from toolbus.rights import Rights
 from toolbus.sdk import llm_tool
 from toolbus.sdk.outgoing import encodable
 from toolbus.sdk.scope import CallContext
@@ -111,7 +111,14 @@ class Bus:
         self.tasks = TaskManager(config.background_after_seconds)
         self.dispatcher.tripwire = Tripwire(config.tripwire, config.tripwire_allow)  # type: ignore[arg-type]
         self.dispatcher.background = LoopTasks(self.tasks, self.dispatcher, lambda: self.loop)
-        self._permits: Permits | None = None  # what was permitted at run time, kept; None: it ends with the bus
+        self._rights = Rights(
+            self.policy,
+            self.dispatcher.view,
+            self._presence,
+            changed=self.catalogue_changed,
+            withdrawn=lambda: self._registrations.sync() if self._registrations is not None else None,
+        )
+        self.permit, self.grant, self.revoke = self._rights.permit, self._rights.grant, self._rights.revoke
         self.run_sync = self._workers.run  # runs a plain function off the loop
         self._offer_own()
 
@@ -154,8 +161,7 @@ class Bus:
         from toolbus.store import Store
 
         self._store = Store(self._config.data_dir)
-        self._permits = Permits(self._config.data_dir)
-        self.dispatcher.view.permit(self._permits.over(self._config.permissions))
+        self._rights.keep_in(self._config.data_dir, self._config.permissions)
         self.tasks.keep_in(self._config.data_dir / TASKS_FILE)
         kept = self._store.load()
         if kept:
@@ -403,22 +409,6 @@ class Bus:
         self.registry.remove_role(role)
         self.catalogue_changed()
 
-    def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
-        """Says which users may call a tool, or the tools of a role or source: at once, and across restarts.
-
-        Args:
-            kind: ``tools``, ``roles`` or ``sources``.
-            users: ``*`` is everyone, nobody where it is empty; None takes the rule away.
-
-        Raises:
-            InvalidRequest: naming what breaks a rule.
-            NotKept: it is in force, but could not be written down.
-        """
-        self.dispatcher.view.revise(lambda rules: rules.changed(kind, name, users))
-        self.catalogue_changed()
-        if self._permits is not None:
-            self._permits.keep(kind, name, None if users is None else list(users))
-
     def _offer_own(self) -> None:
         """Offers what the bus itself can do: to operators always, to models where the configuration says so."""
         admin = Admin(
@@ -428,7 +418,7 @@ class Bus:
             self.dispatcher.view,
             stop=self._stopped.set,
             changed=self.catalogue_changed,
-            permit=self.permit,
+            rights=self._rights,
         )
         for source, method in admin.offers(TaskTools(self.tasks).tools(), self._config.offered):
             self._register(source, spec_of(method), qualified=source == BUS_SOURCE)

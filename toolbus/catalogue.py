@@ -26,7 +26,7 @@ _BEST_FIRST = (
 )
 
 
-def read_tools(messages: Sequence[pb.Tool], limits: Limits) -> list[Offered]:
+def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool = False) -> list[Offered]:
     """Reads, checks and compiles declared tools, all or none.
 
     Raises:
@@ -49,7 +49,7 @@ def read_tools(messages: Sequence[pb.Tool], limits: Limits) -> list[Offered]:
         except InvalidTool as fault:
             faults.extend(fault.faults)
     try:
-        offered = prepare(tools, limits)
+        offered = prepare(tools, limits, qualified=qualified)
     except InvalidTool as fault:
         faults.extend(fault.faults)
     if faults:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from toolbus.errors import InvalidTool, LimitExceeded
 from toolbus.schema import ArgumentChecker, SchemaFault, compile_schema
-from toolbus.tool import Limits, Tool
-
-USER_KEYS = frozenset({"userId", "__userId", "__user_id"})  # set by hosts of extension systems, never by a model
+from toolbus.tool import USER_KEYS, Limits, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +19,13 @@ class Offered:
     strips: frozenset[str]
 
 
-def prepare(tools: Sequence[Tool], limits: Limits, *, checks_arguments: bool = True) -> list[Offered]:
+def prepare(
+    tools: Sequence[Tool], limits: Limits, *, checks_arguments: bool = True, qualified: bool = False
+) -> list[Offered]:
     """Compiles the schemas of tools that are to be registered together.
+
+    Args:
+        qualified: whether they are an extension's: then `USER_KEYS` never reach them, whatever their schemas declare.
 
     Raises:
         InvalidTool: naming every fault of every tool.
@@ -42,7 +45,8 @@ def prepare(tools: Sequence[Tool], limits: Limits, *, checks_arguments: bool = T
         except SchemaFault as fault:
             faults.append(f"tool {tool.name!r}: {fault}")
             continue
-        declared = tool.parameters.get("properties")
+        extends = qualified or tool.council_eligible or tool.inline_available
+        declared = None if extends else tool.parameters.get("properties")
         strips = USER_KEYS - set(declared) if isinstance(declared, dict) else USER_KEYS
         wanted = checks_arguments if tool.validate is None else tool.validate
         offered.append(Offered(tool, checker if wanted else None, strips))

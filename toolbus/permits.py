@@ -1,8 +1,8 @@
 """What operators permitted while a bus was running, kept across restarts: one small JSON file.
 
 It holds only what was said at run time, over the rules of the configuration: a list of users, or null where a rule was
-taken away. A file that cannot be read stops the bus from starting: without it, tools would be open that somebody
-closed.
+taken away, and of sources whether they may offer tools. A file that cannot be read stops the bus from starting: without
+it, tools would be open that somebody closed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.policy import Permissions
 
 FILE = "permissions.json"
+SILENCED = "silenced"  # beside the tables of rules: by source whether it may not offer tools
 
 Said = dict[str, dict[str, list[str] | None]]
 
@@ -27,6 +28,7 @@ class Permits:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._said: Said = {}  # by table and name, as in the file
+        self.silenced: dict[str, bool] = {}  # by source, what was said last
 
     def over(self, rules: Permissions) -> Permissions:
         """Returns rules with what was said at run time put over them.
@@ -36,6 +38,7 @@ class Permits:
         """
         try:
             self._said = json.loads(self._path.read_text("utf-8"))
+            self.silenced = _silenced(self._said.pop(SILENCED, {}))
             for kind, table in self._said.items():
                 for name, users in table.items():
                     rules = rules.changed(kind, name, users)
@@ -43,7 +46,7 @@ class Permits:
             return rules
         except OSError as problem:
             raise SetupError(f"cannot read {self._path}: {problem.strerror}: let this user read it") from problem
-        except (ValueError, AttributeError, InvalidRequest) as problem:
+        except (ValueError, AttributeError, TypeError, InvalidRequest) as problem:
             raise SetupError(
                 f"{self._path} is damaged ({problem}): restore it, or move it away to go back to the permissions of "
                 "the configuration"
@@ -56,15 +59,26 @@ class Permits:
         Raises:
             NotKept: it could not be written.
         """
-        said = {**self._said, kind: {**self._said.get(kind, {}), name: users}}
+        self._keep({**self._said, kind: {**self._said.get(kind, {}), name: users}}, self.silenced)
+
+    def keep_silenced(self, source: str, silenced: bool) -> None:
+        """Writes down whether a source may not offer tools.
+
+        Raises:
+            NotKept: it could not be written.
+        """
+        self._keep(self._said, {**self.silenced, source: silenced})
+
+    def _keep(self, said: Said, silenced: dict[str, bool]) -> None:
+        written = {**said, SILENCED: silenced} if silenced else said
         try:
-            self._write(json.dumps(said, ensure_ascii=False, indent=1))
+            self._write(json.dumps(written, ensure_ascii=False, indent=1))
         except OSError as problem:
             raise NotKept(
                 f"the permission is in force, but could not be written to {self._path} ({problem.strerror}), so it "
                 "ends with this bus"
             ) from problem
-        self._said = said
+        self._said, self.silenced = said, silenced
 
     def _write(self, text: str) -> None:
         """Replaces the file in one step, for its owner alone."""
@@ -79,3 +93,9 @@ class Permits:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
+
+
+def _silenced(said: object) -> dict[str, bool]:
+    if not isinstance(said, dict) or not all(type(each) is bool for each in said.values()):
+        raise InvalidRequest(f"{SILENCED} is {said!r:.80}, it must be a table of sources to true or false")
+    return said

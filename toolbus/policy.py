@@ -119,7 +119,7 @@ class Policy:
         permissions: Permissions | None = None,
         guarded: Iterable[str] = (),
     ) -> None:
-        self._silenced = silenced
+        self._silenced = frozenset(silenced)  # replaced in one step by `silence`
         self._guarded = frozenset(guarded)
         self._guarded_beginnings = tuple(source[:-1] for source in self._guarded if source.endswith("*"))
         self.permissions = permissions or Permissions()  # replaced in one step by View.permit
@@ -127,6 +127,21 @@ class Policy:
     def may_offer(self, source: str) -> bool:
         """Whether a source has the right ``tools``."""
         return source not in self._silenced
+
+    @property
+    def silenced(self) -> frozenset[str]:
+        """The sources that lack the right ``tools``."""
+        return self._silenced
+
+    def silence(self, source: str, silenced: bool) -> bool:
+        """Takes the right ``tools`` from a source, or gives it back. Returns whether that changed anything.
+
+        To be called from one thread; others may read meanwhile.
+        """
+        if (source in self._silenced) is silenced:
+            return False
+        self._silenced = self._silenced | {source} if silenced else self._silenced - {source}
+        return True
 
     def guards(self, source: str) -> bool:
         """Whether a source is trusted less than others."""

@@ -99,13 +99,14 @@ class Presence:
             return
         self._check_identity(attach)
         may_offer = self._policy.may_offer(attach.source)
-        offered = catalogue.read_tools(attach.tools, self._limits) if may_offer else []
+        offered = catalogue.read_tools(attach.tools, self._limits, qualified=attach.qualified) if may_offer else []
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
         peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MOST_NOTICES])
         peer.budget = self._dispatcher.budget(peer.source)
         older = self._by_instance.get((peer.source, peer.instance)) if peer.instance else None
         if older is not None and older.state is State.LEAVING and not older.half_closed:
             older = None  # it said goodbye, and may finish what it has
+        peer.offers_tools = bool(attach.tools)  # one that may not offer them is a plugin all the same
         peer.open(self._granted(attach.max_in_flight), attach.max_message_bytes)
         if older is not None:
             self._note_superseded(peer, now)
@@ -199,7 +200,7 @@ class Presence:
             self._deny(peer, "attach")
             return
         try:
-            offered = catalogue.read_tools(attach.tools, self._limits)
+            offered = catalogue.read_tools(attach.tools, self._limits, qualified=peer.qualified)
             outcome = self._declare(peer, offered, None, now)
         except RequestError as error:
             self._answer(peer, self._registry.offers(peer), [tool.name for tool in attach.tools] or [""], str(error))
@@ -271,7 +272,7 @@ class Presence:
             held = len({*self._registry.offers(peer), *(tool.name for tool in request.tools)})
         if held > self._limits.tools:
             raise LimitExceeded("tools", self._limits.tools, f"the session would offer {held} tools")
-        offered = catalogue.read_tools(request.tools, self._limits)
+        offered = catalogue.read_tools(request.tools, self._limits, qualified=peer.qualified)
         outcome = self._registry.register(peer, offered, qualified=peer.qualified)
         if offered:
             peer.offers_tools = True
@@ -289,6 +290,21 @@ class Presence:
     def clear(self, request: wire.ClearRequest) -> wire.ClearResponse:
         """Withdraws every tool of a source."""
         return catalogue.cleared(request.source, self.withdrawal.clear(request.source, request.role))
+
+    def right_changed(self, source: str, right: str, *, granted: bool) -> int:
+        """A source got the right to offer tools, or lost it: then they are withdrawn. Its sessions are told.
+
+        Returns:
+            How many tools were withdrawn, each counted once per role.
+        """
+        outcome = Outcome() if granted else self._registry.clear(source)
+        change = wire.PermissionChanged(permission=right, granted=granted, all_granted=[right] if granted else [])
+        for peer in self.by_source.get(source, {}).values():
+            peer.tell(wire.Event(permission_changed=change))
+        log.warning("%s permission=%s source=%s", "granted" if granted else "revoked", right, source)
+        self._on_source(source)
+        self._on_change()
+        return outcome.count
 
     def _deny(self, peer: Peer, operation: str) -> None:
         peer.tell(wire.Event(permission_denied=wire.PermissionDenied(permission="tools", operation=operation)))

@@ -24,6 +24,7 @@ PROTOCOL_VERSIONS = (1,)
 # Names as they may be written into a URL path and every provider's function name (REST-60).
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+USER_KEYS = frozenset({"userId", "__userId", "__user_id"})  # set by hosts of extension systems, never by a model
 MAX_NAME = 64
 MAX_INSTANCE = 128
 MAX_CALL_ID = 128

@@ -1,4 +1,4 @@
-"""``toolbus permissions`` and ``permit``: which users may call what, of a running bus."""
+"""``toolbus permissions``, ``permit``, ``grant`` and ``revoke``: who may call what, and who may offer tools."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ PERMIT_MANUAL = manual(
     configuration. A rule for a name that nobody has yet waits for it; of a tool it is said on standard error.
     """,
     "0 done, 1 the bus said no (it could not write the rule down, say), 2 wrong usage, 3 no bus there.",
+)
+RIGHT_MANUAL = manual(
+    ("toolbus revoke plugin:mail", "toolbus grant plugin:mail"),
+    """
+    Every source may offer tools unless the bus's configuration (silenced) or an operator says otherwise. Where the right
+    is revoked, the source's tools are withdrawn at once and its plugins stay connected; where it is granted again, they
+    offer their tools again. Both are in force across restarts where the bus has a data directory.
+    """,
+    "0 done, 1 the bus said no (it could not write it down, say), 2 wrong usage, 3 no bus there.",
 )
 EVERYONE = "*"  # in a rule
 
@@ -87,6 +96,32 @@ def permit(
         print(output.clean(f"{kind} {name}: {'(no rule)' if users is None else _who(tables[kind][name])}"))
     if note:
         print(output.clean(f"toolbus: {note}"), file=sys.stderr)
+
+
+def grant(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Whose tools, as `toolbus list` shows it.")],
+    bus: BusOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a source offer tools again."""
+    said = administer(bus, "grant", {"source": source})
+    if as_json:
+        output.say_json(said)
+    else:
+        print(output.clean(f"{source} may offer tools"))
+
+
+def revoke(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Whose tools, as `toolbus list` shows it.")],
+    bus: BusOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Withdraw a source's tools and forbid it to offer any."""
+    said = administer(bus, "revoke", {"source": source})
+    if as_json:
+        output.say_json(said)
+    else:
+        print(output.clean(f"{source} may not offer tools; {said['removed']} withdrawn"))
 
 
 def _who(users: Sequence[str]) -> str:

@@ -1,0 +1,111 @@
+"""What operators permit while the bus is running: put in force at once, told to whom it concerns, and written down.
+
+Two things are permitted: users may call (rules by tool, role and source), and sources may offer (the right ``tools``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from toolbus.entry import BUS_SOURCE
+from toolbus.errors import InvalidRequest
+from toolbus.permits import Permits
+from toolbus.policy import Permissions, Policy
+from toolbus.presence import Presence
+from toolbus.tool import is_source
+from toolbus.view import View
+
+TOOLS = "tools"  # the one right that a source may have or lack: to offer tools
+
+
+class Rights:
+    """The rules of one bus as operators change them.
+
+    Args:
+        changed: called when the catalogue may have changed.
+        withdrawn: called when tools of any kind may have been withdrawn, so that they do not come back.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        view: View,
+        presence: Presence,
+        *,
+        changed: Callable[[], None],
+        withdrawn: Callable[[], None],
+    ) -> None:
+        self._policy = policy
+        self._view = view
+        self._presence = presence
+        self._changed = changed
+        self._withdrawn = withdrawn
+        self._permits: Permits | None = None  # None: what is permitted ends with the bus
+
+    def keep_in(self, directory: Path, rules: Permissions) -> None:
+        """Puts back what was permitted before, over the rules of the configuration, and keeps what comes.
+
+        Raises:
+            SetupError: what was kept cannot be read.
+        """
+        self._permits = Permits(directory)
+        self._view.permit(self._permits.over(rules))
+        for source, silenced in self._permits.silenced.items():
+            self._policy.silence(source, silenced)
+
+    def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
+        """Says which users may call a tool, or the tools of a role or source.
+
+        Args:
+            kind: ``tools``, ``roles`` or ``sources``.
+            users: ``*`` is everyone, nobody where it is empty; None takes the rule away.
+
+        Raises:
+            InvalidRequest: naming what breaks a rule.
+            NotKept: it is in force, but could not be written down.
+        """
+        self._view.revise(lambda rules: rules.changed(kind, name, users))
+        self._changed()
+        if self._permits is not None:
+            self._permits.keep(kind, name, None if users is None else list(users))
+
+    def grant(self, source: str, right: str = TOOLS) -> None:
+        """Lets a source offer tools. Its sessions are told, and offer theirs again; callback tools register anew.
+
+        Raises:
+            InvalidRequest: there is no such right or source.
+            NotKept: it is in force, but could not be written down.
+        """
+        self._check(source, right)
+        if self._policy.silence(source, False):
+            self._presence.right_changed(source, right, granted=True)
+        self._keep(source, False)
+
+    def revoke(self, source: str, right: str = TOOLS) -> int:
+        """Forbids a source to offer tools: those that it has are withdrawn at once. Its sessions stay, and are told.
+
+        Returns:
+            How many tools were withdrawn, each counted once per role.
+
+        Raises:
+            InvalidRequest: there is no such right or source.
+            NotKept: it is in force, but could not be written down.
+        """
+        self._check(source, right)
+        count = self._presence.right_changed(source, right, granted=False) if self._policy.silence(source, True) else 0
+        self._withdrawn()
+        self._keep(source, True)
+        return count
+
+    def _check(self, source: str, right: str) -> None:
+        if right != TOOLS:
+            raise InvalidRequest(f"there is no right {right[:80]!r}: there is {TOOLS!r}, to offer tools")
+        if not is_source(source) or source == BUS_SOURCE:
+            raise InvalidRequest(
+                f"source {source[:80]!r} is none that offers tools: name one of 1 to 128 of [A-Za-z0-9_.:-]"
+            )
+
+    def _keep(self, source: str, silenced: bool) -> None:
+        if self._permits is not None:
+            self._permits.keep_silenced(source, silenced)
