@@ -253,7 +253,14 @@ def test_keys_that_name_a_user_never_reach_an_extensions_tool_even_where_it_decl
     schema = '{"type":"object","properties":{"userId":{},"a":{}}}'
     qualified = flag == "qualified"
     stream = core.attached(
-        "p", tool("t", parameters_json=schema, **({} if qualified else {flag: True})), qualified=qualified
+        "p",
+        tool(
+            "t",
+            parameters_json=schema,
+            council_eligible=flag == "council_eligible",
+            inline_available=flag == "inline_available",
+        ),
+        qualified=qualified,
     )
     host = core.peer("host")
     core.call(host, "p:t" if qualified else "t", '{"userId":"eve","a":{"userId":1},"__user_id":2}')

@@ -53,6 +53,7 @@ def test_loopback_and_unix_addresses_are_taken(address: str) -> None:
         ({"grace_seconds": -1.0}, "grace_seconds is -1"),
         ({"drain_seconds": float("nan")}, "drain_seconds is nan"),
         ({"limits": Limits(result_bytes=0)}, "limits.result_bytes is 0"),
+        ({"council": Path("/nowhere/council.toml")}, "council '/nowhere/council.toml' is no file: write it"),
         ({"upstream": "http://127.0.0.1:1", "http": "off"}, "upstream needs http"),
         ({"upstream": "http://192.168.1.2:1"}, "not http://HOST:PORT"),
         ({"upstream": "http://main.example:1"}, "not http://HOST:PORT"),
@@ -201,6 +202,16 @@ def test_the_variable_names_the_file_and_the_data_directory_is_the_platforms(tmp
     assert config.data_dir.name == "toolbus"
 
 
+def test_a_council_file_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
+    named, other = tmp_path / "named.toml", tmp_path / "other.toml"
+    named.touch()
+    other.touch()
+    file = _file(tmp_path, f'council = "{named}"\nephemeral = true\n')
+    assert settle({}, {}, file).config.council == named
+    assert settle({}, {"TOOLBUS_COUNCIL": str(other)}, file).config.council == other
+    assert settle({"council": named}, {"TOOLBUS_COUNCIL": str(other)}, file).config.council == named
+
+
 def test_a_switch_on_a_higher_level_empties_what_a_lower_one_set(tmp_path: Path) -> None:
     file = _file(tmp_path, 'roles = ["a"]\ndata_dir = "/d"\n')
     config = settle({}, {"TOOLBUS_NO_ROLES": "1", "TOOLBUS_EPHEMERAL": "true"}, file).config
@@ -210,7 +221,7 @@ def test_a_switch_on_a_higher_level_empties_what_a_lower_one_set(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("htpp = 1", "unknown key 'htpp'; known are background_after_seconds, data_dir"),
+        ("htpp = 1", "unknown key 'htpp'; known are background_after_seconds, council, data_dir"),
         ("[limits]\nspeed = 1", "[limits]: unknown key 'speed'; known are arguments_bytes"),
         ("limits = 1", "must be a table"),
         ("[limits]\ntools = 1.5", "limits.tools is 1.5, it must be a whole number"),

@@ -70,7 +70,7 @@ MAY_IMPORT = (
         "admin": CORE | {"sdk", "search", "rights", "sight"},
         "gateway": CORE | FOR_HOSTS | {"outbound"},
         "config": CORE,
-        "bus": CORE | ROOM_FILES | {"config", "sdk"},
+        "bus": CORE | ROOM_FILES | {"config", "sdk", "extension"},
         "tools": CORE | ROOM_FILES | FOR_HOSTS | {"loop", "sdk"},
         "supervisor": CORE | {"config", "lifeline", "sdk"},
         "tool_folder": CORE | {"dropin", "supervisor"},

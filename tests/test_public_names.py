@@ -49,7 +49,7 @@ def test_public_names_are_listed_before_they_are_loaded() -> None:
     assert toolbus.Tool is tool.Tool
 
 
-@pytest.mark.parametrize("package", ["sdk", "loop", "dialects", "tasks", "tools"])
+@pytest.mark.parametrize("package", ["sdk", "loop", "extension", "dialects", "tasks", "tools"])
 def test_a_package_lists_what_it_offers_and_offers_what_it_lists(package: str) -> None:
     module = importlib.import_module(f"toolbus.{package}")
     assert len(set(module.__all__)) == len(module.__all__)
@@ -59,7 +59,7 @@ def test_a_package_lists_what_it_offers_and_offers_what_it_lists(package: str) -
         module.no_such_name  # noqa: B018
 
 
-@pytest.mark.parametrize("package", ["sdk", "loop"])
+@pytest.mark.parametrize("package", ["sdk", "loop", "extension"])
 def test_a_package_for_peers_loads_a_name_only_when_it_is_asked_for(package: str) -> None:
     script = f"import sys, toolbus.{package} as it; print(len(it.__all__) > 10, 'grpc' in sys.modules)"
     ran = subprocess.run(

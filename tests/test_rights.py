@@ -21,7 +21,9 @@ PATIENCE = 5.0
 
 
 def rights(core: Core) -> Rights:
-    return Rights(core.policy, core.dispatcher.view, core.presence, changed=core._changed, withdrawn=lambda: None)
+    return Rights(
+        core.registry, core.policy, core.dispatcher.view, core.presence, changed=core._changed, withdrawn=lambda: None
+    )
 
 
 def names(core: Core) -> list[str]:
@@ -61,8 +63,18 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     core = Core()
     plugin, host = core.attached("p", tool("a")), core.peer("host")
     running = core.call(host, "a")
+    core.dispatcher.settled_at = core.now + 5.0  # a bus that has just started waits for tools, but not for this one
     rights(core).revoke("p")
-    assert core.refusal(host, "a").code is Code.NOT_FOUND
+    refused = core.refusal(host, "a")
+    assert (refused.code, refused.message) == (
+        Code.PERMISSION_DENIED,
+        "tool 'a' is withdrawn: source 'p' may not offer tools any more",
+    )
+    core.plugin("q", tool("b", min_level=1))
+    rights(core).revoke("q")
+    assert core.refusal(host, "b").code is Code.UNAVAILABLE, "it never was, for this caller"
+    rights(core).grant("p")
+    assert core.refusal(host, "a").code is Code.UNAVAILABLE
     plugin.send(results=[pb.ToolResult(call_id=next(iter(plugin.peer.owed)), output_json="7")])
     assert [result.output_json for result in host.results[running]] == ["7"]
 
@@ -125,7 +137,7 @@ def offered(bus: Bus) -> list[str]:
 async def test_a_plugin_of_the_sdk_offers_its_tools_again_by_itself_when_it_may() -> None:
     async with running_bus() as bus:
         plugin = Plugin("p", address=bus.grpc_addresses[0])
-        plugin.tool(lambda: 1, name="a")
+        plugin.add_tool(lambda: 1, name="a")
         async with plugin:
             await plugin.ready()
             bus.revoke("p")

@@ -78,7 +78,7 @@ async def test_a_plugin_that_is_retired_between_two_lives_is_not_started_again()
 
 
 async def test_a_plugin_that_is_retired_has_its_own_time_until_all_are_stopped() -> None:
-    async with _staying(stop_seconds=0.2) as told:
+    async with _staying(stop_seconds=0.2, kill_seconds=0.1) as told:
         told.add("one", FINISHES + "import time\ntime.sleep(60)")
         told.add("two", FINISHES + "import time\ntime.sleep(60)")
         for name in ("one", "two"):

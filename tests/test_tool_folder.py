@@ -11,7 +11,8 @@ import pytest
 from tests.processes import alive, until
 from tests.tool_folders import offered, slow, tool
 from toolbus import tool_folder
-from toolbus.supervisor import Happened
+from toolbus.sdk import Host
+from toolbus.supervisor import Happened, Restarts
 from toolbus.testing import running_bus
 
 
@@ -90,6 +91,39 @@ async def test_a_file_that_hangs_is_skipped_and_the_others_are_offered(
         folder.write(a="while True:\n    pass\n", b=tool("two", "2"))
         await folder.lists(("two", "2"))
         await folder.says(r"tools output a\.py: takes longer than 0\.5 s to load.*\(line [12]\)")
+
+
+async def test_a_file_that_hangs_in_native_code_is_skipped_too_and_operators_see_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_folder, "FILE_SECONDS", 0.5)
+    async with offered(tmp_path, restarts=Restarts(wanted=False)) as folder:
+        folder.write(a="import re\nre.match('(a+)+$', 'a' * 64 + 'b')\n", b=tool("two", "2"))
+        await folder.lists(("two", "2"))
+        async with Host(folder.bus.grpc_addresses[0]) as host:
+            notices = (await host.list()).notices
+        late = "a.py: takes longer than 0.5 s to load: leave what is slow to the first call (line 2)"
+        assert ("dropin", late) in notices
+        monkeypatch.setattr(tool_folder, "FILE_SECONDS", 20.0)
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("two", "2"), ("one", "1"))
+
+
+@pytest.mark.parametrize("granted", ["a.py", "b.py"])
+async def test_of_two_groups_with_one_name_the_later_file_has_it_and_that_is_said(tmp_path: Path, granted: str) -> None:
+    (tmp_path / "_manifest.json").write_text(json.dumps({"files": {granted: {"connect": ["127.0.0.1:9"]}}}))
+    said = r'tools output a\.py: tool "one" registered twice \(later wins\): again in b\.py\. Rename one of them'
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "a") + tool("two", "2"), b=tool("one", "b"))
+        await folder.says(said)
+        await folder.says(r"offers two \(")
+        assert await folder.call("one") == "b"
+        folder.write(a=tool("one", "A") + tool("two", "3"))
+        await folder.says(said, 2)
+        await folder.lists(("one", "b"), ("two", "3"))
+        folder.write(b=tool("three", "3"))
+        await folder.says(r"offers one, two \(", 2)
+        assert await folder.call("one") == "A"
 
 
 async def test_a_process_that_does_not_load_in_time_is_ended_and_the_old_one_stays(

@@ -201,3 +201,27 @@ def test_serve_logs_what_happens_to_its_tools(tmp_path: Path, tools: Path) -> No
         assert re.search(r" info toolbus\.dropin: dropin#1: offers one \(", running.err)
         assert not alive(pid)
         assert "Traceback" not in running.err
+
+
+def test_serve_logs_what_its_tools_log_at_their_own_level(tmp_path: Path, tools: Path) -> None:
+    speaks = """
+import logging, sys
+log = logging.getLogger("speaks")
+log.setLevel(logging.DEBUG)
+log.info("a word")
+log.error("a fault")
+print("INFO", file=sys.stderr)
+print("no level", file=sys.stderr)
+"""
+    (tools / "a.py").write_text(tool("one", "1", speaks))
+    with _serve(tmp_path, "--tools-dir", tools) as running:
+        running.says("offers one")
+        lines = re.findall(r" (\w+) toolbus\.dropin: dropin#1: ((?:speaks|INFO|no level).*)", running.err)
+        assert lines == [
+            ("info", "speaks: a word"),
+            ("error", "speaks: a fault"),
+            ("warning", "INFO"),
+            ("warning", "no level"),
+        ]
+        running.send(signal.SIGTERM)
+        assert running.code() == 0

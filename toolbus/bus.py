@@ -97,6 +97,7 @@ class Bus:
         self._caller = LocalCaller("local", self.dispatcher)
         self._store: Any = None  # what survives a restart; None: nothing does
         self._registrations: Any = None  # tools with a callback URL; imported only where there are any
+        self._council: Any = None  # what runs the council; None: there is neither HTTP nor a council file
         self._upstream: Any = None  # the main server that our tools are offered to; None: there is none
         self._workers = Workers(LOCAL_WORKERS, "toolbus-local")  # not the loop's own: its few threads are the program's
         service = ToolBusService(
@@ -112,6 +113,7 @@ class Bus:
         self.dispatcher.tripwire = Tripwire(config.tripwire, config.tripwire_allow)  # type: ignore[arg-type]
         self.dispatcher.background = LoopTasks(self.tasks, self.dispatcher, lambda: self.loop)
         self._rights = Rights(
+            self.registry,
             self.policy,
             self.dispatcher.view,
             self._presence,
@@ -137,6 +139,10 @@ class Bus:
         self._thread = threading.get_ident()
         self.dispatcher.settled_at = time.monotonic() + self._config.grace_seconds
         try:
+            if self._config.http != "off" or self._config.council is not None:
+                from toolbus.extension.service import CouncilService
+
+                self._council = CouncilService.of_file(self, self._config.council)
             await self._open_store()
             if self._config.http != "off":
                 from toolbus.gateway.http import HttpServer
@@ -206,6 +212,7 @@ class Bus:
             records=self.records,
             tasks=self.tasks,
             task_owner=lambda user_id: owner_of(user_id, SOURCE),
+            council=self._council,
         )
         return application(parts)
 
@@ -283,6 +290,8 @@ class Bus:
             for room in (self._registrations, self._http, self._upstream):
                 if room is not None:
                     last_first.push_async_callback(room.stop)
+            if self._council is not None:
+                last_first.callback(self._council.close)
             last_first.callback(self.tasks.close)  # first: whoever waits for a task over HTTP is answered
 
     async def wait_stopped(self) -> None:

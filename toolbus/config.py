@@ -54,6 +54,8 @@ class Config:
             a task.
         tools_dir: a folder of drop-in tools to offer; ``toolbus serve`` runs them, in processes of their own.
         require_manifest: whether such a folder offers nothing without a ``_manifest.json``.
+        council: a file of members that run tools before a model is asked (`toolbus.extension`), and of their settings;
+            None: whoever asks for a run brings members.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
         record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
         grpc_reflection: whether clients can ask the server for its services.
@@ -78,6 +80,7 @@ class Config:
     background_after_seconds: float = 10.0
     tools_dir: Path | None = None
     require_manifest: bool = False
+    council: Path | None = None
     offered: tuple[str, ...] = ()
     record_contents: bool = False
     grpc_reflection: bool = True
@@ -97,6 +100,8 @@ class Config:
                 raise SetupError("upstream needs http, since the main server calls tools back over it: drop http off")
         if self.tools_dir is not None and not self.tools_dir.is_dir():
             raise SetupError(f"tools_dir {str(self.tools_dir)!r} is no folder: make it, or name another")
+        if self.council is not None and not self.council.is_file():
+            raise SetupError(f"council {str(self.council)!r} is no file: write it, or name another")
         for name, sources in (("silenced", self.silenced), ("guarded", [each.rstrip("*") for each in self.guarded])):
             for source in sources:
                 if source and not is_source(source):
@@ -359,6 +364,7 @@ _SETTINGS: dict[str, tuple[Callable[[str, str], Any], Callable[[str, object], An
     "tripwire": (_text, _text),
     "tools_dir": (_path, _path),
     "require_manifest": (_switch_text, _switch),
+    "council": (_path, _path),
     "offered": (_items, _texts),
     "record_contents": (_switch_text, _switch),
     "grpc_reflection": (_switch_text, _switch),

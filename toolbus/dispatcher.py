@@ -344,6 +344,11 @@ class Dispatcher:
             return Refused(
                 Code.UNAVAILABLE, f"tool {name!r} is offline{why}: its plugin may come back", retry_safe=True
             )
+        withdrawn = self._policy.withdrawn_from(name)
+        if withdrawn is not None:
+            return Refused(
+                Code.PERMISSION_DENIED, f"tool {name!r} is withdrawn: source {withdrawn!r} may not offer tools any more"
+            )
         if now < self.settled_at:
             return Refused(
                 Code.UNAVAILABLE,

@@ -120,6 +120,7 @@ class Policy:
         guarded: Iterable[str] = (),
     ) -> None:
         self._silenced = frozenset(silenced)  # replaced in one step by `silence`
+        self._withdrawn: dict[str, frozenset[str]] = {}  # by source without the right, the names that it had
         self._guarded = frozenset(guarded)
         self._guarded_beginnings = tuple(source[:-1] for source in self._guarded if source.endswith("*"))
         self.permissions = permissions or Permissions()  # replaced in one step by View.permit
@@ -133,15 +134,24 @@ class Policy:
         """The sources that lack the right ``tools``."""
         return self._silenced
 
-    def silence(self, source: str, silenced: bool) -> bool:
+    def silence(self, source: str, silenced: bool, names: Iterable[str] = ()) -> bool:
         """Takes the right ``tools`` from a source, or gives it back. Returns whether that changed anything.
 
         To be called from one thread; others may read meanwhile.
+
+        Args:
+            names: under which it offers tools that nobody is hidden from, for `withdrawn_from`.
         """
         if (source in self._silenced) is silenced:
             return False
         self._silenced = self._silenced | {source} if silenced else self._silenced - {source}
+        others = {each: had for each, had in self._withdrawn.items() if each != source}
+        self._withdrawn = others | ({source: frozenset(names)} if silenced else {})
         return True
+
+    def withdrawn_from(self, name: str) -> str | None:
+        """Returns the source that lost a tool of a name together with the right to offer it; None where none did."""
+        return next((source for source, names in self._withdrawn.items() if name in names), None)
 
     def guards(self, source: str) -> bool:
         """Whether a source is trusted less than others."""

@@ -13,6 +13,7 @@ from toolbus.errors import InvalidRequest
 from toolbus.permits import Permits
 from toolbus.policy import Permissions, Policy
 from toolbus.presence import Presence
+from toolbus.registry import Registry
 from toolbus.tool import is_source
 from toolbus.view import View
 
@@ -29,6 +30,7 @@ class Rights:
 
     def __init__(
         self,
+        registry: Registry,
         policy: Policy,
         view: View,
         presence: Presence,
@@ -36,6 +38,7 @@ class Rights:
         changed: Callable[[], None],
         withdrawn: Callable[[], None],
     ) -> None:
+        self._registry = registry
         self._policy = policy
         self._view = view
         self._presence = presence
@@ -93,10 +96,17 @@ class Rights:
             NotKept: it is in force, but could not be written down.
         """
         self._check(source, right)
-        count = self._presence.right_changed(source, right, granted=False) if self._policy.silence(source, True) else 0
+        changed = self._policy.silence(source, True, self._open_names(source))
+        count = self._presence.right_changed(source, right, granted=False) if changed else 0
         self._withdrawn()
         self._keep(source, True)
         return count
+
+    def _open_names(self, source: str) -> set[str]:
+        """Returns the names that a source's tools answer to, without those that are above some access level."""
+        listings = self._registry.listings(include_offline=True)
+        entries = (entry for each in listings if each.source == source for entry in each.entries)
+        return {name for entry in entries if not entry.tool.min_level for name in (entry.name, entry.bare_name)}
 
     def _check(self, source: str, right: str) -> None:
         if right != TOOLS:

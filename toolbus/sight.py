@@ -114,7 +114,7 @@ def _plugins(listings: Iterable[Listing], hosts: Iterable[str], presence: Presen
 
 
 def _plugin(source: str, handlers: Iterable[Handler]) -> Row:
-    states = [_STATES[each.session_state] for each in handlers]
+    states = [_STATES[each.session_state] for each in handlers]  # type: ignore[index]  # protoc's enums are ints
     return {
         "source": source,
         "state": next((state for state in _BEST_FIRST if state in states), "offline"),

@@ -27,6 +27,7 @@ from pathlib import Path
 from toolbus.sdk.child import CANNOT_START, SUPERVISOR_VARIABLE
 
 LINE_BYTES = 64 * 1024  # a longer line comes out in pieces
+KILL_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: somebody who left its group may hold the pipe
 _READ_BYTES = 64 * 1024
 
@@ -106,16 +107,21 @@ class _Running:
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self.stopping = asyncio.Event()  # SIGTERM to it
-        self.seconds: float | None = None  # between that and its SIGKILL; None: until all are killed
+        self.stopping = asyncio.Event()  # it is asked to end
+        self.seconds: float | None = None  # for its answer, which is its end; None: until all are told to end
 
 
 class Supervisor:
     """Runs plugins until all have ended or it is told to stop. Belongs to the loop that runs it.
 
+    A plugin ends in three steps. Its leader gets SIGTERM, and the SDK says goodbye: the tools are gone, and calls in
+    flight go on. Where it has not ended in time, the whole group gets SIGTERM, which ends a plugin of the SDK at once.
+    What is left after that gets SIGKILL. With the process its stream ends, and the bus answers the calls that it had.
+
     Args:
         emit: takes what happens; an exception from it ends everything.
-        stop_seconds: how long a plugin gets between SIGTERM and SIGKILL.
+        stop_seconds: how long a plugin gets for the first step, its calls included.
+        kill_seconds: how long for the second one.
         stays: whether it goes on when nothing runs, until it is told to stop.
     """
 
@@ -125,17 +131,20 @@ class Supervisor:
         *,
         restarts: Restarts | None = None,
         stop_seconds: float = 12.0,  # above the 10 s that a plugin gives its calls
+        kill_seconds: float = KILL_SECONDS,
         stays: bool = False,
     ) -> None:
         self._emit = emit
         self._restarts = restarts or Restarts()
         self._stop_seconds = stop_seconds
+        self._kill_seconds = kill_seconds
         self._stays = stays
         self._plugins: dict[str, _Running] = {}  # those that are to run, by name
         self._group: asyncio.TaskGroup | None = None  # None while it does not run
-        self._stopping = asyncio.Event()  # SIGTERM to all
+        self._stopping = asyncio.Event()  # all are asked to end
+        self._terminating = asyncio.Event()  # all are told to
         self._killing = asyncio.Event()  # SIGKILL to all
-        self._timer: asyncio.TimerHandle | None = None  # sets that; None until told to stop
+        self._timer: asyncio.TimerHandle | None = None  # from asking to telling; None until told to stop
         self._lifeline: subprocess.Popen[bytes] | None = None  # None until run
         self.failed: list[str] = []  # plugins that were given up
 
@@ -178,7 +187,7 @@ class Supervisor:
         """Asks one plugin to end; it is not started again. One that is not there is no error.
 
         Args:
-            seconds: how long it gets between SIGTERM and SIGKILL; None means the supervisor's. `stop` shortens it.
+            seconds: how long it gets before it is told to; None means the supervisor's. `stop` shortens it.
         """
         running = self._plugins.pop(name, None)
         if running is not None:
@@ -190,7 +199,7 @@ class Supervisor:
         if self._stopping.is_set():
             self._killing.set()
         else:
-            self._timer = asyncio.get_running_loop().call_later(self._stop_seconds, self._killing.set)
+            self._timer = asyncio.get_running_loop().call_later(self._stop_seconds, self._terminating.set)
         self._stopping.set()
         for running in self._plugins.values():
             running.stopping.set()
@@ -281,17 +290,23 @@ class Supervisor:
                 pump.result()
 
     async def _wait_or_stop(self, process: asyncio.subprocess.Process, running: _Running) -> int:
+        """Waits for the end of a process, or brings it about in three steps."""
         ended = asyncio.create_task(process.wait())
-        told, killing = asyncio.create_task(running.stopping.wait()), asyncio.create_task(self._killing.wait())
+        asked, told, killing = (
+            asyncio.create_task(event.wait()) for event in (running.stopping, self._terminating, self._killing)
+        )
         try:
-            await asyncio.wait((ended, told), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                process.terminate()
+                await asyncio.wait((ended, told, killing), timeout=running.seconds, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 _signal(process.pid, signal.SIGTERM)
-                await asyncio.wait((ended, killing), timeout=running.seconds, return_when=asyncio.FIRST_COMPLETED)
-                _signal(process.pid, signal.SIGKILL)
+                await asyncio.wait((ended, killing), timeout=self._kill_seconds, return_when=asyncio.FIRST_COMPLETED)
+            _signal(process.pid, signal.SIGKILL)
             return await ended
         finally:
-            for task in (ended, told, killing):
+            for task in (ended, asked, told, killing):
                 task.cancel()
 
     async def _pump(self, take: Callable[[bytes], object], pipe: int) -> None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import importlib.util
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from toolbus.dropin.child import Plan
-from toolbus.dropin.folder import not_loaded, tool_files
+from toolbus.dropin.folder import load_order, not_loaded, tool_files
 from toolbus.dropin.group import Group, groups
 from toolbus.dropin.manifest import load_manifest
 from toolbus.dropin.sandbox import clean_environment
@@ -28,19 +30,28 @@ from toolbus.dropin.watcher import changes
 from toolbus.errors import SetupError
 from toolbus.supervisor import Command, Happened, Report, Restarts, Supervisor
 from toolbus.tool import MAX_TIMEOUT_SECONDS, MIB
+from toolbus.tool import NAME as NAME_RULE
 
 FILE_SECONDS = 20.0  # for one file to load; it is skipped then, and the others of its group are offered
 START_SECONDS = 60.0  # for a process to load all its files: imports may be slow
 FINISH_SECONDS = MAX_TIMEOUT_SECONDS + 5.0  # for the calls of a process whose place another one has taken
 NAME = "tools"  # of the folder itself, in reports
+_MOST_TOOLS = 10_000  # of one process that are remembered: it may report anything
+_TOO_SLOW = "Timeout ("  # how faulthandler begins to tell what a process did that it ended
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a source is to offer: another print means that its process would be different."""
+    """What a source is to offer. Where it is another one, its process would be different.
+
+    Attributes:
+        print: of the files and the grants.
+        taken: names of tools that a later file of another group registers as well, each with that file.
+    """
 
     group: Group
     print: str
+    taken: Mapping[str, str] = field(default_factory=dict)
 
     def keeps(self, before: _Wanted) -> bool:
         """Tells whether nothing is taken away that was offered or granted before; new code does not count."""
@@ -49,10 +60,23 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Process:
-    """One process of a source, restarts included."""
+    """One process of a source, restarts included.
+
+    Attributes:
+        tools: names that its files registered, each with its file, whether or not it offers them.
+        slow: files that it does not load, since they took too long before, each with what is said about it.
+        loading: the file that it loads; empty where it loads none.
+        late: the file that it took too long to load, of which it ends; empty where there is none.
+        late_line: where in that file it was; empty where nobody knows.
+    """
 
     name: str
     wanted: _Wanted
+    slow: dict[str, str]
+    tools: dict[str, str] = field(default_factory=dict)
+    loading: str = ""
+    late: str = ""
+    late_line: str = ""
     loaded: str = ""  # what it has to offer, in words; empty before it has loaded its files
     attached: bool = False
     over: bool = False  # nothing runs any more, and will not be started again
@@ -70,9 +94,16 @@ class _Source:
         self.failed = False  # the newest process could not be had
 
     def want(self, wanted: _Wanted | None) -> None:
-        if wanted is None or self.wanted is None or wanted.print != self.wanted.print:
+        if wanted is None or wanted != self.wanted:
             self.wanted = wanted
             self.changed.set()
+
+    def registered(self) -> dict[str, str]:
+        """Returns the tools that it has and is to keep, each with its file."""
+        if self.wanted is None or self.running is None or self.running.over:
+            return {}
+        files = self.wanted.group.files
+        return {name: file for name, file in self.running.tools.items() if file in files}
 
 
 class ToolFolder:
@@ -82,10 +113,10 @@ class ToolFolder:
         bus: its address, ``HOST:PORT`` or ``unix:PATH``.
         emit: takes what happens to the processes and to the folder as a whole.
         environment: what processes get theirs from; None means this process's. A TOOLBUS_TOKEN in it binds the sources
-            to whoever knows it; otherwise they are bound to this folder object.
+            to whoever knows it, each by a token of its own made from it; else they are bound to this folder object.
         require_manifest: a folder without a manifest loads nothing.
         restarts: when a process that died is started again.
-        stop_seconds: how long one gets between SIGTERM and SIGKILL.
+        stop_seconds: how long one gets to finish its calls when all are asked to end.
 
     Raises:
         SetupError: from the constructor; the library that watches folders is not installed.
@@ -112,8 +143,8 @@ class ToolFolder:
         self._environment = {**(os.environ if environment is None else environment), "TOOLBUS_ADDRESS": bus}
         self._require_manifest = require_manifest
         self._supervisor = Supervisor(self._happened, restarts=restarts, stop_seconds=stop_seconds, stays=True)
-        # Nobody else can claim these sources while they run.
-        self._token = self._environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
+        # Nobody else can claim these sources while they run, and none of them another one: see `_token`.
+        self._secret = self._environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
         self._sources: dict[str, _Source] = {}  # by name
         self._processes: dict[str, _Process] = {}  # by name
         self._started = 0  # processes so far
@@ -184,14 +215,30 @@ class ToolFolder:
         if wanted is None:
             return
         for name, each in wanted.items():
-            if name not in self._sources:
+            source = self._sources.get(name)
+            if source is None:
                 source = self._sources[name] = _Source(name)
-                source.want(each)
                 keeping.create_task(self._keep(source), name=f"keeping {name}")
-            else:
-                self._sources[name].want(each)
-        for name in [name for name in self._sources if name not in wanted]:
-            self._sources.pop(name).want(None)
+            source.want(replace(each, taken=source.wanted.taken if source.wanted is not None else {}))
+        gone = [self._sources.pop(name) for name in list(self._sources) if name not in wanted]
+        self._settle()
+        for source in gone:
+            source.want(None)
+
+    def _settle(self) -> None:
+        """Has each source leave to others the tools that a later file registers as well, as within one process.
+
+        By itself the bus gives a name to whoever attached last, which changes with every restart.
+        """
+        registered = {source: source.registered() for source in self._sources.values()}
+        last: dict[str, str] = {}  # the file that has each name
+        for tools in registered.values():
+            for name, file in tools.items():
+                last[name] = max(file, last.get(name, file), key=load_order)
+        for source, tools in registered.items():
+            if source.wanted is not None and tools:
+                taken = {name: last[name] for name, file in tools.items() if last[name] != file}
+                source.want(replace(source.wanted, taken=taken))
 
     # -- the processes -------------------------------------------------------------------------------------------
 
@@ -200,21 +247,25 @@ class ToolFolder:
         while (wanted := source.wanted) is not None:
             source.changed.clear()
             running = source.running
-            if running is None or running.over or running.wanted.print != wanted.print:
-                await self._swap(source, await self._start(source, wanted))
+            if running is None or running.over or running.wanted != wanted:
+                process = await self._start(source, wanted, {})
+                while process.late:
+                    process = await self._start(source, wanted, {**process.slow, process.late: _late(process)})
+                await self._swap(source, process)
+                self._settle()
             else:
                 source.failed = False  # what failed has been taken back
             await source.changed.wait()
         await self._retire(source.running)
 
-    async def _start(self, source: _Source, wanted: _Wanted) -> _Process:
+    async def _start(self, source: _Source, wanted: _Wanted, slow: dict[str, str]) -> _Process:
         """Starts a process and waits until it offers its tools or is over, or something else is wanted.
 
         Loading has its time. The bus may be away for as long as it likes.
         """
         async with self._turn:
             self._started += 1
-            process = _Process(f"{source.name}#{self._started}", wanted)
+            process = _Process(f"{source.name}#{self._started}", wanted, slow)
             if source.changed.is_set():
                 return process
             self._processes[process.name] = process
@@ -262,12 +313,17 @@ class ToolFolder:
         return Command(
             (sys.executable, "-m", "toolbus.dropin.child"),
             clean_environment(process.wanted.group.grants.secrets, self._environment),
-            told=lambda report: self._plan(process.wanted.group, report).written(),
+            told=lambda report: self._plan(process, report).written(),
             hear=lambda line: self._hear(process, line),
             endless=True,
         )
 
-    def _plan(self, group: Group, report: int) -> Plan:
+    def _token(self, source: str) -> str:
+        """Returns the token of one source; who knows it learns nothing of the others'."""
+        return hmac.new(self._secret.encode(), source.encode(), "sha256").hexdigest()
+
+    def _plan(self, process: _Process, report: int) -> Plan:
+        group = process.wanted.group
         grants = group.grants
         limits: dict[str, int] = {}
         if grants.memory_mb is not None:
@@ -280,7 +336,7 @@ class ToolFolder:
             files=group.order,
             offering=group.files,
             bus=self._bus,
-            token=self._token,
+            token=self._token(group.source),
             report=report,
             write=tuple(map(str, grants.write)),
             read=tuple(map(str, grants.read)),
@@ -288,26 +344,48 @@ class ToolFolder:
             limits=limits,
             file_seconds=FILE_SECONDS,
             grace_seconds=FINISH_SECONDS,
+            slow=process.slow,
+            taken=dict(process.wanted.taken),
         )
 
     def _happened(self, report: Report) -> None:
         self._emit(report)
         process = self._processes.get(report.plugin)
-        if process is not None and report.happened is Happened.GIVEN_UP:
+        if process is None:
+            return
+        over = report.happened in (Happened.DIED, Happened.GIVEN_UP)
+        if over and process.late:
+            self._say(f"{process.late}: {_late(process)}")
+            self._end(process)
+            source = self._sources.get(process.wanted.group.source)
+            if source is not None and source.running is process:  # it was started again, and nobody waits for that
+                source.changed.set()
+        elif report.happened is Happened.GIVEN_UP:
             process.over = True
             process.ready.set()
+            self._settle()
 
     def _hear(self, process: _Process, line: str) -> None:
         """Takes a report of a process. Its tools can write there too, so it may be anything."""
+        if process.loading and line.startswith(_TOO_SLOW):
+            process.late, process.loading = process.loading, ""
+        elif process.late:
+            found = re.search(rf'/{re.escape(process.late)}", (line \d+)', line)
+            process.late_line = process.late_line or (found[1] if found else "")
         try:
             said = json.loads(line)
-            happened, text = said["happened"], str(said["text"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            happened, text, file = said["happened"], str(said["text"]), said.get("file")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
-        if happened == "problem":
+        if happened == "loading":
+            process.loading = text if text in process.wanted.group.order else ""
+        elif happened == "problem":
             self._say(text)
+        elif happened == "tool" and file in process.wanted.group.files and NAME_RULE.fullmatch(text):
+            if len(process.tools) < _MOST_TOOLS:
+                process.tools[text] = file
         elif happened == "loaded":
-            process.loaded = text
+            process.loading, process.loaded = "", text
         elif happened == "attached":
             process.attached = True
             process.ready.set()
@@ -315,6 +393,12 @@ class ToolFolder:
 
     def _say(self, text: str) -> None:
         self._emit(Report(NAME, Happened.OUTPUT, text, "stderr"))
+
+
+def _late(process: _Process) -> str:
+    """Says that the file which a process was loading took too long."""
+    where = f" ({process.late_line})" if process.late_line else ""
+    return f"takes longer than {FILE_SECONDS:g} s to load: leave what is slow to the first call{where}"
 
 
 async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:

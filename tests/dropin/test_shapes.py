@@ -219,6 +219,34 @@ def test_flags_of_a_file_are_those_of_its_tools(tmp_path: Path, text: str, flag:
     assert (flagged.no_background, flagged.allow_repeat) == (flag == "NO_BACKGROUND", flag == "ALLOW_REPEAT")
 
 
+@pytest.mark.parametrize(
+    "text", [REGISTERED, STARGAZER, LISTED, DECORATED], ids=["register_tool", "TOOL_NAME", "TOOLS", "llm_tool"]
+)
+def test_the_level_of_a_file_is_that_of_all_its_tools(tmp_path: Path, text: str) -> None:
+    assert {spec.tool.min_level for spec in load_one(tmp_path, text).specs} == {0}
+    assert {spec.tool.min_level for spec in load_one(tmp_path, f"{text}\nTOOL_MIN_LEVEL = 50").specs} == {50}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "register_tool(name='one', execute=print, definition={'description': '-'}, min_level=90)",
+        "TOOLS = [{'name': 'one', 'handler': lambda: 1, 'min_level': 90}]",
+        "from toolbus import llm_tool\n@llm_tool(min_level=90)\ndef one() -> int: return 1",
+    ],
+    ids=["register_tool", "TOOLS", "llm_tool"],
+)
+def test_a_tools_own_level_wins_over_its_files(tmp_path: Path, text: str) -> None:
+    assert load_one(tmp_path, f"{text}\nTOOL_MIN_LEVEL = 50").specs[0].tool.min_level == 90
+
+
+@pytest.mark.parametrize("level", ["'50'", "-1", "True", "1.5", "None"])
+def test_a_level_that_is_none_skips_the_file(tmp_path: Path, level: str) -> None:
+    loaded = load(tmp_path, {"one.py": f"{STARGAZER}\nTOOL_MIN_LEVEL = {level}"})
+    assert loaded.specs == ()
+    assert "min_level is" in skipped(loaded)["one.py"]
+
+
 def test_an_entrys_own_flag_wins_over_its_files(tmp_path: Path) -> None:
     text = """
     TOOL_ALLOW_REPEAT = True

@@ -222,6 +222,22 @@ async def test_a_direct_reply_is_the_tools_own_text_and_the_model_is_not_asked_a
     assert model.requests[1]["messages"][-2] == {"role": "assistant", "content": "hello ann\n\nhello bob"}
 
 
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        ({"queued": True, "note": "Bob will read it."}, "Bob will read it."),
+        ({"note": "left out", "error": "Nobody is called Bob."}, "Nobody is called Bob."),
+        ({"note": "", "n": 1}, '{"note":"","n":1}'),
+        ({"error": 0.5}, '{"error":0.5}'),
+    ],
+)
+async def test_a_direct_reply_of_an_object_is_what_it_says_in_words(output: dict[str, object], shown: str) -> None:
+    shelf = Shelf()
+    shelf.offer(lambda: output, name="relay", direct_reply=True)
+    reply = await ToolLoop(shelf, PlayedModel(says("", call("relay"))).endpoint).run("?")
+    assert (reply.text, reply.stopped) == (shown, "direct_reply")
+
+
 @pytest.mark.parametrize("other", ["add", "fails"])
 async def test_a_direct_reply_beside_another_call_or_a_failure_goes_to_the_model(other: str) -> None:
     shelf = Shelf(add=add)

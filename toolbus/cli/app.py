@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from toolbus.cli import admin, call, calls, catalog, models, output, permissions, run, serve, tasks
+from toolbus.cli import admin, call, calls, catalog, models, output, permissions, run, serve, tasks, tools
 from toolbus.cli.manual import manual
 
 # An unsupported switch of grpcio that halves a round trip (197 → 110 µs).
@@ -62,8 +62,10 @@ app.command(epilog=calls.MANUAL)(calls.calls)
 app.command(epilog=admin.HEALTH_MANUAL)(admin.health)
 app.command(epilog=permissions.MANUAL)(permissions.permissions)
 app.command(epilog=permissions.PERMIT_MANUAL)(permissions.permit)
+app.command(epilog=permissions.RIGHT_MANUAL)(permissions.grant)
+app.command(epilog=permissions.RIGHT_MANUAL)(permissions.revoke)
 app.command(epilog=admin.DRAIN_MANUAL)(admin.drain)
-app.command(epilog=catalog.TOOLS_MANUAL)(catalog.tools)
+app.add_typer(tools.app, name="tools")
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ WATCH_MANUAL = manual(
     "1 the bus said no, 2 wrong usage, 3 no bus there at the start, 130 after Ctrl-C.",
 )
 TOOLS_MANUAL = manual(
-    ("toolbus tools", "toolbus call toolbus:stats"),
+    ("toolbus tools", "toolbus call toolbus:stats", "toolbus tools bundled", "toolbus tools add this_host"),
     "",
     "0 done, 1 the bus said no, 2 wrong usage, 3 no bus there.",
 )

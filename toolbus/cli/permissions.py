@@ -39,9 +39,9 @@ PERMIT_MANUAL = manual(
 RIGHT_MANUAL = manual(
     ("toolbus revoke plugin:mail", "toolbus grant plugin:mail"),
     """
-    Every source may offer tools unless the bus's configuration (silenced) or an operator says otherwise. Where the right
-    is revoked, the source's tools are withdrawn at once and its plugins stay connected; where it is granted again, they
-    offer their tools again. Both are in force across restarts where the bus has a data directory.
+    Every source may offer tools unless the bus's configuration (silenced) or an operator says otherwise. Where the
+    right is revoked, the source's tools are withdrawn at once and its plugins stay connected; where it is granted
+    again, they offer their tools again. Both are in force across restarts where the bus has a data directory.
     """,
     "0 done, 1 the bus said no (it could not write it down, say), 2 wrong usage, 3 no bus there.",
 )

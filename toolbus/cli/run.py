@@ -35,8 +35,9 @@ MANUAL = manual(
     a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a file may
     write nothing, start nothing and connect to nothing but the bus.
 
-    SIGINT and SIGTERM end them all: SIGTERM first, SIGKILL after --stop-seconds or on a second signal. The plugins need
-    not find a bus at once; they attach when there is one.
+    SIGINT and SIGTERM end them all. Each is asked first: it withdraws its tools and finishes its calls. What has not
+    ended after --stop-seconds is told to (SIGTERM to it and all that it started), and killed 5 s later; a second signal
+    kills at once. The plugins need not find a bus at once; they attach when there is one.
     """,
     "0 all ended as asked, 1 a plugin was given up, 2 wrong usage.",
 )
@@ -55,7 +56,7 @@ def run(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Start nothing again that has died.")] = False,
     stop_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long a plugin gets between SIGTERM and SIGKILL.")
+        float, typer.Option(min=0.0, help="How long a plugin gets to finish its calls when it is asked to end.")
     ] = 12.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print output and events as JSON lines on standard output.")

@@ -31,13 +31,14 @@ MANUAL = manual(
         "toolbus serve --upstream http://127.0.0.1:48911",
         "toolbus serve --offer tasks --offer search --record-contents",
         "toolbus serve --tools-dir tools/",
+        "toolbus serve --council council.toml",
     ),
     """
     Settings: flag over environment over file over default. Each has a variable TOOLBUS_NAME (TOOLBUS_GRPC,
     TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in the file: grpc, http, roles, no_roles,
-    data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, guarded, tripwire, offered, tools_dir,
-    require_manifest, record_contents, background_after_seconds, grpc_reflection, log_level, log_json, and the tables
-    [limits], [permissions] and [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is that of
+    data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, guarded, tripwire, offered, council,
+    tools_dir, require_manifest, record_contents, background_after_seconds, grpc_reflection, log_level, log_json, and
+    the tables [limits], [permissions] and [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is that of
     NEKO_MAIN_SERVER_PORT, then MAIN_SERVER_PORT, then the file's, then 48911.
 
     Tools that were registered with a callback URL, results of tasks, and what `toolbus permit` said are kept in the
@@ -51,6 +52,9 @@ MANUAL = manual(
     Which users may call what stands in the file: [permissions.tools], [permissions.roles] and [permissions.sources],
     each with lines NAME = ["USER", ...]. `toolbus permit` changes the rules while the bus runs, and counts more than
     the file from then on.
+
+    With --council (TOML or JSON) hosts run that council over HTTP; docs/rest.md says what the file holds. The API key
+    of its sidecar model is read from TOOLBUS_SIDECAR_API_KEY only.
 
     When it is ready it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off. The log goes
     to standard error. SIGINT and SIGTERM drain the bus, a second one ends it at once.
@@ -86,6 +90,9 @@ def serve(
         list[str] | None,
         typer.Option(metavar="tasks|search", help="Offer models the bus's own tools of this group; may be repeated."),
     ] = None,
+    council: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run the council of this file for hosts that ask over HTTP.")
+    ] = None,
     tools_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run the drop-in tools of this folder, too, and follow it.")
     ] = None,
@@ -114,6 +121,7 @@ def serve(
         http=http,
         upstream=upstream,
         offered=tuple(offer or ()),
+        council=council,
         tools_dir=tools_dir,
         require_manifest=require_manifest,
         record_contents=record_contents,
@@ -223,8 +231,15 @@ def _log_fault(tools: asyncio.Task[bool]) -> None:
 
 
 def _log_report(report: Report) -> None:
-    level = logging.WARNING if report.stream == "stderr" else logging.INFO
-    logging.getLogger("toolbus.dropin").log(level, "%s: %s", report.plugin, report.text)
+    """Logs what a process says, a line of its own log at the level that it has there."""
+    level, text = logging.WARNING if report.stream == "stderr" else logging.INFO, report.text
+    named, _, rest = text.partition(" ")
+    if report.stream == "stderr" and rest and named in _LEVELS:
+        level, text = _LEVELS[named], rest
+    logging.getLogger("toolbus.dropin").log(level, "%s: %s", report.plugin, text)
+
+
+_LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}
 
 
 async def _first(*ways: Any) -> None:

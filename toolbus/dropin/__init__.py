@@ -5,6 +5,7 @@ from toolbus.dropin.env import env_of
 from toolbus.dropin.file_grants import FileGrants, Target
 from toolbus.dropin.folder import Loaded, Problem, load_files, load_folder, tool_files
 from toolbus.dropin.group import Group, groups
+from toolbus.dropin.levels import may_see, visible
 from toolbus.dropin.manifest import Manifest, append, load_manifest, read_manifest
 from toolbus.dropin.shapes import register_tool
 
@@ -14,6 +15,8 @@ __all__ = [
     # for the files themselves
     "register_tool",
     "llm_tool_register",
+    "may_see",
+    "visible",
     # loading a folder
     "load_folder",
     "load_files",

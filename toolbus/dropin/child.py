@@ -1,33 +1,35 @@
 """The process of one group of drop-in files: ``python -m toolbus.dropin.child``. A `ToolFolder` starts it.
 
 It reads its `Plan` from standard input, puts itself into the sandbox, loads the files and offers their tools until it
-is told to end. What became of that it says on a pipe, a line of JSON each: a ``problem`` each, then ``loaded`` with the
-tools and the protection, then ``attached``. The token of its source comes with the plan, and stands nowhere else.
+is told to end. What became of that it says on a pipe, a line of JSON each: ``loading`` with the name of each file, a
+``problem`` each, a ``tool`` each with its file, then ``loaded`` with what it offers and the protection, then
+``attached``. Where a file takes too long to load, the last lines are no JSON: `faulthandler` ends the process and tells
+where it was, for whatever the file hangs in need not let Python have a word. The token of its source comes with the
+plan, and stands nowhere else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import faulthandler
 import inspect
 import json
 import logging
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from toolbus.dropin.sandbox import Grants, Protection, apply
+from toolbus.dropin.sandbox import Grants, Protection, apply, beside_main
 from toolbus.errors import NotPermitted, PeerLost, RequestError, SetupError
 from toolbus.sdk.child import CANNOT_START, SUPERVISOR_VARIABLE, end_with
 
 if TYPE_CHECKING:
-    from types import FrameType
-
+    from toolbus.dropin.folder import Loaded
+    from toolbus.sdk import Plugin
     from toolbus.sdk.tool_spec import ToolSpec
 
 _NAMES_SAID = 20  # of tools: a report is a line that fits into a pipe
@@ -44,13 +46,15 @@ class Plan:
         files: what is loaded, in order.
         offering: those of them whose tools are offered.
         bus: its address.
-        token: binds the source.
+        token: binds the source, and no other one.
         report: the descriptor of the pipe that it reports on.
         write, read: absolute paths that it may change, or read beside its files.
         connect: hosts and ports that it may connect to.
         limits: memory_bytes, cpu_seconds_per_call and file_bytes, where they are not the defaults.
         file_seconds: how long one file may take to load.
         grace_seconds: how long calls in flight are given when the process is told to end.
+        slow: files that took too long to load before, each with what is said about it; they are not loaded.
+        taken: names of tools that another group's file offers, each with that file; they are not offered here.
     """
 
     folder: str
@@ -66,6 +70,8 @@ class Plan:
     limits: dict[str, int] | None = None
     file_seconds: float = 10.0
     grace_seconds: float = 10.0
+    slow: dict[str, str] = field(default_factory=dict)
+    taken: dict[str, str] = field(default_factory=dict)
 
     def written(self) -> bytes:
         """Returns it as the process reads it."""
@@ -87,62 +93,108 @@ class Plan:
         return Grants(tuple(map(Path, self.write)), tuple(map(Path, self.read)), self.connect, **(self.limits or {}))
 
 
-def main() -> int:
-    """Runs the process; returns its exit code."""
+def main() -> NoReturn:
+    """Runs the process to its end."""
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if supervisor:
         end_with(int(supervisor))
     plan = Plan.read_from(sys.stdin.read())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("toolbus.dropin.folder").setLevel(logging.ERROR)  # its warnings are reported
+    folder = Path(plan.folder)
     try:
-        folder = Path(plan.folder)
         protection = apply(
             plan.grants(), bus=plan.bus, readable=[folder / name for name in plan.files], keep_fds=(plan.report,)
         )
-        _offer(plan, protection)
-    except NotPermitted as error:
-        print(f"{error} (it tries again in {_REFUSED_SECONDS:g} s)", file=sys.stderr)
-        time.sleep(_REFUSED_SECONDS)
-        return 1
-    except (SetupError, RequestError, PeerLost) as error:  # lost: an operator asked it to go
+    except SetupError as error:
         print(error, file=sys.stderr)
-        return CANNOT_START
-    return 0
+        sys.exit(CANNOT_START)
+    process = _Process(plan, protection)
+    beside_main(process.work, process.stop)
 
 
-def _offer(plan: Plan, protection: Protection) -> None:
-    from toolbus.dropin.folder import load_files
-    from toolbus.sdk import Plugin
+class _Process:
+    """What runs in the sandbox, beside the main thread."""
 
-    guard = functools.partial(_in_time, plan.file_seconds)
-    loaded = load_files(Path(plan.folder), plan.files, offering=plan.offering, guard=guard)
-    report = functools.partial(_report, plan.report)
-    for problem in loaded.problems:
-        report(happened="problem", text=f"{problem.file}: {problem.reason}")
-    names = [spec.tool.name for spec in loaded.specs[:_NAMES_SAID]]
-    more = [f"{len(loaded.specs) - len(names)} more"] if len(loaded.specs) > len(names) else []
-    report(happened="loaded", text=f"offers {', '.join(names + more) or 'no tools'} ({protection.as_text()})")
-    notices = [f"protected by {protection.as_text()}", *(f"{each.file}: {each.reason}" for each in loaded.problems)]
-    plugin = Plugin(plan.source, address=plan.bus, token=plan.token, notices=notices)
-    for spec in loaded.specs:
-        plugin.add_tool(_guarded(spec, protection))
-    plugin.run(lambda: report(happened="attached", text=""), grace_seconds=plan.grace_seconds)
+    def __init__(self, plan: Plan, protection: Protection) -> None:
+        self._plan = plan
+        self._protection = protection
+        self._plugin: Plugin | None = None  # None while the files load
+
+    def stop(self, name: str) -> None:
+        """Has the plugin say goodbye and finish its calls; where it has not come so far, nothing is to be finished."""
+        if self._plugin is None or not self._plugin.leave(name, self._plan.grace_seconds):
+            os._exit(0)
+
+    def work(self) -> int:
+        """Loads the files and offers their tools; returns the exit code."""
+        try:
+            self._plugin = self._made(self._load())
+            self._plugin.run(lambda: self._report("attached", ""), grace_seconds=self._plan.grace_seconds)
+        except NotPermitted as error:
+            print(f"{error} (it tries again in {_REFUSED_SECONDS:g} s)", file=sys.stderr)
+            time.sleep(_REFUSED_SECONDS)
+            return 1
+        except (SetupError, RequestError, PeerLost) as error:  # lost: an operator asked it to go
+            print(error, file=sys.stderr)
+            return CANNOT_START
+        return 0
+
+    def _load(self) -> Loaded:
+        from toolbus.dropin.folder import Problem, load_files
+
+        plan = self._plan
+        files = [file for file in plan.files if file not in plan.slow]
+        loaded = load_files(Path(plan.folder), files, offering=plan.offering, guard=self._in_time)
+        again = [
+            Problem(
+                json.loads(spec.tool.metadata_json)["file"],
+                f'tool "{spec.tool.name}" registered twice (later wins): again in {plan.taken[spec.tool.name]}. '
+                "Rename one of them",
+                skipped=False,
+            )
+            for spec in loaded.specs
+            if spec.tool.name in plan.taken
+        ]
+        slow = [Problem(file, reason) for file, reason in plan.slow.items()]
+        return replace(loaded, problems=(*loaded.problems, *slow, *again))
+
+    def _made(self, loaded: Loaded) -> Plugin:
+        from toolbus.sdk import Plugin
+
+        plan, protection = self._plan, self._protection.as_text()
+        for problem in loaded.problems:
+            if problem.file not in plan.slow:  # which has been said
+                self._report("problem", f"{problem.file}: {problem.reason}")
+        for spec in loaded.specs:
+            self._report("tool", spec.tool.name, file=json.loads(spec.tool.metadata_json)["file"])
+        offered = [spec for spec in loaded.specs if spec.tool.name not in plan.taken]
+        self._report("loaded", f"offers {_names(offered)} ({protection})")
+        notices = [f"protected by {protection}", *(f"{each.file}: {each.reason}" for each in loaded.problems)]
+        plugin = Plugin(plan.source, address=plan.bus, token=plan.token, notices=notices)
+        for spec in offered:
+            plugin.add_tool(_guarded(spec, self._protection))
+        return plugin
+
+    @contextlib.contextmanager
+    def _in_time(self, file: str) -> Iterator[None]:
+        """Ends the process when what goes on in it takes too long, and reports where it hangs."""
+        self._report("loading", file)
+        faulthandler.dump_traceback_later(self._plan.file_seconds, exit=True, file=self._plan.report)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _report(self, happened: str, text: str, **more: str) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            os.write(self._plan.report, json.dumps({"happened": happened, "text": text, **more}).encode() + b"\n")
 
 
-@contextlib.contextmanager
-def _in_time(seconds: float) -> Iterator[None]:
-    """Interrupts what goes on in it, once, when that takes too long."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise SetupError(f"takes longer than {seconds:g} s to load: leave what is slow to the first call")
-
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+def _names(specs: Sequence[ToolSpec]) -> str:
+    names = [spec.tool.name for spec in specs[:_NAMES_SAID]]
+    more = [f"{len(specs) - len(names)} more"] if len(specs) > len(names) else []
+    return ", ".join(names + more) or "no tools"
 
 
 def _guarded(spec: ToolSpec, protection: Protection) -> ToolSpec:
@@ -175,10 +227,5 @@ def _guarded(spec: ToolSpec, protection: Protection) -> ToolSpec:
     return replace(spec, handler=ways[spec.kind.value])
 
 
-def _report(descriptor: int, **what: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
-        os.write(descriptor, json.dumps(what).encode() + b"\n")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

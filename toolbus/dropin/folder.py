@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from toolbus.dropin.answer import unknown_tool
 from toolbus.dropin.file_grants import FILE
@@ -30,6 +30,8 @@ from toolbus.sdk.tool_spec import ToolSpec
 from toolbus.tool import Result
 
 log = logging.getLogger(__name__)
+
+Guard: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 _PREFIX = "toolbus_dropin_"  # of the modules' names
 _MOST_TEXT = 500  # characters of what an exception says
@@ -98,7 +100,12 @@ def tool_files(folder: Path) -> list[str]:
         OSError: the folder cannot be listed.
     """
     names = [path.name for path in folder.iterdir() if path.suffix == ".py" and not path.name.startswith(".")]
-    return sorted(set(names) - {"__init__.py"}, key=lambda name: (not is_shared(name), name))
+    return sorted(set(names) - {"__init__.py"}, key=load_order)
+
+
+def load_order(file: str) -> tuple[bool, str]:
+    """Returns what files are sorted by: helpers first, then by name."""
+    return (not is_shared(file), file)
 
 
 def is_shared(file: str) -> bool:
@@ -123,7 +130,7 @@ def load_files(
     files: Sequence[str],
     *,
     offering: Iterable[str] | None = None,
-    guard: Callable[[], AbstractContextManager[object]] = nullcontext,
+    guard: Guard = nullcontext,
 ) -> Loaded:
     """Loads files of a folder in the given order.
 
@@ -132,7 +139,7 @@ def load_files(
 
     Args:
         offering: those whose tools are wanted; None means all. The others are loaded for them to import.
-        guard: put round each file while it runs; an exception of it skips the file.
+        guard: given a file's name, put round it while it runs; an exception of it skips the file.
     """
     loading = _Loading(folder, files, guard)
     wanted = set(files if offering is None else offering)
@@ -149,7 +156,7 @@ class _Loading:
         problems: what went wrong so far.
     """
 
-    def __init__(self, folder: Path, files: Iterable[str], guard: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, folder: Path, files: Iterable[str], guard: Guard) -> None:
         self.specs: dict[str, ToolSpec] = {}
         self.problems: list[Problem] = []
         self._folder = folder.absolute()
@@ -165,7 +172,7 @@ class _Loading:
         collected: list[ToolSpec] = []
         token = registered.set(collected)
         try:
-            with self._guard():
+            with self._guard(file):
                 module = self._run(file)
             own = self._own(file, module, collected)
         except BaseException as problem:
@@ -205,7 +212,7 @@ class _Loading:
 
     def _own(self, file: str, module: ModuleType, collected: list[ToolSpec]) -> list[ToolSpec]:
         """Returns a file's tools, without the decorated functions that it imported from another file."""
-        own = [offered(spec, file) for spec in (*collected, *specs_of(module, self._functions))]
+        own = [offered(spec, file, module) for spec in (*collected, *specs_of(module, self._functions))]
         self._functions += decorated(module)
         return own
 

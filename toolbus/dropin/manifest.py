@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,8 @@ from toolbus.dropin.file_grants import (
     refused,
 )
 from toolbus.errors import SetupError
+
+_FILE_MODE = 0o644  # of a file that is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,63 @@ def append(folder: Path, file: str) -> bool:
                 return False
             said = _parsed((folder / FILE).read_text("utf-8-sig"))
             said["allow"].append(file)
-            _replace(folder / FILE, json.dumps(said, ensure_ascii=False, indent=2) + "\n")
+            write_whole(folder / FILE, _text(said))
     except FileNotFoundError:
         raise _missing(folder) from None
     except OSError as problem:
-        raise SetupError(f"{folder / FILE} cannot be written: {problem.strerror}: let this user write it") from None
+        raise _unwritable(folder, problem) from None
     return True
+
+
+def grant(folder: Path, file: str, entry: Mapping[str, Any], beside: Sequence[str] = ()) -> bool:
+    """Allows a file, where there is an allow list, and grants it what an entry says; in one step, as `append`.
+
+    What was granted before stays: lists grow, numbers stay as they are. Without a manifest one is made, if there is
+    something to grant.
+
+    Args:
+        beside: further files to be allowed, which it imports.
+
+    Returns:
+        Whether that changed anything.
+
+    Raises:
+        SetupError: the manifest is broken or would be, or the folder cannot be written.
+    """
+    try:
+        with _locked(folder):
+            said = {}
+            if (folder / FILE).exists():
+                load_manifest(folder)
+                said = _parsed((folder / FILE).read_text("utf-8-sig"))
+            after = _granted(said, file, entry, beside)
+            if after == said:
+                return False
+            read_manifest(_text(after).decode(), folder)
+            write_whole(folder / FILE, _text(after))
+    except OSError as problem:
+        raise _unwritable(folder, problem) from None
+    return True
+
+
+def _granted(said: dict[str, Any], file: str, entry: Mapping[str, Any], beside: Sequence[str]) -> dict[str, Any]:
+    after = dict(said)
+    if (allow := said.get("allow")) is not None:
+        after["allow"] = [*allow, *(each for each in (*beside, file) if each not in allow)]
+    if entry:
+        own = dict(said.get("files", {}).get(file, {}))
+        for key, value in entry.items():
+            if isinstance(value, list):
+                before = own.get(key, [])
+                own[key] = [*before, *(each for each in value if each not in before)]
+            else:
+                own.setdefault(key, value)
+        after["files"] = {**said.get("files", {}), file: own}
+    return after
+
+
+def _text(said: dict[str, Any]) -> bytes:
+    return (json.dumps(said, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 @contextlib.contextmanager
@@ -128,19 +181,27 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file that a reader sees as it was or as it is, never half of it."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        shutil.copymode(path, name)
+        if path.exists():
+            shutil.copymode(path, name)
+        else:
+            os.chmod(name, _FILE_MODE)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def _unwritable(folder: Path, problem: OSError) -> SetupError:
+    return SetupError(f"{folder / FILE} cannot be written: {problem.strerror}: let this user write it")
 
 
 def _missing(folder: Path) -> SetupError:

@@ -31,6 +31,7 @@ _SCOPE = "the scope of this call"  # under which `execute` tools are handed thei
 _INCOMPLETE = "llm_tool_register: spec needs {name, execute, def}"
 _ANYTHING = {"type": "object", "properties": {}}
 _FLAGS = {"no_background": "TOOL_NO_BACKGROUND", "allow_repeat": "TOOL_ALLOW_REPEAT"}
+_MIN_LEVEL = "TOOL_MIN_LEVEL"  # of a file
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -106,11 +107,15 @@ def decorated(module: ModuleType) -> list[Callable[..., Any]]:
     return list({id(each): each for each in routines if meta_of(each) is not None}.values())
 
 
-def offered(spec: ToolSpec, file: str) -> ToolSpec:
-    """Returns a file's tool as it is offered: it answers instead of raising, and says which file it is from."""
+def offered(spec: ToolSpec, file: str, module: ModuleType) -> ToolSpec:
+    """Returns a file's tool as it is offered: it answers instead of raising, and says which file it is from.
+
+    A tool that asks for no level of access has its file's.
+    """
     said = spec.tool.metadata_json
     metadata = {**(json.loads(said) if said else {}), "origin": "dropin", "file": file}
-    tool = replace(spec.tool, metadata_json=json.dumps(metadata, ensure_ascii=False))
+    level = spec.tool.min_level or vars(module).get(_MIN_LEVEL, 0)
+    tool = replace(spec.tool, metadata_json=json.dumps(metadata, ensure_ascii=False), min_level=level)
     tool.to_wire()  # a flag of the wrong type would else keep the whole process from attaching
     return answering(replace(spec, tool=tool))
 

@@ -19,7 +19,7 @@ from fastapi_offline import FastAPIOffline
 
 import toolbus
 from toolbus.errors import STATUS, ToolBusError
-from toolbus.gateway import calls, events, export, records, tasks, tools
+from toolbus.gateway import calls, council, events, export, records, tasks, tools
 from toolbus.gateway.access import Guard
 from toolbus.gateway.parts import Parts
 from toolbus.loopback import mask
@@ -49,6 +49,7 @@ def application(parts: Parts) -> FastAPI:
             {"name": "models", "description": "Offering it to a model."},
             {"name": "calls", "description": "Calling it."},
             {"name": "tasks", "description": "Calls that take longer than their caller waits."},
+            {"name": "council", "description": "Members that run tools before the model is asked."},
             {"name": "bus", "description": "The bus itself."},
             {"name": "health", "description": "For probes."},
         ],
@@ -66,7 +67,7 @@ def application(parts: Parts) -> FastAPI:
         ready = parts.ready()
         return JSONResponse({"status": "ready" if ready else "draining"}, status_code=200 if ready else 503)
 
-    for room in (tools, events, export, calls, tasks, records):
+    for room in (tools, events, export, calls, tasks, council, records):
         app.include_router(room.router(parts))
     app.add_middleware(Guard, most_bytes=parts.limits.http_body_bytes)
     return app

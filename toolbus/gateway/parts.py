@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from toolbus.entry import Changes
 from toolbus.gateway.registrations import Registrations
@@ -62,6 +62,28 @@ class Tasks(Protocol):
     def events(self, user_id: str | None = None, *, results: bool = True) -> TaskEvents: ...
 
 
+# A run that was asked for and begins when it is called; it is told whom to tell of events.
+CouncilRun: TypeAlias = Callable[[Callable[[Mapping[str, Any]], object] | None], Awaitable[dict[str, Any]]]
+
+
+class CouncilEvents(Protocol):
+    """What councils do, as it happens; closed by whoever asked for it."""
+
+    def __aiter__(self) -> AsyncIterator[Mapping[str, Any]]: ...
+    def close(self) -> None: ...
+
+
+class Council(Protocol):
+    """The council of the bus, in JSON's own types. A run that is not kept is None."""
+
+    def described(self) -> dict[str, Any]: ...
+    async def tools(self, user_id: str, attributes: Mapping[str, str]) -> list[dict[str, Any]]: ...
+    def begin(self, said: Mapping[str, Any]) -> CouncilRun: ...
+    def begin_retry(self, run_id: str, only: Iterable[tuple[str, str]] | None) -> CouncilRun | None: ...
+    def find(self, run_id: str) -> dict[str, Any] | None: ...
+    def watch(self, chat_id: str) -> CouncilEvents: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the application asks of the bus.
@@ -93,3 +115,4 @@ class Parts:
     records: Records
     tasks: Tasks
     task_owner: Callable[[str], str]
+    council: Council

@@ -139,7 +139,8 @@ def gemini_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     fixed = _fixed(options)
 
     def ask(request: Json) -> Any:
-        return send(model=model, contents=request["contents"], config=fixed | request["config"])
+        config = fixed | request["config"]
+        return send(model=request.get("model", model), contents=request["contents"], config=config)
 
     return Endpoint(Gemini(), ask, f"gemini {model}")
 
@@ -154,7 +155,13 @@ def ollama_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     from toolbus.dialects.ollama import Ollama
 
     fixed = _fixed(options) | {"model": model, "stream": stream}
-    return Endpoint(Ollama(), lambda request: client.chat(**fixed | request), f"ollama {model}")
+
+    def ask(request: Json) -> Any:
+        if "options" in request:  # temperature and length of one request; what the program set stays beside them
+            request = request | {"options": {**dict(fixed.get("options") or {}), **request["options"]}}
+        return client.chat(**fixed | request)
+
+    return Endpoint(Ollama(), ask, f"ollama {model}")
 
 
 # The first package of a client's class → what to make of it, and the class that does not block.

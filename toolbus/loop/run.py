@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from toolbus.dialects.names import NameTable
 from toolbus.dialects.shape import Answered, Answers, Delta, Export, HistoryItem, Message, ModelCall, ToolChoice, Turn
-from toolbus.dialects.text import text_of
+from toolbus.dialects.text import object_of, text_of
 from toolbus.errors import Code
 from toolbus.loop.endpoint import Endpoint
 from toolbus.loop.events import LoopEvent, ReasoningDelta, RoundEnded, RoundStarted, TextDelta, ToolsRefused
@@ -16,8 +16,11 @@ from toolbus.loop.refusal import refuses_tools
 from toolbus.loop.reply import CallDone, Reply, Stopped, last_words, refused, without_calls
 from toolbus.loop.router import Rule, route
 from toolbus.loop.turn import Caller
+from toolbus.tool import Result
 
 log = logging.getLogger("toolbus.loop")
+
+_FOR_USERS = ("error", "note")  # keys of an object under which a tool says in words what happened
 
 Say = Callable[[LoopEvent], object]
 
@@ -149,7 +152,7 @@ class Run:
         self._items.append(Answers(tuple(Answered(each.call, each.result) for each in done)))
         kept = {} if self._export is None else self._export.kept
         if all(each.outcome == "ok" and each.name in kept and kept[each.name].direct_reply for each in done):
-            return "\n\n".join(text_of(each.result) for each in done)
+            return "\n\n".join(_shown(each.result) for each in done)
         return None
 
     def _answered(self, turn: Turn, stopped: Stopped) -> Reply:
@@ -175,3 +178,9 @@ class Run:
 
     def _reply(self, text: str, stopped: Stopped) -> Reply:
         return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped, self._cut)
+
+
+def _shown(result: Result) -> str:
+    """Returns what a user reads of a direct reply: of an object what it says in words, if it says something."""
+    said = {} if result.content else object_of(result)
+    return next((said[key] for key in _FOR_USERS if said.get(key) and isinstance(said[key], str)), text_of(result))

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
     from toolbus.sdk.author import Plugin
     from toolbus.sdk.declaration import LlmToolMeta, llm_tool
+    from toolbus.sdk.duties import Permissions
+    from toolbus.sdk.extension import Extension
     from toolbus.sdk.host import Host, SyncHost
+    from toolbus.sdk.invocation import ToolInvocation
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
     from toolbus.sdk.neko import (
         EntryConflictError,
@@ -33,6 +36,10 @@ __all__ = [
     "Plugin",
     "Host",
     "SyncHost",
+    # a plugin as role-play hosts know it
+    "Extension",
+    "ToolInvocation",
+    "Permissions",
     # declaring tools
     "llm_tool",
     "LlmToolMeta",
@@ -77,6 +84,9 @@ _HOMES = {
     "sdk.host": ("Host", "SyncHost"),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
     "sdk.declaration": ("LlmToolMeta", "llm_tool"),
+    "sdk.duties": ("Permissions",),
+    "sdk.extension": ("Extension",),
+    "sdk.invocation": ("ToolInvocation",),
     "sdk.scope": ("CallContext", "ContextMessage", "ToolScope"),
     "sdk.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
     "sdk.neko": (

@@ -125,6 +125,10 @@ class Duties(Protocol):
     def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Asked:
         """Begins to answer a call, later and once, by ``connection.answer``; nothing of ``call`` may be kept."""
 
+    def attached(self, refused: Sequence[str], why: str) -> None:
+        """Hears the bus's answer to a declaration: the tools that it did not take, and why; none where it took all."""
+        return  # a peer without tools has nothing to hear
+
     def event(self, event: wire.Event) -> None:
         """Hears what happened to the catalogue or to this peer."""
 

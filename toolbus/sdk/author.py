@@ -11,22 +11,21 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.sdk.attempt import Settings
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.declaration import describe, meta_of
+from toolbus.sdk.duties import Permissions, PluginDuties
+from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming import Runner
 from toolbus.sdk.neko import NekoPluginBase, ToolDefinition, source_of, start_plugin, stop_plugin, tools_of
-from toolbus.sdk.outgoing import PeerSession
 from toolbus.sdk.threads import Workers
 from toolbus.sdk.tool_spec import ToolSet, ToolSpec, spec_of
-from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +53,16 @@ class Plugin:
         tools: a set that somebody else keeps; by default one of its own.
         notices: what an operator should know about it, a sentence each; `toolbus list` shows them.
 
+    Attributes:
+        tools: the set of its tools.
+        permissions: the rights of its source, as far as the bus has told: ``permissions.has("tools")``.
+
     Raises:
         SetupError: an argument breaks its rule.
     """
 
     __toolbus_plugin__ = True  # how `toolbus run` finds it in a file
+    _operations: ClassVar[Mapping[str, str]] = {}  # words for what the bus may refuse, by the bus's own
 
     def __init__(
         self,
@@ -74,17 +78,19 @@ class Plugin:
         notices: Sequence[str] = (),
     ) -> None:
         self.tools = ToolSet() if tools is None else tools
+        self.permissions = Permissions()
         self._settings = Settings(
             source, address or "", instance or "", max_in_flight, qualified, token or "", tuple(notices)
         )
         self._workers = Workers(workers, f"toolbus-{source}-worker")
+        self._hooks = Hooks(self._workers.run)
         self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # a handler that hangs must not hold up the end
         self._owner: NekoPluginBase | None = None  # the object whose tools these are; None where there is none
         self._connection: Connection | None = None  # None before the start
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Plugin {self.source} tools={len(self.tools)} {self._connection!r}>"
+        return f"<{type(self).__name__} {self.source} tools={len(self.tools)} {self._connection!r}>"
 
     @classmethod
     def from_object(cls, owner: NekoPluginBase, *, source: str | None = None, **options: Any) -> Self:
@@ -130,12 +136,7 @@ class Plugin:
             SetupError: the plugin has a tool of that name, and it is not to be replaced.
             ValueError, TypeError: as for `llm_tool`.
         """
-        if isinstance(tool, ToolSpec):
-            spec = tool
-        elif isinstance(tool, ToolDefinition):
-            spec = tool.spec()
-        else:
-            spec = spec_of(tool, describe(tool, **options) if options else meta_of(tool) or describe(tool))
+        spec = made_of(tool, options)
         if not self.tools.add(spec, replace=replace):
             name = spec.tool.name
             raise SetupError(f"{self.source!r} already has a tool {name!r}: pass replace=True, or rename one")
@@ -144,6 +145,31 @@ class Plugin:
     def remove_tool(self, name: str) -> bool:
         """Withdraws a tool, from any thread; returns whether it was there. Calls that it has are finished."""
         return self.tools.remove(name)
+
+    def on_permission_denied(self, function: F) -> F:
+        """Has a function hear, as ``(permission, operation)``, what the bus did not let this plugin do; a decorator.
+
+        Hooks may be async or plain. One that raises is logged and keeps no other from hearing.
+        """
+        return self._hooks.add("permission_denied", function)
+
+    def on_permission_changed(self, function: F) -> F:
+        """Has a function hear, as ``(permission, granted, all_granted)``, that a right came or went; a decorator.
+
+        Tools are declared anew by themselves when the right to offer them comes back.
+        """
+        return self._hooks.add("permission_changed", function)
+
+    def on_refused(self, function: F) -> F:
+        """Has a function hear, as ``(names, why)``, which tools the bus did not take; a decorator."""
+        return self._hooks.add("refused", function)
+
+    def on_tools_changed(self, function: F) -> F:
+        """Has a function hear each `CatalogChange` of the bus's catalogue; a decorator."""
+        self._hooks.add("tools_changed", function)
+        if self._connection is not None:
+            self._connection.tools_changed()  # attaching again subscribes
+        return function
 
     def run(self, on_ready: Callable[[], object] | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
         """Offers the tools until the process is told to end by SIGINT or SIGTERM, or the bus sends it away for good.
@@ -173,10 +199,12 @@ class Plugin:
             raise SetupError(f"plugin {self.source!r} was started before: make a new one")
         if self._owner is not None:
             await start_plugin(self._owner, self._lifecycle.run)
-        runner = Runner(
-            self.tools, asyncio.get_running_loop(), self._workers, self._settings.max_in_flight or MOST_IN_FLIGHT
-        )
-        self._connection = connection = Connection(self._settings, _PluginDuties(self.tools, runner))
+        loop = asyncio.get_running_loop()
+        self._hooks.open(loop)
+        runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MOST_IN_FLIGHT)
+        duties = PluginDuties(self.tools, runner, self.permissions, self._hooks, self._operations)
+        self._connection = connection = Connection(self._settings, duties)
+        duties.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
 
@@ -194,6 +222,19 @@ class Plugin:
         """Waits until the connection has ended for good; raises as `run` does."""
         connection = self._started()
         await asyncio.wrap_future(connection.ask(connection.ended()))
+
+    def leave(self, reason: str = "closed", grace_seconds: float = GRACE_SECONDS) -> bool:
+        """Has `run` and `ended` come to their end: says goodbye and finishes the calls that it has. From any thread.
+
+        Does not wait, not even for a loop that is blocked. Returns False where it is not connecting: not yet, or not
+        any more.
+        """
+        if self._connection is None:
+            return False
+        with suppress(PeerLost):
+            self._connection.ask(self._connection.close(reason, grace_seconds))
+            return True
+        return False
 
     async def close(self, grace_seconds: float = GRACE_SECONDS, *, reason: str = "closed") -> None:
         """Says goodbye, finishes the calls that it has, and ends. Further calls do nothing."""
@@ -226,9 +267,8 @@ class Plugin:
 
     async def _run(self, on_ready: Callable[[], object] | None, grace_seconds: float) -> None:
         await self.start()
-        connection = self._started()
         told = asyncio.ensure_future(self._tell(on_ready)) if on_ready is not None else None
-        with _signals(lambda name: connection.ask(connection.close(name, grace_seconds))):
+        with _signals(lambda name: self.leave(name, grace_seconds)):
             try:
                 await self.ended()
             finally:
@@ -242,35 +282,13 @@ class Plugin:
             on_ready()
 
 
-class _PluginDuties:
-    """What the connection asks of a plugin."""
-
-    def __init__(self, tools: ToolSet, runner: Runner) -> None:
-        self._tools = tools
-        self._runner = runner
-
-    def declared(self) -> Sequence[pb.Tool]:
-        return [spec.tool.to_wire() for spec in self._tools]
-
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
-        return self._runner.take(connection, session, call)
-
-    def event(self, event: wire.Event) -> None:
-        kind = event.WhichOneof("kind")
-        if kind == "tool_overwritten":
-            lost = event.tool_overwritten
-            log.warning("tool %s is no longer offered: source %s registered the name", lost.name, lost.by_source)
-        elif kind == "tool_removed":
-            log.warning("tool %s was withdrawn by somebody else", event.tool_removed.name)
-        elif kind == "permission_denied":
-            denied = event.permission_denied
-            log.error("the bus refuses %s: this source lacks the right %r", denied.operation, denied.permission)
-        elif kind == "permission_changed":
-            changed = event.permission_changed
-            log.warning("the right %r was %s", changed.permission, "granted" if changed.granted else "revoked")
-
-    def subscriptions(self) -> Sequence[Any]:
-        return ()
+def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: Mapping[str, Any]) -> ToolSpec:
+    """Returns how to offer and run what an author hands in; see `Plugin.add_tool`."""
+    if isinstance(tool, ToolSpec):
+        return tool
+    if isinstance(tool, ToolDefinition):
+        return tool.spec()
+    return spec_of(tool, describe(tool, **options) if options else meta_of(tool) or describe(tool))
 
 
 @contextmanager

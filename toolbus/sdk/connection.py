@@ -389,7 +389,9 @@ class Connection:
             self._complained = False
             self.calls.trouble = ""
             link.session.open(limits.calls_in_flight or 256, limits.message_bytes or MESSAGE_BYTES)
-        self._refused = tuple(dict.fromkeys(each.error for each in copy.refused))  # often one for all
+        # Often one for all, and said once.
+        self._refused = tuple(dict.fromkeys(each.error for each in copy.refused if each.error))
+        self._duties.attached([each.name for each in copy.refused], "; ".join(self._refused))
         count = len(copy.registered) + sum(map(len, link.rest))
         if self._refused:
             log.error(

@@ -80,7 +80,7 @@ def _given(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope)
     parsed = _parse(arguments)
     if not isinstance(parsed, Mapping):
         return _error(scope, Code.INVALID_ARGUMENTS, f"the arguments of {spec.tool.name} are no JSON object: send one")
-    keywords = dict(parsed)
+    keywords = dict(parsed) if spec.prepare is None else spec.prepare(dict(parsed), scope)
     keys = keywords.keys()
     if not spec.required <= keys or (spec.names is not None and not keys <= spec.names):
         return _error(scope, Code.TOOL, f"TypeError: {_misfit(spec, keywords)}", "TypeError")

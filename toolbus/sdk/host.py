@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolbus.errors import Code, PeerLost, Stage
-from toolbus.sdk.attempt import Settings
+from toolbus.sdk.attempt import Duties, Settings
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
 from toolbus.sdk.outgoing import Outgoing, PeerSession
@@ -36,7 +36,7 @@ OnProgress = Callable[[Progress], object]
 Arguments = Mapping[str, Any] | str | None
 
 
-class _HostDuties:
+class _HostDuties(Duties):
     """What the connection asks of a host: to mirror the catalogue while somebody watches. The connection's loop."""
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from toolbus.sdk import convert, hints
 from toolbus.sdk.declaration import LlmToolMeta, meta_of
+from toolbus.sdk.scope import ToolScope
 from toolbus.tool import Tool
 
 
@@ -42,6 +43,7 @@ class ToolSpec:
         required: those it cannot do without.
         converters: what brings an argument into the hinted type, where the schema came from hints.
         takes_dict: whether the handler takes all arguments as one dict (`ToolDefinition`) instead of as keywords.
+        prepare: what becomes of the arguments before they are checked and converted; None where nothing does.
     """
 
     tool: Tool
@@ -52,6 +54,7 @@ class ToolSpec:
     required: frozenset[str] = frozenset()
     converters: tuple[tuple[str, convert.Converter], ...] = ()
     takes_dict: bool = False
+    prepare: Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None = field(default=None, compare=False)
 
     @property
     def is_async(self) -> bool:

@@ -37,6 +37,25 @@ def _kernel(name: str, code: str) -> Breakout:
     return Breakout(name, code, frozenset({"landlock"}))
 
 
+# Tries whether code of a tool can be had to run on the main thread: there alone a signal handler can be set.
+_ON_MAIN = """
+import signal, sys, threading
+own, tried, called = threading.get_ident(), [], threading.Event()
+def reach(*args, **more):
+    if threading.get_ident() == own: return 0
+    try:
+        signal.signal(signal.SIGALRM, lambda number, frame: None)
+        tried.append(None)
+    except ValueError as error:
+        tried.append(error)
+    called.set()
+    threading.Event().wait()
+"""
+_WAS_IT = """
+os.kill(os.getpid(), signal.SIGTERM)
+called.wait(5)
+if None not in tried: raise tried[0]
+"""
 _LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)"
 _CHECK = "if result < 0: raise PermissionError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))"
 
@@ -304,6 +323,21 @@ HOOK = (
     ),
     _audit("a fresh posix", "import sys; del sys.modules['posix']; import posix; posix.mkfifo(f'{outside}/new')"),
     _both("a signal handler", "import signal; signal.signal(signal.SIGALRM, lambda number, frame: None)"),
+    _both(
+        "in place of what hears signals",
+        f"""{_ON_MAIN}
+for name in ('sigwait', 'Signals', '_int_to_enum'): setattr(signal, name, reach)
+for name in ('stdout', 'stderr'): setattr(sys, name, type('Stream', (), {{'flush': reach, 'write': reach}})())
+{_WAS_IT}""",
+    ),
+    _both(
+        "as what Python does on Ctrl-C",
+        f"""{_ON_MAIN}
+sys.excepthook = reach
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+os.kill(os.getpid(), signal.SIGINT)
+{_WAS_IT}""",
+    ),
     _audit("sys.settrace", "import sys; sys.settrace(print)"),
     _audit("raising a limit", "import resource; resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))"),
 )

@@ -16,14 +16,14 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.dropin.sandbox.breakouts import ALL
-from toolbus.dropin.sandbox import Grants, apply, clean_environment
+from toolbus.dropin.sandbox import Grants, apply, beside_main, clean_environment
+from toolbus.supervisor import ending
 
 ESCAPED = "escaped"
 STOPPED = {"audit hook", "Landlock", "limit", "not there"}
@@ -60,7 +60,8 @@ def by_whom(outcome: str) -> str:
         return "audit hook"
     if outcome.startswith(("MemoryError", "SIGXCPU", "OSError: [Errno 27]", "OSError: [Errno 24]")):
         return "limit"
-    if outcome.startswith(("KeyError", "OSError: [Errno 9]", "ValueError: signal only works in main thread")):
+    # SIGINT ends the process where Python's handler of it is not there.
+    if outcome.startswith(("KeyError", "OSError: [Errno 9]", "ValueError: signal only works in main thread", "SIGINT")):
         return "not there"
     kernel = ("ermission", "not permitted", "nothing could be executed", "unable to open database", "cross-device link")
     return "Landlock" if any(words in outcome for words in kernel) else outcome
@@ -105,7 +106,7 @@ def _launch(names: dict[str, Any], layers: dict[str, Any]) -> None:
         with open(reading, encoding="utf-8") as pipe:
             said = pipe.read()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        outcomes[breakout.name] = said if status == 0 else signal.Signals(-status).name
+        outcomes[breakout.name] = said if status == 0 else ending(status)
     json.dump(outcomes, sys.stdout)
 
 
@@ -116,7 +117,7 @@ def _attempt(code: str, names: dict[str, Any], layers: dict[str, Any]) -> None:
     grants = Grants(write=(Path(names["folder"]),), cpu_seconds_per_call=1)
     protection = apply(grants, bus="127.0.0.1:1", **layers)
 
-    def run() -> None:
+    def run() -> NoReturn:
         outcome = ESCAPED
         try:
             exec(code, {**names, "protection": protection})
@@ -125,9 +126,7 @@ def _attempt(code: str, names: dict[str, Any], layers: dict[str, Any]) -> None:
         write(1, outcome.encode())
         leave(0)
 
-    thread = threading.Thread(target=run)  # where tools run, see `beside_main`
-    thread.start()
-    thread.join()
+    beside_main(run, lambda name: None)
 
 
 def _print_table() -> None:

@@ -1,0 +1,125 @@
+"""The tools that come along: which there are, and what becomes of a folder that one is added to."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import toolbus
+from toolbus.dropin import load_folder
+from toolbus.dropin.bundled import Bundled, add, bundled
+from toolbus.errors import SetupError
+
+ROOT = Path(__file__).parents[2]
+TOOLS = {tool.name: tool for tool in bundled()}
+
+
+def manifest(folder: Path) -> Any:
+    return json.loads((folder / "_manifest.json").read_text())
+
+
+def test_four_files_come_along_each_with_what_it_needs() -> None:
+    assert {name: tool.files for name, tool in TOOLS.items()} == {
+        "archive_search": ("data/archive_index.json", "_common.py", "archive_search.py"),
+        "directory": ("data/directory.json", "_common.py", "directory.py"),
+        "relay_message": ("_common.py", "relay_message.py"),
+        "this_host": ("_common.py", "this_host.py"),
+    }
+
+
+def test_the_wheel_holds_everything_that_can_be_added() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    held = wheel["force-include"]
+    needed = {"_manifest.json", "README.md"}.union(*(tool.files for tool in TOOLS.values()))
+    assert held == {f"examples/dropin/{file}": f"toolbus/bundled_dropin/{file}" for file in needed}
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=list(TOOLS))
+def test_an_added_tool_loads_with_its_grants_and_a_second_time_changes_nothing(tmp_path: Path, tool: Bundled) -> None:
+    folder = tmp_path / "tools"
+    assert {state for _, state in add(tool, folder).files} == {"added"}
+    loaded = load_folder(folder)
+    assert loaded.problems == ()
+    assert tool.name in [spec.tool.name for spec in loaded.specs]
+    if tool.grants:
+        assert manifest(folder) == {"files": {f"{tool.name}.py": dict(tool.grants)}}
+    again = add(tool, folder)
+    assert {state for _, state in again.files} == {"unchanged"}
+    assert not again.granted
+
+
+def test_all_of_them_together_are_the_folder_that_they_are_from(tmp_path: Path) -> None:
+    (tmp_path / "_manifest.json").write_text('{"allow": []}')
+    for tool in TOOLS.values():
+        add(tool, tmp_path)
+    ours = manifest(ROOT / "examples/dropin")
+    assert sorted(manifest(tmp_path)["allow"]) == sorted(ours["allow"])
+    assert manifest(tmp_path)["files"] == ours["files"]
+
+
+def test_what_a_manifest_says_already_stays(tmp_path: Path) -> None:
+    own = {"connect": ["127.0.0.1:22"], "read": ["/etc/hostname"], "memory_mb": 256}
+    said = {"allow": ["mine.py"], "files": {"directory.py": own, "mine.py": {"secrets": ["KEY"]}}}
+    (tmp_path / "_manifest.json").write_text(json.dumps(said))
+    assert add(TOOLS["directory"], tmp_path).granted
+    assert manifest(tmp_path) == {
+        "allow": ["mine.py", "_common.py", "directory.py"],
+        "files": {
+            "directory.py": {**own, "read": ["/etc/hostname", "data/directory.json"]},
+            "mine.py": {"secrets": ["KEY"]},
+        },
+    }
+
+
+@pytest.mark.parametrize("file", ["_common.py", "relay_message.py"])
+def test_a_file_that_was_changed_is_overwritten_by_force_only(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("mine = 1\n")
+    with pytest.raises(SetupError, match=rf"{file} would be overwritten.*--force"):
+        add(TOOLS["relay_message"], tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == [file]
+    assert (file, "replaced") in add(TOOLS["relay_message"], tmp_path, force=True).files
+    assert (tmp_path / file).read_bytes() == (ROOT / "examples/dropin" / file).read_bytes()
+
+
+def test_a_broken_manifest_keeps_the_tool_file_out(tmp_path: Path) -> None:
+    (tmp_path / "_manifest.json").write_text("{")
+    with pytest.raises(SetupError, match="is no JSON"):
+        add(TOOLS["relay_message"], tmp_path)
+    assert not (tmp_path / "relay_message.py").exists()
+
+
+def test_where_nobody_can_write_the_reason_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="No such file or directory: make its folder"):
+        add(TOOLS["this_host"], tmp_path / "not" / "there")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="File exists"):
+        add(TOOLS["this_host"], tmp_path / "file")
+
+
+def test_the_command_adds_and_says_what_it_did(tmp_path: Path) -> None:
+    done = toolbus("tools", "add", "relay_message", "--dir", tmp_path / "tools")
+    assert done.returncode == 0
+    assert f"added {tmp_path}/tools/relay_message.py\n" in done.stdout
+    assert "granted: write queue.db, queue.db-journal\n" in done.stdout
+    said = json.loads(toolbus("tools", "add", "relay_message", "--dir", tmp_path / "tools", "--json").stdout)
+    assert said["granted"] is False
+    assert said["files"] == [
+        {"file": "_common.py", "state": "unchanged"},
+        {"file": "relay_message.py", "state": "unchanged"},
+    ]
+    (tmp_path / "tools/relay_message.py").write_text("")
+    refused = toolbus("tools", "add", "relay_message", "--dir", tmp_path / "tools")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "would be overwritten" in refused.stderr
+    assert toolbus("tools", "add", "relay_message", "--dir", tmp_path / "tools", "--force").returncode == 0
+
+
+def test_the_command_lists_what_comes_along_and_knows_no_others() -> None:
+    assert [each["name"] for each in json.loads(toolbus("tools", "bundled", "--json").stdout)] == list(TOOLS)
+    assert toolbus("tools", "bundled").stdout.startswith("NAME            GRANTS")
+    unknown = toolbus("tools", "add", "nothing")
+    assert unknown.returncode == 2
+    assert "no tool 'nothing' comes along: there are archive_search, directory, relay_message" in unknown.stderr
+    assert "toolbus tools add relay_message --dir tools/" in toolbus("tools", "add", "--help").stdout

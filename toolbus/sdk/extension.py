@@ -1,0 +1,237 @@
+"""`Extension`: a plugin whose tools carry its name, and whose handlers may answer for all of them.
+
+What extensions of role-play hosts are written against: tools registered as records, one `TOOL_INVOCATION` handler or
+several, the host's fields beside the arguments. Everything else is `Plugin`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from toolbus.errors import Code, Stage
+from toolbus.sdk.author import Plugin, made_of
+from toolbus.sdk.declaration import describe
+from toolbus.sdk.hooks import called
+from toolbus.sdk.invocation import CONTEXT, ToolInvocation, taking_host_fields
+from toolbus.sdk.neko import ToolDefinition
+from toolbus.sdk.reply import Err, Ok, Reply, dump_output
+from toolbus.sdk.scope import ToolScope
+from toolbus.sdk.tool_spec import ToolSpec, spec_of
+from toolbus.tool import CallError, Result
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+Handler = Callable[[ToolInvocation], Any]
+
+TOOL_INVOCATION = "TOOL_INVOCATION"
+NO_HANDLER = f"No {TOOL_INVOCATION} handler registered"
+FAILED = "Tool invocation failed"
+
+_FLAGS = ("council_eligible", "inline_available")
+_FIELDS = frozenset(("name", "display_name", "description", "parameters", "timeout", "validate", "min_level", *_FLAGS))
+
+
+class Extension(Plugin):
+    """An extension of this process: its tools, listed as ``source:name``, and who answers their calls.
+
+    A tool has a function of its own (`tool`, or `register_tool` with a handler), or is answered by the handlers for
+    all of them (`on_invocation`). Tools may come and go at any time, from any thread, before the start and while
+    connected. A bus that does not take them says so in the log, to `on_refused` and in `ready`.
+
+    Args:
+        source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
+        qualified: whether the tools are listed as ``source:name``, so that they never collide with another's.
+        options: as for `Plugin`.
+
+    Raises:
+        SetupError: an argument breaks its rule.
+    """
+
+    _operations: ClassVar[Mapping[str, str]] = {"attach": "registerTool", "register": "registerTool"}
+
+    def __init__(self, source: str, *, qualified: bool = True, **options: Any) -> None:
+        super().__init__(source, qualified=qualified, **options)
+        self._handlers: list[Handler] = []  # for all tools that have no function of their own
+
+    def add_tool(
+        self,
+        tool: Callable[..., Any] | ToolDefinition | ToolSpec,
+        *,
+        replace: bool = False,
+        host_args: bool = False,
+        **options: Any,
+    ) -> ToolSpec:
+        """Offers a tool with a function of its own, as `Plugin.add_tool` does.
+
+        It takes the place of one that was registered without a function.
+
+        Args:
+            host_args: whether the function gets `context` and `__deadlineMs` as arguments; the model cannot write them
+                and does not see them. It has all of it in its `ToolScope` too.
+        """
+        spec = made_of(tool, options)
+        if host_args:
+            spec = taking_host_fields(spec)
+        kept = self.tools.get(spec.tool.name)
+        return super().add_tool(spec, replace=replace or (kept is not None and kept.handler == self._answer))
+
+    def register_tool(
+        self,
+        record: Mapping[str, Any] | None = None,
+        /,
+        *,
+        handler: Callable[..., Any] | None = None,
+        host_args: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Offers a tool; one of that name is replaced. Does not wait for the bus: see `ready` and `on_refused`.
+
+        Args:
+            record: `name`, `display_name`, `description`, `parameters` (a JSON Schema), `council_eligible`,
+                `inline_available`, `timeout` in seconds, `validate`, `min_level`. What is missing or None has its
+                default; whatever else there is is ignored, as hosts set fields of their own. Arguments for a council's
+                tool are not checked unless `validate` says so: a council that plans none calls it without any.
+            handler: a function that answers for this tool only, with the arguments as keywords. None leaves it to the
+                function that the tool has, or to the handlers for all tools.
+            host_args: as for `add_tool`.
+            fields: the same as in a record, over it.
+
+        Raises:
+            ValueError, TypeError: a field breaks its rule.
+        """
+        options = _options({**(record or {}), **fields})
+        kept = self.tools.get(options["name"])
+        takes_dict = False
+        if handler is None and kept is not None and kept.handler != self._answer:
+            handler, takes_dict = kept.handler, kept.takes_dict
+            host_args = host_args or kept.prepare is not None
+        if handler is None:
+            spec = self._answered_by_all(options)
+        else:
+            spec = spec_of(handler, describe(handler, **options), takes_dict=takes_dict)
+            spec = taking_host_fields(spec) if host_args else spec
+        self.tools.add(spec, replace=True)
+
+    def unregister_tool(self, name: str) -> bool:
+        """Withdraws a tool of this extension; returns whether there was one. An unknown name is no error."""
+        return self.remove_tool(name)
+
+    def on_invocation(self, function: F) -> F:
+        """Has a function answer the calls of all tools that have none of their own; a decorator.
+
+        It gets a `ToolInvocation` and may be async or plain. With several of them each is called, in order, and the
+        first that returns something, or raises, decides. A text is the result as it is, None is "", anything else is
+        its JSON text, and what it raises becomes the tool's error, by its message.
+
+        Raises:
+            TypeError: it is no function.
+        """
+        if not callable(function):
+            raise TypeError(f"on_invocation is put on a function, not on {function!r:.80}: write it above a def")
+        self._handlers.append(function)
+        return function
+
+    def on(self, event: str, handler: Handler) -> Callable[[], None]:
+        """Does what `on_invocation` does, for ``"TOOL_INVOCATION"``. Returns what takes the handler away again.
+
+        Raises:
+            ValueError: another event.
+        """
+        if event != TOOL_INVOCATION:
+            raise ValueError(
+                f"there is no event {event!r:.80}: there is {TOOL_INVOCATION!r}; for others use on_permission_denied, "
+                "on_permission_changed, on_refused or on_tools_changed"
+            )
+        self.on_invocation(handler)
+
+        def off() -> None:
+            if handler in self._handlers:
+                self._handlers.remove(handler)
+
+        return off
+
+    def _answered_by_all(self, options: dict[str, Any]) -> ToolSpec:
+        options = {**options, "parameters": options.get("parameters", {"type": "object", "properties": {}})}
+        spec = spec_of(self._answer, describe(self._answer, **options))
+        properties = spec.tool.parameters.get("properties")
+        keeps = isinstance(properties, dict) and CONTEXT in properties
+
+        def prepare(arguments: dict[str, Any], scope: ToolScope) -> dict[str, Any]:
+            return {"invocation": ToolInvocation.of(arguments, scope, keeps_context=keeps)}
+
+        return dataclasses.replace(spec, prepare=prepare)
+
+    async def _answer(self, invocation: ToolInvocation) -> Any:
+        # No docstring: it would become the description of tools that were registered without one.
+        handlers = tuple(self._handlers)
+        if not handlers:
+            return _error(NO_HANDLER)
+        answers = [await self._one(handler, invocation) for handler in handlers]
+        return next((answer for answer in answers if answer is not None), "")
+
+    async def _one(self, handler: Handler, invocation: ToolInvocation) -> Any:
+        """Returns what one handler says, its failure included; None where it says nothing."""
+        try:
+            return _said(await called(handler, (invocation,), self._workers.run))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as problem:
+            log.warning("a handler for %s failed", invocation.tool_name, exc_info=problem)
+            return _error(_message(problem), type(problem).__name__)
+
+
+def _options(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record's fields as options of `llm_tool`; what is missing is left out.
+
+    Raises:
+        ValueError, TypeError: one breaks its rule.
+    """
+    options = {key: value for key, value in told.items() if key in _FIELDS and value is not None}
+    name = options.get("name")
+    if not isinstance(name, str):
+        raise TypeError(f"a tool's name is {name!r:.80}, it must be a text of [A-Za-z0-9_.-]{{1,64}}: give it one")
+    if ":" in name:
+        raise ValueError(
+            f"tool name {name[:80]!r} holds a colon: register the bare name, the bus puts the source and a colon "
+            "before it"
+        )
+    for flag in _FLAGS:
+        if not isinstance(options.get(flag, False), bool):
+            raise TypeError(f"tool {name[:80]!r}: {flag} is {options[flag]!r:.80}, it must be True or False")
+    if options.get("council_eligible"):
+        options.setdefault("validate", False)
+    if ignored := told.keys() - _FIELDS:
+        log.info("tool %r: ignored %s", name[:80], ", ".join(sorted(map(repr, ignored)))[:200])
+    return options
+
+
+def _said(returned: Any) -> Any:
+    """Returns what a handler's value is as a result.
+
+    Raises:
+        TypeError: JSON cannot hold it.
+    """
+    if isinstance(returned, Ok):
+        return _said(returned.value)
+    if returned is None or isinstance(returned, str | Reply | Err | Result | pb.ContentBlock):
+        return returned
+    if isinstance(returned, list | tuple) and returned and all(isinstance(each, pb.ContentBlock) for each in returned):
+        return returned
+    return dump_output(returned)
+
+
+def _message(problem: BaseException) -> str:
+    try:
+        return str(problem) or FAILED
+    except Exception:  # an exception whose own text raises
+        return FAILED
+
+
+def _error(message: str, reason: str = "") -> Result:
+    return Result(is_error=True, error=CallError(Code.TOOL, message, Stage.ACCEPTED, reason=reason))

@@ -1,0 +1,96 @@
+"""Functions that an author wants called when something happens.
+
+They run where handlers run: async ones on the plugin's loop, plain ones on its workers, never on the connection's
+thread. Whatever one of them raises is logged and keeps nobody else from hearing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from toolbus.sdk.threads import Inbox
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class Hooks:
+    """The functions of one plugin, by what they want to hear.
+
+    Args:
+        run_sync: runs a function of no arguments off the loop.
+    """
+
+    def __init__(self, run_sync: RunSync) -> None:
+        self._run_sync = run_sync
+        self._functions: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
+        self._loop: asyncio.AbstractEventLoop | None = None  # where they run; None before the start
+        self._inbox: Inbox | None = None  # of that loop
+        self._tasks: set[asyncio.Task[None]] = set()  # a loop keeps no task alive by itself
+
+    def __repr__(self) -> str:
+        return f"<Hooks {', '.join(f'{kind}={len(functions)}' for kind, functions in self._functions.items())}>"
+
+    def add(self, kind: str, function: F) -> F:
+        """Has a function hear of one kind of thing; returns it.
+
+        Raises:
+            TypeError: it is no function.
+        """
+        if not callable(function):
+            raise TypeError(f"on_{kind} is put on a function, not on {function!r:.80}: write it above a def")
+        self._functions[kind].append(function)
+        return function
+
+    def wants(self, kind: str) -> bool:
+        """Tells whether anybody wants to hear of it."""
+        return bool(self._functions.get(kind))
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Says on which loop they run."""
+        self._loop, self._inbox = loop, Inbox(loop)
+
+    def tell(self, kind: str, *facts: Any) -> None:
+        """Calls whoever wants to hear of it, in order; from any thread, and without waiting."""
+        if self._inbox is not None and self.wants(kind):
+            self._inbox.put(self._begin, (kind, facts))
+
+    def _begin(self, told: tuple[str, tuple[Any, ...]]) -> None:
+        assert self._loop is not None  # the inbox is that loop's
+        task = self._loop.create_task(self._run(*told))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, kind: str, facts: tuple[Any, ...]) -> None:
+        for function in tuple(self._functions[kind]):
+            try:
+                await called(function, facts, self._run_sync)
+            except asyncio.CancelledError:
+                raise
+            except BaseException:  # SystemExit too: it would end the loop of all handlers
+                log.exception("on_%s: %r failed", kind, function)
+
+
+async def called(function: Callable[..., Any], facts: tuple[Any, ...], run_sync: RunSync) -> Any:
+    """Calls a function of an author, a plain one off the loop, and returns what it returns or raises what it raises."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*facts)
+    returned, problem = await run_sync(lambda: _caught(function, facts))
+    if problem is not None:
+        raise problem
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+def _caught(function: Callable[..., Any], facts: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+    """Returns what a function returned and what it raised: some exceptions do not survive a future."""
+    try:
+        return function(*facts), None
+    except BaseException as problem:
+        return None, problem

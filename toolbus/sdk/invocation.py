@@ -1,0 +1,152 @@
+"""What a host adds to a call for extensions, and the record in which their handlers get all of it.
+
+Nothing of it can come from a model. What a model writes under one of these names is taken out or written over, and
+what says for whom a call is made stands beside the arguments, never in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from toolbus.sdk.scope import ContextMessage, ToolScope
+from toolbus.sdk.tool_spec import ToolSpec
+from toolbus.tool import USER_KEYS
+
+CONTEXT = "context"
+DEADLINE = "__deadlineMs"
+
+# What a tool is told of a council member, and what it reads where the host said nothing of that.
+_MEMBER_FIELDS: Mapping[str, Any] = MappingProxyType(
+    {
+        "memberId": "",
+        "itemId": "",
+        "packId": "",
+        "packName": "",
+        "name": "",
+        "role": "",
+        "chance": 100,
+        "avatarUrl": None,
+        "definition": "",
+        "personality": "",
+        "behavior": "",
+        "genderIdentity": 3,  # any
+    }
+)
+_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "toolName": "tool_name",
+        "args": "args",
+        "requestId": "request_id",
+        "councilMember": "council_member",
+        "contextMessages": "context_messages",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToolInvocation(Mapping[str, Any]):
+    """One call, as a handler for all tools gets it: a mapping with the keys that extensions know.
+
+    Attributes:
+        tool_name: `toolName`, the bare name that was registered.
+        args: what the model wrote, with the host's `context` and `__deadlineMs`.
+        request_id: `requestId`, the caller's id of the call.
+        council_member: `councilMember`, the member that the call is made for, with exactly twelve fields; None outside
+            a council.
+        context_messages: `contextMessages`, the conversation as the host sent it, each with role and content, and name
+            where there is one; None where it sent none.
+        scope: the call itself: progress, cancelling, calls of other tools, for whom it is made. Not in the mapping.
+    """
+
+    tool_name: str
+    args: dict[str, Any]
+    request_id: str
+    council_member: Mapping[str, Any] | None
+    context_messages: list[dict[str, str]] | None
+    scope: ToolScope
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], scope: ToolScope, *, keeps_context: bool = False) -> ToolInvocation:
+        """Returns what handlers get of a call.
+
+        Args:
+            keeps_context: as for `with_host_fields`.
+        """
+        member = scope.context.member
+        return cls(
+            tool_name=scope.tool,
+            args=with_host_fields(arguments, scope, keeps_context=keeps_context),
+            request_id=scope.request_id,
+            council_member=None if member is None else council_member(member),
+            context_messages=[_message(each) for each in scope.context.messages] or None,
+            scope=scope,
+        )
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, _KEYS[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_KEYS)
+
+    def __len__(self) -> int:
+        return len(_KEYS)
+
+
+def with_host_fields(arguments: Mapping[str, Any], scope: ToolScope, *, keeps_context: bool = False) -> dict[str, Any]:
+    """Returns arguments with what the host says of the call, and without what only a host may say.
+
+    Args:
+        keeps_context: whether `context` is the model's to write where the host sent none: the tool declares it.
+    """
+    given = {key: value for key, value in arguments.items() if key not in USER_KEYS and key != DEADLINE}
+    if scope.context.messages:
+        given[CONTEXT] = context_text(scope.context.messages)
+    elif not keeps_context:
+        given.pop(CONTEXT, None)
+    if (left := scope.time_left()) < math.inf:
+        given[DEADLINE] = round((time.time() + left) * 1000)
+    return given
+
+
+def taking_host_fields(spec: ToolSpec) -> ToolSpec:
+    """Returns a tool whose handler gets `context` and `__deadlineMs` as arguments, as far as it takes them.
+
+    They are the host's: its schema does not show them to a model.
+    """
+    host_fields = {CONTEXT, DEADLINE}
+    schema = spec.tool.parameters
+    if isinstance(schema.get("properties"), dict):
+        schema["properties"] = {key: each for key, each in schema["properties"].items() if key not in host_fields}
+    if isinstance(schema.get("required"), list):
+        schema["required"] = [key for key in schema["required"] if key not in host_fields]
+    tool = dataclasses.replace(spec.tool, parameters_json=json.dumps(schema, ensure_ascii=False))
+    unwanted = frozenset() if spec.names is None else host_fields - spec.names
+
+    def prepare(arguments: dict[str, Any], scope: ToolScope) -> dict[str, Any]:
+        given = with_host_fields(arguments, scope)
+        return {key: value for key, value in given.items() if key not in unwanted}
+
+    return dataclasses.replace(spec, tool=tool, prepare=prepare)
+
+
+def council_member(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a member with exactly its twelve fields, whatever the host sent."""
+    fields = _MEMBER_FIELDS.items()
+    return MappingProxyType({key: other if told.get(key) is None else told[key] for key, other in fields})
+
+
+def context_text(messages: Iterable[ContextMessage]) -> str:
+    """Returns messages as one text, a blank line between them, each but the system's with its role in front."""
+    return "\n\n".join(each.content if each.role == "system" else f"{each.role}: {each.content}" for each in messages)
+
+
+def _message(message: ContextMessage) -> dict[str, str]:
+    told = {"role": message.role, "content": message.content}
+    return told | {"name": message.name} if message.name else told
