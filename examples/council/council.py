@@ -1,0 +1,119 @@
+"""A council of two: what its members' tools say before a main model is asked, and the text which that model gets.
+
+It runs with no model at all, on a bus of its own. `--bus` has it use another one; `--url` and `--model` name a server
+that speaks OpenAI's chat completions, and then each member has a prompt tool too.
+
+    python examples/council/council.py "I push the door open."
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+from contextlib import AsyncExitStack
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.markup import escape
+from rich.panel import Panel
+
+from toolbus import Bus, Config, Host, ToolBusError
+from toolbus.extension import (
+    Council,
+    CouncilCompleted,
+    CouncilSettings,
+    CouncilStarted,
+    Member,
+    MemberDone,
+    SidecarSettings,
+    bundled_prompt_tools,
+    sidecar_model,
+)
+from toolbus.sdk import Extension
+
+LORE = {
+    "bell": "The bell of the inn rings by itself when somebody lies.",
+    "door": "The door has no lock; the innkeeper says that it chooses.",
+}
+SO_FAR = [
+    {"role": "system", "content": "A winter night at an inn below the pass."},
+    {"role": "assistant", "content": "Snow has covered the path. Somewhere behind the door of the inn a bell rings."},
+]
+MIRA = Member("mira", "Mira", ("tavern:lore", "memory:recall", "analyze_character"), role="Archivist")
+TOM = Member("tom", "Tom", ("tavern:pace", "suggest_direction"), role="Pacing")
+
+
+def tavern(address: str) -> Extension:
+    """Returns the extension whose tools the members have."""
+    extension = Extension("tavern", address=address)
+
+    @extension.tool(display_name="Lore", council_eligible=True, host_args=True)
+    def lore(context: str = "") -> str:
+        """Finds what is known about anything that was mentioned."""
+        said = set(re.findall(r"\w+", context.lower()))
+        return "\n".join(f"- {text}" for word, text in LORE.items() if word in said) or "Nothing is known."
+
+    extension.register_tool(name="pace", display_name="Pace", description="Measures replies.", council_eligible=True)
+
+    @extension.on_invocation
+    def pace(call: dict) -> str:
+        """Answers for all tools without a function of their own: here `pace`."""
+        replies = [each["content"] for each in call["contextMessages"] or () if each["role"] == "assistant"]
+        words = len(replies[-1].split()) if replies else 0
+        advice = "shorten the next one" if words > 60 else "there is room for a longer one"
+        return f"{call['councilMember']['name']}: the last reply has {words} words; {advice}."
+
+    return extension
+
+
+def told(event, console: Console) -> None:
+    """Prints what happens, as it happens."""
+    match event:
+        case CouncilStarted(member_count=count):
+            console.print(f"[bold]council[/] of {count}")
+        case MemberDone(member=member, outcomes=outcomes):
+            for each in outcomes:
+                how = "[green]ok[/]" if each.success else f"[red]{escape(each.error)}[/]"
+                console.print(f"  {escape(member.name)} · {escape(each.display_name)} · {each.seconds:.2f} s · {how}")
+        case CouncilCompleted(seconds=seconds, result_count=count):
+            console.print(f"[bold]done[/], {count} results in {seconds:.2f} s")
+
+
+async def main(given: argparse.Namespace) -> None:
+    async with AsyncExitStack() as running:
+        if not (address := given.bus):
+            bus = await running.enter_async_context(Bus(Config(grpc=("127.0.0.1:0",), http="off")))
+            address = bus.grpc_addresses[0]
+        host = await running.enter_async_context(Host(address))
+        await host.list(timeout=5)  # else nobody would say that there is no bus
+        extension = await running.enter_async_context(tavern(address))
+        await extension.ready()
+        sidecar = SidecarSettings(given.url, given.model)
+        model = sidecar_model(sidecar, api_key=os.environ.get("OPENAI_API_KEY"))  # None without a URL
+        prompts = bundled_prompt_tools() if model is not None else ()
+        council = Council(host, CouncilSettings((MIRA, TOM)), model=model, sidecar=sidecar, prompt_tools=prompts)
+        console, events = Console(quiet=given.json, highlight=False), []
+
+        def on_event(event) -> None:
+            events.append(event.described())
+            told(event, console)
+
+        messages = [*SO_FAR, {"role": "user", "content": given.text}]
+        result = await council.run(messages, user_id=given.user, on_event=on_event)
+        if given.json:
+            print(json.dumps({"events": events, **result.described()}, ensure_ascii=False, indent=2))
+        console.print(Panel(Markdown(result.block), title="what the main model gets"))
+
+
+options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+options.add_argument("text", nargs="?", default="I push the door open.", help="what the user says next")
+options.add_argument("--bus", default="", help="address of a bus; without it one runs in this program")
+options.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL", ""), help="of a server, with its /v1")
+options.add_argument("--model", default=os.environ.get("OPENAI_MODEL", "local"), help="as that server calls it")
+options.add_argument("--user", default="", help="on whose behalf tools are called")
+options.add_argument("--json", action="store_true", help="events, results and block as one JSON object")
+try:
+    asyncio.run(main(options.parse_args()))
+except ToolBusError as problem:
+    raise SystemExit(f"council: {problem}") from None

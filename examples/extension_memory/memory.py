@@ -1,0 +1,109 @@
+"""A memory for role-play hosts: what a user wants kept, found again by words, in SQLite.
+
+An extension shows both ways to answer calls. `remember` and `forget` are functions, whose hints and docstrings become
+the schemas. `recall` is registered as a record and answered by the handler for all tools, since it wants what the host
+says beside the arguments: the council member that asks, and the conversation.
+
+    MEMORY_FOLDER=~/memories toolbus run examples/extension_memory/memory.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from toolbus.sdk import Err, Extension, ToolInvocation, ToolScope
+
+WORD = re.compile(r"\w+")
+MOST_CHARACTERS = 2000  # of one memory: it is read by a model, beside others
+MOST_WORDS = 50  # of a query; a conversation may be long
+
+plugin = Extension("memory")
+
+
+@contextmanager
+def memories() -> Iterator[sqlite3.Connection]:
+    """Opens the database for one call; handlers run on several threads, and a connection belongs to one."""
+    folder = Path(os.environ.get("MEMORY_FOLDER") or "memories").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(folder / "memories.sqlite3")) as database, database:
+        database.execute(
+            "CREATE VIRTUAL TABLE IF NOT EXISTS memories "
+            "USING fts5(text, user_id UNINDEXED, tokenize = 'porter unicode61')"
+        )
+        yield database
+
+
+@plugin.tool(inline_available=True)
+def remember(text: str, scope: ToolScope) -> str | Err:
+    """Keeps something about the user or the story, to be recalled in any later conversation.
+
+    Args:
+        text: What to keep, as one sentence that can be understood by itself.
+    """
+    kept = text.strip()[:MOST_CHARACTERS]
+    if not kept:
+        return Err("there is nothing to remember: say what")
+    with memories() as database:
+        cursor = database.execute("INSERT INTO memories VALUES (?, ?)", (kept, scope.context.user_id))
+    return f"Kept as {cursor.lastrowid}."
+
+
+@plugin.tool(inline_available=True)
+def forget(number: int, scope: ToolScope) -> str | Err:
+    """Lets go of something that was kept.
+
+    Args:
+        number: Which one, as recall numbers them.
+    """
+    with memories() as database:
+        whose = (number, scope.context.user_id)
+        gone = database.execute("DELETE FROM memories WHERE rowid = ? AND user_id = ?", whose).rowcount
+    return "Forgotten." if gone else Err(f"there is no memory {number}: recall says which there are")
+
+
+plugin.register_tool(
+    name="recall",
+    display_name="Recall",
+    description="Finds what was kept about a subject, the best first; without a query what fits the conversation.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "Words to look for"},
+            "limit": {"type": "integer", "minimum": 1, "maximum": 20, "default": 5},
+        },
+    },
+    council_eligible=True,
+    inline_available=True,
+)
+
+
+@plugin.on_invocation
+def recall(call: ToolInvocation) -> str:
+    """Answers `recall`; a council calls it without arguments, so what the user said last is the query then."""
+    said = [each["content"] for each in call.context_messages or () if each["role"] == "user"]
+    query = str(call.args.get("query") or "".join(said[-1:]))
+    limit = min(max(int(call.args.get("limit") or 5), 1), 20)  # arguments of councils' tools are not checked
+    found = search(query, call.scope.context.user_id, limit)
+    lines = [f"{number}. {text}" for number, text in found] or ["Nothing is kept about that."]
+    if call.council_member is not None:
+        name, role = call.council_member["name"], call.council_member["role"]
+        lines.insert(0, f"{name} ({role or 'archivist'}) remembers:")
+    return "\n".join(lines)
+
+
+def search(query: str, user_id: str, limit: int) -> list[tuple[int, str]]:
+    """Returns what a user had kept that has a word of the query; without words the newest."""
+    words = " OR ".join(f'"{word}"' for word in WORD.findall(query)[:MOST_WORDS])  # quoted: no operators of FTS5
+    fits, order = ("memories MATCH ? AND", "rank") if words else ("? = '' AND", "rowid DESC")
+    with memories() as database:
+        statement = f"SELECT rowid, text FROM memories WHERE {fits} user_id = ? ORDER BY {order} LIMIT ?"
+        return database.execute(statement, (words, user_id, limit)).fetchall()
+
+
+if __name__ == "__main__":
+    plugin.run()
