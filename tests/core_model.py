@@ -7,7 +7,7 @@ Nothing here is a mock: `PeerDouble` runs and asks for calls by the same two pro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from toolbus.call import Budget, Call
@@ -140,13 +140,14 @@ class Core:
         *,
         limits: Limits | None = None,
         silenced: frozenset[str] = frozenset(),
+        guarded: Iterable[str] = (),
         grace_seconds: float = 5.0,
     ) -> None:
         self.now = 1_000.0
         self.armed_at = math.inf  # when the bus's timer would fire
         self.limits = limits or Limits()
         self.registry = Registry(roles, grace_seconds=grace_seconds)
-        self.policy = Policy(silenced)
+        self.policy = Policy(silenced, guarded=guarded)
         self.records = Records()
         self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)
         self.sources: list[str] = []  # sources whose health may have changed

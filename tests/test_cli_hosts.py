@@ -430,6 +430,7 @@ def test_the_permissions_of_the_documents_are_in_force_and_permit_outlives_a_res
     words = ("--config", file, "--data-dir", tmp_path / "data")
     with _serving(tmp_path, *words) as serving:
         tables = _json(_address(serving), "permissions")
+        assert tables.pop("silenced") == []
         assert all(tables.values())
         offered = [each["name"] for each in _json(_address(serving), "list")["tools"]]
         assert offered == ["check_task", "await_task", "list_tasks", "cancel_task", "search_tools"]
@@ -438,7 +439,7 @@ def test_the_permissions_of_the_documents_are_in_force_and_permit_outlives_a_res
         assert serving.code() == 0
     with _serving(tmp_path, *words) as serving:
         again = _json(_address(serving), "permissions")
-    assert again == {**tables, "sources": {**tables["sources"], "more": []}}
+    assert again == {**tables, "sources": {**tables["sources"], "more": []}, "silenced": []}
 
 
 def test_a_group_of_tools_that_there_is_not_is_wrong_usage() -> None:
@@ -497,3 +498,26 @@ def test_a_tool_that_asks_for_a_level_is_there_with_it_and_not_without(bus: str)
 def test_a_level_that_is_said_twice_or_is_none_is_refused(bus: str) -> None:
     for words in (("--level", "5", "--context", "level=3"), ("--level", "-1"), ("--level", "high")):
         assert toolbus("call", "restart", *words, "--bus", bus).returncode == output.USAGE
+
+
+# -- rights ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_loses_its_tools_and_gets_them_back(bus: str) -> None:
+    revoked = toolbus("revoke", "weather", "--bus", bus)
+    assert (revoked.stdout, revoked.stderr) == ("weather may not offer tools; 5 withdrawn\n", "")
+    assert [each["source"] for each in _json(bus, "list")["tools"] if each["source"] == "weather"] == []
+    assert "may not offer tools" in toolbus("permissions", "--bus", bus).stdout
+    called = toolbus("call", "forecast", "城市=x", "--bus", bus)
+    assert (called.returncode, "is withdrawn" in called.stderr) == (1, True)
+    assert toolbus("grant", "weather", "--bus", bus).stdout == "weather may offer tools\n"
+    until(lambda: len([each for each in _json(bus, "list")["tools"] if each["source"] == "weather"]) == 4, "its tools")
+
+
+def test_revoking_from_a_source_that_is_not_here_is_noted_and_one_that_is_none_is_refused(bus: str) -> None:
+    revoked = toolbus("revoke", "wether", "--bus", bus)
+    assert (revoked.returncode, "no source 'wether' is here now" in revoked.stderr) == (0, True)
+    assert _json(bus, "permissions")["silenced"] == ["wether"]
+    assert toolbus("grant", "wether", "--bus", bus).returncode == 0
+    refused = toolbus("revoke", "dropin:*", "--bus", bus)
+    assert (refused.returncode, "name one of 1 to 128" in refused.stderr) == (1, True)

@@ -183,3 +183,28 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed_at_every_
                 name for name in "xyz" if code_of(core, host, name, role=looked or "", context=said(level)) is None
             }
             assert listed == called
+
+
+def test_while_sessions_ask_for_different_levels_the_highest_counts() -> None:
+    core = Core()
+    strict, lax = core.plugin("p", tool("t", min_level=50), instance="1"), core.plugin("p", tool("t"), instance="2")
+    host = core.peer("host")
+    assert code_of(core, host, "t", context=said(49)) is Code.NOT_FOUND
+    assert names(core, 49) == []
+    core.registry.withdraw(lax)
+    assert code_of(core, host, "t", context=said(49)) is Code.NOT_FOUND, "only the strict one is left"
+    core.registry.register(strict, offered(tool("t")))
+    assert code_of(core, host, "t", context=said(0)) is None
+
+
+def test_what_a_source_wants_operators_to_know_is_hidden_with_its_tools() -> None:
+    core = Core()
+    core.attached("open", tool("a"), notices=["n1"])
+    core.attached("none", notices=["n2"])
+    core.attached("staff", tool("b", min_level=50), notices=["ban_user is protected by nothing"])
+    view = core.dispatcher.view
+    told = {
+        level: [source for source, _ in core.presence.notices() if not view.hides_source(source, level)]
+        for level in (0, 50)
+    }
+    assert told == {0: ["open", "none"], 50: ["open", "none", "staff"]}

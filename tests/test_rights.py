@@ -68,7 +68,7 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     refused = core.refusal(host, "a")
     assert (refused.code, refused.message) == (
         Code.PERMISSION_DENIED,
-        "tool 'a' is withdrawn: source 'p' may not offer tools any more",
+        "tool 'a' is withdrawn: source 'p' may not offer tools any more, an operator grants it",
     )
     core.plugin("q", tool("b", min_level=1))
     rights(core).revoke("q")

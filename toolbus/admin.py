@@ -200,13 +200,17 @@ class Admin:
     @llm_tool(description="Forbids a source to offer tools, and withdraws those that it has.")
     async def revoke(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
         """Takes the right to offer tools from a source, at once and across restarts."""
+        known = source in self._presence.by_source or bool(self._registry.offered_by(source))
         count = self._rights.revoke(source, permission)
-        return {"source": source, "permission": permission, "granted": False, "removed": count}
+        said: dict[str, Any] = {"source": source, "permission": permission, "granted": False, "removed": count}
+        if not known:
+            said["note"] = f"no source {source!r} is here now: it will not be able to offer tools when it comes"
+        return said
 
-    @llm_tool(description="Which users may call what: tables of tools, roles and sources.")
+    @llm_tool(description="Which users may call what: tables of tools, roles and sources; which sources may not offer.")
     async def permissions(self) -> dict[str, Any]:
         """Shows the rules in force."""
-        return self._view.permissions.as_tables()
+        return {**self._view.permissions.as_tables(), "silenced": sorted(self._rights.silenced)}
 
     @llm_tool(name=SEARCH_TOOLS, description=SEARCH_DESCRIPTION, parameters=search_tool().parameters)
     def search_tools(

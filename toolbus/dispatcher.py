@@ -267,10 +267,16 @@ class Dispatcher:
         """Takes signs of life; each resets the idle timeout."""
         guarded = self.tripwire is not None and self._policy.guards(handler.source)
         for sign in progress:
+            call = handler.owed.get(sign.call_id)
             if guarded:  # a piece of an output cannot be judged; the result carries the whole
                 sign.output_chunk = ""
                 del sign.content[:]
-            call = handler.owed.get(sign.call_id)
+                if (
+                    call is not None
+                    and self.tripwire is not None
+                    and self.tripwire.check(call.entry.name, sign.message)
+                ):
+                    sign.message = ""
             if call is None or not call.active:
                 self.records.unowed += call is None
                 continue
@@ -347,7 +353,8 @@ class Dispatcher:
         withdrawn = self._policy.withdrawn_from(name)
         if withdrawn is not None:
             return Refused(
-                Code.PERMISSION_DENIED, f"tool {name!r} is withdrawn: source {withdrawn!r} may not offer tools any more"
+                Code.PERMISSION_DENIED,
+                f"tool {name!r} is withdrawn: source {withdrawn!r} may not offer tools any more, an operator grants it",
             )
         if now < self.settled_at:
             return Refused(

@@ -84,8 +84,8 @@ class Entry:
     """What one role has under one listed name."""
 
     __slots__ = (
-        *("bare_name", "current", "declarations", "former", "last_error", "name", "place", "source", "suspended"),
-        *("table", "warnings"),
+        *("bare_name", "current", "declarations", "former", "last_error", "levels", "name", "place", "source"),
+        *("suspended", "table", "warnings"),
     )
 
     def __init__(self, table: Table, name: str, bare_name: str, source: str, place: int) -> None:
@@ -97,6 +97,7 @@ class Entry:
         self.declarations: dict[str, Declaration] = {}  # by schema_hash, newest last
         self.current: Declaration | None = None  # the newest that has a handler; None while offline
         self.former: dict[str, Tool] = {}  # declarations that are no longer offered, oldest first
+        self.levels: dict[Handler, int] = {}  # the access level that a handler asks for, where it asks for one
         self.last_error = ""  # why the tool was last lost
         self.suspended: Declaration | None = None  # one whose handler is away, not offered until it is back
         self.warnings: dict[str, str] = {}  # what an operator should know about the tool, by who says it
@@ -112,14 +113,20 @@ class Entry:
             return declaration.tool
         return next(reversed(self.former.values()))
 
+    @property
+    def min_level(self) -> int:
+        """The access level that a call needs: the highest that is asked for, whichever session would take the call."""
+        return max((self.tool.min_level, *self.levels.values()))
+
     def add(self, declaration: Declaration, handler: Handler) -> bool:
         """Adds an offer. Returns whether what is offered has changed."""
         key = declaration.tool.schema_hash
-        before = self.current
+        before, level = self.current, declaration.tool.min_level
         same = self.declarations.get(key)
         if same is not None and handler in same.handlers:
             changed = same.tool != declaration.tool
             same.tool, same.checker, same.timeout = declaration.tool, declaration.checker, declaration.timeout
+            self._ask_for(handler, level)
             return changed
         for other in list(self.declarations.values()):
             for old in [old for old in other.handlers if not (old.shares and handler.shares)]:
@@ -129,6 +136,7 @@ class Entry:
         if same is not None:
             declaration.handlers = same.handlers
         declaration.handlers.append(handler)
+        self._ask_for(handler, level)
         self.declarations[key] = declaration
         self.former.pop(key, None)
         self.current = declaration
@@ -162,6 +170,11 @@ class Entry:
         declarations = [*self.declarations.values(), *([self.suspended] if self.suspended is not None else ())]
         return [handler for declaration in declarations for handler in declaration.handlers]
 
+    def _ask_for(self, handler: Handler, level: int) -> None:
+        self.levels.pop(handler, None)
+        if level:
+            self.levels[handler] = level
+
     def _drop_handler(self, handler: Handler) -> None:
         for declaration in list(self.declarations.values()):
             if handler in declaration.handlers:
@@ -169,6 +182,7 @@ class Entry:
 
     def _drop(self, declaration: Declaration, handler: Handler) -> None:
         declaration.handlers.remove(handler)
+        self.levels.pop(handler, None)
         if not declaration.handlers:
             key = declaration.tool.schema_hash
             del self.declarations[key]

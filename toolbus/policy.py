@@ -160,7 +160,7 @@ class Policy:
     @staticmethod
     def hides(entry: Entry, level: int) -> bool:
         """Whether a tool is above a user's access level: then it is as if there were none."""
-        return level < entry.tool.min_level
+        return level < entry.min_level
 
     def refusal(self, caller: Caller, entry: Entry, user_id: str = "", level: int = 0) -> str | None:
         """Why a caller may not call a tool on behalf of a user, as a sentence; None where it may.
@@ -186,9 +186,7 @@ class Policy:
 
     def asks_for_user(self, entry: Entry) -> bool:
         """Whether the answer depends on the user, so that it must not be kept for a caller."""
-        return entry.tool.min_level > 0 or any(
-            EVERYONE not in users for _, _, users in self.permissions.rules_for(entry)
-        )
+        return entry.min_level > 0 or any(EVERYONE not in users for _, _, users in self.permissions.rules_for(entry))
 
 
 def _kind(kind: str) -> str:

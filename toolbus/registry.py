@@ -96,6 +96,11 @@ class Registry:
                         found.append(entry)
             return found
 
+    def offered_by(self, source: str) -> list[Entry]:
+        """Returns what a source offers, in every role, offline tools included."""
+        with self._lock:
+            return list(self._by_source.get(source, ()))
+
     def find_all(self, name: str) -> list[Entry]:
         """Returns who offers a name, in each role in order."""
         found = (table.get(name) for table in self._shown())

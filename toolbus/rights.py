@@ -57,6 +57,11 @@ class Rights:
         for source, silenced in self._permits.silenced.items():
             self._policy.silence(source, silenced)
 
+    @property
+    def silenced(self) -> frozenset[str]:
+        """The sources that may not offer tools."""
+        return self._policy.silenced
+
     def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
         """Says which users may call a tool, or the tools of a role or source.
 
@@ -104,9 +109,8 @@ class Rights:
 
     def _open_names(self, source: str) -> set[str]:
         """Returns the names that a source's tools answer to, without those that are above some access level."""
-        listings = self._registry.listings(include_offline=True)
-        entries = (entry for each in listings if each.source == source for entry in each.entries)
-        return {name for entry in entries if not entry.tool.min_level for name in (entry.name, entry.bare_name)}
+        entries = self._registry.offered_by(source)
+        return {name for entry in entries if not entry.min_level for name in (entry.name, entry.bare_name)}
 
     def _check(self, source: str, right: str) -> None:
         if right != TOOLS:

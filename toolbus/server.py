@@ -30,7 +30,7 @@ from toolbus.peer import Peer
 from toolbus.presence import Presence
 from toolbus.registry import Registry
 from toolbus.session import Pool, State
-from toolbus.tool import Limits
+from toolbus.tool import Limits, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
 from toolbus.view import ONLOOKER
@@ -100,8 +100,12 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
     def _list(self, request: wire.ListRequest) -> wire.ListResponse:
         response = catalogue.list_tools(request, self._dispatcher.view, ONLOOKER)
         if not request.page_token:
-            notices = self._presence.notices(request.source)
-            response.notices.extend(wire.SourceNotice(source=source, text=text) for source, text in notices)
+            hides, level = self._dispatcher.view.hides_source, level_of(request.context.attributes)
+            response.notices.extend(
+                wire.SourceNotice(source=source, text=text)
+                for source, text in self._presence.notices(request.source)
+                if not hides(source, level)
+            )
         return response
 
     # The coroutine form, which writes instead of yielding; the stubs know only generators.

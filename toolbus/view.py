@@ -93,6 +93,11 @@ class View:
             return listing if entries else None
         return line_of(entries)
 
+    def hides_source(self, source: str, level: int) -> bool:
+        """Whether all that a source offers is above an access level, so that it is not told of either."""
+        entries = self._registry.offered_by(source)
+        return bool(entries) and all(self._policy.hides(entry, level) for entry in entries)
+
     def since(self, revision: int) -> Changes:
         """Returns what a watcher that knows a revision has to learn.
 
@@ -138,4 +143,4 @@ class View:
 
 def _most_asked(listing: Listing) -> int:
     """Returns the highest level that a tool asks for in any of the line's roles."""
-    return max(entry.tool.min_level for entry in listing.entries)
+    return max(entry.min_level for entry in listing.entries)

@@ -32,6 +32,17 @@ def refusal(folder: Path, **said: Any) -> str:
     return str(raised.value)
 
 
+def test_a_manifest_that_is_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)
+    with pytest.raises(SetupError, match=f"{FILE} cannot be read: it is no plain file"):
+        load_manifest(tmp_path)
+
+
+def test_an_allow_list_that_is_null_allows_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="allow: None must be a list"):
+        read(tmp_path, {"allow": None})
+
+
 def test_a_manifest_says_what_loads_and_what_it_may_reach(tmp_path: Path) -> None:
     said = {
         "allow": ["a.py", "relay_message.py"],

@@ -272,3 +272,12 @@ async def test_of_a_sources_tools_of_one_name_the_one_for_the_role_in_the_url_ru
         return (await http.post(f"{_path('local', 't')}{query}", json={})).json()["output"]
 
     assert [await ran(query) for query in ("", "?role=", "?role=Yui")] == ["all", "all", "Yui"]
+
+
+async def test_a_tool_above_the_lowest_access_level_is_as_if_there_were_none(bus: Bus, http: httpx.AsyncClient) -> None:
+    async with Plugin("plugin:one", address=bus.grpc_addresses[0]) as one:
+        one.add_tool(lambda: "", name="hidden", parameters={"type": "object"}, min_level=5)
+        await one.ready()
+        hidden, unknown = await _post(http, "one", "hidden"), await _post(http, "one", "nobody")
+        assert hidden["error"] == "TOOL_NOT_REGISTERED"
+        assert json.dumps(hidden).replace("hidden", "nobody") == json.dumps(unknown)

@@ -18,7 +18,8 @@ MANUAL = manual(
     ("toolbus permissions", "toolbus permissions --json"),
     """
     Where there is no rule, everyone may. A call has to pass the rules for its tool, its role and its source, as far as
-    there are any; one that names no user passes no rule but that for everyone.
+    there are any; one that names no user passes no rule but that for everyone. Sources that may not offer tools are
+    listed too.
     """,
     "0 done, 1 the bus said no, 2 wrong usage, 3 no bus there.",
 )
@@ -62,7 +63,9 @@ def permissions(bus: BusOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         output.say_json(tables)
         return
+    silenced = tables.pop("silenced")
     rows = [(kind, name, _who(users)) for kind, table in tables.items() for name, users in table.items()]
+    rows += [("source", name, "(may not offer tools)") for name in silenced]
     output.table(("KIND", "NAME", "USERS"), rows)
 
 
@@ -122,6 +125,8 @@ def revoke(
         output.say_json(said)
     else:
         print(output.clean(f"{source} may not offer tools; {said['removed']} withdrawn"))
+        if "note" in said:
+            print(output.clean(f"toolbus: {said['note']}"), file=sys.stderr)
 
 
 def _who(users: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ def load_manifest(folder: Path, *, require: bool = False) -> Manifest:
         SetupError: it is missing, cannot be read, or breaks a rule. Nothing of the folder may be loaded then.
     """
     try:
+        if not stat.S_ISREG((folder / FILE).stat().st_mode):  # a pipe would be waited for without end
+            raise SetupError(f"{folder / FILE} cannot be read: it is no plain file: write one like {EXAMPLE}")
         text = (folder / FILE).read_text("utf-8-sig")
     except FileNotFoundError:
         if require:
@@ -86,9 +89,9 @@ def read_manifest(text: str, folder: Path) -> Manifest:
         SetupError: naming the value, the rule that it breaks and the cure.
     """
     said = object_of(_parsed(text), "the manifest", ("allow", "files"))
-    allow = said.get("allow")
-    if allow is not None:
-        allow = tuple(file_name(each, "allow") for each in list_of(allow, "allow"))
+    allow = None
+    if "allow" in said:  # null is no list either: it would allow everything
+        allow = tuple(file_name(each, "allow") for each in list_of(said["allow"], "allow"))
     entries = said.get("files", {})
     if not isinstance(entries, dict):
         raise refused("files", entries, "must be an object of file names", f"write it like {EXAMPLE}")

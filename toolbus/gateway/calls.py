@@ -191,7 +191,13 @@ def find_of(parts: Parts, plugin_id: str, tool_name: str, role: str = "") -> Ent
         role: for which it was registered, where its source has several of that name; "" means all.
     """
     sources = (f"{PLUGIN_PREFIX}{plugin_id}", plugin_id)
-    found = [entry for source in sources for entry in parts.registry.entries_of(source, tool_name)]
+    # A main server states no access level, so what asks for one is as if there were none.
+    found = [
+        entry
+        for source in sources
+        for entry in parts.registry.entries_of(source, tool_name)
+        if not entry.tool.min_level
+    ]
     # What was registered for that role, even while offline; of those what is offered; of equals the first.
     return max(found, key=lambda entry: ((entry.tool.role or "") == role, entry.current is not None), default=None)
 

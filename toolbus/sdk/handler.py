@@ -25,7 +25,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from typing import Any
 
-from toolbus.errors import Code, Stage
+from toolbus.errors import Code, RequestError, Stage
 from toolbus.sdk.reply import Err, Ok, Reply, dump_output
 from toolbus.sdk.scope import ToolScope
 from toolbus.sdk.tool_spec import Kind, ToolSpec
@@ -230,7 +230,8 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
     if isinstance(problem, asyncio.CancelledError):
         why = scope.cancel_reason or "its handler was cancelled inside the plugin"
         return _error(scope, Code.CANCELLED, f"the call of {spec.tool.name} was cancelled: {why}")
-    log.warning("tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=problem)
+    trace = None if isinstance(problem, RequestError) else problem  # it says all of what is wrong with a request
+    log.warning("tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=trace)
     return _error(scope, Code.TOOL, _sentence(problem), type(problem).__name__)
 
 

@@ -39,6 +39,7 @@ def test_python_and_its_packages_are_readable_and_homes_are_not(monkeypatch: pyt
     readable = readable_everywhere()
     assert Path(sys.base_prefix) in readable
     assert Path("/dev/urandom") in readable
+    assert not {Path("/etc/ssl"), Path("/etc/ssl/private"), Path("/etc/pki"), Path("/etc/pki/tls")} & set(readable)
     assert not {Path("/"), Path.home(), Path("/tmp"), Path("/etc"), Path("/proc"), Path.cwd()} & set(readable)
 
 

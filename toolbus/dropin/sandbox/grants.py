@@ -21,7 +21,10 @@ MOST_OPEN_FILES = 256  # 32 worker threads with a few each; an event loop and gr
 
 # What Python, its C library and grpc read besides Python's own directories. Without /dev/urandom grpc ends the process.
 _SYSTEM = (
-    *("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ssl", "/etc/pki", "/etc/localtime", "/etc/timezone"),
+    *("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/timezone"),
+    # Not all of /etc/ssl and /etc/pki: a bus of root could read the private keys there.
+    *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ssl/cert.pem", "/etc/pki/ca-trust", "/etc/pki/tls/certs"),
+    *("/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf"),
     *("/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services"),
     *("/run/systemd/resolve", "/etc/mime.types", "/sys/devices/system/cpu", "/System/Library"),
     *("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"),
