@@ -14,7 +14,7 @@ ARGS ?=
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash lint types proto proto-check bench clean
+.PHONY: help run test crash chaos lint types proto proto-check bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" c
 
 crash: $(VENV)/dev.stamp ## kill a bus 100 times during registrations (TOOLBUS_KILLS=1000 for more)
 	@TOOLBUS_KILLS=$${TOOLBUS_KILLS:-100} $(BIN)/python -m pytest -s tests/faults/test_kept_kills.py $(ARGS)
+
+chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60" repeats a run)
+	@exec $(BIN)/python -m chaos $(ARGS)
 
 lint: $(VENV)/dev.stamp ## check style and format of Python and proto
 	@$(BIN)/ruff check .

@@ -497,3 +497,20 @@ class CallsMachine(RuleBasedStateMachine):
 
 CallsMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 test_every_call_ends_once_and_leaves_nothing_behind = CallsMachine.TestCase
+
+
+def test_a_call_that_moved_is_never_said_not_to_have_been_sent() -> None:
+    core = Core()
+    first = core.plugin("p", tool("t", annotations=IDEMPOTENT), instance="1")
+    second = core.plugin("p", tool("t", annotations=IDEMPOTENT), instance="2")
+    host = core.peer("host")
+    call_id = core.call(host, "t")
+    had, other = (first, second) if first.owed else (second, first)
+    had.hand_over()
+    core.lose(had)
+    assert list(other.owed), "it moved"
+    core.lose(other, "it crashed before it read the call")
+    error = error_of(host, call_id)
+    assert (error.stage, error.retry_safe) == (Stage.DISPATCHED, True)
+    core.advance(60.0)
+    assert core.dispatcher._moved == {}

@@ -76,6 +76,7 @@ class Dispatcher:
         self._callers: dict[Caller, None] = {}  # those that have had calls since the last sweep
         self._stuck: set[Call] = set()
         self._patient: dict[Call, float] = {}  # calls that become tasks, and when
+        self._moved: dict[Call, Stage] = {}  # calls that a handler lost and another has, and how far the first had got
         self.tripwire: Tripwire | None = None  # looks for secrets in results of guarded sources; None: nobody does
         self.background: Background | None = None  # who keeps tasks; None: nobody, callers wait to the end
         self.view = View(registry, policy)  # what callers may see, by the same policy
@@ -550,7 +551,7 @@ class Dispatcher:
     def _stage(self, call: Call) -> Stage:
         if call.accepted:
             return Stage.ACCEPTED
-        stage: Stage = call.handler.stage(call)
+        stage: Stage = max(call.handler.stage(call), self._moved.get(call, Stage.NOT_DISPATCHED))
         return stage
 
     def _let_go(self, call: Call) -> None:
@@ -582,6 +583,8 @@ class Dispatcher:
             other = same.pick() if safe and same is not None and now < call.deadline else None
             if other is not None and call.size * 4 <= other.max_item_bytes:
                 self._end_children(call, now)  # they belong to the run that was lost
+                if stage is not Stage.NOT_DISPATCHED:
+                    self._moved[call] = stage
                 call.handler = other
                 call.accepted = False
                 other.owed[call.id] = call
@@ -624,6 +627,7 @@ class Dispatcher:
                 nearest = min(nearest, call.freed_at)
             elif call.handler.owed.pop(call.id, None) is call:
                 self._let_go(call)
+        self._moved = {call: stage for call, stage in self._moved.items() if call.active}
         for call, patience_ends in list(self._patient.items()):
             if patience_ends > now:
                 nearest = min(nearest, patience_ends)

@@ -312,6 +312,24 @@ async def test_only_unavailable_and_overloaded_are_sent_again_and_only_where_tha
         assert (result.error is None) == (calls == 3)
 
 
+async def test_a_last_attempt_that_went_nowhere_does_not_hide_that_an_earlier_one_may_have_run() -> None:
+    async def lose_then_refuse(stream: PlayedStream) -> None:
+        await stream.accept()
+        stages = [pb.CALL_STAGE_DISPATCHED, pb.CALL_STAGE_NOT_DISPATCHED]
+        while stages and (frame := await stream.read()) is not None:
+            for call in frame.calls:
+                stage = stages.pop(0)
+                code = pb.ERROR_CODE_UNAVAILABLE if stages else pb.ERROR_CODE_NOT_FOUND
+                error = pb.CallError(code=code, stage=stage, retry_safe=bool(stages), message=f"{len(stages)} to go")
+                await stream.write(results=[pb.ToolResult(call_id=call.call_id, is_error=True, error=error)])
+
+    async with played_bus(lose_then_refuse) as bus, Host(bus.address) as host:
+        error = (await within(host.call("add"))).error
+        assert error is not None
+        assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.DISPATCHED, True)
+        assert error.message == "1 to go"
+
+
 async def test_a_refusal_is_handed_on_when_the_time_for_another_attempt_is_over() -> None:
     async def refuse(stream: PlayedStream) -> None:
         await stream.accept()

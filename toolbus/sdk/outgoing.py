@@ -52,7 +52,7 @@ class Outgoing:
         call_id: the id of the latest attempt; empty before the first.
         frame: the number of the frame that the latest attempt went into.
         attempts: how often it was refused.
-        last: the newest refusal; None before the first.
+        last: the newest refusal of those that had got farthest; None before the first.
         accepted: whether the plugin showed that it works on it.
         ended: whether the caller has its result, or has gone.
     """
@@ -129,6 +129,9 @@ class Outgoing:
         """Gives the caller its result, once."""
         if not self.ended:
             self.ended = True
+            last = self.last.error if self.last is not None else None
+            if last is not None and result.error is not None and result.error.stage < last.stage:
+                result = self.last or result  # an earlier attempt may have run, which the caller has to know
             self.deliver(self, result)
 
     def fail(
@@ -347,7 +350,8 @@ class Calls:
         if self._loop.time() + pause >= out.patience:
             return False
         out.attempts += 1
-        out.last = refusal
+        if out.last is None or out.last.error is None or refusal.error.stage >= out.last.error.stage:
+            out.last = refusal
         self._pausing.add(out)
         self._loop.call_later(pause, self._retry, out)
         return True
