@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.extension.shelf import settings
-from toolbus.extension.context import Scene, context_messages, text_of_content
+from toolbus.extension.context import Scene, context_messages, message_of, text_of_content
 from toolbus.sdk.invocation import context_text
 from toolbus.sdk.scope import ContextMessage
 
@@ -81,3 +81,8 @@ def test_the_users_newest_message_can_be_left_out_before_the_window_is_cut() -> 
     assert [each.role for each in left] == ["user", "assistant"]
     alone = context_messages([{"role": "assistant", "content": "Boo"}], settings(exclude_latest_user_message=True))
     assert len(alone) == 1
+
+
+def test_messages_of_gemini_are_read_without_what_was_only_thought() -> None:
+    said = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"text": "Come in."}, {"inline_data": {}}]}
+    assert message_of(said) == ContextMessage("assistant", "Come in.")

@@ -216,6 +216,20 @@ async def test_a_catalogue_that_never_comes_costs_no_more_than_the_settings_time
     assert "not listed within 0.02 seconds" in (await ran(council)).failed[0].error
 
 
+async def test_a_source_that_keeps_to_no_time_costs_little_more_than_the_settings_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toolbus.extension.outcome._LATER_SECONDS", 0.01)
+
+    async def never(asked: Asked) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    once = settings(member("Ann", "look", "listen"), timeout_seconds=0.02, least_timeout_seconds=0)
+    deliberation = await ran(Council(Shelf(tool("look"), tool("listen"), look=never), once))
+    assert said(deliberation) == ["! Tool invocation 'look' timed out", "what listen says"]
+
+
 # -- order, parallel, cancelling -------------------------------------------------------------------------------------
 
 
@@ -352,6 +366,15 @@ async def test_a_model_that_raises_anything_ends_one_tool_and_not_the_run(monkey
     assert [each.success for each in deliberation.outcomes] == [False, True]
 
 
+async def test_a_model_that_wants_to_end_the_program_ends_one_tool_only() -> None:
+    async def leaving(question: Question) -> str:
+        raise SystemExit("no license")
+
+    muse = PromptTool("muse", prompt="Muse.")
+    council = Council(Shelf(tool("look")), settings(member("Ann", "muse", "look")), model=leaving, prompt_tools=[muse])
+    assert [each.error for each in (await ran(council)).outcomes] == ["no license", ""]
+
+
 async def test_without_a_model_prompt_tools_are_listed_as_unavailable_and_fail_with_the_reason() -> None:
     council = Council(
         Shelf(
@@ -471,6 +494,19 @@ async def test_an_on_event_that_raises_is_logged_and_ends_nothing(
         await ran(Council(Shelf(tool("look")), settings(BOB)), on_event=on_event)
     assert kinds(told) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
     assert len(caplog.records) == 3
+
+
+async def test_an_on_event_that_never_returns_holds_up_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbus.extension.events.ANSWER_SECONDS", 0.01)
+    told: list[Any] = []
+
+    async def on_event(event: Any) -> None:
+        told.append(event)
+        await asyncio.Event().wait()
+
+    deliberation = await ran(Council(Shelf(tool("look")), settings(BOB)), on_event=on_event)
+    assert [each.success for each in deliberation.outcomes] == [True]
+    assert kinds(told) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
 
 
 # -- retry -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.extension.shelf import USER, Shelf, failed, member, outcome, settings, tool
 from toolbus.errors import Code
 from toolbus.extension import Council, CouncilHistory, HistoryEntry, Scene
@@ -89,3 +91,14 @@ async def test_a_retry_adds_what_succeeded_now_and_keeps_the_block_of_its_turn()
     again = await council.retry(first, [USER])
     assert again.history == ""  # what was said in this turn is no history yet
     assert [each.content for each in history.entries("")] == ["howls", "wolf"]
+
+
+def test_chats_have_a_bound_in_all_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbus.extension.history.MOST_CHARACTERS", 100)
+    history = CouncilHistory()
+    for _ in range(3):  # what takes the place of something else counts once
+        history.restore("a", [HistoryEntry("ann", "Ann", "look", "Look", "x" * 60)])
+        history.restore("b", [HistoryEntry("ann", "Ann", "look", "Look", "x" * 40)])
+    assert (len(history.entries("a")), len(history.entries("b"))) == (1, 1)
+    history.restore("c", [HistoryEntry("ann", "Ann", "look", "Look", "x" * 200)])
+    assert [len(history.entries(chat)) for chat in "abc"] == [0, 0, 1]

@@ -183,6 +183,22 @@ async def test_both_questions_together_end_at_the_timeout(seconds: float) -> Non
         await asyncio.wait_for(plan(TWO, silent, timeout_seconds=seconds), 5)
 
 
+async def test_a_model_that_keeps_the_timeout_to_itself_is_not_asked_to_repair_what_it_said() -> None:
+    questions = []
+
+    async def swallowing(question: Question) -> str:
+        questions.append(question)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+        return "{}"
+
+    with pytest.raises(ToolBusError, match=FAILED):
+        await asyncio.wait_for(plan(TWO, swallowing, timeout_seconds=0.02), 5)
+    assert len(questions) == 1
+
+
 async def test_cancelling_reaches_the_model_and_is_no_failure() -> None:
     asked, cancelled = asyncio.Event(), asyncio.Event()
 

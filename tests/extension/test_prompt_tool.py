@@ -171,6 +171,22 @@ async def test_all_attempts_together_end_at_the_timeout() -> None:
         await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), 5)
 
 
+async def test_a_model_that_makes_an_error_of_its_own_of_the_timeout_is_not_asked_again() -> None:
+    questions = []
+
+    async def wrapping(question: Question) -> str:
+        questions.append(question)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise RuntimeError("the client was closed") from None
+        return ""
+
+    with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), wrapping), 5)
+    assert len(questions) == 1
+
+
 # -- records ---------------------------------------------------------------------------------------------------------
 
 

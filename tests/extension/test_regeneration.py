@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.extension.shelf import USER, Rolls, Shelf, member, settings, tool
+import pytest
+
+from tests.extension.shelf import USER, Rolls, Shelf, member, outcome, settings, tool
 from toolbus.extension import Council, Deliberation, Scene, SidecarSettings
 from toolbus.extension.regeneration import RetainedRuns, fingerprint
 
@@ -97,3 +99,13 @@ def test_the_chat_that_was_not_used_for_longest_is_forgotten_first() -> None:
     assert [chat for chat in "abc" if runs.find(chat, "mark") is not None] == ["b", "c"]
     runs.keep("c", "mark", Deliberation("r", (), "block"))
     assert runs.find("c", "mark") is None
+
+
+def test_retained_runs_have_a_bound_in_all_and_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbus.extension.regeneration.MOST_CHARACTERS", 100)
+    runs = RetainedRuns()
+    for chat, size in (("a", 60), ("b", 30), ("c", 50)):
+        runs.keep(chat, "mark", Deliberation("r", (outcome("Ann", "look", "x" * size),), ""))
+    assert [runs.find(chat, "mark") is not None for chat in "abc"] == [False, True, True]
+    runs.keep("d", "mark", Deliberation("r", (outcome("Ann", "look"),), "x" * 500))
+    assert [runs.find(chat, "mark") is not None for chat in "bcd"] == [False, False, True]

@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,8 @@ async def test_a_run_s_settings_and_members_are_its_own() -> None:
         ({"members": [{"name": "x", "chance": 10**400}]}, "is no number"),
         ({"members": [ADA, ADA]}, "is the id of two members"),
         ({"settings": {"members": []}}, "members stand beside the settings"),
+        ({"settings": {"Members": []}}, "members stand beside the settings"),
+        ({"members": [{**ADA, "definition": "\ud800"}]}, "holds half of a surrogate pair"),
         ({"settings": {"plan_arguments": True}}, "there is no model that plans"),
         ({"settings": {"mode": "sideways"}}, "is no mode"),
     ],
@@ -290,6 +293,28 @@ async def test_the_newest_runs_are_kept_and_fewer_of_large_ones(monkeypatch: pyt
     newest = (await ran(service))["runId"]
     assert service.find(newest) is not None
     assert service.find(ids[-1]) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"world_info": "x" * 5000}, {"members": [{**ADA, "definition": "x" * 5000}]}, {"attributes": {"a": "x" * 5000}}],
+)
+async def test_what_was_asked_counts_towards_the_size_of_the_runs_that_are_kept(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_room, "MOST_CHARACTERS", 9000)
+    service = CouncilService(Shelf(tool("ext:look")))
+    older, newer = (await ran(service, **more))["runId"], (await ran(service, **more))["runId"]
+    assert (service.find(older), service.find(newer) is not None) == (None, True)
+
+
+async def test_a_crowd_of_names_that_are_nobodys_does_not_hold_up_the_bus() -> None:
+    service = CouncilService(Shelf(*(tool(f"ext:t{number}") for number in range(200))))
+    crowd = {**ADA, "tools": [f"q{number}" for number in range(100_000)] + ["t7"]}
+    began = time.process_time()
+    run = await ran(service, members=[crowd])
+    assert time.process_time() - began < 5  # a look at every tool for every name takes longer
+    assert [each["toolName"] for each in run["results"]] == ["t7"]
 
 
 # -- those who watch -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,17 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(
 
 def test_a_member_can_be_read_by_itself() -> None:
     assert read_member({"memberId": "row", "name": "Ann", "role": None}) == Member(id="row", name="Ann")
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"timeout_seconds": "30"}, "timeout_seconds: '30' is no number: write one, without quotes"),
+        ({"sidecar_context_window": 2.5}, "sidecar_context_window: 2.5 is no whole number"),
+        ({"result_bytes": True}, "result_bytes: True is no number"),
+        ({"parallel": "no"}, "parallel: 'no' is neither true nor false"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_the_constructor_too(said: Any, sentence: str) -> None:
+    with pytest.raises(SetupError, match=re.escape(sentence)):
+        CouncilSettings(**said)

@@ -216,6 +216,24 @@ async def test_what_a_server_refuses_to_be_told_is_left_out_from_then_on(
         assert there.items() <= request.items()
 
 
+async def test_two_questions_at_once_both_survive_a_refusal_that_each_meets_by_itself() -> None:
+    both_asked = asyncio.Event()
+    waiting = []
+
+    async def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if "temperature" in request:
+            waiting.append(request)
+            if len(waiting) == 2:
+                both_asked.set()
+            await both_asked.wait()
+            raise SidecarError("Unsupported parameter: 'temperature'", 400)
+        return says("Hi.")
+
+    model = model_of(Endpoint(OpenAIChat(), answer, "m"))
+    answers = await asyncio.wait_for(asyncio.gather(model(QUESTION), model(QUESTION)), 5)
+    assert [completed(each).text for each in answers] == ["Hi.", "Hi."]
+
+
 async def test_a_refusal_that_names_nothing_of_the_request_is_passed_on_at_once() -> None:
     refused = await failure_of((400, {"error": {"message": "unknown model small"}}))
     assert (refused.status_code, refused.message.endswith("answered 400: unknown model small")) == (400, True)
@@ -294,6 +312,13 @@ def test_a_url_that_holds_a_key_is_refused_without_showing_it(connection: str) -
     with pytest.raises(SetupError, match="give a key as api_key") as caught:
         sidecar_model(SidecarSettings(connection, "m"))
     assert KEY not in str(caught.value)
+
+
+def test_a_url_that_holds_a_key_is_refused_without_a_model_too_since_settings_are_shown() -> None:
+    for connection in (f"http://u:{KEY}@h/v1", f"http://h/v1?key={KEY}"):
+        with pytest.raises(SetupError, match="give a key as api_key") as caught:
+            SidecarSettings.read({"connection": connection})
+        assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["two words", "a\nb", "ключ"])

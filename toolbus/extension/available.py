@@ -74,11 +74,12 @@ def available_tools(
     return found
 
 
-def look_up(tools: Mapping[str, AvailableTool], name: str) -> AvailableTool | None:
-    """Returns the tool that is assigned by a name: the one that has it, else the first with that bare name."""
-    if name in tools:
-        return tools[name]
-    return next((tool for tool in tools.values() if tool.bare_name == name), None)
+def by_any_name(tools: Mapping[str, AvailableTool]) -> dict[str, AvailableTool]:
+    """Returns the tools by all names that assign one: its own, else as a bare name that of the first which has it."""
+    found = dict(tools)
+    for tool in tools.values():
+        found.setdefault(tool.bare_name, tool)
+    return found
 
 
 def missing_tool(name: str, reason: str) -> AvailableTool:

@@ -58,9 +58,11 @@ def message_of(said: Any) -> ContextMessage:
     if not isinstance(said, Mapping):
         return ContextMessage("user", text_of_content(said))
     role, name = said.get("role"), said.get("name")
+    if role == "model":  # as Gemini's API has it, with `parts` for the content
+        role = "assistant"
     return ContextMessage(
         role=utf8(role) if isinstance(role, str) and role else "user",
-        content=text_of_content(said.get("content")),
+        content=text_of_content(said.get("parts") if said.get("content") is None else said["content"]),
         name=utf8(name) if isinstance(name, str) else "",
     )
 
@@ -79,5 +81,5 @@ def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return utf8(part)
     if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
-        return utf8(part["text"])
+        return "" if part.get("thought") else utf8(part["text"])  # Gemini's marks what was only thought
     return ""

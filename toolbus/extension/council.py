@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from toolbus.errors import SetupError, ToolBusError
-from toolbus.extension.available import AvailableTool, available_tools, look_up, missing_tool
+from toolbus.extension.available import AvailableTool, available_tools, by_any_name, missing_tool
 from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.context import NO_SCENE, Scene, context_messages
 from toolbus.extension.deliberation import deliberation_block, named_results
@@ -160,7 +160,7 @@ class Council:
             members: instead of those of the settings.
             run_id: for events and records; None draws one.
             regenerates: whether the reply is made again: an earlier run may be used, if the settings say so.
-            on_event: told what happens, sync or async; one that raises ends nothing.
+            on_event: told what happens, sync or async; one that raises, or takes longer than 5 s, ends nothing.
 
         Returns:
             None where nobody takes part, and in inline mode, where the main model calls the tools; no events then.
@@ -274,7 +274,8 @@ class Council:
         await tell(run.on_event, CouncilStarted(run.run_id, run.chat_id, len(active)))
         source = self._source_for(run.context)
         runner = ToolRunner(source, self.settings, self._model, self._sidecar)
-        tools, unlisted = await self._listed(source)
+        listed, unlisted = await self._listed(source)
+        tools = by_any_name(listed)
         gate = asyncio.Semaphore(MAX_PARALLEL)
 
         async def of_tool(member: Member, name: str, tool: AvailableTool) -> ToolOutcome:
@@ -346,7 +347,7 @@ def _assigned(member: Member, tools: Mapping[str, AvailableTool], unlisted: str)
     """Returns the tools of a member that are there; where they could not be listed, stand-ins that say so."""
     found = []
     for name in dict.fromkeys(member.tools):
-        tool = look_up(tools, name) or (missing_tool(name, unlisted) if unlisted else None)
+        tool = tools.get(name) or (missing_tool(name, unlisted) if unlisted else None)
         if tool is None:
             log.debug("member %s has no tool %s: it is not offered, or not to councils", member.name, name)
         else:

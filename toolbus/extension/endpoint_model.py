@@ -31,16 +31,17 @@ class EndpointModel:
         dialect = self._endpoint.dialect
         items: list[HistoryItem] = [Message(each["role"], each["content"]) for each in question.messages]  # type: ignore[arg-type]
         while True:
+            refused = frozenset(self._refused)  # another question may learn more while this one waits
             export = self._export(question)
             wire = next(iter(export.names.to_bus), "") if export is not None else ""
             wanted = wishes(dialect.name, question, wire)
-            request = written(dialect.request(items, export), dialect.name, wanted, self._refused)
+            request = written(dialect.request(items, export), dialect.name, wanted, refused)
             if model := question.model or self._model:
                 request["model"] = model
             try:
                 return _completion(await self._turn(request, export))
             except Exception as error:
-                places = {place_of(dialect.name, wish, self._refused) for wish in wanted} - {""}
+                places = {place_of(dialect.name, wish, refused) for wish in wanted} - {""}
                 news = refused_places(error, places | ({"tools"} if wire else set()))
                 if not news:
                     raise

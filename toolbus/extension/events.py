@@ -13,6 +13,8 @@ from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.member import Member
 from toolbus.extension.result import ToolOutcome
 
+ANSWER_SECONDS = 5.0  # that an async on_event has for one event
+
 log = logging.getLogger("toolbus.extension")
 
 
@@ -117,7 +119,8 @@ async def tell(on_event: OnEvent | None, event: CouncilEvent) -> None:
     try:
         answer = on_event(event)
         if inspect.isawaitable(answer):
-            await answer
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await answer
     except asyncio.CancelledError:
         if being_cancelled():
             raise

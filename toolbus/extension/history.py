@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from toolbus.extension.member import MOST_RETENTION, Member
 from toolbus.extension.result import ToolOutcome
+from toolbus.tool import MIB
 
 ENTRY_CHARACTERS = 4000
 ENTRIES_OF_CHAT = 200
 CHATS_KEPT = 1000
+MOST_CHARACTERS = 32 * MIB  # of all chats; the newest is kept whatever it has
 _PREFACE = """## Previous Council Deliberations
 
 These come from earlier turns of this chat and are here so that plans and threads are not lost. They have been used \
@@ -44,6 +46,7 @@ class CouncilHistory:
         """
         self._most_chats = most_chats
         self._chats: OrderedDict[str, tuple[HistoryEntry, ...]] = OrderedDict()  # oldest entry first
+        self._characters = 0  # of all entries
 
     def __repr__(self) -> str:
         return f"<CouncilHistory chats={len(self._chats)} entries={sum(map(len, self._chats.values()))}>"
@@ -92,11 +95,16 @@ class CouncilHistory:
         return "\n\n".join((_PREFACE, *parts)) if parts else ""
 
     def _keep(self, chat_id: str, entries: tuple[HistoryEntry, ...]) -> None:
-        self._chats.pop(chat_id, None)
+        self._characters -= _characters(self._chats.pop(chat_id, ()))
         if entries:
             self._chats[chat_id] = entries[-ENTRIES_OF_CHAT:]
-        while len(self._chats) > self._most_chats:
-            self._chats.popitem(last=False)
+            self._characters += _characters(self._chats[chat_id])
+        while len(self._chats) > 1 and (len(self._chats) > self._most_chats or self._characters > MOST_CHARACTERS):
+            self._characters -= _characters(self._chats.popitem(last=False)[1])
+
+
+def _characters(entries: Iterable[HistoryEntry]) -> int:
+    return sum(len(each.content) for each in entries)
 
 
 def _cut(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.errors import Code, InvalidRequest, Stage, ToolBusError
-from toolbus.extension.available import available_tools, look_up
+from toolbus.extension.available import available_tools, by_any_name
 from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.member import Member
 from toolbus.loop.reply import refused
@@ -75,12 +75,12 @@ class InlineExport:
         """
         members = _distinct(members)
         listed = tuple(tools)
-        eligible = available_tools(listed, (), has_model=False)
+        eligible = by_any_name(available_tools(listed, (), has_model=False))
         wanted: dict[_Key, tuple[Tool, Member | None]] = {}
         missing: list[tuple[str, str]] = []
         for member in members:
             for assigned in member.tools:
-                found = look_up(eligible, assigned)
+                found = eligible.get(assigned)
                 if found is None or not isinstance(found.tool, Tool):
                     missing.append((member.id, assigned))
                 else:

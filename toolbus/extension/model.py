@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from toolbus.dialects.text import utf8
+from toolbus.extension.cancelling import being_cancelled
 
 # What thinking models write before their answer where the server does not set it apart; some leave out how it begins.
 _THOUGHT = re.compile(r".*?</think(?:ing)?>|\s*<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
@@ -51,6 +53,20 @@ class LanguageModel(Protocol):
     """Any async callable that answers a question; whatever it raises fails the one tool that asked."""
 
     def __call__(self, question: Question, /) -> Awaitable[Completion | str]: ...
+
+
+async def asked(model: LanguageModel, question: Question) -> Completion:
+    """Asks a model, and returns what it answered.
+
+    Raises:
+        CancelledError: this task is being cancelled, also where the model kept that to itself: it is not to be asked
+            again. Besides, a model may raise anything.
+    """
+    try:
+        return completed(await model(question))
+    finally:
+        if being_cancelled():
+            raise asyncio.CancelledError
 
 
 def completed(answer: object) -> Completion:

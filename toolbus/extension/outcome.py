@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from toolbus.dialects.text import utf8
-from toolbus.errors import Code, ToolBusError
+from toolbus.errors import Code, Stage, ToolBusError
 from toolbus.extension.available import AvailableTool
 from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.failure import FAILED, content_of, failure_of
@@ -21,11 +21,12 @@ from toolbus.extension.settings import CouncilSettings
 from toolbus.extension.sidecar import SidecarSettings
 from toolbus.loop.source import ToolSource
 from toolbus.sdk.scope import CallContext
-from toolbus.tool import Tool, dump_arguments
+from toolbus.tool import CallError, Result, Tool, dump_arguments
 
 log = logging.getLogger("toolbus.extension")
 
 _TRUNCATED = "\n[truncated]"
+_LATER_SECONDS = 1.0  # a bus answers in time by itself; this is for a source that does not
 _HINT = " (a council calls tools without arguments, unless plan_arguments is on)"
 
 
@@ -59,7 +60,7 @@ class ToolRunner:
             error = FAILED  # what the tool waited for broke off by itself
         except ToolBusError as problem:
             error = cut(str(problem), self._settings.result_bytes) or FAILED
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:  # the last would end the host
             log.warning("tool %s of member %s failed", assigned, member.name, exc_info=True)
             error = cut(str(problem), self._settings.result_bytes) or FAILED
         declared = tool.tool if isinstance(tool.tool, PromptTool) else None
@@ -87,13 +88,20 @@ class ToolRunner:
         if not isinstance(tool.tool, Tool):
             raise ToolBusError(tool.reason)
         arguments = await self._arguments(tool.tool, member, text)
-        result = await self._source.call(
-            tool.name,
-            arguments,
-            context=replace(context, member=member.described()),
-            schema_hash="",
-            timeout=self._settings.timeout_seconds,
-        )
+        seconds = self._settings.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds + _LATER_SECONDS) as limit:
+                result = await self._source.call(
+                    tool.name,
+                    arguments,
+                    context=replace(context, member=member.described()),
+                    schema_hash="",
+                    timeout=seconds,
+                )
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the source's own, whatever it means
+            result = Result(error=CallError(Code.DEADLINE_EXCEEDED, "", Stage.UNKNOWN))
         if failure := failure_of(result, tool):
             unplanned = result.error is not None and result.error.code is Code.INVALID_ARGUMENTS and arguments == "{}"
             raise ToolBusError(failure + _HINT if unplanned else failure)

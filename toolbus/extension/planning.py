@@ -16,8 +16,9 @@ from typing import Any
 
 from toolbus.dialects.text import utf8_json
 from toolbus.errors import ToolBusError
+from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.member import Member
-from toolbus.extension.model import Completion, LanguageModel, Question, completed
+from toolbus.extension.model import Completion, LanguageModel, Question, asked
 from toolbus.extension.sidecar import SidecarSettings
 from toolbus.tool import Tool
 
@@ -59,8 +60,7 @@ async def plan_arguments(
         async with asyncio.timeout(timeout_seconds):
             arguments = await _planned(_question(tool, member, context_text, timeout_seconds, sidecar), schema, model)
     except asyncio.CancelledError as problem:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if being_cancelled():
             raise
         raise _failed(tool) from problem  # what the model does broke off by itself
     except Exception as problem:
@@ -72,7 +72,7 @@ async def plan_arguments(
 
 async def _planned(question: Question, schema: Mapping[str, Any], model: LanguageModel) -> dict[str, Any]:
     """Asks, and where something required is missing once more."""
-    answer = completed(await model(question))
+    answer = await asked(model, question)
     arguments = coerced(read_arguments(answer, schema), schema)
     missing = missing_required(arguments, schema)
     if not missing:
@@ -88,7 +88,7 @@ async def _planned(question: Question, schema: Mapping[str, Any], model: Languag
         temperature=0.0,
         max_tokens=_REPAIR_TOKENS,
     )
-    repaired = coerced(read_arguments(completed(await model(repair)), schema), schema)
+    repaired = coerced(read_arguments(await asked(model, repair), schema), schema)
     return arguments | {name: value for name, value in repaired.items() if not _empty(value)}
 
 

@@ -16,8 +16,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from toolbus.errors import InvalidTool, ToolBusError
+from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.member import Member
-from toolbus.extension.model import Completion, LanguageModel, Question, completed
+from toolbus.extension.model import Completion, LanguageModel, Question, asked
 from toolbus.extension.prompt_files import entries_of
 from toolbus.extension.sidecar import SidecarSettings
 from toolbus.tool import MAX_NAME, NAME
@@ -171,10 +172,9 @@ async def run_prompt_tool(
 async def _attempt(model: LanguageModel, question: Question) -> Completion | str:
     """Returns an answer that says something, or else why there is none."""
     try:
-        answer = completed(await model(question))
+        answer = await asked(model, question)
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if being_cancelled():
             raise
         return "the model's answer was cancelled on its way"
     except Exception as problem:

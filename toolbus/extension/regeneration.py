@@ -10,8 +10,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from toolbus.extension.result import Deliberation
+from toolbus.tool import MIB
 
 CHATS_KEPT = 1000
+MOST_CHARACTERS = 32 * MIB  # of all of them; the newest is kept whatever it has
 
 
 def fingerprint(*parts: object) -> str:
@@ -36,13 +38,19 @@ class RetainedRuns:
         if outcome is not None and (outcome.failed or not outcome.outcomes):
             return
         self._runs[chat_id] = mark, outcome
-        while len(self._runs) > self._most_chats:
-            self._runs.popitem(last=False)
+        characters = sum(_characters(kept) for _, kept in self._runs.values())
+        while len(self._runs) > 1 and (len(self._runs) > self._most_chats or characters > MOST_CHARACTERS):
+            _, (_, oldest) = self._runs.popitem(last=False)
+            characters -= _characters(oldest)
 
     def find(self, chat_id: str, mark: str) -> tuple[Deliberation | None] | None:
         """Returns the run of a chat, as a tuple of one; None where there is none with this fingerprint."""
         kept = self._runs.get(chat_id)
         return (kept[1],) if kept is not None and kept[0] == mark else None
+
+
+def _characters(outcome: Deliberation | None) -> int:
+    return outcome.characters if outcome is not None else 0
 
 
 def _plain(value: object) -> Any:

@@ -83,6 +83,12 @@ class Deliberation:
         """Those that may be tried again."""
         return tuple(each for each in self.outcomes if not each.success)
 
+    @property
+    def characters(self) -> int:
+        """How much text it keeps in memory, about: contents stand in the block once more."""
+        of_outcomes = sum(len(each.content) + len(each.error) for each in self.outcomes)
+        return len(self.block) + len(self.history) + of_outcomes
+
     def described(self) -> dict[str, Any]:
         """Returns the record as JSON shows it, under the names that extensions know."""
         failed = len(self.failed)

@@ -66,10 +66,13 @@ class _Kept:
 
     @property
     def characters(self) -> int:
-        """How much it keeps in memory, about: contents stand in the block once more."""
-        said = self.deliberation
-        texts = [*(each.content for each in self.asked.messages), said.block, said.history]
-        return sum(map(len, texts)) + sum(len(each.content) for each in said.outcomes)
+        """How much text it keeps in memory."""
+        asked = self.asked
+        texts = [each.content for each in asked.messages]
+        texts += [asked.scene.persona, asked.scene.character, asked.scene.world_info, *asked.attributes.values()]
+        for member in asked.council.settings.members:
+            texts += [member.role, member.definition, member.personality, member.behavior, *member.tools]
+        return sum(map(len, texts)) + self.deliberation.characters
 
 
 class CouncilService:
@@ -146,7 +149,7 @@ class CouncilService:
             SetupError: naming what is wrong in members or settings.
         """
         changes = dict(said.get("settings") or {})
-        if "members" in changes:
+        if any(str(key).lower() == "members" for key in changes):
             raise SetupError("settings: members stand beside the settings, not in them: move them there")
         if said.get("members") is not None:
             changes["members"] = said["members"]

@@ -12,12 +12,14 @@ import logging
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+from toolbus.dialects.text import utf8
 from toolbus.errors import SetupError
 from toolbus.extension.member import MOST_RETENTION, Member
 from toolbus.tool import KIB, MAX_TIMEOUT_SECONDS
@@ -74,6 +76,9 @@ class CouncilSettings:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise _refused("mode", self.mode, "is no mode", f"say {' or '.join(MODES)}")
+        for each in fields(self):
+            if (read := _KINDS.get(type(each.default))) is not None:
+                read(getattr(self, each.name), each.name)
         for name in ("timeout_seconds", "least_timeout_seconds"):
             if not 0 <= getattr(self, name) <= MAX_TIMEOUT_SECONDS:  # NaN fails this too
                 raise _refused(
@@ -82,8 +87,8 @@ class CouncilSettings:
         for name, least in (("sidecar_context_window", 1), ("max_words_per_tool", 0), ("result_bytes", KIB)):
             if getattr(self, name) < least:
                 raise _refused(name, getattr(self, name), f"is less than {least}", f"give it {least} or more")
-        ids = [member.id for member in self.members]
-        for twice in (each for each in ids if ids.count(each) > 1):
+        ids = Counter(member.id for member in self.members)
+        for twice in (each for each, times in ids.items() if times > 1):
             raise _refused("members", twice, "is the id of two members", "give each an id of its own")
         object.__setattr__(self, "timeout_seconds", max(self.timeout_seconds, self.least_timeout_seconds))
 
@@ -188,6 +193,8 @@ def _refused(where: str, value: object, rule: str, cure: str) -> SetupError:
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise _refused(where, value, "is no text", "put it in quotes")
+    if utf8(value) != value:
+        raise _refused(where, value, "holds half of a surrogate pair, which UTF-8 cannot carry", "correct it")
     return value
 
 
@@ -211,6 +218,12 @@ def _whole(value: Any, where: str) -> int:
     if not (number := _number(value, where)).is_integer():
         raise _refused(where, value, "is no whole number", "leave out what stands behind the point")
     return int(number)
+
+
+def _integer(value: Any, where: str) -> int:
+    if not isinstance(value, int):  # what is read from a file has become one
+        raise _refused(where, value, "is no whole number", "leave out what stands behind the point")
+    return _whole(value, where)
 
 
 def _within(least: int, most: int, read: Callable[[Any, str], float]) -> _Read:
@@ -249,6 +262,7 @@ def _tools_settings(value: Any, where: str) -> dict[str, Any]:
 
 _MOST_NUMBER = sys.float_info.max
 _FEW = _within(0, MOST_RETENTION, _whole)
+_KINDS: Mapping[type, _Read] = {bool: _flag, int: _integer, float: _number}  # by the type of a default
 _ELSEWHERE: tuple[str, _Read] = ("", _text)  # known to the hosts and of no meaning here: not read, no warning
 
 # A key, in our spelling → the field that it sets, and how its value is read.

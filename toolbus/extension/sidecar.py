@@ -30,6 +30,8 @@ _CONNECT_SECONDS = 10.0
 _MAX_ANSWER = 4 * MIB
 _MAX_SHOWN = 500  # characters of what a server says about a fault
 
+_NOT_BARE = "sidecar.connection is a URL with a user, a query or a fragment: leave them out, and give a key as api_key"
+
 # Names of the settings as files and other hosts spell them.
 _SPELLINGS = {
     "connection": ("connection", "connectionProfileId", "connection_profile_id"),
@@ -64,6 +66,7 @@ class SidecarSettings:
     def __post_init__(self) -> None:
         for name in ("connection", "model"):
             _check_text(name, getattr(self, name))
+        _check_bare(self.connection)
         for name, most in (("temperature", 2), ("top_p", 1)):
             _check_number(name, getattr(self, name), most)
         _check_count("max_tokens", self.max_tokens)
@@ -242,6 +245,13 @@ def _check_text(name: str, value: object) -> None:
         raise SetupError(f"sidecar.{name} is {value!r:.80}, it must be a text: quote it")
 
 
+def _check_bare(connection: str) -> None:
+    """Refuses a URL that may hold a password or a key, without showing it: settings are shown to whoever asks."""
+    _, scheme, rest = connection.partition("://")
+    if scheme and any(sign in rest for sign in "@?#"):
+        raise SetupError(_NOT_BARE)
+
+
 def _check_number(name: str, value: object, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:  # NaN fails this too
         raise SetupError(f"sidecar.{name} is {value!r:.80}, it must be a number from 0 to {most:g}")
@@ -270,9 +280,7 @@ def _base_url(text: str, connections: Mapping[str, str] | None) -> str:
             f"http://127.0.0.1:8080/v1, or the name of a connection (there are: {names})"
         )
     if not usable or "@" in parts.netloc or parts.query or parts.fragment:
-        raise SetupError(
-            "sidecar.connection is a URL with a user, a query or a fragment: leave them out, and give a key as api_key"
-        )
+        raise SetupError(_NOT_BARE)
     return text.rstrip("/").removesuffix("/chat/completions")
 
 
