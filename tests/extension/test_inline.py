@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from typing import Any
 
@@ -40,16 +39,6 @@ def test_each_tool_of_each_member_is_a_function_of_its_own_that_says_whose_it_is
     assert [each.description for each in export.tools] == ["[Ann - Archivist] Searches.", "[Bo] "]
     assert export.resolve("1b4e28ba_memory_search") == InlineTarget("memory:search", ANN)
     assert export.resolve("invented") is None
-
-
-def test_functions_of_members_are_strict_unless_their_author_said_otherwise() -> None:
-    tools = [SEARCH, tool("m:lax", metadata_json='{"strict":false}'), tool("m:own", metadata_json='{"a":1}')]
-    export = InlineExport.build(tools, [member("Bo", "memory:search", "m:lax", "m:own")])
-    assert [json.loads(each.metadata_json) for each in export.tools] == [
-        {"strict": True},
-        {"strict": False},
-        {"a": 1, "strict": True},
-    ]
 
 
 @pytest.mark.parametrize("members", [(), (ANN,)])

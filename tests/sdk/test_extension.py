@@ -20,6 +20,7 @@ from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, SetupError, Stage
 from toolbus.sdk import CallContext, ContextMessage, Err, Extension, Host, Ok, Plugin, ToolInvocation, ToolScope, text
 from toolbus.sdk.handler import run_handler
+from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.invocation import with_host_fields
 from toolbus.sdk.neko import ToolDefinition
 from toolbus.testing import running_bus
@@ -658,3 +659,37 @@ def test_it_is_as_light_as_the_rest_of_the_sdk() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
     assert json.loads(ran.stdout.replace("'", '"')) == []
+
+
+async def test_a_hook_hears_things_in_the_order_in_which_they_happened_and_holds_up_no_other() -> None:
+    async def run(work: Any) -> Any:
+        return await asyncio.to_thread(work)
+
+    hooks = Hooks(run)
+    heard: list[int] = []
+    slow: list[int] = []
+    first = asyncio.Event()
+
+    async def waits(number: int) -> None:
+        await first.wait()
+        slow.append(number)
+
+    def plain(number: int) -> None:
+        time.sleep(0.02 if number == 0 else 0.0)
+        heard.append(number)
+
+    hooks.add("change", waits)
+    hooks.add("change", plain)
+    hooks.open(asyncio.get_running_loop())
+    for number in range(5):
+        hooks.tell("change", number)
+    await within(_until(lambda: len(heard) == 5))
+    assert (heard, slow) == ([0, 1, 2, 3, 4], [])
+    first.set()
+    await within(_until(lambda: len(slow) == 5))
+    assert slow == [0, 1, 2, 3, 4]
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)

@@ -185,7 +185,12 @@ class InlineTools:
         except Exception as problem:
             log.exception("calling %r failed", name[:80])
             return _lost(Code.INTERNAL, f"the call of {name[:80]!r} failed on its way: {type(problem).__name__}")
-        if result.output_json == '""' and not result.content and result.error is None and not result.is_error:
+        if (
+            result.output_json in ('""', "null", "")
+            and not result.content
+            and result.error is None
+            and not result.is_error
+        ):
             return dataclasses.replace(result, output_json=json.dumps(EMPTY_RESULT))
         return result
 
@@ -225,21 +230,10 @@ def _offered(tool: Tool, name: str, member: Member | None) -> Tool:
     changes: dict[str, Any] = {"name": name}
     if member is not None:
         voice = f"{member.name} - {member.role}" if member.role else member.name
-        changes |= {"description": f"[{voice}] {tool.description}", "metadata_json": _strict(tool.metadata_json)}
+        changes |= {"description": f"[{voice}] {tool.description}"}
     offered = dataclasses.replace(tool.renamed(name), **changes)  # renamed first: a listed name may break the rule
     object.__setattr__(offered, "schema_hash", tool.schema_hash)
     return offered
-
-
-def _strict(metadata_json: str) -> str:
-    """Returns metadata that ask for `strict`, unless the author has said something about it."""
-    try:
-        metadata = json.loads(metadata_json or "{}")
-    except (ValueError, RecursionError):
-        return metadata_json
-    if not isinstance(metadata, dict) or "strict" in metadata:
-        return metadata_json
-    return json.dumps(metadata | {"strict": True}, ensure_ascii=False)
 
 
 def _lost(code: Code, sentence: str) -> Result:

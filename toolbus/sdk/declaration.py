@@ -205,7 +205,7 @@ def _check_seconds(name: str, label: str, value: object) -> float:
 
 def _check_level(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"tool {name!r}: min_level must be a whole number, not {type(value).__name__}")
+        raise TypeError(f"tool {name!r}: min_level is {value!r:.40}, it must be a whole number")
     if not 0 <= value <= MAX_LEVEL:
         raise ValueError(f"tool {name!r}: min_level is {value}, it must be from 0 (everybody) to {MAX_LEVEL}")
     return value

@@ -21,6 +21,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
+class _Hook:
+    """A function, and the order in which it hears: the lock lets in whoever came first."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.turn = asyncio.Lock()
+
+
 class Hooks:
     """The functions of one plugin, by what they want to hear.
 
@@ -30,13 +38,13 @@ class Hooks:
 
     def __init__(self, run_sync: RunSync) -> None:
         self._run_sync = run_sync
-        self._functions: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
+        self._hooks: defaultdict[str, list[_Hook]] = defaultdict(list)
         self._loop: asyncio.AbstractEventLoop | None = None  # where they run; None before the start
         self._inbox: Inbox | None = None  # of that loop
         self._tasks: set[asyncio.Task[None]] = set()  # a loop keeps no task alive by itself
 
     def __repr__(self) -> str:
-        return f"<Hooks {', '.join(f'{kind}={len(functions)}' for kind, functions in self._functions.items())}>"
+        return f"<Hooks {', '.join(f'{kind}={len(functions)}' for kind, functions in self._hooks.items())}>"
 
     def add(self, kind: str, function: F) -> F:
         """Has a function hear of one kind of thing; returns it.
@@ -46,36 +54,42 @@ class Hooks:
         """
         if not callable(function):
             raise TypeError(f"on_{kind} is put on a function, not on {function!r:.80}: write it above a def")
-        self._functions[kind].append(function)
+        self._hooks[kind].append(_Hook(function))
         return function
 
     def wants(self, kind: str) -> bool:
         """Tells whether anybody wants to hear of it."""
-        return bool(self._functions.get(kind))
+        return bool(self._hooks.get(kind))
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Says on which loop they run."""
         self._loop, self._inbox = loop, Inbox(loop)
 
     def tell(self, kind: str, *facts: Any) -> None:
-        """Calls whoever wants to hear of it, in order; from any thread, and without waiting."""
+        """Calls whoever wants to hear of it; from any thread, and without waiting.
+
+        Each function hears one thing after the other, in the order in which they were told; a function that takes long
+        holds up itself alone.
+        """
         if self._inbox is not None and self.wants(kind):
             self._inbox.put(self._begin, (kind, facts))
 
     def _begin(self, told: tuple[str, tuple[Any, ...]]) -> None:
         assert self._loop is not None  # the inbox is that loop's
-        task = self._loop.create_task(self._run(*told))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        kind, facts = told
+        for hook in self._hooks[kind]:
+            task = self._loop.create_task(self._run(kind, hook, facts))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, kind: str, facts: tuple[Any, ...]) -> None:
-        for function in tuple(self._functions[kind]):
+    async def _run(self, kind: str, hook: _Hook, facts: tuple[Any, ...]) -> None:
+        async with hook.turn:
             try:
-                await called(function, facts, self._run_sync)
+                await called(hook.function, facts, self._run_sync)
             except asyncio.CancelledError:
                 raise
             except BaseException:  # SystemExit too: it would end the loop of all handlers
-                log.exception("on_%s: %r failed", kind, function)
+                log.exception("on_%s: %r failed", kind, hook.function)
 
 
 async def called(function: Callable[..., Any], facts: tuple[Any, ...], run_sync: RunSync) -> Any:
