@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.core_model import PeerDouble, offered, tool
+from tests.core_model import Core, PeerDouble, offered, tool
 from toolbus.entry import Outcome
-from toolbus.errors import UnknownRole
+from toolbus.errors import Code, UnknownRole
 from toolbus.listings import CHANGES_KEPT
 from toolbus.policy import Policy
 from toolbus.registry import Registry
@@ -466,3 +466,20 @@ def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
     registry.expire(10.0)
     assert not registry._by_source
     assert not registry._by_handler
+
+
+def test_a_bare_name_waits_for_the_extension_that_had_it_first_and_goes_on_when_that_is_gone() -> None:
+    core = Core(grace_seconds=5.0)
+    first = core.plugin("kb", tool("search"), qualified=True)
+    core.plugin("other", tool("search"), qualified=True)
+    host = core.peer("host")
+    core.lose(first, "it crashed")
+    error = core.refusal(host, "search")
+    assert (error.code, error.retry_safe) == (Code.UNAVAILABLE, True), "another's tool must not run in its place"
+    back = core.plugin("kb", tool("search"), qualified=True)
+    core.call(host, "search")
+    assert len(back.owed) == 1
+    core.lose(back, "it crashed again")
+    core.now += 6.0
+    core.registry.expire(core.now)
+    assert core.registry.find("search").source == "other"  # type: ignore[union-attr]

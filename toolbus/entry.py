@@ -206,8 +206,8 @@ class Table:
         entry = self.entries.get(name)
         aliases = self.aliases.get(name) if entry is None else None
         if aliases:
-            candidates = list(aliases.values())  # a copy made in one step: another thread may write
-            entry = next((e for e in candidates if e.current), None) or next(iter(candidates), None)
+            # The first registered has it as long as it may come back: a call must not reach another's tool meanwhile.
+            entry = next(iter(list(aliases.values())), None)  # a copy made in one step: another thread may write
         return entry
 
     def put(self, entry: Entry) -> None:
