@@ -50,7 +50,7 @@ proto-check: $(VENV)/dev.stamp ## check that toolbus/v1 is what proto/ generates
 	if diff -r -u --exclude=__pycache__ $(STUBS) "$$fresh/$(STUBS)"; then echo "toolbus/v1 is what proto/ generates"; \
 	else echo "toolbus/v1 is not what proto/ generates: run 'make proto' and commit the result" >&2; exit 1; fi
 
-bench: $(VENV)/bench.stamp ## measure calls and faults beside a bare relay and NATS (ARGS=gateway: REST, callbacks; hosts: loops, exports)
+bench: $(VENV)/bench.stamp ## measure calls and faults beside a bare relay and NATS (ARGS=rivals: beside all others; growth, gateway, hosts, dropin)
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the environment, caches and builds

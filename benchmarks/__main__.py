@@ -13,8 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import contest
-from benchmarks.children import ChildFailed, Nursery, environment, terminated_like_interrupted
+from benchmarks.cells import MOST_BYTES, MOST_IN_FLIGHT
+from benchmarks.children import Nursery, environment, terminated_like_interrupted
 from benchmarks.fact import Fact
+from benchmarks.figures import charts
+from benchmarks.plot import svg
 from benchmarks.report import Report
 from benchmarks.suite import DEFAULT, SUITES, Suite
 
@@ -24,9 +27,17 @@ PAGES = Path(__file__).resolve().parent.parent / "docs"
 def _levels(text: str) -> tuple[int, ...]:
     levels = tuple(int(number) for number in text.split(","))
     for level in levels:
-        if not 1 <= level <= 4096:
-            raise argparse.ArgumentTypeError(f"{level} calls in flight: a session takes 1 to 4096")
+        if not 1 <= level <= MOST_IN_FLIGHT:
+            raise argparse.ArgumentTypeError(f"{level} calls in flight: a session takes 1 to {MOST_IN_FLIGHT}")
     return levels
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(number) for number in text.split(","))
+    for size in sizes:
+        if size and not 100 <= size <= MOST_BYTES:
+            raise argparse.ArgumentTypeError(f"{size} bytes of arguments: say 0 for small ones, or 100 to {MOST_BYTES}")
+    return sizes
 
 
 def _options() -> argparse.Namespace:
@@ -49,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("suite", nargs="?", choices=tuple(SUITES), default=DEFAULT, metavar="SUITE", help=chosen)
     parser.add_argument("--only", metavar="NAMES", help="contestants and facts, with commas between")
     parser.add_argument("--in-flight", type=_levels, metavar="N,…", help="calls in flight")
+    parser.add_argument("--sizes", type=_sizes, metavar="BYTES,…", help="bytes of arguments; 0: about 30")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a window")
     parser.add_argument("--warm-up", type=float, default=0.5, help="seconds before a window")
     parser.add_argument(
@@ -64,8 +76,18 @@ def _parser() -> argparse.ArgumentParser:
         help="what starts the bus, up to and with `serve` (or TOOLBUS_BENCH_COMMAND)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
-    parser.add_argument("--write", action="store_true", help="write the suite's page in docs/")
+    parser.add_argument("--write", action="store_true", help="write the suite's page and its charts to docs/")
+    parser.add_argument("--pages", type=Path, default=PAGES, metavar="DIR", help="write them there instead")
     return parser
+
+
+def _said(arguments: list[str]) -> list[str]:
+    """Returns the arguments without those that only say where results go."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--pages")
+    parser.add_argument("--json")
+    return parser.parse_known_args(arguments)[1]
 
 
 def _measure_facts(
@@ -79,7 +101,7 @@ def _measure_facts(
         try:
             with Nursery(environment(plan.experiments)) as nursery:
                 found = measure(nursery, plan, repeats)
-        except (ChildFailed, OSError, RuntimeError, TimeoutError) as error:
+        except Exception as error:  # of whatever kind: the others are measured all the same
             failures[name] = f"{type(error).__name__}: {error}"
             console.print(f"{name} failed: {error}", highlight=False, markup=False)
             continue
@@ -98,6 +120,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     plan = contest.Plan(
         in_flight=options.in_flight or suite.in_flight,
+        sizes=options.sizes or suite.sizes,
         seconds=1.0 if options.quick else options.seconds,
         warm_up=0.3 if options.quick else options.warm_up,
         rounds=1 if options.quick else options.rounds,
@@ -111,15 +134,20 @@ def main() -> int:
         repeats = 3 if options.quick else options.repeats
         named = [name for name in options.only if name in suite.facts]
         facts, failures = _measure_facts(suite, named, plan, repeats, console)
-    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "benchmarks", *_said(sys.argv[1:])])
     report = Report(suite, plan, outcome, facts, {**outcome.failures, **failures}, command, repeats)
     report.show(console)
     if options.json:
         options.json.write_text(json.dumps(report.to_json(), indent=1) + "\n")
     if options.write:
-        PAGES.mkdir(exist_ok=True)
-        (PAGES / suite.page).write_text(report.to_markdown())
-        console.print(f"wrote docs/{suite.page}", highlight=False)
+        pages: Path = options.pages
+        pages.mkdir(exist_ok=True)
+        drawn = charts(report)
+        for name, chart in drawn.items():
+            (pages / f"{name}.svg").write_text(svg(chart))
+        pictures = {f"{name}.svg": chart.title for name, chart in drawn.items()}
+        (pages / suite.page).write_text(report.to_markdown(pictures))
+        console.print(f"wrote {', '.join((suite.page, *pictures))} to {pages}", highlight=False)
     return 1 if report.failures else 0
 
 

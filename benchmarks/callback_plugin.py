@@ -48,7 +48,7 @@ async def serve(bus: str | None) -> None:
         await request.read()
         return web.Response(body=body, content_type="application/json")
 
-    application = web.Application()
+    application = web.Application(client_max_size=16 << 20)
     application.router.add_post("/call", answer)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()

@@ -29,7 +29,9 @@ class ChildFailed(Exception):
 class Child:
     """One process of a run, read line by line."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], cwd: str | None = None
+    ) -> None:
         self.name = name
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in end()
         self._waiting = b""  # bytes read that are no whole line yet
@@ -39,6 +41,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             env=dict(environment),
+            cwd=cwd,
             start_new_session=True,
         )
 
@@ -46,6 +49,11 @@ class Child:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is there no more."""
+        return self._process.poll() is not None
 
     def line(self, seconds: float = READY_SECONDS) -> str:
         """Returns the next line of standard output, waiting for it.
@@ -99,6 +107,7 @@ class Nursery:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
         self._children: list[Child] = []
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []  # what the children work in
 
     def __enter__(self) -> Nursery:
         return self
@@ -107,16 +116,24 @@ class Nursery:
         for child in reversed(self._children):
             child.end()
         self._children.clear()
+        for folder in self._folders:
+            folder.cleanup()
+        self._folders.clear()
 
-    def start(self, name: str, command: Sequence[str], **more: str) -> Child:
+    def folder(self) -> str:
+        """Returns an empty folder, which goes once all children have ended."""
+        self._folders.append(tempfile.TemporaryDirectory(prefix="toolbus-bench-", ignore_cleanup_errors=True))
+        return self._folders[-1].name
+
+    def start(self, name: str, command: Sequence[str], cwd: str | None = None, **more: str) -> Child:
         """Starts a process; ``more`` is added to its environment."""
-        child = Child(name, command, {**self.environment, **more})
+        child = Child(name, command, {**self.environment, **more}, cwd)
         self._children.append(child)
         return child
 
-    def module(self, module: str, *arguments: str) -> Child:
+    def module(self, module: str, *arguments: str, python: str = sys.executable) -> Child:
         """Starts ``python -m benchmarks.<module>``."""
-        return self.start(module, [sys.executable, "-m", f"benchmarks.{module}", *arguments])
+        return self.start(module, [python, "-m", f"benchmarks.{module}", *arguments])
 
 
 def environment(experiments: bool) -> dict[str, str]:

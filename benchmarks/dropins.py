@@ -32,7 +32,7 @@ from toolbus.sdk import llm_tool
 
 @llm_tool(name={workload.TOOL_NAME!r}, description={workload.DESCRIPTION!r}, allow_repeat=True,
           parameters=json.loads({workload.PARAMETERS_JSON!r}))
-async def forecast(place: str, days: int) -> dict:
+async def forecast(place: str, days: int, note: str = "") -> dict:
     return {{"celsius": 21.5, "sky": "clear"}}
 """
 
@@ -108,10 +108,11 @@ def _offered(nursery: Nursery, plan: Plan, *, alone: bool) -> tuple[Child, str]:
     from toolbus.sdk import SyncHost
 
     bus, address = start_bus(nursery, plan)
-    with tempfile.TemporaryDirectory(prefix="toolbus-") as folder, SyncHost(address) as host:
-        file = Path(folder, "forecast.py")
-        file.write_text(FORECAST)
-        _run(nursery, address, file if alone else Path(folder))
+    folder = Path(nursery.folder())
+    file = folder / "forecast.py"
+    file.write_text(FORECAST)
+    _run(nursery, address, file if alone else folder)
+    with SyncHost(address) as host:
         _answered(host, workload.TOOL_NAME, time.monotonic(), workload.arguments_json(0))
     return bus, address
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import psutil
@@ -33,6 +34,24 @@ def memory_http(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
     """Reads the resident memory of an idle bus with its HTTP gateway."""
     samples = _resident(nursery, plan, "127.0.0.1:0")
     return Fact("memory_http", "resident memory of an idle bus with its HTTP gateway", "MB", 100.0, samples)
+
+
+def import_sdk(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Times imports of what plugins and hosts are written with, in fresh processes."""
+    return tuple(
+        Fact("import_sdk", f"`{what}`, in a fresh process", "ms", 250.0, _imports(nursery, what, repeats))
+        for what in ("import toolbus.sdk", "from toolbus.sdk import Host, Plugin")
+    )
+
+
+def _imports(nursery: Nursery, what: str, repeats: int) -> tuple[float, ...]:
+    timed = f"import time; began = time.perf_counter(); {what}; print((time.perf_counter() - began) * 1e3)"
+    samples = []
+    for _ in range(repeats):
+        child = nursery.start("python", [sys.executable, "-c", timed])
+        samples.append(float(child.line()))
+        child.end()
+    return tuple(samples)
 
 
 def _resident(nursery: Nursery, plan: Plan, http: str) -> tuple[float, ...]:

@@ -158,7 +158,7 @@ class Core:
 
     def __init__(self, *, permissions: Permissions | None = None, contents: bool = False) -> None:
         self.plugin = Plugin()
-        registry = Registry()
+        self.registry = registry = Registry()
         registry.register(self.plugin, prepare([TOOL], Limits()))
         self.dispatcher = Dispatcher(
             registry, Policy(permissions=permissions), Records(contents=contents), Limits(), arm=_never

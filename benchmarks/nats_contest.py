@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import nats
 import uvloop
 
-from benchmarks import load_host, window, workload
+from benchmarks import window, workload
+from benchmarks.cells import options_of
 
 SUBJECT = f"tools.{workload.TOOL_NAME}"
 
@@ -37,16 +39,17 @@ async def answer(url: str) -> None:
 
 
 async def run() -> None:
-    """Connects and runs a window for each number of calls in flight."""
-    options = load_host.options_of(__doc__).parse_args(sys.argv[2:])
+    """Connects and runs a window for each cell."""
+    options = options_of(__doc__).parse_args(sys.argv[2:])
     client = await nats.connect(options.address, allow_reconnect=False)
 
-    async def ask(slot: int) -> None:
-        await client.request(SUBJECT, workload.arguments_json(slot).encode(), timeout=10)
+    def prepare(texts: Sequence[str]) -> window.Ask:
+        async def ask(slot: int) -> None:
+            await client.request(SUBJECT, texts[slot].encode(), timeout=10)
 
-    for in_flight in options.in_flight:
-        clock = window.Clock(in_flight, options.warm_up, options.seconds, options.middle_pid)
-        (await window.keep_asking(ask, clock, in_flight)).print()
+        return ask
+
+    await window.run_cells(prepare, options, options.middle_pid)
     await client.close()
 
 

@@ -91,7 +91,9 @@ def profile(middle: str, plan: contest.Plan) -> tuple[list[Window], str]:
         if middle == "relay":
             contestant = dataclasses.replace(contestant, middle=sampled_relay)
         bus = shlex.join([sys.executable, "-m", f"benchmarks.{sample[0]}", *sample[1:], "toolbus.cli", "serve"])
-        windows = contest.run_once(contestant, dataclasses.replace(plan, bus_command=bus))
+        windows, cannot = contest.run_once(contestant, dataclasses.replace(plan, bus_command=bus))
+        if cannot:
+            raise SystemExit("\n".join(cannot.values()))
         return windows, counts.read_text()
 
 

@@ -19,6 +19,7 @@ from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 from toolbus.v1 import tool_pb2 as pb
 
 WHOLE_FRAME = 512
+FRAME_BYTES = 1 << 20  # where calls are large: a default client takes 4 MiB
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the published stubs do not know it
 
 
@@ -36,9 +37,16 @@ class Outlet:
             await self.wake.wait()
             self.wake.clear()
             while self.calls or self.results:
-                frame = wire.InvokeResponse(calls=self.calls[:WHOLE_FRAME], results=self.results[:WHOLE_FRAME])
-                del self.calls[:WHOLE_FRAME], self.results[:WHOLE_FRAME]
+                most = self._most()
+                frame = wire.InvokeResponse(calls=self.calls[:most], results=self.results[:WHOLE_FRAME])
+                del self.calls[:most], self.results[:WHOLE_FRAME]
                 await context.write(frame)
+
+    def _most(self) -> int:
+        """Returns how many calls go into a frame, the others being about as large as the first."""
+        if not self.calls:
+            return WHOLE_FRAME
+        return max(1, min(WHOLE_FRAME, FRAME_BYTES // (len(self.calls[0].arguments_json) or 1)))
 
 
 class Relay(stubs.ToolBusServiceServicer):

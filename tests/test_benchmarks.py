@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import catalogue, exports, local_calls, searches, turns
+from benchmarks import catalogue, contest, crowds, exports, growth, local_calls, searches, turns, workload
+from benchmarks.cells import Cell, cells, read_cells
 from benchmarks.children import Nursery, environment
-from benchmarks.contest import Outcome, Plan
+from benchmarks.contest import Contestant, Outcome, Plan
 from benchmarks.fact import Fact
+from benchmarks.figures import charts
+from benchmarks.plot import Chart, svg
 from benchmarks.report import Report
+from benchmarks.rivals_contest import CONTESTANTS
 from benchmarks.suite import SUITES
 from benchmarks.table import compared
+from benchmarks.window import Window
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.offer import prepare
+from toolbus.schema import compile_schema
 from toolbus.tool import Limits
 
 BRIEFLY = Plan(rounds=1)
@@ -28,6 +37,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
     for module, name, value in (
         *((exports, "TOOLS", 80), (searches, "SIZES", (80,)), (searches, "QUERIES", 1), (turns, "OFFERED", 3)),
         *((turns, "TURNS", 1), (local_calls, "CALLS", 1), (local_calls, "TASKS", 3)),
+        *((growth, "TOOLS", (3, 6)), (growth, "OPERATIONS", 4), (growth, "PART", 4), (growth, "SETTLE_SECONDS", 0.0)),
+        *((crowds, "SESSIONS", (2, 3)), (crowds, "ENOUGH", 3), (crowds, "WATCHERS", 3), (crowds, "HELD_BY_ONE", 8)),
+        (crowds, "SETTLE_SECONDS", 0.0),
     ):
         monkeypatch.setattr(module, name, value)
     with Nursery(environment(experiments=False)) as nursery:
@@ -91,3 +103,127 @@ def test_a_line_is_compared_with_another_sample_by_sample() -> None:
     )
     times = [fact.samples for fact in compared(facts, "alone", "times") if fact.unit == "×"]
     assert times == [(1.0, 1.0), (10.0, 15.0)]
+
+
+# -- rivals ------------------------------------------------------------------------------------------------------------
+
+
+def test_cells_that_would_fill_the_memory_are_left_out_and_the_others_can_be_written_and_read() -> None:
+    found = cells((1, 512), (100, 1_000_000))
+    assert found == (Cell(1, 100), Cell(512, 100), Cell(1, 1_000_000))
+    assert read_cells(",".join(map(str, found))) == list(found)
+
+
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_arguments_have_the_size_that_is_asked_for_and_fit_the_schema(size: int) -> None:
+    checker = compile_schema(workload.PARAMETERS_JSON, Limits())
+    text = workload.arguments_json(4095, size)
+    assert len(text) == size
+    assert checker is not None
+    assert checker.is_valid(json.loads(text))
+
+
+def window(cell: Cell, speed: float = 1000.0) -> Window:
+    return Window(cell.in_flight, speed, 100.0, 200.0, 10.0, cell.size)
+
+
+def contestant(name: str, *, partial: bool = False) -> Contestant:
+    return Contestant(name, lambda nursery, plan: (None, "-"), (), partial=partial)
+
+
+def test_who_fails_in_a_cell_goes_on_with_those_that_ask_for_less_of_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[list[Cell]] = []
+
+    def fails_at_64(_: Contestant, plan: Plan, asked: Sequence[Cell]) -> tuple[list[Window], str]:
+        starts.append(list(asked))
+        done = [window(cell) for cell in asked if cell.in_flight < 64]
+        return done[: [*asked, Cell(64)].index(Cell(64))], "no"
+
+    monkeypatch.setattr(contest, "_run_until_it_fails", fails_at_64)
+    asked = (Cell(1), Cell(64), Cell(512), Cell(1, 100), Cell(64, 100))
+    windows, cannot = contest.run_once(contestant("some"), Plan(), asked)
+    assert [each.cell for each in windows] == [Cell(1), Cell(1, 100)]
+    assert cannot == {Cell(64): "no", Cell(512): "as 64 in flight", Cell(64, 100): "as 64 in flight"}
+    assert starts == [list(asked), [Cell(1, 100)]]
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_what_a_contestant_cannot_do_is_told_and_fails_the_run_unless_it_may_leave_cells_out(
+    monkeypatch: pytest.MonkeyPatch, partial: bool
+) -> None:
+    monkeypatch.setattr(contest, "_run_until_it_fails", lambda one, plan, asked: ([window(asked[0])], "too much"))
+    outcome = contest.run([contestant("some", partial=partial)], Plan(in_flight=(1, 64), rounds=2), lambda line: None)
+    assert [len(each) for each in outcome.rounds["some"]] == [1, 1]
+    assert bool(outcome.cannot) is partial
+    assert bool(outcome.failures) is not partial
+    report = Report(SUITES["rivals"], Plan(), outcome, (), outcome.failures, "python -m benchmarks rivals", 1)
+    assert ("some", "64 in flight", "too much") in report.sections()[-1].rows or not partial
+
+
+def test_contestants_are_measured_in_every_cell_in_turns() -> None:
+    plan = Plan(in_flight=(1, 4), sizes=(100, 10_000), seconds=0.1, warm_up=0.05, rounds=1, experiments=False)
+    said: list[str] = []
+    outcome = contest.run([CONTESTANTS["relay"], CONTESTANTS["in_process"]], plan, said.append)
+    assert not outcome.failures
+    assert {name: [w.cell for w in rounds[0]] for name, rounds in outcome.rounds.items()} == {
+        "relay": list(plan.cells),
+        "in_process": list(plan.cells),
+    }
+    assert len(said) == 2
+
+
+def rivals(speeds: dict[str, float]) -> Report:
+    plan = Plan(in_flight=(1, 64, 512), sizes=(100, 10_000), rounds=1)
+    rounds = {name: [[window(cell, speed) for cell in plan.cells]] for name, speed in speeds.items()}
+    return Report(SUITES["rivals"], plan, Outcome(rounds, {}, []), (), {}, "python -m benchmarks rivals", 1)
+
+
+def test_a_report_begins_with_aims_and_ratios_of_each_size() -> None:
+    report = rivals({"toolbus": 3000.0, "relay": 4000.0, "nats": 1000.0})
+    aims, small, large, *_ = report.sections()
+    assert ("toolbus / relay, calls/s, 64 in flight, 100 B", "0.75", "at least 1", "missed") in aims.rows
+    assert ("toolbus / nats, calls/s, 512 in flight, 100 B", "3.00", "at least 2.5", "met") in aims.rows
+    assert (small.title, large.title) == ("Ratios with 100 B of arguments", "Ratios with 10 kB of arguments")
+    assert ("toolbus / nats, calls/s", "3.00", "3.00", "3.00") in large.rows
+    assert json.dumps(report.to_json())
+    assert "--only nats --in-flight 64 --sizes 10000 --rounds 1" in report.to_markdown()
+
+
+# -- growth and charts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("measure", [growth.catalogue, growth.served, crowds.sessions])
+def test_growth_is_told_for_every_amount_and_compared_with_the_least(small: Nursery, measure: Measure) -> None:
+    facts = measure(small, BRIEFLY, 1)
+    report = Report(SUITES["growth"], BRIEFLY, Outcome({}, {}, []), facts, {}, "python -m benchmarks growth", 1)
+    ratios, table = report.sections()
+    assert all(row[3] == "1.5 ×" for row in ratios.rows)
+    assert [row[0].split()[0] for row in table.rows][:2] in (["3", "6"], ["2", "3"])
+    assert len(ratios.rows) >= 5
+    (name,) = charts(report)
+    assert name == f"benchmarks-growth-{measure.__name__}"
+
+
+def test_calls_in_flight_and_watchers_are_measured(small: Nursery) -> None:
+    assert crowds.held_calls(small, BRIEFLY, 1).unit == "kB"
+    last, middle = crowds.watchers(small, BRIEFLY, 2)
+    assert all(late >= half > 0 for late, half in zip(last.samples, middle.samples, strict=True))
+
+
+def test_a_chart_of_a_run_is_drawn_for_every_size_and_for_latency() -> None:
+    drawn = charts(rivals({"relay": 4000.0, "toolbus": 3000.0}))
+    assert [*drawn] == [f"benchmarks-rivals-{name}" for name in ("throughput-100", "throughput-10000", "latency")]
+    assert [*drawn["benchmarks-rivals-latency"].lines] == ["toolbus", "relay"]
+
+
+def test_a_chart_is_svg_that_names_every_line_apart_and_has_colours_for_dark_pages() -> None:
+    lines = {f"<{name}>": [(1.0, 10.0), (64.0, 500.0)] for name in "abc"}
+    text = svg(
+        Chart("Speed & more", "in flight", "calls/s", lines, {1.0: "1", 64.0: "64"}, "repeat", frozenset({"<b>"}))
+    )
+    words = [each for each in ElementTree.fromstring(text).iter() if each.tag.endswith("text")]
+    places = [float(each.attrib["y"]) for each in words if (each.text or "").startswith("<")]
+    assert len(places) == 3
+    assert all(below - above >= 14 for above, below in itertools.pairwise(places))
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("stroke-dasharray") == 1

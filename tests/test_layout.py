@@ -32,7 +32,7 @@ LIGHT_LIBRARIES = {"google.protobuf", "grpc"}
 
 # Rooms, each with the files that it consists of.
 ROOMS = {
-    "server": {"server", "health"},
+    "server": {"server", "health", "guarded", "listeners"},
     "gateway": {"gateway"},
     "local": {"local"},
     "tasks": {"tasks"},

@@ -154,8 +154,10 @@ async def test_callback_tools_go_with_the_right_and_cannot_come_back_without_it(
             assert (await http.post("/api/tools/register", json=body)).json()["ok"] is True
             revoked = await http.post("/api/bus/revoke", json={"source": "plugin:old"})
             assert revoked.json()["output"] == {
-                **{"source": "plugin:old", "permission": "tools"},
-                **{"granted": False, "removed": 1},
+                "source": "plugin:old",
+                "permission": "tools",
+                "granted": False,
+                "removed": 1,
             }
             assert (await http.post("/api/tools/register", json=body)).status_code == 403
     async with running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus:

@@ -69,7 +69,7 @@ async def test_a_plugin_that_dies_too_often_is_given_up(tmp_path: Path) -> None:
     assert len(_of(reports, Happened.STARTED)) == 3
     assert [text.split(":")[0] for text in _of(reports, Happened.DIED)] == ["died (exit code 3)"] * 2
     assert _of(reports, Happened.GIVEN_UP) == [
-        "died 3 times within 30 s, the last time with exit code 3: given up; correct it and run it again"
+        "died 3 times within 30 s, the last time with exit code 3: given up: correct it and run it again"
     ]
     assert _of(reports, Happened.OUTPUT) == ["going"] * 3
 

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -80,9 +81,9 @@ def test_run_says_everything_in_lines_of_json(tmp_path: Path, tools: Path, bus: 
         assert running.err == ""
 
 
-def test_the_exit_code_says_that_a_process_was_given_up(tmp_path: Path, tools: Path) -> None:
+def test_the_exit_code_says_that_a_process_was_given_up(tmp_path: Path, tools: Path, bus: str) -> None:
     (tools / "a.py").write_text("import os\nos._exit(3)\n")
-    with Running(tmp_path, "run", tools, "--once") as running:
+    with Running(tmp_path, "run", tools, "--once", "--bus", bus) as running:
         running.says("dropin#1 * died (exit code 3)")
         running.send(signal.SIGTERM)
         assert running.code() == 1
@@ -113,7 +114,7 @@ def test_serve_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_require_manifest_loads_nothing_without_one(tmp_path: Path, tools: Path, bus: str) -> None:
     with Running(tmp_path, "run", tools, "--require-manifest", "--bus", bus) as running:
         running.says("has no _manifest.json, so nothing of it may be loaded")
-        assert "started" not in running.err
+        assert "dropin#1 * started" not in running.err
         (tools / "_manifest.json").write_text('{"allow": ["a.py"]}')
         running.says("dropin#1 * offers one")
 
@@ -158,9 +159,11 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, tools: Path, bus: 
         until(lambda: not alive(pid), "the end of the process")
 
 
-def test_a_process_that_is_still_loading_does_not_outlive_a_killed_supervisor(tmp_path: Path, tools: Path) -> None:
+def test_a_process_that_is_still_loading_does_not_outlive_a_killed_supervisor(
+    tmp_path: Path, tools: Path, bus: str
+) -> None:
     (tools / "a.py").write_text(HANGS)
-    with Running(tmp_path, "run", tools) as running:
+    with Running(tmp_path, "run", tools, "--bus", bus) as running:
         (pid,) = _pids(running)
         running.send(signal.SIGKILL)
         running.code()
@@ -180,15 +183,56 @@ def test_nothing_outlives_a_killed_bus_and_the_next_one_has_the_tools_again(tmp_
         assert _call(address, "one") == "1"
 
 
-def test_a_folder_that_is_run_comes_back_after_the_bus_does(tmp_path: Path, tools: Path) -> None:
+@pytest.mark.parametrize("taken", [False, True], ids=["its port is free", "its port is taken"])
+def test_a_folder_that_is_run_comes_back_after_the_bus_does(tmp_path: Path, tools: Path, taken: bool) -> None:
     with _serve(tmp_path) as first, Running(tmp_path, "run", tools, "--bus", address := _address(first)) as running:
         running.says("offers one")
+        entrance = _call(address, "toolbus:dropin_address")
         first.send(signal.SIGKILL)
         first.code()
-        with _serve(tmp_path, grpc=address) as second:
+        with ExitStack() as ends:
+            if taken:
+                host, _, port = str(entrance).rpartition(":")
+                ends.enter_context(socket.create_server((host, int(port))))
+            second = ends.enter_context(_serve(tmp_path, grpc=address))
             second.says("attached source=dropin")
             assert _call(address, "one") == "1"
-            assert len(_pids(running)) == 1
+            assert (_call(address, "toolbus:dropin_address") == entrance) is not taken
+            old, *new = _pids(running)
+            assert len(new) == int(taken)
+            until(lambda: alive(old) is not taken, "the end of the process that knew the other port")
+            running.send(signal.SIGTERM)
+            assert running.code() == 0
+
+
+def test_a_folder_that_is_run_waits_for_a_bus_and_says_so(tmp_path: Path, tools: Path) -> None:
+    with _serve(tmp_path) as first:
+        address = _address(first)
+    with Running(tmp_path, "run", tools, "--bus", address) as running:
+        running.says(f"no bus at {address} yet")
+        assert "dropin#1 * started" not in running.err
+        with _serve(tmp_path, grpc=address):
+            running.says("offers one")
+            assert _call(address, "one") == "1"
+
+
+def test_a_folder_is_run_for_a_bus_on_a_unix_socket(tmp_path: Path, tools: Path) -> None:
+    home = tmp_path / "bus"
+    with _serve(tmp_path, grpc=f"unix:{home}/bus.sock") as first:
+        address = _address(first)
+        with Running(tmp_path, "run", tools, "--bus", address) as running:
+            running.says("offers one")
+            assert _call(address, "one") == "1"
+
+
+def test_a_process_does_not_know_the_address_of_the_bus_itself(tmp_path: Path, tools: Path, bus: str) -> None:
+    knows = "import os; print('KNOWS', dict(os.environ), flush=True)"
+    (tools / "a.py").write_text(tool("one", "1", knows))
+    with Running(tmp_path, "run", tools, "--bus", bus, TOOLBUS_ADDRESS=bus) as running:
+        running.says("offers one")
+        (line,) = re.findall("KNOWS .*", running.out)
+        assert bus not in line
+        assert str(_call(bus, "toolbus:dropin_address")) in line
 
 
 def test_serve_logs_what_happens_to_its_tools(tmp_path: Path, tools: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import unicodedata
@@ -32,6 +33,8 @@ SECRET = [
     *("privateKey", "auth_header", "oauth", "oauth2", "authorization", "authorisation", "bearer", "credential", "pwd"),
     *("credentials", "cookie", "Set-Cookie", "session_id", "sessionId", "ssh_key", "access_key", "clientSecret"),
     *("dbpassword", "authtokens", "passwordhash", "userCredentials", "api.key", "api\nkey", 'api"key', "jwt", "otp"),
+    *("signing_key", "encryption_key", "masterKey", "account-key", "totp", "mfa_code", "creds", "passkey"),
+    *("recovery_codes", "backupCodes", "signingkey", "password_type_secret", "next_token_secret"),
     *("APIKey", "AWS_SECRET_ACCESS_KEY", "auth:x", "my auth", "refresh_token", "密码password", "secretary_password"),
 ]
 HARMLESS = [
@@ -50,6 +53,8 @@ HARMLESS = [
         "keys",
         "public_key",
     ),
+    *("next_token", "nextToken", "prev_token", "eos_token", "pad_token", "special_tokens", "token_type", "tokenType"),
+    *("password_policy", "cookie_policy", "password_strength", "token_expires_at", "passwordChangedAt", "auth_type"),
     *("session", "name", "日本", "用户", "Größe", ""),
 ]
 BOTH: list[Preset] = ["default", "synchronet"]
@@ -97,10 +102,25 @@ def test_a_count_of_tokens_is_no_secret(name: str, value: object) -> None:
     for same in (text, text[:-1], json.dumps([{name: value, "x": 1}], indent=1)):
         assert not trips(same)
     assert trips(json.dumps({name: str(value)}))
-    assert trips(json.dumps({f"{name}_secret": value}))
+    assert trips(json.dumps({f"{name}_secret": value})) is not isinstance(value, bool)
 
 
-@pytest.mark.parametrize("text", ['{"token":1x}', '{"token":[1]}', '{"token":', '{"token":null}', '{"token":truer}'])
+@pytest.mark.parametrize(
+    "text", ['{"password":null}', '{"has_password": false ,"x":1}', '[{"password_required":true}]']
+)
+def test_what_is_true_false_or_null_is_no_secret_by_default(text: str) -> None:
+    assert not trips(text)
+    assert not trips(json.dumps({"body": f"it is: {text}"}))
+    assert trips(text, "synchronet")
+
+
+@pytest.mark.parametrize("preset", BOTH)
+def test_the_name_of_an_error_code_is_no_secrets(preset: Preset) -> None:
+    assert not trips('{"outcomes":{"OK":3,"SECRET_BLOCKED":1}}', preset)
+    assert trips('{"outcomes":{"secret_blocked":"x"}}', preset)
+
+
+@pytest.mark.parametrize("text", ['{"token":1x}', '{"token":[1]}', '{"token":', '{"token":nulls}', '{"token":truer}'])
 def test_what_is_no_number_under_token_is_held_back(text: str) -> None:
     assert trips(text)
 
@@ -200,7 +220,7 @@ def test_the_default_sentence_names_tool_field_rule_and_cure_and_no_value() -> N
     assert "'user'" in said
     assert "'.user.apiKey'" in said
     assert "preset default" in said
-    assert "allow-list" in said
+    assert "[tripwire_allow] in the bus's configuration file" in said
     assert "hunter2" not in said
 
 
@@ -237,13 +257,13 @@ def test_json_in_texts_is_read_to_a_bounded_depth() -> None:
 
 
 def test_an_allowed_name_passes_for_its_tool_only_and_as_it_is_written() -> None:
-    guard = Tripwire(allow={"pages": frozenset({"next_token"}), "shop:buy": frozenset({"cookie"})})
-    text = '{"next_token":"abc"}'
+    guard = Tripwire(allow={"pages": frozenset({"auth_token"}), "shop:buy": frozenset({"cookie"})})
+    text = '{"auth_token":"abc"}'
     assert guard.check("pages", text) is None
     assert guard.check("web:pages", text) is None
     assert guard.check("other", text)
-    assert guard.check("pages", '{"Next_Token":"abc"}')
-    assert guard.check("pages", '{"next_token":"abc","password":"x"}')
+    assert guard.check("pages", '{"Auth_Token":"abc"}')
+    assert guard.check("pages", '{"auth_token":"abc","password":"x"}')
     assert guard.check("shop:buy", '{"cookie":"x"}') is None
     assert guard.check("buy", '{"cookie":"x"}')
 
@@ -267,9 +287,33 @@ def test_a_result_is_checked_in_all_that_a_model_reads_of_it() -> None:
     assert guard.check_result("user", pb.ToolResult(output_json="{}", content=[pb.ContentBlock(), text]))
     assert guard.check_result("user", pb.ToolResult(error=pb.CallError(message=leak)))
     assert guard.check_result("user", pb.ToolResult(error=pb.CallError(reason=leak)))
-    prose = pb.ContentBlock(text=pb.TextContent(text=f"see {leak}"))
+    prose = pb.ContentBlock(text=pb.TextContent(text='see "token": x and {1}'))
     assert guard.check_result("user", pb.ToolResult(output_json='{"a":1}', content=[prose])) is None
     assert guard.check_result("user", pb.ToolResult()) is None
+
+
+@pytest.mark.parametrize("preset", BOTH)
+@pytest.mark.parametrize(
+    "text",
+    [
+        'tool exec: {"password": "hunter2"}',
+        'Here: {"api_key": "hunter2"} ok',
+        'Rows:\n[{"a": 1, "token": "hunter2"}]',
+        '5" of {"a": "b"} and it\'s 6" of { "b": 1, "token" : "hunter2"}',
+        'HTTP 400: {"error": "{\\"token\\": \\"hunter2\\"}"}',
+    ],
+)
+def test_json_behind_other_words_is_looked_into_wherever_the_words_are(text: str, preset: Preset) -> None:
+    leaks = [
+        pb.ToolResult(output_json=json.dumps(text)),
+        pb.ToolResult(output_json=json.dumps({"error": text})),
+        pb.ToolResult(output_json="{}", content=[pb.ContentBlock(text=pb.TextContent(text=text))]),
+        pb.ToolResult(error=pb.CallError(message=text)),
+    ]
+    for leak in leaks:
+        said = Tripwire(preset).check_result("user", leak)
+        assert said is not None
+        assert "hunter2" not in said
 
 
 def test_looking_at_a_result_does_not_change_it() -> None:
@@ -335,7 +379,8 @@ def named_like_secrets(value: Any, preset: Preset) -> bool:
         return False
     is_secret = tripwire._is_secret_by_default if preset == "default" else tripwire._is_secret_for_synchronet
     return any(
-        is_secret(name, isinstance(each, int | float)) or named_like_secrets(each, preset)
+        is_secret(name, "" if isinstance(each, str | list | dict) else json.dumps(each)[0])
+        or named_like_secrets(each, preset)
         for name, each in value.items()
     )
 
@@ -359,6 +404,7 @@ def test_whatever_the_text_is_the_answer_is_a_sentence_or_none(text: str, preset
     assert said is None or said.encode()
 
 
+MANY = ["".join(letters) for letters in itertools.islice(itertools.product("abcdefghijklmn", repeat=5), 300_000)]
 SUSPECT = '"\\u0041":1,'  # so that the rest is read
 BOMBS = {
     "brackets": SUSPECT + "[" * 10**6,
@@ -373,6 +419,15 @@ BOMBS = {
     "spaces": SUSPECT + '"a"' + " " * 10**6,
     "numbers": SUSPECT + '"token":' + "1" * 10**6,
     "ones": SUSPECT + "1," * 500_000,
+    "many names": "{" + ",".join(f'"tokens_{number}":1' for number in range(200_000)) + "}",
+    "many different names": "{" + ",".join(f'"token{name}":1' for name in MANY) + "}",
+    "many names of no secret": "{" + SUSPECT + ",".join(f'"{name}":1' for name in MANY) + "}",
+    "many long names": "{" + ",".join(f'"{"tokens_max" * 90}{name}":1' for name in MANY[:4000]) + "}",
+    "many names in need of a closer look": "{" + ",".join(f'"{"ö" * 900}{name}":1' for name in MANY[:4000]) + "}",
+    "many texts": "[" + SUSPECT + ",".join(f'"[{name}"' for name in MANY) + "]",
+    "many texts with escapes": "[" + SUSPECT + ",".join(f'"{name}\\u0041"' for name in MANY) + "]",
+    "objects in a text": json.dumps("see " + '{"A\u200b":1} ' * 200_000),
+    "quotes in a text": json.dumps('see {"A\u200b":1} ' + ',"' * 500_000),
     "levels": json.dumps(json.dumps(json.dumps(json.dumps({"a\u200b": "x" * 10**6})))),
 }
 
@@ -382,10 +437,20 @@ def test_time_is_in_proportion_to_the_text(text: str) -> None:
     before = time.perf_counter()
     for preset in BOTH:
         Tripwire(preset).check("user", text)
-    assert time.perf_counter() - before < 5.0  # 0.4 s at worst where nothing else runs; squared, it would be minutes
+    assert time.perf_counter() - before < 3.0  # 0.4 s at worst where nothing else runs; squared, it would be minutes
+
+
+def test_what_takes_too_long_to_judge_is_held_back_and_the_sentence_says_why() -> None:
+    for name in ("many different names", "many names of no secret", "many texts"):
+        said = Tripwire().check("user", BOMBS[name])
+        assert said is not None
+        assert "too many different fields" in said
+        assert "Return less of it at once" in said
+    assert Tripwire().check("user", json.dumps({f"tokens_{number}": 1 for number in range(50_000)})) is None
+    assert Tripwire().check("user", json.dumps([{"prompt_tokens": n, "größe": n} for n in range(100_000)])) is None
 
 
 def test_most_results_are_not_read_field_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tripwire, "_first", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(Tripwire, "_refusal", lambda *_: pytest.fail("it was read"))
     for value in ({"city": "Bern", "note": "your password"}, [{"作者": "x", "key": 1}], "the token: x", {"a": "密码"}):
         assert Tripwire().check("user", json.dumps(value, ensure_ascii=False)) is None

@@ -48,13 +48,13 @@ TOOL_DESCRIPTION = {says!r}
 class Offered:
     """A folder of tools that is offered on a bus, and everything that was said about it."""
 
-    def __init__(self, path: Path, bus: Bus, **options: Any) -> None:
+    def __init__(self, path: Path, bus: Bus, address: str, **options: Any) -> None:
         self.path = path
         self.bus = bus
         self.reports: list[Report] = []
         self._said = asyncio.Event()  # something more
         settings: dict[str, Any] = {"environment": environment({}), "restarts": QUICK, **options}
-        self.tools = ToolFolder(path, bus.grpc_addresses[0], self._emit, **settings)
+        self.tools = ToolFolder(path, address, self._emit, **settings)
 
     def _emit(self, report: Report) -> None:
         self.reports.append(report)
@@ -117,7 +117,7 @@ class Offered:
 async def offered(path: Path, **options: Any) -> AsyncIterator[Offered]:
     """Runs a bus and the tools of a folder."""
     async with running_bus() as bus:
-        folder = Offered(path, bus, **options)
+        folder = Offered(path, bus, await bus.dropin_address(), **options)
         running = asyncio.create_task(folder.tools.run())
         try:
             yield folder

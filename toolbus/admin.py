@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from toolbus.entry import BUS_SOURCE
@@ -42,6 +42,7 @@ class Admin:
         stop: starts the end of the whole bus; called after the drain has been answered.
         changed: told when a role came or went, so that watchers hear of it.
         rights: where rules are changed.
+        dropin_address: opens the way in for sandboxed tools where it is not open yet, and says where it is.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Admin:
         stop: Callable[[], None],
         changed: Callable[[], None],
         rights: Rights,
+        dropin_address: Callable[[int], Awaitable[str]],
     ) -> None:
         self._registry = registry
         self._presence = presence
@@ -62,13 +64,14 @@ class Admin:
         self._stop = stop
         self._changed = changed
         self._rights = rights
+        self._dropin_address = dropin_address
         self._sight = Sight(presence, records, view)
         self._indexes = IndexCache()
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
-            *(self.drain, self.calls, self.stats, self.role_add, self.role_remove),
+            *(self.drain, self.calls, self.stats, self.role_add, self.role_remove, self.dropin_address),
             *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._sight.this_bus),
         ]
 
@@ -206,6 +209,17 @@ class Admin:
         if not known:
             said["note"] = f"no source {source!r} is here now: it will not be able to offer tools when it comes"
         return said
+
+    @llm_tool(
+        description="Where sandboxed tools attach: a port that takes guarded sources only; it opens when asked for."
+    )
+    async def dropin_address(self, port: int = 0) -> str:
+        """Says where.
+
+        Args:
+            port: which one to open, where it is free and none is open yet; 0: any.
+        """
+        return await self._dropin_address(port)
 
     @llm_tool(description="Which users may call what: tables of tools, roles and sources; which sources may not offer.")
     async def permissions(self) -> dict[str, Any]:

@@ -14,10 +14,8 @@ import builtins
 import contextlib
 import logging
 import secrets
-import socket
 import threading
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +26,9 @@ from toolbus.config import Config
 from toolbus.dispatcher import Dispatcher
 from toolbus.entry import BUS_SOURCE, Changes, Listing
 from toolbus.errors import SetupError
+from toolbus.guarded import GuardedService
 from toolbus.health import SERVICE, Health
+from toolbus.listeners import Listeners
 from toolbus.local import LocalCaller, LocalHandler, OnProgress
 from toolbus.loopback import parse_callback_url
 from toolbus.offer import prepare
@@ -42,7 +42,7 @@ from toolbus.sdk.outgoing import encodable
 from toolbus.sdk.scope import CallContext
 from toolbus.sdk.threads import Workers
 from toolbus.sdk.tool_spec import ToolSpec, spec_of
-from toolbus.server import GrpcServer, ToolBusService
+from toolbus.server import ToolBusService
 from toolbus.tasks import LoopTasks, TaskManager, TaskTools, owner_of
 from toolbus.tool import Result, dump_arguments
 from toolbus.tripwire import Tripwire
@@ -90,7 +90,7 @@ class Bus:
             self.dispatcher,
             self.policy,
             config.limits,
-            identity=(_bus_id(config), secrets.token_hex(8), toolbus.__version__),
+            identity=(config.bus_id, secrets.token_hex(8), toolbus.__version__),
             on_source=self._health.source_changed,
             on_change=self.catalogue_changed,
         )
@@ -101,13 +101,13 @@ class Bus:
         self._upstream: Any = None  # the main server that our tools are offered to; None: there is none
         self._workers = Workers(LOCAL_WORKERS, "toolbus-local")  # not the loop's own: its few threads are the program's
         service = ToolBusService(
-            self.registry,
             self.dispatcher,
             self._presence,
             config.limits,
             lambda request: self._callback_tools().register_by_grpc(request),
         )
-        self._grpc = GrpcServer(service, self._health, config.limits, reflection=config.grpc_reflection)
+        guarded = GuardedService(self.dispatcher, self._presence, config.limits, self.policy.guards)
+        self._grpc = Listeners(service, guarded, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
         self.tasks = TaskManager(config.background_after_seconds)
         self.dispatcher.tripwire = Tripwire(config.tripwire, config.tripwire_allow)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ class Bus:
             self.registry,
             self.dispatcher.view,
             callback_base=own.url.rstrip("/"),
-            bus_id=_bus_id(self._config),
+            bus_id=self._config.bus_id,
             changed=self.watch,
             on_warning=self.catalogue_changed,
         )
@@ -311,6 +311,10 @@ class Bus:
     def grpc_addresses(self) -> tuple[str, ...]:
         """Where gRPC listens: ``HOST:PORT`` or ``unix:PATH``, ports filled in."""
         return self._grpc.addresses
+
+    async def dropin_address(self, port: int = 0) -> str:
+        """Returns where sandboxed tools attach, see `Listeners.guarded_address`; from the first time on it listens."""
+        return await self._grpc.guarded_address(port)
 
     @property
     def http_address(self) -> str | None:
@@ -428,6 +432,7 @@ class Bus:
             stop=self._stopped.set,
             changed=self.catalogue_changed,
             rights=self._rights,
+            dropin_address=self.dropin_address,
         )
         for source, method in admin.offers(TaskTools(self.tasks).tools(), self._config.offered):
             self._register(source, spec_of(method), qualified=source == BUS_SOURCE)
@@ -490,8 +495,3 @@ class Bus:
                 self._presence.tell_watchers()  # those who were too slow the last time
             except Exception:
                 log.exception("a fault of the bus in its clockwork")
-
-
-def _bus_id(config: Config) -> str:
-    """Names the bus so that it is the same after a restart on the same machine and addresses."""
-    return uuid.uuid5(uuid.NAMESPACE_DNS, f"{socket.gethostname()} {' '.join(config.grpc)}").hex

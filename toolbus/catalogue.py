@@ -99,14 +99,11 @@ def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.Li
             caller=caller,
             include_offline=request.include_offline,
         )
-    names = frozenset(request.names)
     size = 0
-    for listing in listings:
+    for listing in view.named(request.names, listings) if request.names else listings:
         if listing.place < start:  # by place, not by index: tools may go between two pages
             continue
         if request.source and request.source != listing.source:
-            continue
-        if names and listing.tool.name not in names:
             continue
         item = listed(listing)
         size += item.ByteSize() + 8

@@ -8,7 +8,9 @@ the cure. Nothing here opens a socket or makes a directory.
 from __future__ import annotations
 
 import math
+import socket
 import tomllib
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -121,6 +123,11 @@ class Config:
             value = getattr(self.limits, limit.name)
             if value < 1:
                 raise SetupError(f"limits.{limit.name} is {value}, it must be at least 1")
+
+    @property
+    def bus_id(self) -> str:
+        """Names the bus so that it is the same after a restart on the same machine and addresses."""
+        return uuid.uuid5(uuid.NAMESPACE_DNS, f"{socket.gethostname()} {' '.join(self.grpc)}").hex
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,18 @@ class SetupError(ToolBusError):
     """This process cannot start as configured."""
 
 
+class SettingError(SetupError):
+    """A value among settings breaks its rule.
+
+    Attributes:
+        loc: where it stands, keys and places in lists, from the outside in.
+    """
+
+    def __init__(self, message: str, loc: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.loc = loc
+
+
 # The one table: class → (gRPC status name, HTTP status). Order matters: the first class that fits wins.
 STATUS: dict[type[ToolBusError], tuple[str, int]] = {
     InvalidTool: ("INVALID_ARGUMENT", 422),

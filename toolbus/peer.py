@@ -29,6 +29,7 @@ class Peer(Session[wire.InvokeResponse]):
         "allowed_at",
         "budget",
         "close",
+        "guarded",
         "instance",
         "leave_by",
         "notices",
@@ -59,6 +60,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.offers_tools = False  # whether it ever offered one: that ends its right to say what a context is
         self.allowed: set[Entry] = set()  # what it may call, as of allowed_at
         self.allowed_at = 0  # the revision for which allowed holds
+        self.guarded = False  # whether its source is trusted less than others, see Policy.guards
         self.administers = True  # every caller is on loopback until credentials exist
         self.stuck = 0  # calls that have ended for their caller but hold a slot until the plugin confirms
         self.leave_by = math.inf  # when a session that was asked to leave is ended
@@ -71,8 +73,8 @@ class Peer(Session[wire.InvokeResponse]):
 
     @property
     def trusted(self) -> bool:
-        """Whether it may say what the context of a call is: hosts may, plugins may not."""
-        return not self.offers_tools
+        """Whether it may say what the context of a call is: hosts may, plugins and guarded sources may not."""
+        return not (self.offers_tools or self.guarded)
 
     @property
     def session_state(self) -> int:

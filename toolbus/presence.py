@@ -101,6 +101,7 @@ class Presence:
         may_offer = self._policy.may_offer(attach.source)
         offered = catalogue.read_tools(attach.tools, self._limits, qualified=attach.qualified) if may_offer else []
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
+        peer.guarded |= self._policy.guards(attach.source)
         peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MOST_NOTICES])
         peer.budget = self._dispatcher.budget(peer.source)
         older = self._by_instance.get((peer.source, peer.instance)) if peer.instance else None
@@ -161,8 +162,7 @@ class Presence:
                 f"source {attach.source!r} is bound to a token, and the attach carries another or none: use another "
                 "source, or the token (TOOLBUS_TOKEN) of the sessions that have it"
             )
-        limit = self._limits.sessions
-        if len(self.sessions) >= limit:
+        if len(self.sessions) >= (limit := self._limits.sessions):
             raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and takes no more")
 
     def _granted(self, asked: int) -> int:

@@ -17,8 +17,9 @@ MAX_PARSED = 16_384  # characters, 6 ms at worst: a longer text is not looked th
 MAX_DEPTH = 32
 
 _WORD = (
-    r"pass(?:word|wd|phrase|code)?s?|pwd|secrets?|tokens?|api[-_ ]?keys?|private[-_ ]?keys?|access[-_ ]?keys?"
-    r"|ssh[-_ ]?keys?|credentials?|auth|authori[sz]ation|oauth|bearer|cookies?|session[-_ ]?ids?|signature|pin|otp|jwt"
+    r"pass(?:word|wd|phrase|code|key)?s?|pwd|secrets?|tokens?|credentials?|creds?|auth|authori[sz]ation|oauth|bearer"
+    r"|(?:api|private|access|ssh|signing|encryption|master|account)[-_ ]?keys?|cookies?|session[-_ ]?ids?|signature|pin"
+    r"|t?otp|jwt|(?:mfa|recovery|backup)[-_ ]?codes?"
 )
 # A whole word of the key, with its parts set apart: `clientSecret` and `x-api-key` are, `author` and `spin` are not.
 _KEY = re.compile(rf"(?:^|[-_ .]){'(?:' + _WORD + ')'}[0-9]*(?:$|[-_ .])", re.IGNORECASE)

@@ -28,7 +28,6 @@ from toolbus.errors import InvalidRequest, LimitExceeded, SetupError, ToolBusErr
 from toolbus.health import SERVICE, Health
 from toolbus.peer import Peer
 from toolbus.presence import Presence
-from toolbus.registry import Registry
 from toolbus.session import Pool, State
 from toolbus.tool import Limits, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -57,14 +56,12 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
 
     def __init__(
         self,
-        registry: Registry,
         dispatcher: Dispatcher,
         presence: Presence,
         limits: Limits,
         register_callbacks: Callable[[wire.RegisterRequest], Sequence[Outcome]],
     ) -> None:
         self._register_callbacks = register_callbacks  # registers tools that have a callback_url
-        self._registry = registry
         self._dispatcher = dispatcher
         self._presence = presence
         self._limits = limits
@@ -87,11 +84,17 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
 
     async def Unregister(self, request: wire.UnregisterRequest, context: Context) -> wire.UnregisterResponse:
         """Withdraws one tool."""
-        return await _answered(self._presence.unregister, request, context)
+        return await _answered(self._unregister, request, context)
+
+    def _unregister(self, request: wire.UnregisterRequest) -> wire.UnregisterResponse:
+        return self._presence.unregister(request)
 
     async def Clear(self, request: wire.ClearRequest, context: Context) -> wire.ClearResponse:
         """Withdraws every tool of a source."""
-        return await _answered(self._presence.clear, request, context)
+        return await _answered(self._clear, request, context)
+
+    def _clear(self, request: wire.ClearRequest) -> wire.ClearResponse:
+        return self._presence.clear(request)
 
     async def List(self, request: wire.ListRequest, context: Context) -> wire.ListResponse:
         """Lists what is offered."""
@@ -120,15 +123,25 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         try:
             peer = Peer(self._limits, time.monotonic())
             peer.outbox.pool = self._pool
-            await _Stream(self._presence, self._dispatcher, peer, context).run()
+            await _Stream(self._presence, self._dispatcher, peer, context, self._attach).run()
         finally:
             self._streams -= 1
+
+    def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
+        self._presence.attach(peer, attach, now)
 
 
 class _Stream:
     """One Invoke RPC: reads frames into the session, writes what waits in its outbox."""
 
-    def __init__(self, presence: Presence, dispatcher: Dispatcher, peer: Peer, context: Context) -> None:
+    def __init__(
+        self,
+        presence: Presence,
+        dispatcher: Dispatcher,
+        peer: Peer,
+        context: Context,
+        attach: Callable[[Peer, wire.Attach, float], None],
+    ) -> None:
         self._presence = presence
         self._peer = peer
         self._context = context
@@ -139,7 +152,7 @@ class _Stream:
         peer.outbox.wake = self._wake
         peer.outbox.flooded = self._flooded
         self._handle: dict[str, Callable[[Any, float], None]] = {
-            "attach": lambda attach, now: presence.attach(peer, attach, now),
+            "attach": lambda frame, now: attach(peer, frame, now),
             "calls": lambda calls, now: dispatcher.calls(peer, calls, now),
             "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
             "results": lambda results, now: dispatcher.results(peer, results, now),
@@ -259,15 +272,18 @@ class _Stream:
 
 
 class GrpcServer:
-    """The listening side: addresses, health and reflection round the service."""
+    """The listening side: addresses, health and reflection round the service; without ``health`` neither of the two."""
 
-    def __init__(self, service: ToolBusService, health: Health, limits: Limits, *, reflection: bool) -> None:
+    def __init__(
+        self, service: ToolBusService, limits: Limits, *, health: Health | None = None, reflection: bool = False
+    ) -> None:
         self._server = grpc.aio.server(
             options=(*_OPTIONS, ("grpc.max_receive_message_length", limits.message_bytes)),
         )
         wire_grpc.add_ToolBusServiceServicer_to_server(service, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
-        if reflection:
+        if health is not None:
+            health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        if health is not None and reflection:
             from grpc_reflection.v1alpha import reflection as grpc_reflection
 
             names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, grpc_reflection.SERVICE_NAME)

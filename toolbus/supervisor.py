@@ -68,6 +68,7 @@ class Command:
         told: given the number of a pipe that the process may report on, what it reads from standard input; None: it
             reads nothing and reports nothing.
         hear: takes each line of those reports.
+        cure: what is to be done where it is given up.
         endless: whether it has no reason to end by itself: one that does has died, whatever its exit code.
     """
 
@@ -76,6 +77,7 @@ class Command:
     told: Callable[[int], bytes] | None = None
     hear: Callable[[str], None] = lambda line: None
     endless: bool = False
+    cure: str = "correct it and run it again"
 
     @classmethod
     def of_file(cls, file: Path, environment: Mapping[str, str]) -> Command:
@@ -109,6 +111,7 @@ class _Running:
         self.command = command
         self.stopping = asyncio.Event()  # it is asked to end
         self.seconds: float | None = None  # for its answer, which is its end; None: until all are told to end
+        self.process = 0  # its id; 0 while none runs
 
 
 class Supervisor:
@@ -194,6 +197,12 @@ class Supervisor:
             running.seconds = self._stop_seconds if seconds is None else seconds
             running.stopping.set()
 
+    def kill(self, name: str) -> None:
+        """Ends the process of a plugin at once, as if it had died by itself: it is started again."""
+        running = self._plugins.get(name)
+        if running is not None and running.process:
+            _signal(running.process, signal.SIGKILL)
+
     def stop(self) -> None:
         """Asks every plugin to end; a second time, ends them."""
         if self._stopping.is_set():
@@ -221,7 +230,7 @@ class Supervisor:
                 return
             deaths.append(now)
             attempt = 0 if now - started > rule.within_seconds else attempt
-            if why := self._give_up(code, deaths):
+            if why := self._give_up(code, deaths, running.command.cure):
                 self.failed.append(name)
                 self._emit(Report(name, Happened.GIVEN_UP, why))
                 return
@@ -230,17 +239,17 @@ class Supervisor:
             self._emit(Report(name, Happened.DIED, f"died ({ending(code)}): starting it again in {pause:.2g} s"))
             await _wait(running.stopping, pause)
 
-    def _give_up(self, code: int, deaths: deque[float]) -> str:
+    def _give_up(self, code: int, deaths: deque[float], cure: str) -> str:
         """Says why a plugin that died is not started again; empty where it is."""
         rule = self._restarts
         if code == CANNOT_START:
-            return "cannot start (its reason stands above): correct it and run it again"
+            return f"cannot start (its reason stands above): {cure}"
         if not rule.wanted:
             return f"died ({ending(code)})"
         if len(deaths) == rule.deaths and deaths[-1] - deaths[0] <= rule.within_seconds:
             return (
                 f"died {rule.deaths} times within {rule.within_seconds:g} s, the last time with {ending(code)}: "
-                "given up; correct it and run it again"
+                f"given up: {cure}"
             )
         return ""
 
@@ -270,7 +279,7 @@ class Supervisor:
         finally:
             for pipe in (out, err, reports):
                 os.close(pipe[1])
-        group = process.pid  # the leader's id, by setsid
+        running.process = group = process.pid  # the leader's id, by setsid
         self._note(f"+{group}")
         try:
             self._emit(Report(name, Happened.STARTED, f"started (pid {group})"))
@@ -280,6 +289,7 @@ class Supervisor:
             return await self._wait_or_stop(process, running)
         finally:
             # Also the way out of a cancellation. What is left of the group dies with its leader.
+            running.process = 0
             _signal(group, signal.SIGKILL)
             await process.wait()
             self._note(f"-{group}")

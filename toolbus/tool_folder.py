@@ -16,15 +16,19 @@ import os
 import re
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
+from toolbus.dropin.checks import doubts, limit_hit, temporary, unavailable
 from toolbus.dropin.child import Plan
+from toolbus.dropin.file_grants import SOURCE, FileGrants
 from toolbus.dropin.folder import load_order, not_loaded, tool_files
 from toolbus.dropin.group import Group, groups
-from toolbus.dropin.manifest import load_manifest
+from toolbus.dropin.kept import Process, Source, Wanted
+from toolbus.dropin.manifest import Manifest, load_manifest
 from toolbus.dropin.sandbox import clean_environment
 from toolbus.dropin.watcher import changes
 from toolbus.errors import SetupError
@@ -35,82 +39,21 @@ from toolbus.tool import NAME as NAME_RULE
 FILE_SECONDS = 20.0  # for one file to load; it is skipped then, and the others of its group are offered
 START_SECONDS = 60.0  # for a process to load all its files: imports may be slow
 FINISH_SECONDS = MAX_TIMEOUT_SECONDS + 5.0  # for the calls of a process whose place another one has taken
+BEAT_SECONDS = 5.0  # between signs of life of a process
+FROZEN_SECONDS = 25.0  # without one; the bus takes a session for lost after 22 s, and calls elsewhere
 NAME = "tools"  # of the folder itself, in reports
+_MOST_CODE = 4 * MIB  # of a file that are held here, in the process of the bus
+_MOST_TEXT = 2_000  # characters of what a process says that the bus said
 _MOST_TOOLS = 10_000  # of one process that are remembered: it may report anything
 _TOO_SLOW = "Timeout ("  # how faulthandler begins to tell what a process did that it ended
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a source is to offer. Where it is another one, its process would be different.
-
-    Attributes:
-        print: of the files and the grants.
-        taken: names of tools that a later file of another group registers as well, each with that file.
-    """
-
-    group: Group
-    print: str
-    taken: Mapping[str, str] = field(default_factory=dict)
-
-    def keeps(self, before: _Wanted) -> bool:
-        """Tells whether nothing is taken away that was offered or granted before; new code does not count."""
-        return self.group.grants == before.group.grants and set(self.group.files) >= set(before.group.files)
-
-
-@dataclass(slots=True)
-class _Process:
-    """One process of a source, restarts included.
-
-    Attributes:
-        tools: names that its files registered, each with its file, whether or not it offers them.
-        slow: files that it does not load, since they took too long before, each with what is said about it.
-        loading: the file that it loads; empty where it loads none.
-        late: the file that it took too long to load, of which it ends; empty where there is none.
-        late_line: where in that file it was; empty where nobody knows.
-    """
-
-    name: str
-    wanted: _Wanted
-    slow: dict[str, str]
-    tools: dict[str, str] = field(default_factory=dict)
-    loading: str = ""
-    late: str = ""
-    late_line: str = ""
-    loaded: str = ""  # what it has to offer, in words; empty before it has loaded its files
-    attached: bool = False
-    over: bool = False  # nothing runs any more, and will not be started again
-    ready: asyncio.Event = field(default_factory=asyncio.Event)  # it is attached or over
-
-
-class _Source:
-    """What is wanted of one source, and what there is."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.wanted: _Wanted | None = None  # None: nothing any more
-        self.changed = asyncio.Event()  # what is wanted is something else
-        self.running: _Process | None = None  # whose tools are offered, or should be; None before the first
-        self.failed = False  # the newest process could not be had
-
-    def want(self, wanted: _Wanted | None) -> None:
-        if wanted is None or wanted != self.wanted:
-            self.wanted = wanted
-            self.changed.set()
-
-    def registered(self) -> dict[str, str]:
-        """Returns the tools that it has and is to keep, each with its file."""
-        if self.wanted is None or self.running is None or self.running.over:
-            return {}
-        files = self.wanted.group.files
-        return {name: file for name, file in self.running.tools.items() if file in files}
 
 
 class ToolFolder:
     """Keeps the tools of a folder offered. Belongs to the loop that runs it.
 
     Args:
-        bus: its address, ``HOST:PORT`` or ``unix:PATH``.
+        bus: where it takes drop-in tools in, see `Bus.dropin_address`; empty where `move` will say so. Processes can
+            reach nothing else.
         emit: takes what happens to the processes and to the folder as a whole.
         environment: what processes get theirs from; None means this process's. A TOOLBUS_TOKEN in it binds the sources
             to whoever knows it, each by a token of its own made from it; else they are bound to this folder object.
@@ -140,16 +83,20 @@ class ToolFolder:
         self._folder = folder.absolute()
         self._bus = bus
         self._emit = emit
-        self._environment = {**(os.environ if environment is None else environment), "TOOLBUS_ADDRESS": bus}
+        self._environment = dict(os.environ if environment is None else environment)
         self._require_manifest = require_manifest
         self._supervisor = Supervisor(self._happened, restarts=restarts, stop_seconds=stop_seconds, stays=True)
         # Nobody else can claim these sources while they run, and none of them another one: see `_token`.
         self._secret = self._environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
-        self._sources: dict[str, _Source] = {}  # by name
-        self._processes: dict[str, _Process] = {}  # by name
-        self._started = 0  # processes so far
+        self._sources: dict[str, Source] = {}  # by name
+        self._processes: dict[str, Process] = {}  # by name
+        self._started: Counter[str] = Counter()  # processes so far, of each source
         self._turn = asyncio.Lock()  # fair: processes start one by one, and end behind those that take their place
-        self._told: set[str] = set()  # what was wrong with it as a whole, so that it is said once
+        self._wrong: list[str] = []  # what is wrong with it as a whole
+        self._waiting: tuple[FileGrants, ...] = ()  # what cannot be granted for now
+        self._gone = False  # it was not there when it was looked at last
+        self._keeping: asyncio.TaskGroup | None = None  # of the sources; None before the run
+        self._teller: Source | None = None  # offers nothing and tells operators what is wrong; None where nothing is
 
     def __repr__(self) -> str:
         return f"<ToolFolder {self._folder} processes={len(self._processes)}>"
@@ -173,57 +120,116 @@ class ToolFolder:
         """Asks every process to end; a second time, ends them."""
         self._supervisor.stop()
 
+    def move(self, bus: str) -> None:
+        """Has the tools offered at this address from now on; where it is another one, by new processes."""
+        self._bus = bus
+        for source in self._sources.values():
+            if source.wanted is not None:
+                source.want(replace(source.wanted, bus=bus))
+        self._tell_operators()
+
     # -- the folder ----------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        async with asyncio.TaskGroup() as keeping, aclosing(changes(self._folder)) as changed:
+        async with (
+            asyncio.TaskGroup() as self._keeping,
+            aclosing(changes(self._folder, lambda: [unavailable(each) for each in self._waiting])) as changed,
+        ):
+            self._keeping.create_task(self._end_frozen(), name=f"watching over {self._folder}")
             async for _ in changed:
-                self._want(keeping, await asyncio.to_thread(self._look))
+                held = {
+                    file: source.wanted.group.grants
+                    for source in self._sources.values()
+                    if source.wanted is not None
+                    for file in source.wanted.group.files
+                }
+                self._want(*await asyncio.to_thread(self._look, held))
 
-    def _look(self) -> tuple[dict[str, _Wanted] | None, list[str]]:
-        """Returns what the folder is to offer, by source, and what is wrong with it; None where it cannot be told."""
+    def _look(self, held: Mapping[str, FileGrants]) -> tuple[dict[str, Wanted] | None, list[str]]:
+        """Returns what the folder is to offer, by source, and what is wrong with it; None where it cannot be told.
+
+        Args:
+            held: what each file is granted now.
+        """
+        gone, self._gone = self._gone, False
         try:
-            manifest = load_manifest(self._folder, require=self._require_manifest)
             files = tool_files(self._folder)
+            manifest = load_manifest(self._folder, require=self._require_manifest)
+        except FileNotFoundError as problem:
+            self._gone = True
+            return ({}, [f"{problem}: its tools are gone"]) if gone and held else (None, [str(problem)])
         except (SetupError, OSError) as problem:
             return None, [str(problem)]
-        wanted = {group.source: _Wanted(group, self._print(group)) for group in groups(files, manifest)}
-        return wanted, [f"{stray.file} {stray.reason}" for stray in not_loaded(files, manifest)]
+        wrong = [f"{stray.file} {stray.reason}" for stray in not_loaded(files, manifest)]
+        wrong += doubts(files, manifest, self._environment)
+        loaded, manifest = self._available(files, manifest, held, wrong)
+        return {group.source: Wanted(group, self._print(group)) for group in groups(loaded, manifest)}, wrong
+
+    def _available(
+        self, files: list[str], manifest: Manifest, held: Mapping[str, FileGrants], wrong: list[str]
+    ) -> tuple[list[str], Manifest]:
+        """Returns files and manifest without grants that cannot be had for now, and adds what it says of them.
+
+        A file goes on with what it has, where nothing of that is taken away.
+        """
+        lacking = {file: why for file in files if manifest.allows(file) and (why := unavailable(manifest.grants(file)))}
+        self._waiting = tuple(manifest.grants(file) for file in lacking)
+        kept = {file: held[file] for file in lacking if file in held and manifest.grants(file).covers(held[file])}
+        for file, why in lacking.items():
+            then = "with the grants that it had" if file in kept else "not at all"
+            wrong.append(f"{file} is granted to write what it cannot: {why}; until then it is run {then}")
+        loaded = [file for file in files if file not in lacking or file in kept]
+        return loaded, replace(manifest, files={**manifest.files, **kept})
 
     def _print(self, group: Group) -> str:
         digest = hashlib.sha256(repr(group).encode(errors="surrogateescape"))
         for name in group.order:
-            path = self._folder / name
             try:
-                text = path.read_bytes() if path.is_file() else b""
+                text = _code(self._folder / name)
             except OSError as problem:
                 text = str(problem.errno).encode()
             digest.update(hashlib.sha256(text).digest())
         return digest.hexdigest()
 
-    def _want(self, keeping: asyncio.TaskGroup, looked: tuple[dict[str, _Wanted] | None, list[str]]) -> None:
+    def _want(self, wanted: dict[str, Wanted] | None, wrong: list[str]) -> None:
         """Tells each source what is wanted of it; those that are gone last, since others may take over their tools."""
-        wanted, wrong = looked
         if wanted is None:
             wrong = [
                 f"{each}: {'what runs goes on as it is' if self._sources else 'no tool is loaded'}" for each in wrong
             ]
         for text in wrong:
-            if text not in self._told:
+            if text not in self._wrong:
                 self._say(text)
-        self._told = set(wrong)
+        self._wrong = wrong
         if wanted is None:
+            self._tell_operators()
             return
         for name, each in wanted.items():
             source = self._sources.get(name)
             if source is None:
-                source = self._sources[name] = _Source(name)
-                keeping.create_task(self._keep(source), name=f"keeping {name}")
-            source.want(replace(each, taken=source.wanted.taken if source.wanted is not None else {}))
+                source = self._sources[name] = self._kept(name)
+            source.want(replace(each, bus=self._bus, taken=source.wanted.taken if source.wanted is not None else {}))
         gone = [self._sources.pop(name) for name in list(self._sources) if name not in wanted]
         self._settle()
+        self._tell_operators()
         for source in gone:
             source.want(None)
+
+    def _kept(self, name: str) -> Source:
+        """Returns a new source, whose process is kept running."""
+        assert self._keeping is not None  # it is followed
+        source = Source(name)
+        self._keeping.create_task(self._keep(source), name=f"keeping {name}")
+        return source
+
+    def _tell_operators(self) -> None:
+        """Has a process without files say, beside what goes on in the log, what is wrong and no other process says."""
+        notices = (*self._wrong, *(source.trouble for source in self._sources.values() if source.trouble))
+        teller, self._teller = self._teller, None
+        if notices:
+            self._teller = teller = teller or self._kept(NAME)
+        if teller is not None:
+            teller.want(Wanted(Group(SOURCE, ()), "", self._bus, notices=notices) if notices else None)
 
     def _settle(self) -> None:
         """Has each source leave to others the tools that a later file registers as well, as within one process.
@@ -242,30 +248,31 @@ class ToolFolder:
 
     # -- the processes -------------------------------------------------------------------------------------------
 
-    async def _keep(self, source: _Source) -> None:
+    async def _keep(self, source: Source) -> None:
         """Sees to it that a source has the process that is wanted, until none is."""
         while (wanted := source.wanted) is not None:
             source.changed.clear()
             running = source.running
-            if running is None or running.over or running.wanted != wanted:
+            if wanted.bus and (running is None or running.over or running.wanted != wanted):
                 process = await self._start(source, wanted, {})
-                while process.late:
-                    process = await self._start(source, wanted, {**process.slow, process.late: _late(process)})
+                while left_out := _left_out(process):
+                    process = await self._start(source, wanted, process.slow | left_out)
                 await self._swap(source, process)
                 self._settle()
             else:
-                source.failed = False  # what failed has been taken back
+                source.failed, source.trouble = False, ""  # what failed has been taken back
+                self._tell_operators()
             await source.changed.wait()
         await self._retire(source.running)
 
-    async def _start(self, source: _Source, wanted: _Wanted, slow: dict[str, str]) -> _Process:
+    async def _start(self, source: Source, wanted: Wanted, slow: dict[str, str]) -> Process:
         """Starts a process and waits until it offers its tools or is over, or something else is wanted.
 
         Loading has its time. The bus may be away for as long as it likes.
         """
         async with self._turn:
-            self._started += 1
-            process = _Process(f"{source.name}#{self._started}", wanted, slow)
+            self._started[source.name] += 1
+            process = Process(f"{source.name}#{self._started[source.name]}", wanted, slow)
             if source.changed.is_set():
                 return process
             self._processes[process.name] = process
@@ -279,50 +286,75 @@ class ToolFolder:
             await _first(process.ready, source.changed)
         return process
 
-    async def _swap(self, source: _Source, process: _Process) -> None:
+    async def _swap(self, source: Source, process: Process) -> None:
         """Gives a process the place of the one before, if it came to offer its tools."""
         before = source.running
         if not process.attached and source.changed.is_set():
             self._end(process)
             return
         source.failed = not process.attached
+        if process.attached:
+            source.trouble = ""
         if not process.ready.is_set():
-            self._say(f"{process.name} has not loaded its files after {START_SECONDS:g} s: it is ended")
+            text = f"has not loaded its files after {START_SECONDS:g} s: it is ended"
+            self._say(f"{process.name} {text}")
+            self._trouble(process, text)
         if not process.attached:
             self._end(process)
             if before is not None and process.wanted.keeps(before.wanted):
                 self._say(f"{process.name} does not take the place of {before.name}, which goes on")
                 return
         source.running = process
+        self._tell_operators()
         await self._retire(before)
 
-    async def _retire(self, process: _Process | None) -> None:
+    async def _retire(self, process: Process | None) -> None:
         """Has a process finish its calls and end, behind those that start now: they may take over its tools."""
         async with self._turn:
             if process is not None:
                 self._processes.pop(process.name, None)
                 self._supervisor.retire(process.name, FINISH_SECONDS)
 
-    def _end(self, process: _Process) -> None:
+    def _end(self, process: Process) -> None:
         process.over = True
         process.ready.set()
         self._processes.pop(process.name, None)
         self._supervisor.retire(process.name)
 
-    def _command(self, process: _Process) -> Command:
+    async def _end_frozen(self) -> None:
+        """Kills processes that neither work nor end: stopped ones, and those that hang in native code."""
+        loop = asyncio.get_running_loop()
+        while True:
+            slept = loop.time()
+            await asyncio.sleep(BEAT_SECONDS)
+            now = loop.time()
+            for process in [each for each in self._processes.values() if each.heard is not None]:
+                allowed = FROZEN_SECONDS if process.beats else START_SECONDS
+                if now - slept > 2 * BEAT_SECONDS:  # we stood still ourselves: a suspended machine, a debugger
+                    process.heard = now
+                elif process.heard is not None and now - process.heard > allowed:
+                    process.heard = None
+                    self._say(f"{process.name} has said nothing for {allowed:g} s: it is killed and started again")
+                    self._supervisor.kill(process.name)
+
+    def _command(self, process: Process) -> Command:
         return Command(
             (sys.executable, "-m", "toolbus.dropin.child"),
-            clean_environment(process.wanted.group.grants.secrets, self._environment),
+            clean_environment(
+                process.wanted.group.grants.secrets, {**self._environment, "TOOLBUS_ADDRESS": process.wanted.bus}
+            )
+            | temporary(process.wanted.group.grants),
             told=lambda report: self._plan(process, report).written(),
             hear=lambda line: self._hear(process, line),
             endless=True,
+            cure="correct the file and save it",
         )
 
     def _token(self, source: str) -> str:
         """Returns the token of one source; who knows it learns nothing of the others'."""
         return hmac.new(self._secret.encode(), source.encode(), "sha256").hexdigest()
 
-    def _plan(self, process: _Process, report: int) -> Plan:
+    def _plan(self, process: Process, report: int) -> Plan:
         group = process.wanted.group
         grants = group.grants
         limits: dict[str, int] = {}
@@ -335,7 +367,7 @@ class ToolFolder:
             source=group.source,
             files=group.order,
             offering=group.files,
-            bus=self._bus,
+            bus=process.wanted.bus,
             token=self._token(group.source),
             report=report,
             write=tuple(map(str, grants.write)),
@@ -343,19 +375,29 @@ class ToolFolder:
             connect=tuple((target.host, target.port) for target in grants.connect),
             limits=limits,
             file_seconds=FILE_SECONDS,
+            beat_seconds=BEAT_SECONDS,
             grace_seconds=FINISH_SECONDS,
             slow=process.slow,
             taken=dict(process.wanted.taken),
+            notices=process.wanted.notices,
         )
 
     def _happened(self, report: Report) -> None:
-        self._emit(report)
         process = self._processes.get(report.plugin)
+        over = report.happened in (Happened.DIED, Happened.GIVEN_UP)
+        if process is None or not (over and process.refused):  # the death of a process that wanted it says nothing
+            self._emit(report)
         if process is None:
             return
-        over = report.happened in (Happened.DIED, Happened.GIVEN_UP)
-        if over and process.late:
-            self._say(f"{process.late}: {_late(process)}")
+        if report.happened is not Happened.OUTPUT:
+            process.heard = asyncio.get_running_loop().time() if report.happened is Happened.STARTED else None
+            process.beats = False
+        if over and (why := limit_hit(process.wanted.group.grants, report.text)):
+            self._say(f"{process.name} {why}")
+            self._trouble(process, why)
+        if over and (left_out := _left_out(process)):
+            for file, why in left_out.items():
+                self._say(f"{file}: {why}")
             self._end(process)
             source = self._sources.get(process.wanted.group.source)
             if source is not None and source.running is process:  # it was started again, and nobody waits for that
@@ -363,9 +405,10 @@ class ToolFolder:
         elif report.happened is Happened.GIVEN_UP:
             process.over = True
             process.ready.set()
+            self._trouble(process, report.text)
             self._settle()
 
-    def _hear(self, process: _Process, line: str) -> None:
+    def _hear(self, process: Process, line: str) -> None:
         """Takes a report of a process. Its tools can write there too, so it may be anything."""
         if process.loading and line.startswith(_TOO_SLOW):
             process.late, process.loading = process.loading, ""
@@ -377,6 +420,7 @@ class ToolFolder:
             happened, text, file = said["happened"], str(said["text"]), said.get("file")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
+        process.heard = asyncio.get_running_loop().time()
         if happened == "loading":
             process.loading = text if text in process.wanted.group.order else ""
         elif happened == "problem":
@@ -390,12 +434,41 @@ class ToolFolder:
             process.attached = True
             process.ready.set()
             self._emit(Report(process.name, Happened.OFFERED, process.loaded))
+        elif happened == "denied":
+            process.attached = True
+            process.ready.set()
+            self._say(f"{process.name} waits, for the bus does not take its tools: {text[:_MOST_TEXT]}")
+        elif happened == "refused" and file in process.wanted.group.files:
+            process.refused[file] = text
+        elif happened == "alive":
+            process.beats = True
+
+    def _trouble(self, process: Process, text: str) -> None:
+        """Notes why a source has no process, for operators; the log has it from the supervisor, or gets it here."""
+        source = self._sources.get(process.wanted.group.source)
+        if source is not None:
+            source.trouble = f"{', '.join(process.wanted.group.files)}: {process.name} {text}"
+            self._tell_operators()
 
     def _say(self, text: str) -> None:
         self._emit(Report(NAME, Happened.OUTPUT, text, "stderr"))
 
 
-def _late(process: _Process) -> str:
+def _code(path: Path) -> bytes:
+    """Returns what tells whether a file is another one now: all of it, or its beginning and when it was written."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as opened:
+        text, found = opened.read(_MOST_CODE), os.fstat(opened.fileno())
+    return text if len(text) < _MOST_CODE else text + repr((found.st_size, found.st_mtime_ns)).encode()
+
+
+def _left_out(process: Process) -> dict[str, str]:
+    """Returns the files without which a process has to be started anew, each with why."""
+    return process.refused | ({process.late: _late(process)} if process.late else {})
+
+
+def _late(process: Process) -> str:
     """Says that the file which a process was loading took too long."""
     where = f" ({process.late_line})" if process.late_line else ""
     return f"takes longer than {FILE_SECONDS:g} s to load: leave what is slow to the first call{where}"

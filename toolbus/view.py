@@ -7,7 +7,7 @@ what is listed can be called and what can be called is listed (design.md 6).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from toolbus.entry import BUS_SOURCE, Changes, Entry, Listing
@@ -37,6 +37,7 @@ class View:
         self._registry = registry
         self._policy = policy
         self._revising = threading.Lock()  # one change of the rules at a time
+        self._index: tuple[tuple[Listing, ...], dict[str, list[Listing]]] = ((), {})  # of the list that was asked last
         registry.shows = lambda entry: policy.refusal(ONLOOKER, entry) is None
         # by role, whether offline tools are in it, user, level and rights, with the revision that it shows
         self._kept: dict[tuple[str | None, bool, str, int, bool, bool], tuple[int, tuple[Listing, ...]]] = {}
@@ -75,6 +76,17 @@ class View:
             if len(user) <= MAX_USER:  # a longer one is nobody whom a rule can name, and may be of any size
                 self._kept[key] = kept
         return kept[1]
+
+    def named(self, names: Iterable[str], listings: tuple[Listing, ...]) -> list[Listing]:
+        """Returns the lines of some names out of what `listings` returned, in its order, without looking at the others."""
+        indexed = self._index
+        if indexed[0] is not listings:
+            by_name: dict[str, list[Listing]] = {}
+            for listing in listings:
+                by_name.setdefault(listing.tool.name, []).append(listing)
+            self._index = indexed = (listings, by_name)
+        found = [listing for name in dict.fromkeys(names) for listing in indexed[1].get(name, ())]
+        return sorted(found, key=lambda listing: listing.place)
 
     def own(self, caller: Caller = ONLOOKER) -> tuple[Listing, ...]:
         """Returns the bus's own tools, where the caller may use them."""

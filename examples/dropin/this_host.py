@@ -51,8 +51,8 @@ class Sight:
         return [each for each in every if self.all or each["tools"]]
 
     def recent_calls(self) -> list[Row]:
-        """Returns the calls made for the caller; nobody's where the host did not say who that is."""
-        rows = self._bus["recent_calls"]()
+        """Returns the calls made for the caller, but those of looking; nobody's where it is not said who that is."""
+        rows = [each for each in self._bus["recent_calls"]() if not _own(each)]
         return [each for each in rows if self.all or (self.user_id and each.get("user_id") == self.user_id)]
 
     def stats(self) -> Row:
@@ -178,6 +178,12 @@ def _listed(shown: list[Answer], args: Mapping[str, Any], name: str) -> Answer:
     if not shown:
         answer["_note"] = "Nothing here fits. Tell the user so, and do not make up names."
     return answer
+
+
+def _own(call: Row) -> bool:
+    """Whether a call was made to look at the bus: this tool's, and what it asked the bus itself."""
+    name = call["name"].rpartition(":")[2]
+    return name == "this_host" or (name == "this_bus" and call["source"] == "toolbus")
 
 
 def _ended(wanted: str, outcome: str) -> bool:

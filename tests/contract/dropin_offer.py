@@ -47,7 +47,7 @@ class DropinOffer(Offer):
         self._folder = Path(self._home.name)
         self._server: asyncio.Server | None = None  # None before the first tool
         self._port = 0
-        self._tools = ToolFolder(self._folder, bus.grpc_addresses[0], self._emit, environment=environment({}))
+        self._tools = ToolFolder(self._folder, "", self._emit, environment=environment({}))
         self._running: asyncio.Task[bool] | None = None  # None before the first tool
         self._known: dict[str, Work] = {}  # all that were ever offered: a call may come after its tool was taken away
         self.said: list[Report] = []
@@ -63,6 +63,7 @@ class DropinOffer(Offer):
             grants = {"files": {"contract.py": {"connect": [f"127.0.0.1:{self._port}"]}}}
             (self._folder / "_manifest.json").write_text(json.dumps(grants))
             self._write()
+            self._tools.move(await self.bus.dropin_address())
             self._running = asyncio.create_task(self._tools.run())
         else:
             self._write()

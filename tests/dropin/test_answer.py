@@ -65,6 +65,11 @@ async def test_a_function_that_returns_nothing_answers_null(tmp_path: Path) -> N
         ("KeyboardInterrupt()", "KeyboardInterrupt", "KeyboardInterrupt"),
         ("StopIteration()", "StopIteration", "StopIteration"),
         ("RecursionError('too deep')", "too deep", "RecursionError"),
+        (
+            "MemoryError()",
+            "MemoryError: the process has no memory left: hold less at once, or grant more memory_mb in _manifest.json",
+            "MemoryError",
+        ),
         ('ValueError("a \\"quoted\\" text")', 'a "quoted" text', "ValueError"),
     ],
 )

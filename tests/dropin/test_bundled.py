@@ -85,16 +85,18 @@ def test_a_file_that_was_changed_is_overwritten_by_force_only(tmp_path: Path, fi
 
 def test_a_broken_manifest_keeps_the_tool_file_out(tmp_path: Path) -> None:
     (tmp_path / "_manifest.json").write_text("{")
-    with pytest.raises(SetupError, match="is no JSON"):
+    with pytest.raises(
+        SetupError, match=f"nothing was added, since the manifest in {tmp_path} is broken: .*is no JSON"
+    ):
         add(TOOLS["relay_message"], tmp_path)
-    assert not (tmp_path / "relay_message.py").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["_manifest.json"]
 
 
 def test_where_nobody_can_write_the_reason_is_said(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="No such file or directory: make its folder"):
         add(TOOLS["this_host"], tmp_path / "not" / "there")
     (tmp_path / "file").write_text("")
-    with pytest.raises(SetupError, match="File exists"):
+    with pytest.raises(SetupError, match="file is no folder: name another one with --dir"):
         add(TOOLS["this_host"], tmp_path / "file")
 
 
@@ -110,6 +112,9 @@ def test_the_command_adds_and_says_what_it_did(tmp_path: Path) -> None:
         {"file": "relay_message.py", "state": "unchanged"},
     ]
     (tmp_path / "tools/relay_message.py").write_text("")
+    plain = toolbus("tools", "add", "this_host", "--dir", tmp_path / "plain")
+    assert "grant" not in plain.stdout
+    assert "added" in plain.stdout
     refused = toolbus("tools", "add", "relay_message", "--dir", tmp_path / "tools")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "would be overwritten" in refused.stderr

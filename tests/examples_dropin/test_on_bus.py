@@ -41,7 +41,7 @@ async def test_every_tool_does_its_work_in_a_sandbox_with_what_the_manifest_gran
             context = CallContext(user_id=user, attributes={"users": "ann, bob"})
             return (await bus.call(tool, args, context=context)).output
 
-        tools = ToolFolder(folder, bus.grpc_addresses[0], emit, require_manifest=True)
+        tools = ToolFolder(folder, await bus.dropin_address(), emit, require_manifest=True)
         running = asyncio.create_task(tools.run())
         try:
             await _offered(bus, said)

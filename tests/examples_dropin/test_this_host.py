@@ -212,3 +212,13 @@ def test_without_a_bus_to_ask_it_says_so(folder: Folder) -> None:
     assert folder.call("this_host", {"kind": "stats"}) == {
         "error": "this_host cannot see the bus from here. Tell the user so; calling it again does not help."
     }
+
+
+@pytest.mark.parametrize("level", [0, 100])
+def test_calls_of_looking_at_the_bus_are_left_out(ask: Any, level: int) -> None:
+    looks = [ended("toolbus:this_bus", "toolbus", "ann"), ended("this_bus", "toolbus", "ann")]
+    looks += [ended("this_host", "dropin", "ann"), ended("dropin:this_host", "dropin", "ann")]
+    shown = {"recent_calls": [*looks, ended("sun", "weather", "ann")]}
+    answer = ask(kind="recent_calls", level=level, shown=shown)
+    assert [each["tool"] for each in answer["recent_calls"]] == ["sun"]
+    assert level or ask(kind="stats", shown=shown)["your_recent_calls"] == {"OK": 1}

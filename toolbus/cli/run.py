@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -18,7 +20,10 @@ from toolbus.cli.client import BusOption, check_shape
 from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from toolbus.supervisor import Report
+    from toolbus.tool_folder import ToolFolder
 
 MANUAL = manual(
     (
@@ -33,7 +38,7 @@ MANUAL = manual(
 
     A folder holds drop-in tools: files with a function each, run in sandboxed processes. Adding, changing or removing
     a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a file may
-    write nothing, start nothing and connect to nothing but the bus.
+    write nothing, start nothing and connect to nothing but a port that the bus has for such tools.
 
     SIGINT and SIGTERM end them all. Each is asked first: it withdraws its tools and finishes its calls. What has not
     ended after --stop-seconds is told to (SIGTERM to it and all that it started), and killed 5 s later; a second signal
@@ -78,13 +83,16 @@ def run(
         for name, file in zip(plugin_names(files), files, strict=True):
             plugins.add(name, Command.of_file(file, environment))
     else:
-        plugins = ToolFolder(folder, address, emit, require_manifest=require_manifest, **how)
+        plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **how)
 
     async def until_stopped() -> bool:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, plugins.stop)
-        return await plugins.run()
+        if isinstance(plugins, Supervisor):
+            return await plugins.run()
+        async with _entrance(address, plugins, emit):
+            return await plugins.run()
 
     try:
         well = asyncio.run(until_stopped())
@@ -93,6 +101,36 @@ def run(
         well = False
     if not well:
         raise typer.Exit(output.REFUSED)
+
+
+@contextlib.asynccontextmanager
+async def _entrance(bus: str, folder: ToolFolder, emit: Callable[[Report], None]) -> AsyncIterator[None]:
+    """Tells a folder where the bus takes its tools in, whenever that changes, and operators what goes wrong there."""
+    from toolbus.dropin.entrance import follow_entrance
+    from toolbus.supervisor import Happened, Report
+    from toolbus.tool_folder import NAME
+
+    loop = asyncio.get_running_loop()
+
+    def say(text: str) -> None:
+        emit(Report(NAME, Happened.OUTPUT, text, "stderr"))
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            loop.call_soon_threadsafe(say, f"{record.levelname} {record.name}: {record.getMessage()}")
+
+    heard = Heard(logging.WARNING)
+    logging.getLogger("toolbus").addHandler(heard)  # that there is no bus, says the connection
+    following = asyncio.create_task(follow_entrance(bus, folder.move, say))
+    following.add_done_callback(lambda task: folder.stop())
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        logging.getLogger("toolbus").removeHandler(heard)
+        if not following.cancelled():
+            following.result()
 
 
 def _folder(files: list[Path]) -> Path | None:

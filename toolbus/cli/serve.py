@@ -20,6 +20,7 @@ from toolbus.cli import output
 from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
+    from toolbus.bus import Bus
     from toolbus.config import Config, Settings
     from toolbus.supervisor import Report
 
@@ -189,7 +190,7 @@ async def _serve(config: Config, as_json: bool) -> None:
     try:
         async with Bus(config) as bus:
             _ready(bus, as_json)
-            async with _tools(config, bus.grpc_addresses[0], at_once):
+            async with _tools(config, bus, at_once):
                 await _first(told.wait(), bus.wait_stopped())
                 told.set()  # whoever asked, the next signal means at once
                 if as_json:
@@ -202,7 +203,7 @@ async def _serve(config: Config, as_json: bool) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _tools(config: Config, bus: str, at_once: asyncio.Event) -> AsyncIterator[None]:
+async def _tools(config: Config, bus: Bus, at_once: asyncio.Event) -> AsyncIterator[None]:
     """Runs the drop-in tools, where there is a folder of them, for as long as the bus.
 
     Args:
@@ -213,7 +214,8 @@ async def _tools(config: Config, bus: str, at_once: asyncio.Event) -> AsyncItera
         return
     from toolbus.tool_folder import ToolFolder
 
-    folder = ToolFolder(config.tools_dir, bus, _log_report, require_manifest=config.require_manifest)
+    address = await bus.dropin_address()
+    folder = ToolFolder(config.tools_dir, address, _log_report, require_manifest=config.require_manifest)
     running = asyncio.create_task(folder.run())
     running.add_done_callback(_log_fault)
     try:
@@ -232,7 +234,10 @@ def _log_fault(tools: asyncio.Task[bool]) -> None:
 
 def _log_report(report: Report) -> None:
     """Logs what a process says, a line of its own log at the level that it has there."""
-    level, text = logging.WARNING if report.stream == "stderr" else logging.INFO, report.text
+    from toolbus.supervisor import Happened
+
+    bad = report.stream == "stderr" or report.happened in (Happened.DIED, Happened.GIVEN_UP)
+    level, text = logging.WARNING if bad else logging.INFO, report.text
     named, _, rest = text.partition(" ")
     if report.stream == "stderr" and rest and named in _LEVELS:
         level, text = _LEVELS[named], rest

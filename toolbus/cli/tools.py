@@ -76,7 +76,8 @@ def add(
         return
     for file, state in added.files:
         print(f"{state} {folder / file}")
-    print(f"{'granted' if added.granted else 'grants as before'}: {_grants(tool)}")
+    if tool.grants:
+        print(f"{'granted' if added.granted else 'grants as before'}: {_grants(tool)}")
     print(f"offered by: toolbus serve --tools-dir {folder}, or toolbus run {folder}")
 
 

@@ -114,6 +114,10 @@ def _text(problem: BaseException) -> str:
         told = str(problem)
     except Exception:  # an exception whose own text raises
         told = ""
+    if isinstance(problem, MemoryError):
+        return f"{kind}: the process has no memory left: hold less at once, or grant more memory_mb in _manifest.json"
+    if isinstance(problem, FileNotFoundError) and "temporary directory" in told:
+        return 'tools have no temporary folder: grant the file a folder, under "write" in _manifest.json'
     return f"{kind}: {told}" if told and isinstance(problem, KeyError) else told or kind
 
 

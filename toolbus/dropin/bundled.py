@@ -11,7 +11,7 @@ from typing import Any
 
 from toolbus.dropin.file_grants import FILE
 from toolbus.dropin.folder import is_shared, tool_files
-from toolbus.dropin.manifest import grant, write_whole
+from toolbus.dropin.manifest import grant, load_manifest, write_whole
 from toolbus.errors import SetupError
 
 
@@ -72,6 +72,12 @@ def add(tool: Bundled, folder: Path, *, force: bool = False) -> Added:
             broken, or the folder cannot be written.
     """
     home = _home()
+    if folder.exists() and not folder.is_dir():
+        raise SetupError(f"{folder} is no folder: name another one with --dir")
+    try:
+        load_manifest(folder)
+    except SetupError as error:
+        raise SetupError(f"nothing was added, since the manifest in {folder} is broken: {error}") from None
     states = {file: _state(home / file, folder / file) for file in tool.files}
     changed = [file for file, state in states.items() if state == "replaced"]
     if changed and not force:

@@ -54,6 +54,13 @@ class FileGrants:
     memory_mb: int | None = None
     cpu_seconds: int | None = None
 
+    def covers(self, other: FileGrants) -> bool:
+        """Tells whether nothing of the other grants is missing in these, and the limits are the same."""
+        lists = ("write", "read", "connect", "secrets")
+        return (self.memory_mb, self.cpu_seconds) == (other.memory_mb, other.cpu_seconds) and all(
+            set(getattr(self, name)) >= set(getattr(other, name)) for name in lists
+        )
+
 
 NO_GRANTS = FileGrants()
 

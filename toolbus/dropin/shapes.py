@@ -32,6 +32,11 @@ _INCOMPLETE = "llm_tool_register: spec needs {name, execute, def}"
 _ANYTHING = {"type": "object", "properties": {}}
 _FLAGS = {"no_background": "TOOL_NO_BACKGROUND", "allow_repeat": "TOOL_ALLOW_REPEAT"}
 _MIN_LEVEL = "TOOL_MIN_LEVEL"  # of a file
+_OF_FUNCTIONS = ("name", "description", "parameters", "strict")  # what a definition may hold
+_OF_SCHEMAS = {
+    *("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "$ref", "$schema"),
+    *("$defs", "definitions", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired"),
+}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -88,6 +93,9 @@ def specs_of(module: ModuleType, known: Sequence[Any] = ()) -> list[ToolSpec]:
         InvalidTool, TypeError, ValueError: naming what is wrong.
     """
     found = vars(module)
+    for stray in ("TOOL_DESCRIPTION", "TOOL_PARAMETERS"):
+        if stray in found and "TOOL_NAME" not in found:
+            raise InvalidTool([f"{stray} is there without TOOL_NAME, so it describes no tool: add TOOL_NAME and run"])
     flags = {flag: bool(found.get(variable)) for flag, variable in _FLAGS.items()}
     specs = []
     if "TOOL_NAME" in found:
@@ -122,13 +130,40 @@ def offered(spec: ToolSpec, file: str, module: ModuleType) -> ToolSpec:
 
 def _described(handler: Callable[..., Any], name: Any, options: dict[str, Any]) -> LlmToolMeta:
     """Returns what was said about a tool; without a timeout, a call may take as long as whoever calls it waits."""
-    known = [each for each in inspect.signature(describe).parameters if each not in ("function", "name")]
+    known = _options()
     for option in options:
         if option not in known:
             raise InvalidTool([f"tool {name!r:.80}: {option!r:.80} is no option of a tool: it has {', '.join(known)}"])
     options["description"] = options.get("description") or ""
+    _check_schema(name, options.get("parameters"))
     meta = describe(handler, name=name, **options)
     return meta if "timeout" in options else replace(meta, timeout=0.0)
+
+
+def _options() -> list[str]:
+    return [each for each in inspect.signature(describe).parameters if each not in ("function", "name")]
+
+
+def _check_schema(name: Any, parameters: Any) -> None:
+    """Refuses properties that stand where the schema of an object has to, which as a schema would allow anything."""
+    if not isinstance(parameters, Mapping) or not parameters:
+        return  # that it is no dict is told by the SDK
+    if parameters.get("type", "object") != "object":
+        what = f"of type {parameters['type']!r:.80}"
+    elif (
+        "type" not in parameters
+        and not _OF_SCHEMAS & set(parameters)
+        and all(isinstance(each, Mapping) for each in parameters.values())
+    ):
+        what = f"{dict(parameters)!r:.80}, which is no schema"
+    else:
+        return
+    raise InvalidTool(
+        [
+            f"tool {name!r:.80}: its parameters are {what}: arguments are an object, so write "
+            '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
+        ]
+    )
 
 
 def _definition(name: Any, definition: Any) -> tuple[Any, Any]:
@@ -141,6 +176,16 @@ def _definition(name: Any, definition: Any) -> tuple[Any, Any]:
                 '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
             ]
         )
+    known = {id(definition): ("type", "function"), id(inner): _OF_FUNCTIONS}
+    if inner is definition:
+        known = {id(inner): ("type", *_OF_FUNCTIONS)}
+    for part in (definition, inner):
+        for key in part:
+            if key not in known[id(part)]:
+                words = ", ".join(known[id(part)])
+                raise InvalidTool(
+                    [f"tool {name!r:.80}: its definition has {key!r:.80}, but may have {words}: correct it"]
+                )
     if inner.get("name") not in (None, name):
         raise InvalidTool([f"tool {name!r:.80}: its definition is of {inner['name']!r:.80}: give both the same name"])
     return inner.get("description"), inner.get("parameters") or _ANYTHING
@@ -179,6 +224,12 @@ def _by_keywords(where: str, entry: Any, flags: Mapping[str, bool]) -> ToolSpec:
     """Returns the tool of an entry whose handler takes the arguments as keywords."""
     if not isinstance(entry, Mapping):
         raise InvalidTool([f"{where} is a {type(entry).__name__}, it must be a dict with name and handler: correct it"])
+    known = ["name", "description", "parameters", "handler", *_options()]
+    for key in entry:
+        if key not in known:
+            raise InvalidTool(
+                [f"{where} has {key!r:.80}, which is no option of a tool: it may have {', '.join(known)}"]
+            )
     options = {**flags, **entry}
     name, handler = options.pop("name", None), options.pop("handler", None)
     if not name or not callable(handler):

@@ -1,14 +1,16 @@
 """Notices that a folder of tool files may offer something else.
 
 The system says so within a fraction of a second, where it can. Each second the files are looked at anyway: links lead
-elsewhere, and some file systems tell nothing. A folder that is deleted, replaced or made again is followed.
+elsewhere, and some file systems tell nothing. A folder that is deleted, replaced or made again is followed; one that is
+not there is told twice, for somebody may be putting another one in its place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,20 @@ SETTLE_MS = 60  # that a folder has to be quiet before it is looked at: editors 
 LOOK_MS = 1000
 
 
-async def changes(folder: Path) -> AsyncGenerator[None]:
-    """Yields at once, and then whenever a file of the folder was written, added or removed. Needs watchfiles."""
+async def changes(folder: Path, also: Callable[[], object] = lambda: None) -> AsyncGenerator[None]:
+    """Yields at once, and then whenever a file of the folder was written, added or removed. Needs watchfiles.
+
+    Args:
+        also: what else is looked at each second, on another thread; it has changed when this is another value.
+    """
     seen: object = None
+    gone = 0  # how often in a row the folder was not there; no more than twice
     async with aclosing(_hints(folder)) as hints:
         async for _ in hints:
-            looks = await asyncio.to_thread(_outside, folder)
-            if looks != seen:
-                seen = looks
+            looks = await asyncio.to_thread(lambda: (_outside(folder), also()))
+            gone = min(gone + 1, 2) if looks[0] == errno.ENOENT else 0
+            if (looks, gone) != seen:
+                seen = looks, gone
                 yield
 
 

@@ -3,7 +3,8 @@
 Each is tried in a process of its own, which sandboxes itself and then runs the attempt. One that ends without an
 exception has got out. What an attempt finds: ``folder`` (granted for writing), ``outside`` (not granted, with the file
 ``secret``), ``home``, ``bus_data``, ``other_tool`` (a file), ``port`` and ``unix`` (somebody listens), ``inherited``
-(a descriptor of the parent's), ``parent`` (its process id).
+(a descriptor of the parent's), ``parent`` (its process id), ``bus`` (where a bus takes drop-in tools in) and
+``bus_itself`` (its own address).
 """
 
 from __future__ import annotations
@@ -57,6 +58,44 @@ called.wait(5)
 if None not in tried: raise tried[0]
 """
 _LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)"
+# The types of ctypes outlive its modules. What they know of memory leads to any function of the C library.
+_ANY_FUNCTION = """
+import struct
+c = next(each for each in object.__subclasses__() if each.__name__ == 'CDLL').__init__.__globals__
+def peek(at, size):
+    held = (c['c_char'] * size)()
+    c['memmove'](held, at, size)
+    return held.raw
+base = c['_memmove_addr'] & ~0xFFF
+while peek(base, 4) != b'\\x7fELF': base -= 0x1000
+at, size, count = struct.unpack('<Q14xHH', peek(base + 0x20, 26))
+headers = [struct.unpack('<IIQQQQ', peek(base + at + n * size, 40)) for n in range(count)]
+(dynamic,) = [base + header[3] for header in headers if header[0] == 2]
+found = dict(struct.unpack('<QQ', peek(dynamic + n * 16, 16)) for n in range(20))
+symbols, texts = found[6], found[5]
+def function(name):
+    for n in range((texts - symbols) // 24):
+        text, value = struct.unpack('<IxxxxQ', peek(symbols + n * 24, 16))
+        if peek(texts + text, len(name) + 1) == name + b'\\0': return base + value
+"""
+_ON_BUS = """
+import grpc
+from toolbus.errors import Code
+from toolbus.sdk import CallContext, SyncHost
+from toolbus.v1 import tool_bus_service_pb2 as wire, tool_bus_service_pb2_grpc as rpc
+def host(source, at=bus):
+    return SyncHost(at, source=source, token='its token')
+def call(name, **arguments):
+    with host('dropin') as asking:
+        error = asking.call(name, arguments, timeout=5, context=CallContext('root', {'level': '99'})).error
+        if error and error.code in (Code.PERMISSION_DENIED, Code.NOT_FOUND): raise PermissionError(f'the bus: {error}')
+def ask(what, request, at=bus):
+    with grpc.insecure_channel(at) as channel:
+        try: getattr(rpc.ToolBusServiceStub(channel), what)(request, timeout=5)
+        except grpc.RpcError as error:
+            who = 'the bus: ' if error.code() is grpc.StatusCode.PERMISSION_DENIED else ''
+            if who or 'ermission' in error.details(): raise PermissionError(f'{who}{error.details()}')
+"""
 _CHECK = "if result < 0: raise PermissionError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))"
 
 FILES = (
@@ -197,6 +236,19 @@ NETWORK = (
     ),
 )
 
+BUS = (
+    _both("the bus as a host of no guarded source", f"{_ON_BUS}\nwith host('nobody') as it: it.ready()"),
+    _both("a call at level 99", f"{_ON_BUS}\ncall('high')"),
+    _both("draining the bus", f"{_ON_BUS}\ncall('toolbus:drain')"),
+    _both("revoking a right", f"{_ON_BUS}\ncall('toolbus:revoke', source='host')"),
+    _both("reading the records", f"{_ON_BUS}\ncall('toolbus:calls')"),
+    _both("listing what users may call", f"{_ON_BUS}\nask('List', wire.ListRequest())"),
+    _both("clearing another source", f"{_ON_BUS}\nask('Clear', wire.ClearRequest(source='local'))"),
+    _both("withdrawing another's tool", f"{_ON_BUS}\nask('Unregister', wire.UnregisterRequest(name='high'))"),
+    _both("the bus's own port", "import socket; socket.create_connection(bus_itself.split(':'), 5)"),
+    _kernel("the bus's own port by grpc", f"{_ON_BUS}\nask('List', wire.ListRequest(), bus_itself)"),
+)
+
 NATIVE = (
     _both("ctypes: open", f"{_LIBC}; result = libc.open(secret.encode(), 2)\n{_CHECK}"),
     _both("ctypes: system", f"{_LIBC}\nif libc.system(b'exit 0'): raise PermissionError('no shell')"),
@@ -209,6 +261,22 @@ result = libc.connect(s.fileno(), struct.pack('=HH4s8x', 2, socket.htons(port), 
     ),
     _both("ctypes: kill of the parent", f"{_LIBC}; result = libc.kill(parent, 0)\n{_CHECK}"),
     _both("ctypes: ptrace of the parent", f"{_LIBC}; result = libc.ptrace(16, parent, 0, 0)\n{_CHECK}"),
+    _kernel(
+        "types of ctypes left behind: open",
+        f"""{_ANY_FUNCTION}
+opening = c['CFUNCTYPE'](c['c_int'], c['c_char_p'], c['c_int'])(function(b'open'))
+if opening(secret.encode(), 2) < 0: raise PermissionError('not permitted')""",
+    ),
+    _kernel(
+        "types of ctypes left behind: connect",
+        f"""{_ANY_FUNCTION}
+import socket
+number = c['c_int']
+making = c['CFUNCTYPE'](number, number, number, number)(function(b'socket'))
+connecting = c['CFUNCTYPE'](number, number, c['c_char_p'], number)(function(b'connect'))
+address = struct.pack('=HH4s8x', 2, socket.htons(port), bytes([127, 0, 0, 1]))
+if connecting(making(2, 1, 0), address, 16) < 0: raise PermissionError('not permitted')""",
+    ),
     _audit("ctypes left behind", "import toolbus.dropin.sandbox.landlock as l; import sys; sys.modules['ctypes']"),
     _audit(
         "a C extension from a granted folder",
@@ -349,4 +417,4 @@ LIMITS = (
     _both("a CPU loop", "with protection.cpu.call():\n    while True: pass"),
 )
 
-ALL = (*FILES, *READING, *PROCESSES, *NETWORK, *NATIVE, *HOOK, *LIMITS)
+ALL = (*FILES, *READING, *PROCESSES, *NETWORK, *BUS, *NATIVE, *HOOK, *LIMITS)

@@ -115,21 +115,41 @@ def test_a_refusal_says_what_was_refused_and_what_to_do() -> None:
         """
     )
     assert done.stdout.splitlines() == [
-        "13 the sandbox refuses to write '/nowhere': only granted files may be written; grant it to this tool file, "
-        'under "write"',
-        "13 the sandbox refuses to read '/etc/shadow': it is not among what may be read; grant it to this tool file, "
-        'under "write" or "read"',
+        "13 the sandbox refuses to write '/nowhere': only granted files may be written; grant it in _manifest.json, "
+        """under "write" of this tool file's entry""",
+        "13 the sandbox refuses to read '/etc/shadow': it may not be read; grant it in _manifest.json, "
+        """under "write" or "read" of this tool file's entry""",
         "the sandbox refuses the module ctypes: it would call native code or open files unseen",
+    ]
+
+
+def test_a_socket_that_is_refused_is_called_by_its_name() -> None:
+    done = _run(
+        """
+        import socket
+        apply(Grants(), bus="127.0.0.1:1")
+        for attempt in (
+            lambda: socket.socket(type=socket.SOCK_DGRAM),
+            lambda: socket.create_connection(("127.0.0.1", 9)),
+        ):
+            try: attempt()
+            except OSError as error: print(error.strerror)
+        """
+    )
+    assert done.stdout.splitlines() == [
+        "the sandbox refuses a UDP socket: tools may use TCP only, to what _manifest.json grants",
+        "the sandbox refuses a connection to '127.0.0.1' port 9: grant it in _manifest.json, "
+        """under "connect" of this tool file's entry""",
     ]
 
 
 def test_the_protection_says_what_is_active() -> None:
     guard = CpuGuard(30)
     assert Protection(7, "", True, 546 * MIB, 30, guard).as_text() == (
-        "Landlock ABI 7, audit hooks, 546 MiB of address space, 30 s CPU a call"
+        "Landlock ABI 7, audit hooks, 546 MiB of address space, 30 s CPU a call and a minute without calls"
     )
     assert Protection(0, "darwin has none", True, 0, 5, guard).as_text() == (
-        "no Landlock (darwin has none), audit hooks, memory unlimited, 5 s CPU a call"
+        "no Landlock (darwin has none), audit hooks, memory unlimited, 5 s CPU a call and a minute without calls"
     )
 
 
@@ -183,10 +203,10 @@ def test_limits_are_set_and_cannot_be_raised() -> None:
     assert done.stdout.splitlines() == ["(0, 0)", "(256, 256)", "(1000, 1000)", *["refused"] * 3], done.stderr
 
 
-def test_the_processor_time_is_limited_only_while_calls_run() -> None:
+def test_the_processor_time_is_limited_while_calls_run_and_once_it_is_watched_without_them_too() -> None:
     done = _run(
         """
-        import resource
+        import resource, threading
         protection = apply(Grants(cpu_seconds_per_call=7), bus="127.0.0.1:1")
         def soft(): return resource.getrlimit(resource.RLIMIT_CPU)[0]
         seen = [soft()]
@@ -194,7 +214,16 @@ def test_the_processor_time_is_limited_only_while_calls_run() -> None:
             seen.append(soft())
             with protection.cpu.call(): seen.append(soft())
             seen.append(soft())
+        seen.append(soft())
+        set_once, stop = threading.Event(), threading.Event()
+        def pause(seconds):
+            set_once.set()
+            stop.wait()
+        threading.Thread(target=protection.cpu.watch, args=(pause,), daemon=True).start()
+        set_once.wait(5)
+        seen.append(soft())
+        with protection.cpu.call(): pass
         print(*seen, soft())
         """
     )
-    assert done.stdout == "-1 8 8 8 -1\n", done.stderr
+    assert done.stdout == "-1 8 8 8 -1 8 8\n", done.stderr

@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +26,7 @@ from toolbus.dropin.sandbox import Grants, apply, beside_main, clean_environment
 from toolbus.supervisor import ending
 
 ESCAPED = "escaped"
-STOPPED = {"audit hook", "Landlock", "limit", "not there"}
+STOPPED = {"audit hook", "Landlock", "limit", "not there", "the bus"}
 BOTH: Mapping[str, bool] = {}
 AUDIT_ALONE = {"landlock": False}
 LANDLOCK_ALONE = {"audit": False}
@@ -58,6 +58,8 @@ def by_whom(outcome: str) -> str:
         return ESCAPED
     if "the sandbox" in outcome:
         return "audit hook"
+    if outcome.startswith(("NotPermitted", "PermissionError: the bus")):
+        return "the bus"
     if outcome.startswith(("MemoryError", "SIGXCPU", "OSError: [Errno 27]", "OSError: [Errno 24]")):
         return "limit"
     # SIGINT ends the process where Python's handler of it is not there.
@@ -70,7 +72,11 @@ def by_whom(outcome: str) -> str:
 @contextmanager
 def _surroundings() -> Iterator[dict[str, object]]:
     """Lays out what attempts aim at; yields the names that they know it by."""
-    with tempfile.TemporaryDirectory(prefix="breakout-") as top, socket.create_server(("127.0.0.1", 0)) as tcp:
+    with (
+        tempfile.TemporaryDirectory(prefix="breakout-") as top,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        _running_bus() as bus,
+    ):
         at = Path(os.path.realpath(top))
         for folder in ("folder", "outside/empty", "home/.ssh", "bus_data"):
             (at / folder).mkdir(parents=True)
@@ -87,7 +93,34 @@ def _surroundings() -> Iterator[dict[str, object]]:
                 "secret": str(at / "outside/secret"),
                 "other_tool": str(at / "other_tool.db"),
                 "port": tcp.getsockname()[1],
+                **bus,
             }
+
+
+@contextmanager
+def _running_bus() -> Iterator[dict[str, str]]:
+    """Runs a bus with a tool for some users only; yields where it listens."""
+    from toolbus.sdk.threads import LoopThread  # not in what sandboxes itself: they bring grpc
+    from toolbus.testing import running_bus
+
+    thread, running = LoopThread("breakout-bus"), AsyncExitStack()
+
+    async def start() -> dict[str, str]:
+        bus = await running.enter_async_context(running_bus())
+        bus.dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
+
+        def high() -> None:
+            """For some."""
+
+        bus.tool(min_level=50)(high)
+        return {"bus_itself": bus.grpc_addresses[0], "bus": await bus.dropin_address()}
+
+    thread.start()
+    try:
+        yield thread.ask(start()).result(_SECONDS)
+    finally:
+        thread.ask(running.aclose()).result(_SECONDS)
+        thread.stop()
 
 
 def _launch(names: dict[str, Any], layers: dict[str, Any]) -> None:
@@ -115,7 +148,7 @@ def _attempt(code: str, names: dict[str, Any], layers: dict[str, Any]) -> None:
     write, leave = os.write, os._exit  # an attempt may replace them
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     grants = Grants(write=(Path(names["folder"]),), cpu_seconds_per_call=1)
-    protection = apply(grants, bus="127.0.0.1:1", **layers)
+    protection = apply(grants, bus=names["bus"], **layers)
 
     def run() -> NoReturn:
         outcome = ESCAPED

@@ -33,8 +33,10 @@ _ON_FILE: dict[str, tuple[int, tuple[int, ...]]] = {
 }
 _READING = ("os.listdir", "os.scandir", "os.chdir", "os.getxattr", "os.listxattr")
 
-WRITE_CURE = 'only granted files may be written; grant it to this tool file, under "write"'
-READ_CURE = 'it is not among what may be read; grant it to this tool file, under "write" or "read"'
+WRITE_CURE = (
+    """only granted files may be written; grant it in _manifest.json, under "write" of this tool file's entry"""
+)
+READ_CURE = """it may not be read; grant it in _manifest.json, under "write" or "read" of this tool file's entry"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Limits of the kernel on what a process uses: memory, processor time, files, processes.
 
 They hold against a tool that runs away, native code included. A tool that means harm can undo the one on processor
-time, which is set anew for each call by the process itself: for that its supervisor has the call's deadline.
+time, which the process itself sets anew for each call: the hooks refuse that to Python, but not to native code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import os
 import resource
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _STACK_BYTES = 2 * MIB  # of a thread started from Python, instead of 8
 # RLIMIT_NPROC counts the threads of all processes of a user, who starts others meanwhile. A fork bomb ends here, an
 # honest process must not.
 _MORE_THREADS = 1024
+
+_BESIDE_SECONDS = 60.0  # while no call runs, processor time is granted anew so often
 
 
 def limit(grants: Grants) -> int:
@@ -79,8 +82,9 @@ def _threads_of_user() -> int:
 class CpuGuard:
     """Ends the process, by SIGXCPU, when its calls take more processor time than they may.
 
-    While calls run, the process may use ``seconds`` from the start of the newest of them; while none runs, there is no
-    limit, as heartbeats add up over the weeks. The kernel counts whole seconds of all threads.
+    While calls run, the process may use ``seconds`` from the start of the newest of them; while none runs, and once
+    `watch` does, as much in a minute, for heartbeats add up over the weeks. The kernel counts whole seconds of all
+    threads.
 
     Attributes:
         wanted: the limits that are being set, as the one object in a list: how the audit hook knows ours from those of
@@ -91,6 +95,7 @@ class CpuGuard:
         self.seconds = seconds
         self.wanted: list[object] = [None]
         self._running = 0  # calls
+        self._watched = False  # whether there is a limit while none runs
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -101,14 +106,27 @@ class CpuGuard:
         """Guards a call from here to the end of the block; from any thread."""
         with self._lock:
             self._running += 1
-            self._set(math.ceil(_used()) + self.seconds)
+            self._set_anew()
         try:
             yield
         finally:
             with self._lock:
                 self._running -= 1
                 if not self._running:
-                    self._set(resource.RLIM_INFINITY)
+                    self._set_anew()
+
+    def watch(self, pause: Callable[[float], object] = time.sleep) -> None:
+        """Limits what threads use that a tool has left behind; from a thread of its own, to the end of the process."""
+        while True:
+            with self._lock:
+                self._watched = True
+                if not self._running:
+                    self._set_anew()
+            pause(_BESIDE_SECONDS)
+
+    def _set_anew(self) -> None:
+        limited = self._running or self._watched
+        self._set(math.ceil(_used()) + self.seconds if limited else resource.RLIM_INFINITY)
 
     def _set(self, soft: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolbus.dropin.sandbox.file_checks import Allowed, Check, resolver
 
-NETWORK_CURE = 'grant it to this tool file, under "connect"'
+NETWORK_CURE = 'grant it in _manifest.json, under "connect" of this tool file\'s entry'
 
 
 def network_checks(allowed: Allowed) -> dict[str, Check]:
@@ -36,6 +36,7 @@ def _new_check() -> Check:
     inet = frozenset(map(int, (socket.AF_INET, socket.AF_INET6)))
     quiet = frozenset((-1, int(socket.AF_UNIX)))  # -1: the descriptor says it, so it was made before
     tcp = frozenset((-1, 0, int(socket.IPPROTO_TCP)))
+    names = {int(socket.SOCK_DGRAM): "a UDP socket", int(socket.SOCK_RAW): "a raw socket"}
 
     def check(args: tuple[Any, ...]) -> str:
         _, family, kind, protocol = args
@@ -43,7 +44,10 @@ def _new_check() -> Check:
             return "the sandbox makes sockets from numbers only"
         if family in quiet or (family in inet and kind & 0xF == stream and protocol in tcp):
             return ""
-        return f"the sandbox refuses a socket of family {show(family)}, type {show(kind)}: TCP only"
+        what = f"a socket of family {show(family)}, type {show(kind)}"
+        if family in inet and kind & 0xF in names:
+            what = names[kind & 0xF]
+        return f"the sandbox refuses {what}: tools may use TCP only, to what _manifest.json grants"
 
     return check
 

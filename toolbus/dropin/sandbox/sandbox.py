@@ -33,8 +33,8 @@ class Protection:
         landlock_missing: why it is not active; empty where it is.
         audit: whether the audit hooks are in.
         memory_bytes: how much address space the process may have, 0 where there is no limit.
-        cpu_seconds: how much processor time a call may take.
-        cpu: have it guard each call.
+        cpu_seconds: how much processor time a call may take, and a minute without calls.
+        cpu: have it guard each call, and watch.
     """
 
     landlock: int
@@ -49,7 +49,8 @@ class Protection:
         kernel = f"Landlock ABI {self.landlock}" if self.landlock else f"no Landlock ({self.landlock_missing})"
         memory = f"{self.memory_bytes // MIB} MiB of address space" if self.memory_bytes else "memory unlimited"
         return (
-            f"{kernel}, {'audit hooks' if self.audit else 'no audit hooks'}, {memory}, {self.cpu_seconds} s CPU a call"
+            f"{kernel}, {'audit hooks' if self.audit else 'no audit hooks'}, {memory}, "
+            f"{self.cpu_seconds} s CPU a call and a minute without calls"
         )
 
 
