@@ -68,7 +68,7 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     refused = core.refusal(host, "a")
     assert (refused.code, refused.message) == (
         Code.PERMISSION_DENIED,
-        "tool 'a' is withdrawn: source 'p' may not offer tools any more, an operator grants it",
+        "tool 'a' is withdrawn: source 'p' may not offer tools any more; an operator lets it with `toolbus grant p`",
     )
     core.plugin("q", tool("b", min_level=1))
     rights(core).revoke("q")
@@ -85,7 +85,7 @@ def test_what_is_offered_without_the_right_is_refused_in_an_event_and_the_stream
     changed.revoke("p")
     plugin = core.attached("p", tool("a"))
     (attached,) = [frame.attached for frame in plugin.written() if frame.HasField("attached")]
-    assert [(each.name, "lacks the right 'tools'" in each.error) for each in attached.refused] == [("a", True)]
+    assert [(each.name, "with `toolbus grant p`" in each.error) for each in attached.refused] == [("a", True)]
     plugin.attach("p", tool("a"))
     assert told(plugin) == [("denied", ("tools", "attach"))]
     assert (names(core), plugin.ended) == ([], False)
@@ -149,17 +149,19 @@ async def test_a_plugin_of_the_sdk_offers_its_tools_again_by_itself_when_it_may(
 
 async def test_callback_tools_go_with_the_right_and_cannot_come_back_without_it(tmp_path: Path) -> None:
     body = {"name": "t", "description": "d", "callback_url": "http://127.0.0.1:9/x", "source": "plugin:old"}
-    async with running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus:
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http:
-            assert (await http.post("/api/tools/register", json=body)).json()["ok"] is True
-            revoked = await http.post("/api/bus/revoke", json={"source": "plugin:old"})
-            assert revoked.json()["output"] == {
-                "source": "plugin:old",
-                "permission": "tools",
-                "granted": False,
-                "removed": 1,
-            }
-            assert (await http.post("/api/tools/register", json=body)).status_code == 403
+    async with (
+        running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http,
+    ):
+        assert (await http.post("/api/tools/register", json=body)).json()["ok"] is True
+        revoked = await http.post("/api/bus/revoke", json={"source": "plugin:old"})
+        assert revoked.json()["output"] == {
+            "source": "plugin:old",
+            "permission": "tools",
+            "granted": False,
+            "removed": 1,
+        }
+        assert (await http.post("/api/tools/register", json=body)).status_code == 403
     async with running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus:
         assert offered(bus) == []
         async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http:

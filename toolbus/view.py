@@ -78,7 +78,7 @@ class View:
         return kept[1]
 
     def named(self, names: Iterable[str], listings: tuple[Listing, ...]) -> list[Listing]:
-        """Returns the lines of some names out of what `listings` returned, in its order, without looking at the others."""
+        """Returns the lines of some names out of what `listings` returned, in its order; the others are not looked at."""
         indexed = self._index
         if indexed[0] is not listings:
             by_name: dict[str, list[Listing]] = {}
