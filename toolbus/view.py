@@ -78,7 +78,7 @@ class View:
         return kept[1]
 
     def named(self, names: Iterable[str], listings: tuple[Listing, ...]) -> list[Listing]:
-        """Returns the lines of some names out of what `listings` returned, in its order; the others are not looked at."""
+        """Returns the lines of some names out of what `listings` returned, in its order, and looks at no others."""
         indexed = self._index
         if indexed[0] is not listings:
             by_name: dict[str, list[Listing]] = {}
