@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import signal
 import socket
@@ -15,7 +16,8 @@ import pytest
 from tests.gateway.free_port import free_port
 from tests.processes import Running, toolbus, until
 from toolbus.bus import Bus, Config
-from toolbus.cli import catalog, output
+from toolbus.cli import catalog, output, serve
+from toolbus.config import settle
 from toolbus.errors import SetupError
 from toolbus.sdk.listing import ListedTool
 from toolbus.tool import Tool
@@ -42,6 +44,17 @@ def _post(http: str, path: str, body: dict[str, Any]) -> Any:
 
 def _register(http: str, name: str, url: str) -> None:
     assert _post(http, "/api/tools/register", {"name": name, "callback_url": url, "source": "legacy"})["ok"]
+
+
+def test_requests_to_a_sidecar_have_no_line_each_in_the_log_of_a_bus() -> None:
+    names = ("httpx", "uvicorn", "asyncio")
+    before = [logging.getLogger(name).level for name in names]
+    try:
+        serve._log_to_stderr(settle({}, {}, None))
+        assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
+    finally:
+        for name, level in zip(names, before, strict=True):
+            logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def model(requests: list[Any]) -> Iterator[str]:
             requests.append({**asked, "path": self.path, "key": self.headers["Authorization"]})
             choice = {"message": {"role": "assistant", "content": SAID}, "finish_reason": "stop"}
             body = json.dumps({"choices": [choice]}).encode()
-            self.send_response(200)
+            self.send_response(404 if "nowhere" in self.path else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -139,11 +139,24 @@ def test_with_a_model_each_member_has_a_prompt_tool_too() -> None:
     assert "user: Who rings?" in requests[1]["messages"][1]["content"]
 
 
+def test_a_model_that_does_not_answer_is_counted_at_the_end() -> None:
+    requests: list[Any] = []
+    with model(requests) as url:
+        ran = council("Who rings?", OPENAI_BASE_URL=f"{url}/nowhere", OPENAI_MODEL="none", OPENAI_API_KEY="k")
+    assert re.search(r"^done, 4 results, 2 failed in \d+\.\d\d s$", ran.stdout, re.MULTILINE), ran.stdout
+    assert len(requests) == 2, "a server that knows no such thing is not asked again"
+
+
 def test_what_a_user_has_remembered_is_recalled_for_that_user_alone_and_in_a_members_voice(bus: str) -> None:
     kept = called(bus, "memory:remember", {"text": "The innkeeper's dog is afraid of bells."}, "ann")
     (number,) = map(int, re.findall(r"Kept as (\d+)", kept))
     assert "afraid of bells" in called(bus, "memory:recall", {"query": "dogs?"}, "ann")
     assert "Nothing is kept" in called(bus, "memory:recall", {"query": "dogs", "userId": "ann"}, "bo")
+    assert "Nothing is kept" in called(bus, "memory:recall", {"query": "Who is of the and?"}, "ann")
+    called(bus, "memory:remember", {"text": "The harbour is closed."}, "ann")
+    assert "harbour" not in called(bus, "memory:recall", {"query": "Is the dog of the inn here?"}, "ann")
+    newest = called(bus, "memory:recall", {"limit": 0}, "ann")
+    assert ("harbour" in newest, "dog" in newest) == (True, False)
     assert f"there is no memory {number}" in called(bus, "memory:forget", {"number": number}, "bo")
     told = json.loads(council("The dog barks.", "--bus", bus, "--user", "ann", "--json").stdout)
     recalled = {each["toolName"]: each["content"] for each in told["results"]}["memory:recall"]

@@ -142,6 +142,8 @@ class Bus:
             if self._config.http != "off" or self._config.council is not None:
                 from toolbus.extension.service import CouncilService
 
+                if self._config.http == "off":
+                    log.warning("nobody can ask the council: hosts do that over HTTP, which is off; turn it on")
                 self._council = CouncilService.of_file(self, self._config.council)
             await self._open_store()
             if self._config.http != "off":

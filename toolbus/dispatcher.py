@@ -355,7 +355,8 @@ class Dispatcher:
         if withdrawn is not None:
             return Refused(
                 Code.PERMISSION_DENIED,
-                f"tool {name!r} is withdrawn: source {withdrawn!r} may not offer tools any more, an operator grants it",
+                f"tool {name!r} is withdrawn: source {withdrawn!r} may not offer tools any more; an operator lets it "
+                f"with `toolbus grant {withdrawn}`",
             )
         if now < self.settled_at:
             return Refused(

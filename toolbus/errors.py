@@ -182,17 +182,14 @@ class CallFailed(ToolBusError):
 
 
 class SetupError(ToolBusError):
-    """This process cannot start as configured."""
-
-
-class SettingError(SetupError):
-    """A value among settings breaks its rule.
+    """This process cannot start as configured.
 
     Attributes:
-        loc: where it stands, keys and places in lists, from the outside in.
+        loc: where the value that breaks a rule stands among settings, keys and places in lists from the outside in;
+            () where that is not known.
     """
 
-    def __init__(self, message: str, loc: tuple[str | int, ...] = ()) -> None:
+    def __init__(self, message: str = "", loc: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
         self.loc = loc
 

@@ -29,6 +29,7 @@ from toolbus.errors import (
 from toolbus.offer import Offered
 from toolbus.peer import Peer
 from toolbus.policy import Policy
+from toolbus.refusals import lacks_tools
 from toolbus.registry import Registry
 from toolbus.session import BUSY_INTERVAL, IDLE_INTERVAL, Pulse, State
 from toolbus.tool import MAX_INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits
@@ -210,10 +211,9 @@ class Presence:
         log.info("declared anew source=%s tools=%d", peer.source, len(outcome.names))
         self._on_change()
 
-    def _answer(self, peer: Peer, names: Sequence[str], refused: list[str],
-                why: str = "the source lacks the right 'tools': ask the operator to grant it") -> None:  # fmt: skip
-        bus_id, boot_id, version = self._identity
-        limits = self._limits
+    def _answer(self, peer: Peer, names: Sequence[str], refused: list[str], why: str = "") -> None:
+        (bus_id, boot_id, version), limits = self._identity, self._limits
+        why = why or lacks_tools(peer.source)
         attached = wire.Attached(
             session_id=peer.session_id,
             bus_id=bus_id,
@@ -266,7 +266,7 @@ class Presence:
             raise InvalidRequest(f"the session is of source {peer.source!r}, the request names {request.source[:80]!r}")
         if not self._policy.may_offer(peer.source):
             self._deny(peer, "register")
-            raise NotPermitted(f"source {peer.source!r} lacks the right 'tools': ask the operator to grant it")
+            raise NotPermitted(lacks_tools(peer.source))
         held = self._registry.most_offered(peer) + len(request.tools)  # at most: counting exactly is not flat
         if held > self._limits.tools:
             held = len({*self._registry.offers(peer), *(tool.name for tool in request.tools)})

@@ -1,4 +1,4 @@
-"""Why a call is not sent: the refusals of the dispatcher, in words that name the value, the rule and the cure."""
+"""Why a call is not sent, or a tool not taken: words of the bus that name the value, the rule and the cure."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ class Refused(Exception):
     def __init__(self, code: Code, message: str, **more: Any) -> None:
         self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
         super().__init__(message)
+
+
+def lacks_tools(source: str) -> str:
+    """Returns why a source may not offer tools, a sentence."""
+    return f"source {source!r} lacks the right 'tools': an operator grants it with `toolbus grant {source}`"
 
 
 def bad_call_id(call_id: str) -> Refused:

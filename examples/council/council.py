@@ -21,7 +21,6 @@ from rich.panel import Panel
 from toolbus import Bus, Config, Host, ToolBusError
 from toolbus.extension import (
     Council,
-    CouncilCompleted,
     CouncilSettings,
     CouncilStarted,
     Member,
@@ -40,8 +39,6 @@ SO_FAR = [
     {"role": "system", "content": "A winter night at an inn below the pass."},
     {"role": "assistant", "content": "Snow has covered the path. Somewhere behind the door of the inn a bell rings."},
 ]
-MIRA = Member("mira", "Mira", ("tavern:lore", "memory:recall", "analyze_character"), role="Archivist")
-TOM = Member("tom", "Tom", ("tavern:pace", "suggest_direction"), role="Pacing")
 
 
 def tavern(address: str) -> Extension:
@@ -67,32 +64,34 @@ def tavern(address: str) -> Extension:
     return extension
 
 
+def members(shared: bool, has_model: bool) -> tuple[Member, ...]:
+    """Returns who sits on the council; a shared bus may have the memory extension, and prompts need a model."""
+    hers = ("tavern:lore", *("memory:recall",) * shared, *("analyze_character",) * has_model)
+    tom = Member("tom", "Tom", ("tavern:pace", *("suggest_direction",) * has_model), role="Pacing")
+    return Member("mira", "Mira", hers, role="Archivist"), tom
+
+
 def told(event, console: Console) -> None:
     """Prints what happens, as it happens."""
-    match event:
-        case CouncilStarted(member_count=count):
-            console.print(f"[bold]council[/] of {count}")
-        case MemberDone(member=member, outcomes=outcomes):
-            for each in outcomes:
-                how = "[green]ok[/]" if each.success else f"[red]{escape(each.error)}[/]"
-                console.print(f"  {escape(member.name)} · {escape(each.display_name)} · {each.seconds:.2f} s · {how}")
-        case CouncilCompleted(seconds=seconds, result_count=count):
-            console.print(f"[bold]done[/], {count} results in {seconds:.2f} s")
+    if isinstance(event, CouncilStarted):
+        console.print(f"[bold]council[/] of {event.member_count}")
+    for each in event.outcomes if isinstance(event, MemberDone) else ():
+        how = "[green]ok[/]" if each.success else f"[red]{escape(each.error)}[/]"
+        console.print(f"  {escape(each.member_name)} · {escape(each.display_name)} · {each.seconds:.2f} s · {how}")
 
 
 async def main(given: argparse.Namespace) -> None:
     async with AsyncExitStack() as running:
-        if not (address := given.bus):
-            bus = await running.enter_async_context(Bus(Config(grpc=("127.0.0.1:0",), http="off")))
-            address = bus.grpc_addresses[0]
+        own = Bus(Config(grpc=("127.0.0.1:0",), http="off"))
+        address = given.bus or (await running.enter_async_context(own)).grpc_addresses[0]
         host = await running.enter_async_context(Host(address))
         await host.list(timeout=5)  # else nobody would say that there is no bus
         extension = await running.enter_async_context(tavern(address))
         await extension.ready()
         sidecar = SidecarSettings(given.url, given.model)
         model = sidecar_model(sidecar, api_key=os.environ.get("OPENAI_API_KEY"))  # None without a URL
-        prompts = bundled_prompt_tools() if model is not None else ()
-        council = Council(host, CouncilSettings((MIRA, TOM)), model=model, sidecar=sidecar, prompt_tools=prompts)
+        who = CouncilSettings(members(bool(given.bus), model is not None))
+        council = Council(host, who, model=model, sidecar=sidecar, prompt_tools=bundled_prompt_tools())
         console, events = Console(quiet=given.json, highlight=False), []
 
         def on_event(event) -> None:
@@ -103,6 +102,8 @@ async def main(given: argparse.Namespace) -> None:
         result = await council.run(messages, user_id=given.user, on_event=on_event)
         if given.json:
             print(json.dumps({"events": events, **result.described()}, ensure_ascii=False, indent=2))
+        failed = f", {len(result.failed)} failed" * bool(result.failed)
+        console.print(f"[bold]done[/], {len(result.outcomes)} results{failed} in {result.seconds:.2f} s")
         console.print(Panel(Markdown(result.block), title="what the main model gets"))
 
 

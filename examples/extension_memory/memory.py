@@ -20,6 +20,12 @@ from toolbus.sdk import Err, Extension, ToolInvocation, ToolScope
 
 WORD = re.compile(r"\w+")
 MOST_CHARACTERS = 2000  # of one memory: it is read by a model, beside others
+STOP_WORDS = frozenset(  # a memory that has nothing else of a query does not fit it
+    WORD.findall(
+        "a about an and are as at be but by did do does for from had has have he her him his how i if in is it its me "
+        "my no not of on or our she so that the their them they this to us was we were what when where who why with you"
+    )
+)
 MOST_WORDS = 50  # of a query; a conversation may be long
 
 plugin = Extension("memory")
@@ -74,7 +80,7 @@ plugin.register_tool(
         "type": "object",
         "properties": {
             "query": {"type": "string", "description": "Words to look for"},
-            "limit": {"type": "integer", "minimum": 1, "maximum": 20, "default": 5},
+            "limit": {"type": "integer", "minimum": 1, "maximum": 20, "default": 5, "description": "At most so many"},
         },
     },
     council_eligible=True,
@@ -87,7 +93,8 @@ def recall(call: ToolInvocation) -> str:
     """Answers `recall`; a council calls it without arguments, so what the user said last is the query then."""
     said = [each["content"] for each in call.context_messages or () if each["role"] == "user"]
     query = str(call.args.get("query") or "".join(said[-1:]))
-    limit = min(max(int(call.args.get("limit") or 5), 1), 20)  # arguments of councils' tools are not checked
+    limit = call.args.get("limit")  # unchecked, as all arguments of councils' tools: below 1 is taken as 1
+    limit = 5 if limit is None else min(max(int(limit), 1), 20)
     found = search(query, call.scope.context.user_id, limit)
     lines = [f"{number}. {text}" for number, text in found] or ["Nothing is kept about that."]
     if call.council_member is not None:
@@ -97,8 +104,11 @@ def recall(call: ToolInvocation) -> str:
 
 
 def search(query: str, user_id: str, limit: int) -> list[tuple[int, str]]:
-    """Returns what a user had kept that has a word of the query; without words the newest."""
-    words = " OR ".join(f'"{word}"' for word in WORD.findall(query)[:MOST_WORDS])  # quoted: no operators of FTS5
+    """Returns what a user had kept that has a word of the query which says something; without any word the newest."""
+    telling = [word for word in WORD.findall(query) if word.lower() not in STOP_WORDS]
+    if not telling and WORD.search(query):
+        return []
+    words = " OR ".join(f'"{word}"' for word in telling[:MOST_WORDS])  # quoted: no operators of FTS5
     fits, order = ("memories MATCH ? AND", "rank") if words else ("? = '' AND", "rowid DESC")
     with memories() as database:
         statement = f"SELECT rowid, text FROM memories WHERE {fits} user_id = ? ORDER BY {order} LIMIT ?"

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -89,10 +90,22 @@ async def test_members_given_to_a_run_take_the_place_of_the_settings() -> None:
         await Council(shelf, settings()).run([USER], members=[BOB, BOB])
 
 
-async def test_a_tool_that_is_unknown_or_not_for_councils_is_skipped_without_an_outcome() -> None:
+async def test_a_tool_that_is_unknown_or_not_for_councils_is_skipped_and_said_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     shelf = Shelf(tool("look"), tool("secret", council_eligible=False))
-    deliberation = await ran(Council(shelf, settings(member("Ann", "gone", "secret", "look", "look"))))
+    council = Council(shelf, settings(member("Ann", "gone", "secret", "look", "look"), member("Bob", "loook")))
+    deliberation = await ran(council, run_id="r1")
     assert [each.tool for each in deliberation.outcomes] == ["look"]
+    assert [(each["memberId"], each["toolName"]) for each in deliberation.described()["skipped"]] == [
+        ("ann", "gone"),
+        ("ann", "secret"),
+        ("bob", "loook"),
+    ]
+    assert "misspelt, stopped, revoked or not council_eligible" in deliberation.skipped[0].why
+    assert deliberation.skipped[2].why.endswith("did you mean look?")
+    (warning,) = caplog.messages
+    assert warning.startswith("council run 'r1' skips 'gone' of member 'ann', 'secret' of member 'ann', 'loook'")
     only_unknown = await ran(Council(shelf, settings(member("Ann", "gone"))))
     assert only_unknown.outcomes == ()
     assert "No tools were executed for this generation." in only_unknown.block
@@ -392,7 +405,7 @@ async def test_without_a_model_prompt_tools_are_listed_as_unavailable_and_fail_w
         ("b", "extension", "", "extension", True),
         ("muse", "prompt", "", "story", False),
     ]
-    assert "give the council one" in listed[2].reason
+    assert "for example http://127.0.0.1:8080/v1" in listed[2].reason
     assert listed[0].described() == {
         "name": "ext:look",
         "qualifiedName": "ext:look",
@@ -428,7 +441,7 @@ async def test_arguments_are_planned_where_the_settings_say_so() -> None:
 
 
 def test_planning_without_a_model_is_refused_at_once() -> None:
-    with pytest.raises(SetupError, match="give one, or turn it off"):
+    with pytest.raises(SetupError, match=r"turn it off, or give one \(no sidecar model: the settings name no conn"):
         Council(Shelf(), settings(plan_arguments=True))
     with pytest.raises(SetupError, match="is no source of tools"):
         Council(object(), settings())
@@ -567,9 +580,29 @@ async def test_a_retry_can_be_told_which_of_the_failed_ones_it_is_for() -> None:
     council = Council(shelf, settings(ANN, BOB))
     first = await ran(council)
     shelf.asked.clear()
-    again = await council.retry(first, [USER], only=[("bob", "look"), ("ann", "listen"), ("nobody", "look")])
+    again = await council.retry(first, [USER], only=[("bob", "look")])
     assert asked_of(shelf) == [("bob", "look")]
     assert said(again) == ["! fog", "what listen says", "bob look"]
+
+
+@pytest.mark.parametrize(
+    ("only", "words"),
+    [
+        ([], "only names nothing to be run again: leave it out to retry all; what failed in this run is: ann look"),
+        ([("ann", "look"), ("ann", "listen")], "only names ann listen, which did not fail here: what failed"),
+        ([("nobody", "look")], "only names nobody look"),
+    ],
+)
+async def test_a_retry_of_what_did_not_fail_is_refused_and_runs_nothing(
+    only: list[tuple[str, str]], words: str
+) -> None:
+    shelf = Shelf(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
+    council = Council(shelf, settings(ANN))
+    first = await ran(council)
+    shelf.asked.clear()
+    with pytest.raises(SetupError, match=words):
+        await council.retry(first, [USER], only=only)
+    assert shelf.asked == []
 
 
 async def test_a_retry_of_nothing_is_the_same_deliberation_and_tells_nobody() -> None:
@@ -586,8 +619,28 @@ async def test_what_fails_again_or_is_gone_stays_a_failure_in_its_place() -> Non
     council = Council(shelf, settings(ANN))
     first = await ran(council)
     shelf.offered = (tool("look"),)
-    again = await council.retry(first, [USER])
-    assert said(again) == ["! fog", "! deaf"]
+    told: list[Any] = []
+    again = await council.retry(first, [USER], on_event=told.append)
+    assert said(again) == ["! fog", "! listen is not there now"]
+    assert [len(each.outcomes) for each in told if isinstance(each, MemberDone)] == [2]
+    without = await council.retry(first, [USER], members=[member("Ann", "look")])
+    assert said(without) == ["! fog", "! listen is not there now"]
+
+
+async def test_a_run_ends_with_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tool("look"), tool("listen"), look=failed(Code.TOOL, "fog"))
+    with caplog.at_level(logging.INFO, "toolbus.extension"):
+        await ran(Council(shelf, settings(ANN)), run_id="r1")
+    (line,) = caplog.messages
+    assert re.fullmatch(r"council run 'r1' ended results=2 failed=1 seconds=\d+\.\d\d", line)
+
+
+async def test_a_tool_that_timed_out_says_in_a_field_of_its_own_which_time_it_had() -> None:
+    shelf = Shelf(tool("kb:look"), tool("listen"), look=failed(Code.DEADLINE_EXCEEDED, "late"))
+    deliberation = await ran(Council(shelf, settings(member("Ann", "kb:look", "listen"), timeout_seconds=15)))
+    late, other = deliberation.described()["results"]
+    assert (late["error"], late["timeoutMs"]) == ("Tool invocation 'look' timed out", 15000)
+    assert "timeoutMs" not in other
 
 
 # -- over a bus ------------------------------------------------------------------------------------------------------

@@ -43,7 +43,10 @@ def test_a_named_result_that_does_not_deliberate_is_kept_by_name_only() -> None:
 def test_without_anything_to_show_the_block_says_so() -> None:
     nothing = "## Council Deliberation\n\nNo tools were executed for this generation."
     assert deliberation_block([]) == nothing
-    assert deliberation_block([outcome("Ann", "look", success=False, error="blind")]) == nothing
+    assert deliberation_block([outcome("Ann", "look", success=False, error="blind")]) == (
+        "## Council Deliberation\n\n"
+        "The tools that were executed for this generation all failed; there is no result to use."
+    )
 
 
 def test_two_members_of_one_name_have_a_part_each() -> None:

@@ -93,6 +93,51 @@ async def test_a_retry_adds_what_succeeded_now_and_keeps_the_block_of_its_turn()
     assert [each.content for each in history.entries("")] == ["howls", "wolf"]
 
 
+async def test_a_reply_that_is_made_again_is_not_told_its_abandoned_run_now_or_later() -> None:
+    sights = iter(f"wolf {number}" for number in range(1, 6))
+    shelf = Shelf(tool("look"), look=lambda asked: next(sights))
+    ann = member("Ann", "look", history_retention={"look": 1})
+    council = Council(shelf, settings(ann), history=CouncilHistory())
+    scene = Scene(chat_id="chat")
+    blocks = []
+    for regenerates in (False, False, True, True, False):
+        deliberation = await council.run([USER], scene=scene, regenerates=regenerates)
+        assert deliberation is not None
+        blocks.append([number for number in range(1, 6) if f"wolf {number}" in deliberation.history])
+    assert blocks == [[], [1], [1], [1], [4]]
+
+
+async def test_a_turn_without_a_council_is_not_taken_for_the_one_before_it() -> None:
+    history = CouncilHistory()
+    council = Council(Shelf(tool("look")), settings(ANN), history=history)
+    await council.run([USER])
+    for regenerates in (False, True):
+        await council.run([USER], members=[member("Bob", "look", chance=0)], regenerates=regenerates)
+    assert [each.content for each in history.entries("")] == ["what look says"]
+
+
+async def test_a_retry_of_an_abandoned_run_is_not_kept() -> None:
+    sights = iter((failed(Code.TOOL, "fog"), "fox", "wolf"))
+    shelf = Shelf(tool("look"), look=lambda asked: next(sights))
+    history = CouncilHistory()
+    council = Council(shelf, settings(member("Ann", "look", history_retention={"look": 2})), history=history)
+    first = await council.run([USER], run_id="first")
+    await council.run([USER], regenerates=True, run_id="second")
+    assert first is not None
+    assert [each.content for each in (await council.retry(first, [USER])).outcomes] == ["wolf"]
+    assert [(each.run_id, each.content) for each in history.entries("")] == [("second", "fox")]
+
+
+def test_entries_that_a_host_gave_back_are_abandoned_with_their_run() -> None:
+    history = CouncilHistory()
+    history.restore("chat", [HistoryEntry("ann", "Ann", "look", "Look", text, text) for text in ("fox", "wolf")])
+    history.begin("chat", "new", replaces=True)
+    assert [each.content for each in history.entries("chat")] == ["fox"]
+    history.begin("chat", "new", replaces=True)  # a host that keeps the id of its run
+    history.record("chat", [ANN], [outcome("Ann", "look", "owl")], "new")
+    assert [each.content for each in history.entries("chat")] == ["fox", "owl"]
+
+
 def test_chats_have_a_bound_in_all_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbus.extension.history.MOST_CHARACTERS", 100)
     history = CouncilHistory()

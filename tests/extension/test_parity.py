@@ -22,7 +22,7 @@ from tests.loop.played import PlayedModel, call, says
 from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, Stage
 from toolbus.extension import Council, CouncilStarted, Deliberation, InlineTools, Member, ToolOutcome
-from toolbus.extension.deliberation import NOTHING
+from toolbus.extension.deliberation import ALL_FAILED, NOTHING
 from toolbus.loop import ToolLoop, source_of
 from toolbus.sdk import CallContext, ContextMessage, Extension, Host, ToolInvocation
 from toolbus.testing import running_bus
@@ -265,9 +265,10 @@ async def test_parity_8_dice_failures_retries_and_the_block(wire: Wire) -> None:
         assert "Bo speaks" in second.block
 
 
-async def test_parity_8_where_all_fail_the_block_says_that_nothing_was_executed(wire: Wire) -> None:
+async def test_parity_8_where_no_tool_runs_the_block_says_so_and_where_all_fail_it_says_that(wire: Wire) -> None:
     async with offering(wire):
-        assert (await ran(council(wire, ANN, BEN))).block == NOTHING
+        assert (await ran(council(wire, member("Ann", "ext:gone")))).block == NOTHING
+        assert (await ran(council(wire, ANN, BEN))).block == ALL_FAILED
 
 
 async def test_parity_18_exported_names_are_legal_and_lead_back_to_their_tools(wire: Wire) -> None:

@@ -14,7 +14,7 @@ from toolbus.extension.member import Member
 from toolbus.extension.model import Completion, Question
 from toolbus.extension.prompt_tool import PromptTool, PromptTools, instructions, read_prompt_tools, run_prompt_tool
 from toolbus.extension.settings import CouncilSettings
-from toolbus.extension.sidecar import SidecarSettings
+from toolbus.extension.sidecar import SidecarError, SidecarSettings
 
 ADA = Member(
     "1",
@@ -126,6 +126,19 @@ async def test_after_three_attempts_the_last_failure_is_told(bad: Any, why: str)
     with pytest.raises(ToolBusError, match=f'"Propose Twist" failed 3 times, at last: .*{why}'):
         await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
     assert (len(model.asked), pauses.seconds) == (3, [0.5, 1.0])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_a_server_that_refuses_the_question_is_not_asked_again(status: int) -> None:
+    model, pauses = Model(SidecarError("no such model", status), "never asked"), Pauses()
+    with pytest.raises(ToolBusError, match='"Propose Twist" failed: the sidecar model failed: no such model'):
+        await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
+    assert (len(model.asked), pauses.seconds) == (1, [])
+
+
+async def test_a_server_that_has_too_much_to_do_is_asked_again() -> None:
+    model = Model(SidecarError("busy", 429), SidecarError("broken", 500), "At last.")
+    assert await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=Pauses()) == "At last."
 
 
 async def test_cancelling_ends_it_at_once_without_another_attempt() -> None:
@@ -315,7 +328,9 @@ def test_a_file_of_another_kind_is_a_problem(tmp_path: Path, name: str, content:
 
 
 def test_a_path_that_is_not_there_is_a_problem_and_no_exception(tmp_path: Path) -> None:
-    assert "cannot be read: No such file or directory" in read_prompt_tools(tmp_path / "gone.json").problems[0]
+    for gone in ("gone.json", "gone"):
+        (problem,) = read_prompt_tools(tmp_path / gone).problems
+        assert problem == f"{tmp_path / gone} is not there: write it, or name a file or folder that is"
 
 
 def test_of_two_with_one_name_the_later_counts_in_the_place_of_the_first(tmp_path: Path) -> None:

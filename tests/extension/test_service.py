@@ -19,12 +19,16 @@ from tests.extension.shelf import Shelf, failed, tool
 from tests.extension.test_sidecar import KEY, says, server_of
 from toolbus.errors import Code, PeerLost, SetupError
 from toolbus.extension import service as service_room
-from toolbus.extension.available import NO_MODEL
-from toolbus.extension.council_file import API_KEY_VARIABLE, CouncilFile
+from toolbus.extension.council_file import CouncilFile
 from toolbus.extension.service import MOST_RUNS, CouncilService
+from toolbus.extension.sidecar import API_KEY_VARIABLE
 from toolbus.extension.watcher import LOST, MOST_WAITING
 
 ADA = {"id": "m1", "name": "Ada", "tools": ["ext:look"]}
+NO_CONNECTION = (
+    "no sidecar model: the settings name no connection; set it to the base URL of an OpenAI-compatible server, for "
+    "example http://127.0.0.1:8080/v1"
+)
 HELLO = {"messages": [{"role": "user", "content": "Hello?"}], "chat_id": "c1"}
 PROMPT = {"name": "feel", "prompt": "Say how it feels.", "variable": "mood", "store_in_deliberation": 0}
 
@@ -114,11 +118,12 @@ def test_the_model_may_be_described_where_hosts_keep_it_and_its_connection_named
         ("sidecar = 5", "sidecar is 5, it must be a mapping"),
         ("[sidecar]\nconnection = 'home'\nmodel = 'm'", "the name of a connection (there are: none)"),
         ("[sidecar]\n[sidecarSettings]", "under sidecar and sidecarSettings, which mean the same"),
-        (f"[sidecar]\napi_key = '{KEY}'", f"no file may hold a key: take it out, and set {API_KEY_VARIABLE}"),
+        (f"[sidecar]\napi_key = '{KEY}'", f"settings hold no key: take it out, and set {API_KEY_VARIABLE} in the env"),
+        (f"[sidecar]\nconnection = 'http://u:{KEY}@h/v1'", f"leave them out, and set {API_KEY_VARIABLE} in the env"),
         ("connections = ['x']", "connections must be a table"),
         ("bundled = 1", "bundled is 1, it must be true or false"),
         ("prompt_tools = 'prompts'", "they must be a list of files and folders"),
-        ("prompt_tools = ['nowhere']", "nowhere"),
+        ("prompt_tools = ['nowhere']", "nowhere is not there: write it, or name a file or folder that is"),
         ("prompt_tools = ['empty']", "empty holds none: name the file or folder that has them"),
     ],
 )
@@ -185,7 +190,49 @@ async def test_a_run_s_settings_and_members_are_its_own() -> None:
     assert [each["content"] for each in answer["results"]] == ["what ext:look says"]
     assert service.described()["members"] == []
     assert service.described()["settings"]["timeout_seconds"] == 30.0
-    assert await ran(service, members=None) == {"ok": True, "active": False, "results": []}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"members": None}, "there are no members"),
+        ({"members": [{"name": "Ada"}]}, "no member has tools"),
+        ({"members": [{**ADA, "chance": 0}]}, "the dice left everybody out"),
+        ({"settings": {"mode": "inline"}}, "the mode is inline: the main model calls the tools itself"),
+    ],
+)
+async def test_where_nobody_takes_part_the_answer_says_why(more: dict[str, Any], words: str) -> None:
+    answer = await ran(CouncilService(Shelf(tool("ext:look"))), **more)
+    assert words in answer.pop("reason")
+    assert answer == {"ok": True, "active": False, "results": []}
+
+
+async def test_a_run_whose_tools_are_all_gone_is_not_active_and_says_which_they_are() -> None:
+    service = CouncilService(Shelf(tool("ext:look")))
+    answer = await ran(service, members=[{**ADA, "tools": ["ext:loook"]}])
+    assert (answer["active"], answer["results"]) == (False, [])
+    assert "skipped says why" in answer["reason"]
+    assert [(each["memberId"], each["toolName"]) for each in answer["skipped"]] == [("m1", "ext:loook")]
+    assert service.find(answer["runId"]) == answer
+
+
+async def test_keys_that_mean_nothing_are_named_in_the_answer() -> None:
+    service = CouncilService(Shelf(tool("ext:look")))
+    answer = await ran(
+        service,
+        settings={"paralel": True, "toolsSettings": {"timeOut": 5, "enabled": True}},
+        members=[{**ADA, "mood": 1, "bad\nkey": 2}],
+        unknown=["mesages"],
+    )
+    assert answer["ignored"] == [
+        "mesages",
+        "settings.paralel",
+        "settings.toolsSettings.timeOut",
+        "members[0].mood",
+        r"members[0].bad\nkey",
+    ]
+    assert "ignored" not in await ran(service)
+    assert len((await ran(service, unknown=[str(number) for number in range(1000)]))["ignored"]) == 20
 
 
 @pytest.mark.parametrize(
@@ -239,7 +286,10 @@ async def test_a_retry_takes_the_run_s_own_members_messages_and_user() -> None:
     run = await ran(service, members=[ada], user_id="ann", attributes={"level": "5"}, persona="A sailor")
     assert (run["successCount"], run["failedCount"]) == (1, 1)
     shelf.answers["look"] = "a wolf"
-    for only, times in (([("m1", "ext:listen")], 2), ([("m1", "ext:look")], 3), (None, 3)):
+    for useless in ([("m1", "ext:listen")], []):
+        with pytest.raises(SetupError, match="what failed in this run is: m1 ext:look"):
+            service.begin_retry(run["runId"], useless)
+    for only, times in (([("m1", "ext:look")], 3), (None, 3)):
         start = service.begin_retry(run["runId"], only)
         assert start is not None
         answer = await start(None)
@@ -261,6 +311,17 @@ async def test_two_retries_at_once_lose_nothing_of_each_other() -> None:
     found = service.find(run["runId"])
     assert found is not None
     assert (found["successCount"], found["failedCount"]) == (2, 0)
+
+
+async def test_a_retry_that_waited_for_one_of_the_same_tool_runs_it_no_more() -> None:
+    shelf = Shelf(tool("ext:look"), look=failed(Code.TOOL))
+    service = CouncilService(shelf)
+    run = await ran(service)
+    shelf.answers = {}
+    starts = [service.begin_retry(run["runId"], [("m1", "ext:look")]) for _ in range(2)]
+    first, second = await asyncio.gather(*(start(None) for start in starts if start is not None))
+    assert first == second
+    assert len(shelf.asked) == 2
 
 
 async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> None:
@@ -368,4 +429,4 @@ async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:
 async def test_prompt_tools_are_listed_as_unavailable_where_there_is_no_model() -> None:
     listed = {each["name"]: each for each in await CouncilService(Shelf(tool("ext:look"))).tools()}
     assert (listed["ext:look"]["available"], listed["ext:look"]["source"]) == (True, "ext")
-    assert (listed["propose_twist"]["available"], listed["propose_twist"]["reason"]) == (False, NO_MODEL)
+    assert (listed["propose_twist"]["available"], listed["propose_twist"]["reason"]) == (False, NO_CONNECTION)

@@ -118,7 +118,10 @@ def test_a_time_below_the_floor_is_raised_to_it_and_the_floor_can_be_lowered() -
     ("said", "sentence"),
     [
         ({"mode": "loud"}, "council settings: mode: 'loud' is no mode: say sidecar or inline"),
-        ({"timeoutMs": 300_001}, "timeout_seconds: 300.001 is not from 0 to 300 seconds: correct it"),
+        (
+            {"timeoutMs": 300_001},
+            "timeout_seconds: 300.001 is not from 0 to 300 seconds: give it 0 to 300, or in ms 0 to 300000",
+        ),
         ({"timeoutMs": "30"}, "timeoutMs: '30' is no number: write one, without quotes"),
         ({"timeout_seconds": float("nan")}, "timeout_seconds: nan is no number"),
         ({"timeoutMs": 1, "timeout_seconds": 1}, "timeout_seconds: 1 says timeout_seconds a second time"),
@@ -133,7 +136,10 @@ def test_a_time_below_the_floor_is_raised_to_it_and_the_floor_can_be_lowered() -
         ({"members": [{"name": "Ann"}, {"name": "Ann"}]}, "members: 'Ann' is the id of two members"),
         ({"members": [{"id": "x"}]}, "members[0]: has no name: give it one"),
         ({"members": [{"name": "A"}, 7]}, "members[1]: 7 is no object"),
-        ({"members": [{"itemName": "Ann", "chance": 101}]}, "members[0] 'Ann': chance: 101 is not from 0 to 100"),
+        (
+            {"members": [{"itemName": "Ann", "chance": 101}]},
+            "members[0] 'Ann': chance: 101 is not from 0 to 100: give it 0 to 100",
+        ),
         ({"members": [{"name": "Ann", "chance": True}]}, "members[0] 'Ann': chance: True is no number"),
         ({"members": [{"name": "Ann", "role": 5}]}, "members[0] 'Ann': role: 5 is no text: put it in quotes"),
         ({"members": [{"name": "Ann", "tools": "look"}]}, "members[0] 'Ann': tools: 'look' is no list"),
@@ -151,6 +157,29 @@ def test_a_bad_value_is_refused_with_its_place_its_rule_and_the_cure(said: Any, 
         CouncilSettings.read(said)
     assert sentence in str(refused.value)
     assert str(refused.value).startswith("council settings: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "loc"),
+    [
+        ({"mode": "loud"}, ("mode",)),
+        ({"timeoutMs": 300_001}, ("timeoutMs",)),
+        ({"toolsSettings": {"timeoutMs": 300_001}}, ("toolsSettings", "timeoutMs")),
+        ({"toolsSettings": {"parallel": 1}}, ("toolsSettings", "parallel")),
+        ({"members": [{"name": "Ann"}, {"name": "Ann"}]}, ("members", 1, "id")),
+        ({"members": [{"id": "x"}]}, ("members", 0, "name")),
+        ({"members": [{"name": "A"}, 7]}, ("members", 1)),
+        ({"members": [{"name": "A", "tools": ["x", ""]}]}, ("members", 0, "tools", 1)),
+        ({"members": [{"name": "A", "chance": 101}]}, ("members", 0, "chance")),
+        ({"members": [{"name": "A", "toolHistoryRetention": {"x": 11}}]}, ("members", 0, "toolHistoryRetention", "x")),
+        ({"timeoutMs": 1, "timeout_seconds": 1}, ("timeout_seconds",)),
+        ({"timeoutMs": 1, "toolsSettings": {"timeoutMs": 1}}, ("timeoutMs",)),
+    ],
+)
+def test_a_fault_names_the_keys_that_lead_to_it(said: Any, loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(SetupError) as refused:
+        CouncilSettings.read(said)
+    assert refused.value.loc == loc
 
 
 def test_unknown_keys_are_left_out_and_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:

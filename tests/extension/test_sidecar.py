@@ -309,21 +309,21 @@ def test_a_connection_that_is_neither_url_nor_known_is_refused_with_those_that_a
 
 @pytest.mark.parametrize("connection", [f"http://u:{KEY}@h/v1", f"http://h/v1?key={KEY}", f"h:{KEY}@", "http://h#f"])
 def test_a_url_that_holds_a_key_is_refused_without_showing_it(connection: str) -> None:
-    with pytest.raises(SetupError, match="give a key as api_key") as caught:
+    with pytest.raises(SetupError, match="set TOOLBUS_SIDECAR_API_KEY in the environment") as caught:
         sidecar_model(SidecarSettings(connection, "m"))
     assert KEY not in str(caught.value)
 
 
 def test_a_url_that_holds_a_key_is_refused_without_a_model_too_since_settings_are_shown() -> None:
     for connection in (f"http://u:{KEY}@h/v1", f"http://h/v1?key={KEY}"):
-        with pytest.raises(SetupError, match="give a key as api_key") as caught:
+        with pytest.raises(SetupError, match="set TOOLBUS_SIDECAR_API_KEY in the environment") as caught:
             SidecarSettings.read({"connection": connection})
         assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["two words", "a\nb", "ключ"])
 def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key: str) -> None:
-    with pytest.raises(SetupError, match="copy it again") as caught:
+    with pytest.raises(SetupError, match="copy it again, and set TOOLBUS_SIDECAR_API_KEY in the env") as caught:
         sidecar_model(SidecarSettings("http://h/v1", "m"), api_key=key)
     assert key not in str(caught.value)
 

@@ -128,7 +128,7 @@ async def test_the_tools_that_members_can_be_assigned_depend_on_the_user_s_level
     }
     prompts = [each for each in answer["tools"] if each["kind"] == "prompt"]
     assert prompts
-    assert all(not each["available"] and "no language model" in each["reason"] for each in prompts)
+    assert all(not each["available"] and "the settings name no connection" in each["reason"] for each in prompts)
 
 
 async def test_settings_and_members_come_from_the_council_file(tmp_path: Path) -> None:
@@ -144,6 +144,18 @@ async def test_settings_and_members_come_from_the_council_file(tmp_path: Path) -
             ("m1", "ext:break"),
         ]
         assert [each["memberId"] for each in (await house.run(BOB))["results"]] == ["m2"]
+
+
+async def test_a_council_that_nobody_can_ask_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "council.toml"
+    file.write_text("parallel = true\n", "utf-8")
+    for http in ("127.0.0.1:0", "off"):
+        caplog.clear()
+        async with Bus(Config(grpc=("127.0.0.1:0",), http=http, council=file)):
+            told = any("nobody can ask the council" in message for message in caplog.messages)
+        assert told == (http == "off")
 
 
 async def test_a_council_file_with_a_fault_keeps_the_bus_from_starting(tmp_path: Path) -> None:
@@ -186,10 +198,13 @@ async def test_a_run_answers_with_every_result_in_order_and_a_failed_tool_is_one
 
 
 async def test_where_nobody_takes_part_there_is_no_result_and_no_call(house: House) -> None:
-    nobody = {"ok": True, "active": False, "results": []}
-    assert await house.run({**BOB, "chance": 0}) == nobody
-    assert await house.run(BOB, settings={"mode": "inline"}) == nobody
-    assert await house.post("run") == nobody
+    for answer, why in (
+        (await house.run({**BOB, "chance": 0}), "the dice left everybody out"),
+        (await house.run(BOB, settings={"mode": "inline"}), "the mode is inline"),
+        (await house.post("run"), "there are no members"),
+    ):
+        assert why in answer.pop("reason")
+        assert answer == {"ok": True, "active": False, "results": []}
     assert house.calls == []
 
 
@@ -216,8 +231,6 @@ async def test_earlier_results_and_retained_runs_reach_over_two_requests(house: 
 async def test_a_retry_runs_only_what_failed_and_answers_with_the_whole_run(house: House) -> None:
     run = await house.run()
     house.broken = False
-    untouched = await house.post("retry", run_id=run["runId"], only=[{"memberId": "m2", "toolName": "ext:look"}])
-    assert untouched == run
     answer = await house.post("retry", run_id=run["runId"], only=[{"memberId": "m1", "toolName": "ext:break", "x": 1}])
     assert [each["content"] for each in answer["results"]] == [
         run["results"][0]["content"],
@@ -262,7 +275,8 @@ async def test_a_streamed_run_tells_what_happens_and_then_what_became_of_it(hous
     again = await streamed(house, "retry", run_id=result["runId"], only=told[4][1]["failedTools"])
     assert [kind for kind, _ in again] == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED", "result"]
     assert again[-1][1]["failedCount"] == 0
-    assert await streamed(house, "run", members=[]) == [("result", {"ok": True, "active": False, "results": []})]
+    ((kind, nobody),) = await streamed(house, "run", members=[])
+    assert (kind, nobody["active"], nobody["results"]) == ("result", False, [])
 
 
 @asynccontextmanager
@@ -348,6 +362,45 @@ async def test_a_body_that_breaks_a_rule_is_refused_with_a_sentence(house: House
         assert answer.status_code == 422, answer.text
         assert words in " ".join(each["msg"] for each in answer.json()["detail"])
     assert house.calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "loc", "said"),
+    [
+        ({"members": [BOB, {"name": "x", "chance": 101}]}, ["body", "members", 1, "chance"], 101),
+        ({"members": [{"id": "x"}]}, ["body", "members", 0, "name"], {"id": "x"}),
+        ({"settings": {"toolsSettings": {"timeoutMs": -1}}}, ["body", "settings", "toolsSettings", "timeoutMs"], -1),
+        ({"settings": {"mode": "loud"}}, ["body", "settings", "mode"], "loud"),
+        ({"settings": {"members": []}}, ["body", "settings", "members"], []),
+        ({"settings": {"plan_arguments": True}}, ["body", "settings", "plan_arguments"], True),
+    ],
+)
+async def test_a_refusal_says_where_the_value_stands_and_what_it_was(
+    house: House, body: Words, loc: list[Any], said: Any
+) -> None:
+    answer = await house.http.post("/api/council/run", json=body)
+    assert answer.status_code == 422
+    (fault,) = answer.json()["detail"]
+    assert (fault["loc"], fault["input"]) == (loc, said)
+
+
+async def test_a_retry_of_what_did_not_fail_gets_422_and_the_names_of_what_did(house: House) -> None:
+    run = await house.run()
+    pair = {"memberId": "m2", "toolName": "ext:look"}
+    for only in ([], [pair], [{"memberId": "m1", "toolName": "ext:break"}, pair]):
+        answer = await house.http.post("/api/council/retry", json={"run_id": run["runId"], "only": only})
+        assert answer.status_code == 422
+        (fault,) = answer.json()["detail"]
+        assert (fault["loc"], len(fault["input"])) == (["body", "only"], len(only))
+        assert fault["msg"].endswith("what failed in this run is: m1 ext:break")
+    assert len(house.calls) == 3
+
+
+async def test_keys_that_nobody_knows_are_named_in_the_answer(house: House) -> None:
+    answer = await house.run(mesages=[], settings={"paralel": True})
+    assert answer["ignored"] == ["mesages", "settings.paralel"]
+    again = await house.post("retry", run_id=answer["runId"], onyl=[DEEP])
+    assert again["ignored"] == ["onyl"]
 
 
 async def test_a_body_has_a_limit_and_a_web_page_may_not_ask(house: House) -> None:

@@ -175,13 +175,34 @@ async def test_what_the_bus_does_not_take_is_heard_logged_and_raised(caplog: pyt
     async with attached(extension) as (bus, _):
         extension.register_tool(name="bad", parameters={"type": "nonsense"})
         names, why = await within(heard.get())
-        assert ("bad" in names, "nonsense" in why) == (True, True)
+        assert (names, "nonsense" in why) == (("bad",), True)  # `search` is as good as it was
         with pytest.raises(RequestError, match="nonsense"):
             await within(extension.ready())
         assert offered(bus) == ["memory:search"]
         extension.unregister_tool("bad")
         await within(extension.ready())
-    assert any("refused the tools of memory" in record.message for record in caplog.records)
+    (line,) = {record.message for record in caplog.records if "refused the tools of memory" in record.message}
+    assert line.endswith("; the connection stays")
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_plugin_that_is_refused_as_such_hears_why_before_it_ends(plain: bool) -> None:
+    heard: list[Any] = []
+    async with running_bus(unix=True) as bus:
+        extension = Extension("memory", address=bus.grpc_addresses[0])
+        extension.register_tool(SEARCH)
+        extension.register_tool(name="bad", parameters={"type": "nonsense"})
+
+        async def later(names: tuple[str, ...], why: str) -> None:
+            await asyncio.sleep(0)
+            heard.append((names, why))
+
+        extension.on_refused((lambda *told: heard.append(told)) if plain else later)
+        async with extension:
+            with pytest.raises(RequestError, match="nonsense"):
+                await within(extension.ended())
+    ((names, why),) = heard
+    assert (names, "nonsense" in why) == (("bad",), True)
 
 
 # -- who answers ------------------------------------------------------------------------------------------------------
@@ -575,6 +596,25 @@ async def test_a_hook_that_raises_is_logged_and_the_next_one_hears(caplog: pytes
             assert plugin.permissions.granted == {"tools"}
     assert threads[0] is not threading.main_thread()
     assert any("on_permission_denied" in record.message for record in caplog.records if record.levelno == logging.ERROR)
+
+
+async def test_a_right_that_is_revoked_is_a_warning_and_one_that_is_granted_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    extension = memory()
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    noted(extension, heard)
+    async with attached(extension) as (bus, _):
+        bus.revoke("memory")
+        await within(heard.get())
+        bus.grant("memory")
+        await within(heard.get())
+    told = [(each.levelno, each.getMessage()) for each in caplog.records if each.name == "toolbus.sdk.duties"]
+    assert told == [
+        (logging.WARNING, "the right 'tools' was revoked"),
+        (logging.INFO, "the right 'tools' was granted"),
+    ]
 
 
 async def test_a_right_that_came_while_there_was_no_stream_is_known_after_the_next_attach() -> None:

@@ -311,4 +311,5 @@ def _log_to_stderr(settings: Settings) -> None:
     handler.setFormatter(_JsonLines() if settings.log_json else _Lines(date=not sys.stderr.isatty()))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # that it starts and stops is said by us
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # at info it has a line for each question to a sidecar
     logging.getLogger("asyncio").setLevel(logging.WARNING)  # at debug it tells which selector it uses

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from toolbus.extension.prompt_tool import PromptTool
+from toolbus.extension.sidecar import SidecarSettings
 from toolbus.tool import Tool
 
-NO_MODEL = "no language model answers prompt tools here: give the council one"
+# Settings that name a model, and none was made of them: only a program can do that.
+_NOT_GIVEN = "no language model answers prompt tools here: give the council the one that its settings name, as model="
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,25 @@ class AvailableTool:
 
 
 def available_tools(
-    listed: Iterable[Tool], prompt_tools: Iterable[PromptTool], *, has_model: bool
+    listed: Iterable[Tool], prompt_tools: Iterable[PromptTool], *, no_model: str = ""
 ) -> dict[str, AvailableTool]:
     """Returns the tools by the name under which they are assigned.
 
     Of one name the later counts, in the place of the first: prompt tools over those of the bus, and among prompt tools
     whichever was given last.
+
+    Args:
+        no_model: why no language model answers prompt tools; "" where one does.
     """
     found = {tool.name: _of_bus(tool) for tool in listed if tool.council_eligible}
     for prompt_tool in prompt_tools:
-        found[prompt_tool.name] = _of_prompt(prompt_tool, has_model)
+        found[prompt_tool.name] = _of_prompt(prompt_tool, no_model)
     return found
+
+
+def no_model(sidecar: SidecarSettings) -> str:
+    """Returns why a council that was given no model has none, a sentence with the cure."""
+    return sidecar.unavailable or _NOT_GIVEN
 
 
 def by_any_name(tools: Mapping[str, AvailableTool]) -> dict[str, AvailableTool]:
@@ -101,7 +111,7 @@ def _of_bus(tool: Tool) -> AvailableTool:
     )
 
 
-def _of_prompt(tool: PromptTool, has_model: bool) -> AvailableTool:
+def _of_prompt(tool: PromptTool, no_model: str) -> AvailableTool:
     return AvailableTool(
         name=tool.name,
         qualified_name=tool.name,
@@ -109,8 +119,8 @@ def _of_prompt(tool: PromptTool, has_model: bool) -> AvailableTool:
         description=tool.description,
         category=tool.category or "prompt",
         kind="prompt",
-        available=has_model,
-        reason="" if has_model else NO_MODEL,
+        available=not no_model,
+        reason=no_model,
         tool=tool,
     )
 

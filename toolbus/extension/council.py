@@ -19,7 +19,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from toolbus.errors import SetupError, ToolBusError
-from toolbus.extension.available import AvailableTool, available_tools, by_any_name, missing_tool
+from toolbus.extension.assigned import assigned_tools, gone, warned
+from toolbus.extension.available import AvailableTool, available_tools, by_any_name, no_model
 from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.context import NO_SCENE, Scene, context_messages
 from toolbus.extension.deliberation import deliberation_block, named_results
@@ -31,12 +32,13 @@ from toolbus.extension.model import LanguageModel
 from toolbus.extension.outcome import ToolRunner
 from toolbus.extension.prompt_tool import PromptTool
 from toolbus.extension.regeneration import RetainedRuns, fingerprint
-from toolbus.extension.result import Deliberation, ToolOutcome
+from toolbus.extension.result import Deliberation, SkippedTool, ToolOutcome
 from toolbus.extension.settings import CouncilSettings
 from toolbus.extension.sidecar import SidecarSettings
 from toolbus.loop.source import ToolSource, source_of
 from toolbus.sdk.invocation import context_text
 from toolbus.sdk.scope import CallContext, ContextMessage
+from toolbus.tool import Tool
 
 MAX_PARALLEL = 16  # tools at the same time, as of a tool loop: model servers refuse more
 
@@ -95,14 +97,14 @@ class Council:
         Raises:
             SetupError: `tools` is no source of tools, or arguments are to be planned without a model.
         """
-        _check_plans(settings, model)
+        self._sidecar = sidecar or SidecarSettings()
+        _check_plans(settings, model, self._sidecar)
         self.settings = settings
         self._source = source_of(tools)
         self._offered = tools
         # A source is somebody's already; of a bus or a host each user may see other tools.
         self._asks_for_user = self._source is not tools and not hasattr(tools, "as_source")
         self._model = model
-        self._sidecar = sidecar or SidecarSettings()
         self._prompt_tools = tuple(prompt_tools)
         self._rng: Randomness = rng or random.Random()
         self._history = history
@@ -121,7 +123,7 @@ class Council:
         Raises:
             SetupError: as for the constructor.
         """
-        _check_plans(settings, self._model)
+        _check_plans(settings, self._model, self._sidecar)
         other = copy.copy(self)
         other.settings = settings
         other._history = self._history if remembers else None
@@ -159,7 +161,8 @@ class Council:
             user_id, attributes: what tools may know of the circumstances.
             members: instead of those of the settings.
             run_id: for events and records; None draws one.
-            regenerates: whether the reply is made again: an earlier run may be used, if the settings say so.
+            regenerates: whether the reply is made again: the chat's last run may be used, if the settings say so, or
+                else what it said is no earlier turn's any more.
             on_event: told what happens, sync or async; one that raises, or takes longer than 5 s, ends nothing.
 
         Returns:
@@ -173,12 +176,15 @@ class Council:
         run = self._begun(messages, scene, user_id, attributes, members, run_id, on_event)
         if regenerates and run.mark and (found := self._retained.find(run.chat_id, run.mark)) is not None:
             return found[0] and replace(found[0], run_id=run.run_id, seconds=0.0, reused=True)
+        if self._history is not None:
+            self._history.begin(run.chat_id, run.run_id, replaces=regenerates)
         active = rolled(run.members, self._rng)
         if not active:
             self._keep(run, None)
             return None
-        outcomes = await self._outcomes(run, active)
-        return await self._concluded(run, outcomes, outcomes)
+        outcomes, skipped = await self._outcomes(run, active, again=False)
+        warned(run.run_id, skipped)
+        return await self._concluded(run, outcomes, outcomes, skipped=skipped)
 
     async def retry(
         self,
@@ -194,27 +200,30 @@ class Council:
     ) -> Deliberation:
         """Runs again what failed, without dice, and puts the outcomes in the places of the failed ones.
 
+        A tool that is gone fails again, with a sentence that says so.
+
         Args:
             only: those of the failed that are run again, as (member id, tool); None means all.
 
         Raises:
-            SetupError: two of `members` have one id.
+            SetupError: `only` names nothing, or what did not fail; two of `members` have one id.
         """
-        wanted = {outcome.key for outcome in deliberation.failed}
-        if only is not None:
-            wanted &= {(member_id, tool) for member_id, tool in only}
+        wanted = deliberation.chosen(only)
+        if not wanted:
+            return deliberation
         run = self._begun(messages, scene, user_id, attributes, members, deliberation.run_id, on_event)
         again = [
             replace(member, tools=tools)
             for member in run.members
             if (tools := tuple(tool for tool in member.tools if (member.id, tool) in wanted))
         ]
-        if not again:
-            return deliberation
-        fresh = await self._outcomes(run, again)
+        fresh, _ = await self._outcomes(run, again, again=True)
         by_key = {outcome.key: outcome for outcome in fresh}
+        for outcome in deliberation.failed:
+            if outcome.key in wanted:
+                by_key.setdefault(outcome.key, gone(outcome))
         merged = tuple(by_key.get(outcome.key, outcome) for outcome in deliberation.outcomes)
-        return await self._concluded(run, merged, fresh, deliberation)
+        return await self._concluded(run, merged, fresh, deliberation, skipped=deliberation.skipped)
 
     def _begun(
         self,
@@ -254,7 +263,11 @@ class Council:
                 _, listed = await source.tools()
         except TimeoutError:
             raise ToolBusError(f"the tools were not listed within {seconds:g} seconds") from None
-        return available_tools(listed, self._prompt_tools, has_model=self._model is not None)
+        return self._available(listed)
+
+    def _available(self, listed: Iterable[Tool]) -> dict[str, AvailableTool]:
+        lacks = no_model(self._sidecar) if self._model is None else ""
+        return available_tools(listed, self._prompt_tools, no_model=lacks)
 
     async def _listed(self, source: ToolSource) -> tuple[dict[str, AvailableTool], str]:
         """Returns the tools of a run, and why those of the bus are not among them, "" where they are."""
@@ -267,15 +280,22 @@ class Council:
         except Exception as problem:
             why = f"the tools cannot be listed: {problem}"
         log.warning("a council runs without the tools of the bus: %s", why)
-        return available_tools((), self._prompt_tools, has_model=self._model is not None), why
+        return self._available(()), why
 
-    async def _outcomes(self, run: _Run, active: Sequence[Member]) -> tuple[ToolOutcome, ...]:
-        """Runs all tools of some members; the outcomes stand in the order of members and their tools."""
+    async def _outcomes(
+        self, run: _Run, active: Sequence[Member], *, again: bool
+    ) -> tuple[tuple[ToolOutcome, ...], tuple[SkippedTool, ...]]:
+        """Runs all tools of some members. Returns outcomes, by members and their tools, and what is not there.
+
+        Args:
+            again: what is gone has failed then.
+        """
         await tell(run.on_event, CouncilStarted(run.run_id, run.chat_id, len(active)))
         source = self._source_for(run.context)
         runner = ToolRunner(source, self.settings, self._model, self._sidecar)
         listed, unlisted = await self._listed(source)
         tools = by_any_name(listed)
+        assigned, skipped = assigned_tools(active, tools, unlisted, again=again)
         gate = asyncio.Semaphore(MAX_PARALLEL)
 
         async def of_tool(member: Member, name: str, tool: AvailableTool) -> ToolOutcome:
@@ -283,13 +303,13 @@ class Council:
                 return await runner.outcome(member, name, tool, run.context, run.text)
 
         async def of_member(member: Member) -> tuple[ToolOutcome, ...]:
-            assigned = _assigned(member, tools, unlisted)
-            outcomes = tuple(await self._each(partial(of_tool, member, name, tool) for name, tool in assigned))
+            jobs = (partial(of_tool, member, name, tool) for name, tool in assigned[member.id])
+            outcomes = tuple(await self._each(jobs))
             await tell(run.on_event, MemberDone(run.run_id, run.chat_id, member, outcomes))
             return outcomes
 
         of_members = await self._each(partial(of_member, member) for member in active)
-        return tuple(outcome for outcomes in of_members for outcome in outcomes)
+        return tuple(outcome for outcomes in of_members for outcome in outcomes), tuple(skipped)
 
     async def _each(self, jobs: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
         """Does jobs one after the other or, if the settings say so, at the same time. Cancelling it cancels them."""
@@ -311,13 +331,15 @@ class Council:
         outcomes: tuple[ToolOutcome, ...],
         fresh: Iterable[ToolOutcome],
         before: Deliberation | None = None,
+        *,
+        skipped: tuple[SkippedTool, ...],
     ) -> Deliberation:
         """Puts a run's outcomes together, keeps what is to be kept, and says that it is over."""
         history = before.history if before is not None else ""
         if self._history is not None:
             if before is None:  # else its own results would be among the earlier ones
                 history = self._history.block(run.chat_id, run.members)
-            self._history.record(run.chat_id, run.members, fresh)
+            self._history.record(run.chat_id, run.members, fresh, run.run_id)
         seconds = time.perf_counter() - run.began + (before.seconds if before is not None else 0.0)
         deliberation = Deliberation(
             run_id=run.run_id,
@@ -326,8 +348,13 @@ class Council:
             variables=named_results(outcomes),
             seconds=seconds,
             history=history,
+            skipped=skipped,
         )
         self._keep(run, deliberation)
+        failures = len(deliberation.failed)
+        log.info(
+            "council run %.80r ended results=%d failed=%d seconds=%.2f", run.run_id, len(outcomes), failures, seconds
+        )
         await tell(run.on_event, CouncilCompleted(run.run_id, run.chat_id, seconds, len(outcomes)))
         if failed := deliberation.failed:
             await tell(run.on_event, ToolsFailed(run.run_id, run.chat_id, failed, len(outcomes) - len(failed)))
@@ -338,21 +365,10 @@ class Council:
             self._retained.keep(run.chat_id, run.mark, outcome)
 
 
-def _check_plans(settings: CouncilSettings, model: LanguageModel | None) -> None:
+def _check_plans(settings: CouncilSettings, model: LanguageModel | None, sidecar: SidecarSettings) -> None:
     if settings.plan_arguments and model is None:
-        raise SetupError("plan_arguments is on, and there is no model that plans: give one, or turn it off")
-
-
-def _assigned(member: Member, tools: Mapping[str, AvailableTool], unlisted: str) -> list[tuple[str, AvailableTool]]:
-    """Returns the tools of a member that are there; where they could not be listed, stand-ins that say so."""
-    found = []
-    for name in dict.fromkeys(member.tools):
-        tool = tools.get(name) or (missing_tool(name, unlisted) if unlisted else None)
-        if tool is None:
-            log.debug("member %s has no tool %s: it is not offered, or not to councils", member.name, name)
-        else:
-            found.append((name, tool))
-    return found
+        why = "plan_arguments is on, and there is no model that plans"
+        raise SetupError(f"{why}: turn it off, or give one ({no_model(sidecar)})", ("plan_arguments",))
 
 
 async def _done(job: Callable[[], Awaitable[_T]]) -> _T:

@@ -16,12 +16,10 @@ from toolbus.errors import SetupError
 from toolbus.extension.model import LanguageModel
 from toolbus.extension.prompt_tool import PromptTool, bundled_prompt_tools, read_prompt_tools
 from toolbus.extension.settings import CouncilSettings, read_file
-from toolbus.extension.sidecar import SidecarSettings, sidecar_model
+from toolbus.extension.sidecar import API_KEY_VARIABLE, SidecarSettings, sidecar_model
 
-API_KEY_VARIABLE = "TOOLBUS_SIDECAR_API_KEY"
 _SIDECARS = ("sidecar", "sidecarSettings", "sidecar_settings")
 _TOOLS_SETTINGS = ("toolsSettings", "tools_settings")
-_KEYS = ("api_key", "apiKey", "api-key", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +78,6 @@ def _sidecar(left: dict[str, Any]) -> SidecarSettings:
     if len(found) > 1:
         raise SetupError(f"the model is described under {' and '.join(found)}, which mean the same: keep one")
     said: Any = next(iter(found.values()), {})
-    for key in _KEYS:
-        if isinstance(said, Mapping) and key in said:
-            raise SetupError(f"sidecar has {key}, but no file may hold a key: take it out, and set {API_KEY_VARIABLE}")
     return SidecarSettings.read(said)
 
 
@@ -102,6 +97,8 @@ def _prompt_tools(said: Any, folder: Path) -> tuple[PromptTool, ...]:
         raise SetupError(f'prompt_tools are {said!r:.80}, they must be a list of files and folders: write ["prompts"]')
     found: list[PromptTool] = []
     for each in said:
+        if not (folder / each).exists():
+            raise SetupError(f"prompt_tools: {folder / each} is not there: write it, or name a file or folder that is")
         read = read_prompt_tools(folder / each)
         if not read.tools:
             why = "; ".join(read.problems) or f"{folder / each} holds none: name the file or folder that has them"

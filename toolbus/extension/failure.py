@@ -7,6 +7,7 @@ from dataclasses import replace
 from toolbus.dialects.text import text_of
 from toolbus.errors import Code, Stage
 from toolbus.extension.available import AvailableTool
+from toolbus.extension.result import TimedOut
 from toolbus.tool import Result
 
 FAILED = "Tool invocation failed"
@@ -20,7 +21,7 @@ def failure_of(result: Result, tool: AvailableTool) -> str:
     if error is None or error.code is Code.TOOL:
         return (error.message if error is not None else "") or content_of(result) or FAILED
     if error.code is Code.DEADLINE_EXCEEDED:
-        return f"Tool invocation '{tool.bare_name}' timed out"
+        return str(TimedOut(tool.bare_name))
     if error.code is Code.UNAVAILABLE and error.stage is not Stage.NOT_DISPATCHED:
         return "Extension worker stopped"
     if error.code is Code.UNAVAILABLE and tool.source:  # without a source the bus's own sentence says more

@@ -75,7 +75,7 @@ class InlineExport:
         """
         members = _distinct(members)
         listed = tuple(tools)
-        eligible = by_any_name(available_tools(listed, (), has_model=False))
+        eligible = by_any_name(available_tools(listed, ()))
         wanted: dict[_Key, tuple[Tool, Member | None]] = {}
         missing: list[tuple[str, str]] = []
         for member in members:

@@ -16,7 +16,7 @@ from toolbus.extension.member import Member
 from toolbus.extension.model import LanguageModel
 from toolbus.extension.planning import plan_arguments
 from toolbus.extension.prompt_tool import PromptTool, run_prompt_tool
-from toolbus.extension.result import ToolOutcome
+from toolbus.extension.result import TimedOut, ToolOutcome
 from toolbus.extension.settings import CouncilSettings
 from toolbus.extension.sidecar import SidecarSettings
 from toolbus.loop.source import ToolSource
@@ -52,6 +52,7 @@ class ToolRunner:
         """
         began = time.perf_counter()
         content = error = ""
+        timeout_seconds = 0.0
         try:
             content = cut(await self._content(member, tool, context, text), self._settings.result_bytes)
         except asyncio.CancelledError:
@@ -60,6 +61,7 @@ class ToolRunner:
             error = FAILED  # what the tool waited for broke off by itself
         except ToolBusError as problem:
             error = cut(str(problem), self._settings.result_bytes) or FAILED
+            timeout_seconds = self._settings.timeout_seconds if isinstance(problem, TimedOut) else 0.0
         except (Exception, SystemExit) as problem:  # the last would end the host
             log.warning("tool %s of member %s failed", assigned, member.name, exc_info=True)
             error = cut(str(problem), self._settings.result_bytes) or FAILED
@@ -75,6 +77,7 @@ class ToolRunner:
             seconds=time.perf_counter() - began,
             variable=declared.variable if declared is not None else "",
             deliberates=declared is None or declared.deliberates,
+            timeout_seconds=timeout_seconds,
         )
 
     async def _content(self, member: Member, tool: AvailableTool, context: CallContext, text: str) -> str:
@@ -102,6 +105,8 @@ class ToolRunner:
             if not limit.expired():
                 raise  # the source's own, whatever it means
             result = Result(error=CallError(Code.DEADLINE_EXCEEDED, "", Stage.UNKNOWN))
+        if result.error is not None and result.error.code is Code.DEADLINE_EXCEEDED:
+            raise TimedOut(tool.bare_name)
         if failure := failure_of(result, tool):
             unplanned = result.error is not None and result.error.code is Code.INVALID_ARGUMENTS and arguments == "{}"
             raise ToolBusError(failure + _HINT if unplanned else failure)

@@ -28,6 +28,9 @@ def entries_of(path: Path, problems: list[str]) -> Iterator[tuple[str, object]]:
 
 
 def _files(path: Path, problems: list[str]) -> list[Path]:
+    if not path.exists():
+        problems.append(f"{path} is not there: write it, or name a file or folder that is")
+        return []
     if not path.is_dir():
         return [path]
     try:

@@ -20,12 +20,14 @@ from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.member import Member
 from toolbus.extension.model import Completion, LanguageModel, Question, asked
 from toolbus.extension.prompt_files import entries_of
+from toolbus.extension.result import TimedOut
 from toolbus.extension.sidecar import SidecarSettings
 from toolbus.tool import MAX_NAME, NAME
 
 log = logging.getLogger("toolbus.extension")
 
 ATTEMPTS = 3
+HOPELESS = (400, 401, 403, 404)  # statuses of a server that would say the same again
 PAUSE_SECONDS = 0.5  # before the second attempt; before each further one as much more
 _NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({"type": "object", "properties": {}})
 _PRONOUNS = ("she/her", "he/him", "they/them")  # by gender_identity; the fourth is any
@@ -137,6 +139,8 @@ async def run_prompt_tool(
 ) -> str:
     """Returns what the model answered in the member's voice. It is asked up to three times.
 
+    Not again where the server refused the question itself: its key, its model, what it may do.
+
     Args:
         sidecar: which model is asked, and how.
         sleep: waits between two attempts.
@@ -154,33 +158,37 @@ async def run_prompt_tool(
         max_tokens=sidecar.max_tokens,
         model=sidecar.model,
     )
-    failure = "it was not asked"
+    failure, times = "it was not asked", 0
     try:
         async with asyncio.timeout(settings.timeout_seconds):
             for attempt in range(ATTEMPTS):
                 if attempt:
                     await sleep(PAUSE_SECONDS * attempt)
-                answer = await _attempt(model, question)
+                answer, times = await _attempt(model, question), attempt + 1
                 if isinstance(answer, Completion):
                     return answer.text
-                failure = answer
+                failure, hopeless = answer
+                if hopeless:
+                    break
     except TimeoutError:
-        raise ToolBusError(f"Tool invocation '{tool.name}' timed out") from None
-    raise ToolBusError(f'prompt tool "{tool.display_name}" failed {ATTEMPTS} times, at last: {failure}')
+        raise TimedOut(tool.name) from None
+    how = f" {times} times, at last" if times > 1 else ""
+    raise ToolBusError(f'prompt tool "{tool.display_name}" failed{how}: {failure}')
 
 
-async def _attempt(model: LanguageModel, question: Question) -> Completion | str:
-    """Returns an answer that says something, or else why there is none."""
+async def _attempt(model: LanguageModel, question: Question) -> Completion | tuple[str, bool]:
+    """Returns an answer that says something, or else why there is none, and whether asking again is of no use."""
     try:
         answer = await asked(model, question)
     except asyncio.CancelledError:
         if being_cancelled():
             raise
-        return "the model's answer was cancelled on its way"
+        return "the model's answer was cancelled on its way", False
     except Exception as problem:
         log.debug("a prompt tool's model failed", exc_info=True)
-        return str(problem) or type(problem).__name__
-    return answer if answer.text else "the model's answer was empty"
+        status = getattr(problem, "status_code", None)  # as clients of providers name it
+        return str(problem) or type(problem).__name__, status in HOPELESS
+    return answer if answer.text else ("the model's answer was empty", False)
 
 
 def instructions(tool: PromptTool, member: Member, settings: PromptSettings) -> str:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from toolbus.errors import SetupError, ToolBusError
+
+MOST_NAMED = 8  # failed tools that an error names
+
+
+class TimedOut(ToolBusError):
+    """A tool took longer than it may; the sentence is the one that extensions know, to the letter."""
+
+    def __init__(self, bare_name: str) -> None:
+        super().__init__(f"Tool invocation '{bare_name}' timed out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +31,7 @@ class ToolOutcome:
         seconds: how long it took.
         variable: the name under which its content is kept for the host; "" for none.
         deliberates: whether its content belongs into the deliberation block.
+        timeout_seconds: the time that it had, where that ran out; else 0.
     """
 
     member_id: str
@@ -32,6 +44,7 @@ class ToolOutcome:
     seconds: float = 0.0
     variable: str = ""
     deliberates: bool = True
+    timeout_seconds: float = 0.0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -51,9 +64,29 @@ class ToolOutcome:
         }
         if not self.success:
             record["error"] = self.error
+            if self.timeout_seconds:
+                record["timeoutMs"] = round(self.timeout_seconds * 1000)
         if self.variable:
             record["resultVariable"] = self.variable
         return record
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedTool:
+    """A tool of a member who took part that was not there to be run.
+
+    Attributes:
+        tool: as it is assigned.
+        why: a sentence.
+    """
+
+    member_id: str
+    tool: str
+    why: str
+
+    def described(self) -> dict[str, Any]:
+        """Returns the record as JSON shows it."""
+        return {"memberId": self.member_id, "toolName": self.tool, "why": self.why}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +101,7 @@ class Deliberation:
         seconds: how long the run took.
         reused: whether it is an earlier run's, since nothing had changed.
         history: a text of earlier turns' results for the main model; "" for none.
+        skipped: tools that were not there; they have no outcome.
     """
 
     run_id: str
@@ -77,17 +111,41 @@ class Deliberation:
     seconds: float = 0.0
     reused: bool = False
     history: str = ""
+    skipped: tuple[SkippedTool, ...] = ()
 
     @property
     def failed(self) -> tuple[ToolOutcome, ...]:
         """Those that may be tried again."""
         return tuple(each for each in self.outcomes if not each.success)
 
+    def chosen(self, only: Iterable[tuple[str, str]] | None) -> set[tuple[str, str]]:
+        """Returns which of the failed ones a retry is for, as (member id, tool).
+
+        Args:
+            only: those; None means all that failed.
+
+        Raises:
+            SetupError: it names nothing, or what did not fail in this run.
+        """
+        failed = {outcome.key: None for outcome in self.failed}
+        if only is None:
+            return set(failed)
+        named = dict.fromkeys((member_id, tool) for member_id, tool in only)
+        pairs = [f"{member_id} {tool}"[:160] for member_id, tool in failed]
+        these = ", ".join(pairs[:MOST_NAMED]) + (" and others" if len(pairs) > MOST_NAMED else "")
+        cure = f"what failed in this run is: {these}" if these else "nothing failed in this run"
+        if not named:
+            raise SetupError(f"only names nothing to be run again: leave it out to retry all; {cure}")
+        if others := [f"{member_id} {tool}"[:160] for member_id, tool in named if (member_id, tool) not in failed]:
+            raise SetupError(f"only names {', '.join(others[:MOST_NAMED])}, which did not fail here: {cure}")
+        return set(named)
+
     @property
     def characters(self) -> int:
         """How much text it keeps in memory, about: contents stand in the block once more."""
         of_outcomes = sum(len(each.content) + len(each.error) for each in self.outcomes)
-        return len(self.block) + len(self.history) + of_outcomes
+        of_skipped = sum(len(each.tool) + len(each.why) for each in self.skipped)
+        return len(self.block) + len(self.history) + of_outcomes + of_skipped
 
     def described(self) -> dict[str, Any]:
         """Returns the record as JSON shows it, under the names that extensions know."""
@@ -103,4 +161,5 @@ class Deliberation:
             "successCount": len(self.outcomes) - failed,
             "failedCount": failed,
             "reused": self.reused,
+            "skipped": [each.described() for each in self.skipped],
         }

@@ -7,15 +7,17 @@ to others, as the HTTP gateway does, hands in what it was sent and hands out wha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from toolbus.errors import PeerLost, SetupError
-from toolbus.extension.available import NO_MODEL
+from toolbus.extension.available import no_model
 from toolbus.extension.cancelling import being_cancelled
 from toolbus.extension.context import Scene, message_of
 from toolbus.extension.council import Council
@@ -23,12 +25,20 @@ from toolbus.extension.council_file import CouncilFile
 from toolbus.extension.events import CouncilEvent, OnEvent
 from toolbus.extension.history import CouncilHistory
 from toolbus.extension.result import Deliberation
+from toolbus.extension.settings import CouncilSettings, unknown_keys
 from toolbus.extension.watcher import Watcher
 from toolbus.sdk.scope import ContextMessage
 from toolbus.tool import MIB
 
 MOST_RUNS = 100  # that are kept for retries
 MOST_CHARACTERS = 32 * MIB  # of the runs that are kept, in all; the newest is kept whatever it has
+MOST_IGNORED = 20  # keys that an answer names
+_INLINE = (
+    "the mode is inline: the main model calls the tools itself, which toolbus.extension.InlineTools offers in Python"
+)
+_NOT_THERE = "none of the tools of those who take part is there: skipped says why"
+
+log = logging.getLogger("toolbus.extension")
 
 Said = Mapping[str, Any]
 Tell = Callable[[Said], object]  # is told of events in JSON's form
@@ -42,6 +52,7 @@ class _Asked:
 
     Attributes:
         council: with the settings and members of this run.
+        ignored: keys of the request that mean nothing here.
     """
 
     council: Council
@@ -50,6 +61,7 @@ class _Asked:
     user_id: str
     attributes: Mapping[str, str]
     regenerates: bool
+    ignored: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -127,7 +139,7 @@ class CouncilService:
         """Returns settings and members in force, spelled so that a run takes them as its own."""
         settings = _shown(self._council.settings)
         members = settings.pop("members")
-        why = "" if self._has_model else self._sidecar.unavailable or NO_MODEL
+        why = "" if self._has_model else no_model(self._sidecar)
         return {
             "settings": settings,
             "members": [_shown(member) for member in members],
@@ -143,41 +155,50 @@ class CouncilService:
 
         Args:
             said: `messages`, and what else there is of `chat_id`, `persona`, `character`, `world_info`, `user_id`,
-                `attributes`, `members` and `settings` (instead of those in force), `regenerates`.
+                `attributes`, `members` and `settings` (instead of those in force), `regenerates`; under `unknown` the
+                names of what else was said.
 
         Raises:
-            SetupError: naming what is wrong in members or settings.
+            SetupError: naming what is wrong in members or settings, and where in `said` it stands.
         """
-        changes = dict(said.get("settings") or {})
-        if any(str(key).lower() == "members" for key in changes):
-            raise SetupError("settings: members stand beside the settings, not in them: move them there")
-        if said.get("members") is not None:
-            changes["members"] = said["members"]
         chat_id = said.get("chat_id", "")
         asked = _Asked(
             # Without a chat's name everybody's earlier results would be shown to everybody.
-            council=self._council.changed(self._council.settings.changed(changes), remembers=bool(chat_id)),
+            council=self._changed(said, remembers=bool(chat_id)),
             messages=tuple(message_of(each) for each in said["messages"]),
             scene=Scene(chat_id, *(said.get(name, "") for name in ("persona", "character", "world_info"))),
             user_id=said.get("user_id", ""),
             attributes=said.get("attributes") or {},
             regenerates=said.get("regenerates", False),
+            ignored=_ignored(said),
         )
         return partial(self._run, asked)
 
-    def begin_retry(self, run_id: str, only: Iterable[tuple[str, str]] | None = None) -> Start | None:
+    def begin_retry(
+        self, run_id: str, only: Iterable[tuple[str, str]] | None = None, unknown: Iterable[str] = ()
+    ) -> Start | None:
         """Returns what runs again what failed in a run, when it is called; None where no such run is kept.
 
         Args:
             only: those of the failed that are run again, as (member id, tool); None means all.
+            unknown: names of what else the request said.
+
+        Raises:
+            SetupError: `only` names nothing, or what did not fail.
         """
-        kept = self._runs.get(run_id)
-        return partial(self._retry, kept, None if only is None else tuple(only)) if kept is not None else None
+        if (kept := self._runs.get(run_id)) is None:
+            return None
+        chosen = None if only is None else tuple(only)
+        try:
+            kept.deliberation.chosen(chosen)
+        except SetupError as problem:
+            raise SetupError(str(problem), ("only",)) from None
+        return partial(self._retry, kept, chosen, _named(unknown))
 
     def find(self, run_id: str) -> dict[str, Any] | None:
         """Returns what became of a run; None where no such run is kept."""
         kept = self._runs.get(run_id)
-        return _answer(kept.deliberation) if kept is not None else None
+        return _answered(kept.deliberation) if kept is not None else None
 
     def watch(self, chat_id: str = "") -> Watcher:
         """Returns the events of all chats, or of one, from now on; whoever asks closes it."""
@@ -210,11 +231,20 @@ class CouncilService:
         )
         if deliberation is not None:
             self._keep(_Kept(asked, deliberation))
-        return _answer(deliberation)
+            return _answered(deliberation, asked.ignored)
+        nothing = {"ok": True, "active": False, "results": [], "reason": _why_nobody(asked.council.settings)}
+        return _and_ignored(nothing, asked.ignored)
 
-    async def _retry(self, kept: _Kept, only: tuple[tuple[str, str], ...] | None, tell: Tell | None) -> dict[str, Any]:
+    async def _retry(
+        self, kept: _Kept, only: tuple[tuple[str, str], ...] | None, ignored: tuple[str, ...], tell: Tell | None
+    ) -> dict[str, Any]:
         asked = kept.asked
         async with kept.retrying:
+            if only is not None:  # another retry may have succeeded meanwhile
+                failed = kept.deliberation.chosen(None)
+                only = tuple(pair for pair in only if pair in failed)
+                if not only:
+                    return _answered(kept.deliberation, ignored)
             kept.deliberation = await self._unless_closed(
                 asked.council.retry(
                     kept.deliberation,
@@ -227,7 +257,27 @@ class CouncilService:
                 )
             )
             self._keep(kept)
-            return _answer(kept.deliberation)
+            return _answered(kept.deliberation, ignored)
+
+    def _changed(self, said: Said, *, remembers: bool) -> Council:
+        """Returns the council with the settings and members of a request.
+
+        Raises:
+            SetupError: as for `begin`.
+        """
+        changes = dict(said.get("settings") or {})
+        for key in changes:
+            if str(key).lower() == "members":
+                why = "settings: members stand beside the settings, not in them: move them there"
+                raise SetupError(why, ("settings", key))
+        if said.get("members") is not None:
+            changes["members"] = said["members"]
+        try:
+            return self._council.changed(self._council.settings.changed(changes), remembers=remembers)
+        except SetupError as problem:
+            if problem.loc[:1] != ("members",):
+                problem.loc = "settings", *problem.loc
+            raise
 
     async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
         """Does what cancelling this, or closing the service, ends.
@@ -265,10 +315,41 @@ class CouncilService:
             characters -= self._runs.popitem(last=False)[1].characters
 
 
-def _answer(deliberation: Deliberation | None) -> dict[str, Any]:
-    if deliberation is None:
-        return {"ok": True, "active": False, "results": []}
-    return {"ok": True, "active": True, **deliberation.described()}
+def _answered(deliberation: Deliberation, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
+    answer = {"ok": True, "active": bool(deliberation.outcomes), **deliberation.described()}
+    if not deliberation.outcomes:
+        answer["reason"] = _NOT_THERE
+    return _and_ignored(answer, ignored)
+
+
+def _and_ignored(answer: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
+    return {**answer, "ignored": list(ignored)} if ignored else answer
+
+
+def _why_nobody(settings: CouncilSettings) -> str:
+    """Returns why nobody took part, a sentence."""
+    if settings.mode == "inline":
+        return _INLINE
+    if not settings.members:
+        return "there are no members: give the run some, or the council file"
+    if not any(member.tools for member in settings.members):
+        return "no member has tools: assign some"
+    return "the dice left everybody out: chance says how likely a member takes part"
+
+
+def _ignored(said: Said) -> tuple[str, ...]:
+    """Returns the names of what a request says that means nothing here."""
+    found = [*said.get("unknown", ())]
+    found += [f"settings.{name}" for name in unknown_keys(said.get("settings") or {})]
+    found += unknown_keys({"members": said.get("members") or ()})
+    if said.get("unknown"):  # of the others the reader of settings tells
+        log.warning("a council request: nothing is known of %s; they are left out", ", ".join(_named(said["unknown"])))
+    return _named(found)
+
+
+def _named(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns names as they may be shown: not too many, none too long, and without line ends."""
+    return tuple(repr(name[:80])[1:-1] for name in islice(names, MOST_IGNORED))
 
 
 def _shown(record: Any) -> dict[str, Any]:

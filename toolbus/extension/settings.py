@@ -12,8 +12,8 @@ import logging
 import re
 import sys
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -75,21 +75,24 @@ class CouncilSettings:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise _refused("mode", self.mode, "is no mode", f"say {' or '.join(MODES)}")
+            raise _refused("mode", self.mode, "is no mode", f"say {' or '.join(MODES)}", ("mode",))
         for each in fields(self):
             if (read := _KINDS.get(type(each.default))) is not None:
-                read(getattr(self, each.name), each.name)
+                _at(each.name, read, getattr(self, each.name), each.name)
         for name in ("timeout_seconds", "least_timeout_seconds"):
             if not 0 <= getattr(self, name) <= MAX_TIMEOUT_SECONDS:  # NaN fails this too
-                raise _refused(
-                    name, getattr(self, name), f"is not from 0 to {MAX_TIMEOUT_SECONDS:g} seconds", "correct it"
-                )
+                rule = f"is not from 0 to {MAX_TIMEOUT_SECONDS:g} seconds"
+                cure = f"give it 0 to {MAX_TIMEOUT_SECONDS:g}, or in ms 0 to {MAX_TIMEOUT_SECONDS * 1000:g}"
+                raise _refused(name, getattr(self, name), rule, cure, (name,))
         for name, least in (("sidecar_context_window", 1), ("max_words_per_tool", 0), ("result_bytes", KIB)):
             if getattr(self, name) < least:
-                raise _refused(name, getattr(self, name), f"is less than {least}", f"give it {least} or more")
-        ids = Counter(member.id for member in self.members)
-        for twice in (each for each, times in ids.items() if times > 1):
-            raise _refused("members", twice, "is the id of two members", "give each an id of its own")
+                raise _refused(name, getattr(self, name), f"is less than {least}", f"give it {least} or more", (name,))
+        ids: set[str] = set()
+        for index, member in enumerate(self.members):
+            if member.id in ids:
+                cure, loc = "give each an id of its own", ("members", index, "id")
+                raise _refused("members", member.id, "is the id of two members", cure, loc)
+            ids.add(member.id)
         object.__setattr__(self, "timeout_seconds", max(self.timeout_seconds, self.least_timeout_seconds))
 
     @classmethod
@@ -99,7 +102,9 @@ class CouncilSettings:
         Raises:
             SetupError: naming the value, the rule that it breaks and the cure.
         """
-        return cls(**_said(said))
+        found = _said(said)
+        with _placed(said):
+            return cls(**found)
 
     def changed(self, said: Mapping[str, Any]) -> CouncilSettings:
         """Returns these settings, but for what a mapping says otherwise; it is spelled as for `read`.
@@ -107,7 +112,9 @@ class CouncilSettings:
         Raises:
             SetupError: as `read`.
         """
-        return replace(self, **_said(said))
+        found = _said(said)
+        with _placed(said):
+            return replace(self, **found)
 
     @classmethod
     def load(cls, path: Path | str) -> CouncilSettings:
@@ -149,7 +156,7 @@ def read_member(said: Any, where: str = "member") -> Member:
     found = _fields(said, place, _MEMBER)
     for needed in ("name", "id"):
         if not found.setdefault(needed, found.get("name", "")):
-            raise SetupError(f"{SUBJECT}: {place}: has no {needed}: give it one")
+            raise SetupError(f"{SUBJECT}: {place}: has no {needed}: give it one", (needed,))
     return Member(**found)
 
 
@@ -158,8 +165,62 @@ def _said(said: Any) -> dict[str, Any]:
     found = _fields(said, SUBJECT, _TOP)
     nested = found.pop("tools_settings", {})
     for twice in found.keys() & nested.keys():
-        raise _refused(twice, nested[twice], "is said twice, once within toolsSettings", "say it once")
+        rule = "is said twice, once within toolsSettings"
+        raise _refused(twice, nested[twice], rule, "say it once", _spelled(said, twice))
     return {**found, **nested}
+
+
+def unknown_keys(said: Mapping[str, Any]) -> list[str]:
+    """Returns the keys that are left out of what a mapping says, each with its place (`members[0].colour`)."""
+    found = []
+    for key, value in said.items():
+        name, _ = _TOP.get(_snake(str(key)), (None, None))
+        if name is None:
+            found.append(str(key))
+        elif name == "tools_settings" and isinstance(value, Mapping):
+            found += [f"{key}.{inner}" for inner in value if _snake(str(inner)) not in _TOOLS]
+        elif name == "members" and isinstance(value, list | tuple):
+            found += [
+                f"{key}[{index}].{inner}"
+                for index, member in enumerate(value)
+                if isinstance(member, Mapping)
+                for inner in member
+                if _snake(str(inner)) not in _MEMBER
+            ]
+    return found
+
+
+@contextmanager
+def _placed(said: Mapping[str, Any]) -> Iterator[None]:
+    """Has a fault of a field name the key that set it."""
+    try:
+        yield
+    except SetupError as problem:
+        if len(problem.loc) == 1:
+            problem.loc = _spelled(said, str(problem.loc[0]))
+        raise
+
+
+def _spelled(said: Mapping[str, Any], name: str) -> tuple[str | int, ...]:
+    """Returns where a mapping sets a field, by its own keys."""
+    for key, value in said.items():
+        field, _ = _TOP.get(_snake(str(key)), ("", None))
+        if field == name:
+            return (str(key),)
+        if field == "tools_settings" and isinstance(value, Mapping):
+            for inner in value:
+                if _TOOLS.get(_snake(str(inner)), ("", None))[0] == name:
+                    return str(key), str(inner)
+    return (name,)
+
+
+def _at(place: str | int, read: _Read, value: Any, where: str) -> Any:
+    """Reads a value; its fault names the place too."""
+    try:
+        return read(value, where)
+    except SetupError as problem:
+        problem.loc = (place, *problem.loc)
+        raise
 
 
 def _fields(said: Any, where: str, known: Mapping[str, tuple[str, _Read]]) -> dict[str, Any]:
@@ -173,9 +234,9 @@ def _fields(said: Any, where: str, known: Mapping[str, tuple[str, _Read]]) -> di
         if read is None:
             unknown.append(repr(str(key)[:80])[1:-1])  # a line end in it would look like a line of the log's own
         elif name in found:
-            raise _refused(f"{where}: {key}", value, f"says {name} a second time", "say it once")
+            raise _refused(f"{where}: {key}", value, f"says {name} a second time", "say it once", (str(key),))
         elif value is not None and name:
-            found[name] = read(value, f"{where}: {key}")
+            found[name] = _at(str(key), read, value, f"{where}: {key}")
     if unknown:
         log.warning("%s: nothing is known of %s; they are left out", where, ", ".join(unknown[:MOST_NAMED]))
     return found
@@ -185,9 +246,9 @@ def _snake(key: str) -> str:
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", key).lower()
 
 
-def _refused(where: str, value: object, rule: str, cure: str) -> SetupError:
+def _refused(where: str, value: object, rule: str, cure: str, loc: tuple[str | int, ...] = ()) -> SetupError:
     place = where if where.startswith(SUBJECT) else f"{SUBJECT}: {where}"
-    return SetupError(f"{place}: {value!r:.200} {rule}: {cure}")
+    return SetupError(f"{place}: {value!r:.200} {rule}: {cure}", loc)
 
 
 def _text(value: Any, where: str) -> str:
@@ -229,7 +290,7 @@ def _integer(value: Any, where: str) -> int:
 def _within(least: int, most: int, read: Callable[[Any, str], float]) -> _Read:
     def checked(value: Any, where: str) -> float:
         if not least <= (number := read(value, where)) <= most:
-            raise _refused(where, value, f"is not from {least} to {most}", "correct it")
+            raise _refused(where, value, f"is not from {least} to {most}", f"give it {least} to {most}")
         return number
 
     return checked
@@ -238,22 +299,23 @@ def _within(least: int, most: int, read: Callable[[Any, str], float]) -> _Read:
 def _names(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise _refused(where, value, "is no list", "put [ and ] round it")
-    for each in value:
-        if not _text(each, where):
-            raise _refused(where, each, "names no tool", "leave it out")
+    for index, each in enumerate(value):
+        if not _at(index, _text, each, where):
+            raise _refused(where, each, "names no tool", "leave it out", (index,))
     return tuple(dict.fromkeys(value))  # a tool that is named twice runs once
 
 
 def _retention(value: Any, where: str) -> Mapping[str, int]:
     if not isinstance(value, Mapping):
         raise _refused(where, value, "is no object", 'write it like {"tool": 3}')
-    return MappingProxyType({str(tool): _FEW(count, f"{where}: {tool}") for tool, count in value.items()})
+    found = {str(tool): _at(str(tool), _FEW, count, f"{where}: {tool}") for tool, count in value.items()}
+    return MappingProxyType(found)
 
 
 def _members(value: Any, where: str) -> tuple[Member, ...]:
     if not isinstance(value, list | tuple):
         raise _refused(where, value, "is no list", "put [ and ] round it")
-    return tuple(read_member(each, f"members[{index}]") for index, each in enumerate(value))
+    return tuple(_at(index, read_member, each, f"members[{index}]") for index, each in enumerate(value))
 
 
 def _tools_settings(value: Any, where: str) -> dict[str, Any]:

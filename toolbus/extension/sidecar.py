@@ -30,7 +30,14 @@ _CONNECT_SECONDS = 10.0
 _MAX_ANSWER = 4 * MIB
 _MAX_SHOWN = 500  # characters of what a server says about a fault
 
-_NOT_BARE = "sidecar.connection is a URL with a user, a query or a fragment: leave them out, and give a key as api_key"
+API_KEY_VARIABLE = "TOOLBUS_SIDECAR_API_KEY"
+WHERE_KEYS_GO = f"set {API_KEY_VARIABLE} in the environment (or, in Python, give sidecar_model an api_key)"
+_NOT_BARE = (
+    "sidecar.connection is a URL with a user, a query or a fragment, which may hold a key: leave them out, and "
+    + WHERE_KEYS_GO
+)
+
+_KEYS = ("api_key", "apiKey", "api-key", "key")
 
 # Names of the settings as files and other hosts spell them.
 _SPELLINGS = {
@@ -80,6 +87,9 @@ class SidecarSettings:
         """
         if not isinstance(said, Mapping):
             raise SetupError(f"sidecar is {said!r:.80}, it must be a mapping: write for example {{'model': 'qwen3'}}")
+        for key in _KEYS:
+            if key in said:
+                raise SetupError(f"sidecar has {key}, but settings hold no key: take it out, and {WHERE_KEYS_GO}")
         known = [spelling for spellings in _SPELLINGS.values() for spelling in spellings]
         if unknown := [str(key)[:80] for key in said if key not in known]:
             log.warning("sidecar: nothing is known of %s; they are left out", ", ".join(unknown))
@@ -103,7 +113,10 @@ class SidecarSettings:
                 "server, for example http://127.0.0.1:8080/v1"
             )
         if not self.model:
-            return "no sidecar model: the settings name no model; set it to one that the server of the connection has"
+            return (
+                "no sidecar model: the settings name no model; set it to one that the server of the connection has, "
+                "for example qwen3"
+            )
         return ""
 
 
@@ -219,7 +232,7 @@ class _Server:
         if status >= 400 or (isinstance(answer, dict) and answer.get("error")):
             told = isinstance(answer, dict) and answer.keys() & {"error", "message"}
             said = EndpointError.of(answer).message if told else body.decode("utf-8", "replace")
-            cure = ": check the API key" if status in (401, 403) else ""
+            cure = f": check the API key, or {WHERE_KEYS_GO}" if status in (401, 403) else ""
             raise SidecarError(f"{self._url} answered {status}: {self._shown(said)}{cure}", status)
         if status != 200 or not isinstance(answer, dict):
             raise SidecarError(
@@ -292,5 +305,6 @@ def _key(api_key: str | None) -> str:
     """
     key = (api_key or "").strip()
     if not (key.isascii() and all(character.isprintable() and character != " " for character in key)):
-        raise SetupError("api_key holds a space, a line end or a character that is not ASCII: copy it again")
+        rule = "holds a space, a line end or a character that is not ASCII"
+        raise SetupError(f"the API key {rule}: copy it again, and {WHERE_KEYS_GO}")
     return key

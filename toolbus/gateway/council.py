@@ -75,11 +75,11 @@ def _runs(routes: APIRouter, parts: Parts) -> None:
         With `Accept: text/event-stream` the answer is a stream: the run's events as they happen, then one event
         `result`. Closing the connection ends the run and cancels its calls.
         """
+        said = body.said()
         try:
-            run = parts.council.begin(body.model_dump())
+            run = parts.council.begin({**said, "unknown": body.unknown})
         except SetupError as problem:
-            error = {"type": "value_error", "loc": ("body",), "msg": str(problem), "input": None}
-            raise RequestValidationError([error]) from None
+            raise _invalid(problem, said) from None
         return await _answered(request, run)
 
     @routes.post("/retry", responses={**_ANSWERS, **_NO_RUN})
@@ -89,7 +89,10 @@ def _runs(routes: APIRouter, parts: Parts) -> None:
         The answer is a stream where a run's is.
         """
         only = None if body.only is None else [(each.member_id, each.tool_name) for each in body.only]
-        run = parts.council.begin_retry(body.run_id, only)
+        try:
+            run = parts.council.begin_retry(body.run_id, only, body.unknown)
+        except SetupError as problem:
+            raise _invalid(problem, body.said()) from None
         return _unknown(body.run_id) if run is None else await _answered(request, run)
 
 
@@ -144,6 +147,17 @@ async def _followed(parts: Parts, chat_id: str) -> AsyncGenerator[bytes]:
 
 def _event(said: Mapping[str, Any]) -> bytes:
     return event(said["event"], dict(said))
+
+
+def _invalid(problem: SetupError, said: Any) -> RequestValidationError:
+    """Returns what answers a body that breaks a rule; of something that is missing, what lacks it is echoed."""
+    for step in problem.loc:
+        try:
+            said = said[step]
+        except (LookupError, TypeError):
+            break
+    error = {"type": "value_error", "loc": ("body", *problem.loc), "msg": str(problem), "input": said}
+    return RequestValidationError([error])
 
 
 def _unknown(run_id: str) -> Response:

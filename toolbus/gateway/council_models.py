@@ -36,7 +36,22 @@ def _shallow(value: Any) -> Any:
 Shallow = Annotated[dict[str, Any], AfterValidator(_shallow)]
 
 
-class CouncilRunBody(BaseModel):
+class _Body(BaseModel):
+    """A request; what nobody knows in it is left out, and the answer names it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def unknown(self) -> list[str]:
+        """The names of what is left out."""
+        return list(self.model_extra or ())
+
+    def said(self) -> dict[str, Any]:
+        """Returns what is known of it."""
+        return self.model_dump(include=set(type(self).model_fields), by_alias=True)
+
+
+class CouncilRunBody(_Body):
     """A run of the council."""
 
     model_config = ConfigDict(
@@ -84,7 +99,7 @@ class FailedTool(BaseModel):
     tool_name: Text
 
 
-class CouncilRetryBody(BaseModel):
+class CouncilRetryBody(_Body):
     """A run whose failed tools are to run again."""
 
     model_config = ConfigDict(
@@ -94,7 +109,9 @@ class CouncilRetryBody(BaseModel):
     )
 
     run_id: Annotated[str, Field(min_length=1, max_length=MAX_ID, description="`runId` of its answer.")]
-    only: Annotated[list[FailedTool] | None, Field(description="Of those that failed; null: all of them.")] = None
+    only: Annotated[
+        list[FailedTool] | None, Field(description="Some of those that failed; null or left out: all of them.")
+    ] = None
 
 
 class _Record(BaseModel):
@@ -146,14 +163,24 @@ class CouncilResult(_Record):
     content: str
     duration_ms: int
     error: Annotated[str | None, Field(description="Only where it failed.")] = None
+    timeout_ms: Annotated[int | None, Field(description="The time that it had; only where that ran out.")] = None
     result_variable: Annotated[str | None, Field(description="Only where the content is kept by name.")] = None
 
 
+class SkippedTool(_Record):
+    """A tool of a member who takes part that was not there."""
+
+    member_id: str
+    tool_name: str
+    why: str
+
+
 class CouncilAnswer(_Record):
-    """What became of a run. All but the first three is there only where somebody took part."""
+    """What became of a run. Most of it is there only where the dice let somebody take part."""
 
     ok: bool
-    active: Annotated[bool, Field(description="Whether any member took part.")]
+    active: Annotated[bool, Field(description="Whether any member took part, with a tool that was there.")]
+    reason: Annotated[str | None, Field(description="Why nobody did.")] = None
     results: Annotated[list[CouncilResult], Field(description="In the order of members and of their tools.")]
     run_id: str | None = None
     generation_id: Annotated[str | None, Field(description="The same, as events name it.")] = None
@@ -166,3 +193,9 @@ class CouncilAnswer(_Record):
     reused: Annotated[bool | None, Field(description="Whether it is an earlier run's, since nothing had changed.")] = (
         None
     )
+    skipped: Annotated[
+        list[SkippedTool] | None, Field(description="Tools of those who take part that were not there.")
+    ] = None
+    ignored: Annotated[
+        list[str] | None, Field(description="Keys of the request that mean nothing here; only where there are some.")
+    ] = None

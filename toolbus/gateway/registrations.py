@@ -24,6 +24,7 @@ from toolbus.loopback import CallbackUrl, parse_callback_url
 from toolbus.offer import Offered, prepare
 from toolbus.policy import Policy
 from toolbus.presence import Presence
+from toolbus.refusals import lacks_tools
 from toolbus.registry import Registry
 from toolbus.tool import Limits, Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -250,7 +251,7 @@ class Registrations:
         if source == BUS_SOURCE:
             raise NotPermitted(f"source {source!r} is the bus's own: choose another")
         if not self._policy.may_offer(source):
-            raise NotPermitted(f"source {source[:80]!r} lacks the right 'tools': ask the operator to grant it")
+            raise NotPermitted(lacks_tools(source))
         if self._presence.is_bound(source):
             raise NotPermitted(
                 f"source {source[:80]!r} is bound to a token: use another source, or offer the tool in its session"

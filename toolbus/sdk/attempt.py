@@ -129,6 +129,10 @@ class Duties(Protocol):
         """Hears the bus's answer to a declaration: the tools that it did not take, and why; none where it took all."""
         return  # a peer without tools has nothing to hear
 
+    def refused(self, names: Sequence[str], why: str) -> None:
+        """Hears that the bus refused a whole declaration, of these tools, and with it perhaps this peer."""
+        return
+
     def event(self, event: wire.Event) -> None:
         """Hears what happened to the catalogue or to this peer."""
 

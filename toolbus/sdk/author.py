@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 GRACE_SECONDS = 10.0  # for calls in flight when the plugin is asked to end
+HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: why it was refused is the last they hear
 WORKERS = 32
 MOST_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
 
@@ -161,7 +162,11 @@ class Plugin:
         return self._hooks.add("permission_changed", function)
 
     def on_refused(self, function: F) -> F:
-        """Has a function hear, as ``(names, why)``, which tools the bus did not take; a decorator."""
+        """Has a function hear, as ``(names, why)``, which tools the bus did not take; a decorator.
+
+        Of a declaration the bus takes all tools or none: `names` are those that its reason names, else all. It hears so
+        too where the bus refuses the plugin itself.
+        """
         return self._hooks.add("refused", function)
 
     def on_tools_changed(self, function: F) -> F:
@@ -248,6 +253,7 @@ class Plugin:
             await asyncio.to_thread(connection.stop_thread)
             if self._owner is not None:
                 await stop_plugin(self._owner, self._lifecycle.run)
+        await self._hooks.settle(HOOK_SECONDS)
         self._lifecycle.stop()
         self._workers.stop()
 

@@ -349,6 +349,7 @@ class Connection:
                 text = f"what listens at {address} is no toolbus: check the address ({text})"
             self._error = error_of(ending.code, text)
             log.error("the bus at %s refuses %s: %s", address, source, self._error)
+            self._duties.refused([tool.name for tool in self._duties.declared()], text)
         if self._error is None:
             return False
         self.calls.close(str(self._error))
@@ -391,19 +392,14 @@ class Connection:
             link.session.open(limits.calls_in_flight or 256, limits.message_bytes or MESSAGE_BYTES)
         # Often one for all, and said once.
         self._refused = tuple(dict.fromkeys(each.error for each in copy.refused if each.error))
-        self._duties.attached([each.name for each in copy.refused], "; ".join(self._refused))
+        why = "; ".join(self._refused)
+        self._duties.attached([each.name for each in copy.refused], why)
         count = len(copy.registered) + sum(map(len, link.rest))
+        address, source = self.settings.address, self.settings.source
         if self._refused:
-            log.error(
-                "the bus at %s refused the tools of %s: %s",
-                self.settings.address,
-                self.settings.source,
-                "; ".join(self._refused),
-            )
+            log.error("the bus at %s refused the tools of %s: %s; the connection stays", address, source, why)
         elif first:
-            log.info(
-                "attached to the bus at %s as %s with %d tools", self.settings.address, self.settings.source, count
-            )
+            log.info("attached to the bus at %s as %s with %d tools", address, source, count)
         if link.rest and not self._refused:
             self.loop.create_task(self._register_rest(link))
         else:
@@ -422,6 +418,7 @@ class Connection:
                 return
             text = problem.details() or problem.code().name
             log.error("the bus at %s refused tools of %s: %s", self.settings.address, self.settings.source, text)
+            self._duties.refused([tool.name for portion in link.rest for tool in portion], text)
             if problem.code() in FATAL:
                 self._error = error_of(problem.code(), text)
             link.stream.cancel()

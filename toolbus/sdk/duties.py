@@ -74,9 +74,14 @@ class PluginDuties:
 
     def attached(self, refused: Sequence[str], why: str) -> None:
         if refused:
-            self._hooks.tell("refused", tuple(refused), why)
+            self.refused(refused, why)
         elif len(self._tools):  # it may have been granted while there was no stream that could have told us
             self._permissions.set(self._permissions.granted | {TOOLS})
+
+    def refused(self, names: Sequence[str], why: str) -> None:
+        # A bus takes all tools of a declaration or none; where its reason is one of them, that is the one to mend.
+        named = tuple(name for name in names if f"tool {name!r}" in why or f"tool name {name!r}" in why)
+        self._hooks.tell("refused", named or tuple(name for name in names if name), why)
 
     def event(self, event: wire.Event) -> None:
         match event.WhichOneof("kind"):
@@ -99,7 +104,8 @@ class PluginDuties:
         self._hooks.tell("permission_denied", denied.permission, operation)
 
     def _changed(self, changed: wire.PermissionChanged) -> None:
-        log.warning("the right %r was %s", changed.permission, "granted" if changed.granted else "revoked")
+        level, what = (logging.INFO, "granted") if changed.granted else (logging.WARNING, "revoked")
+        log.log(level, "the right %r was %s", changed.permission, what)
         self._permissions.set(changed.all_granted)
         self._hooks.tell("permission_changed", changed.permission, changed.granted, tuple(changed.all_granted))
         if changed.permission == TOOLS and changed.granted and self.declare is not None:

@@ -74,6 +74,11 @@ class Hooks:
         if self._inbox is not None and self.wants(kind):
             self._inbox.put(self._begin, (kind, facts))
 
+    async def settle(self, seconds: float) -> None:
+        """Waits for those that are running, but not for one that waits for this."""
+        if running := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(running, timeout=seconds)
+
     def _begin(self, told: tuple[str, tuple[Any, ...]]) -> None:
         assert self._loop is not None  # the inbox is that loop's
         kind, facts = told
