@@ -48,6 +48,7 @@ FULL = Tool(
     inline_available=True,
     direct_reply=True,
     metadata_json='{"a":1}',
+    min_level=50,
 )
 
 

@@ -197,7 +197,8 @@ class _Process:
         for spec in offered:
             plugin.add_tool(_guarded(spec, self._protection))
         self._offered = offered
-        plugin.on_refused(lambda names, why: self._report("denied", why))
+        lacks = f"source {plan.source!r} may not offer any (an operator lets it: toolbus grant {plan.source})"
+        plugin.on_permission_denied(lambda permission, operation: self._report("denied", lacks))
         plugin.on_permission_changed(lambda name, granted, every: self._report("attached", "") if granted else None)
         return plugin
 
