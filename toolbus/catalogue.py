@@ -5,9 +5,9 @@ Stands between the registry, which knows only records, and whoever speaks protob
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from toolbus.entry import BUS_SOURCE, Changes, Listing, Outcome
+from toolbus.entry import BUS_SOURCE, Changes, Handler, Listing, Outcome
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
 from toolbus.offer import Offered, prepare
 from toolbus.policy import Caller
@@ -118,12 +118,11 @@ def listed(listing: Listing) -> wire.ListedTool:
     """Returns a line of the catalogue with the state that it has now."""
     entry = listing.entry
     handlers = entry.handlers()
-    states = {handler.session_state for handler in handlers} or {wire.SESSION_STATE_OFFLINE}
     stuck = sum(handler.stuck for handler in handlers)
     return wire.ListedTool(
         tool=listing.tool.to_wire(),
         source=listing.source,
-        session_state=next(state for state in _BEST_FIRST if state in states),
+        session_state=best_state(handlers),  # type: ignore[arg-type]  # protoc's enum types are ints
         roles=listing.roles,
         schema_hash=listing.tool.schema_hash,
         last_error=entry.last_error if entry.current is None else "",
@@ -132,6 +131,12 @@ def listed(listing: Listing) -> wire.ListedTool:
         stuck=stuck,
         warnings=entry.warnings.values(),
     )
+
+
+def best_state(handlers: Iterable[Handler]) -> int:
+    """Returns how the best of some handlers is; OFFLINE where there is none."""
+    states = {handler.session_state for handler in handlers}
+    return next((state for state in _BEST_FIRST if state in states), wire.SESSION_STATE_OFFLINE)
 
 
 def changes(missed: Changes) -> Iterator[wire.Event]:

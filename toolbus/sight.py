@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
+from toolbus.catalogue import best_state
 from toolbus.entry import Handler, Listing
 from toolbus.presence import Presence
 from toolbus.records import Records, Wanted
@@ -23,7 +24,6 @@ OPERATOR_LEVEL = 90  # of users who may see everything, as hosts state it
 MOST_ROWS = 10_000
 MOST_DESCRIPTION = 200  # characters: with this many rows a result stays below its limit
 
-_BEST_FIRST = ("live", "suspect", "draining", "offline")
 _STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
 
 Row = dict[str, Any]
@@ -113,11 +113,10 @@ def _plugins(listings: Iterable[Listing], hosts: Iterable[str], presence: Presen
     return [_plugin(source, of_source) for source, of_source in handlers.items()]
 
 
-def _plugin(source: str, handlers: Iterable[Handler]) -> Row:
-    states = [_STATES[each.session_state] for each in handlers]  # type: ignore[index]  # protoc's enums are ints
+def _plugin(source: str, handlers: Collection[Handler]) -> Row:
     return {
         "source": source,
-        "state": next((state for state in _BEST_FIRST if state in states), "offline"),
-        "sessions": sum(state != "offline" for state in states),
+        "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
+        "sessions": sum(each.session_state != wire.SESSION_STATE_OFFLINE for each in handlers),
         "in_flight": sum(len(each.owed) - each.stuck for each in handlers),
     }
