@@ -405,14 +405,14 @@ def _each_other(count: int) -> Json:
     ids=["doubling", "each other", "chain", "root chain", "self", "enum", "root alternatives", "alternatives"],
 )  # fmt: skip
 def test_schemas_that_grow_are_bounded(schema: Json, rules: SchemaRules) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     try:
         converted, _ = convert(schema, rules, "t")
     except Inexpressible:
         pass
     else:
         hold(converted, rules)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
