@@ -119,7 +119,7 @@ class Policy:
         permissions: Permissions | None = None,
         guarded: Iterable[str] = (),
     ) -> None:
-        self._silenced = frozenset(silenced)  # replaced in one step by `silence`
+        self._silenced = silenced  # replaced in one step by `silence`
         self._withdrawn: dict[str, frozenset[str]] = {}  # by source without the right, the names that it had
         self._guarded = frozenset(guarded)
         self._guarded_beginnings = tuple(source[:-1] for source in self._guarded if source.endswith("*"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from toolbus.errors import Code, Stage
 from toolbus.extension import CouncilSettings, Member, ToolOutcome
+from toolbus.extension.model import Completion, Question
 from toolbus.sdk.scope import CallContext
 from toolbus.tool import CallError, Progress, Result, Tool
 
@@ -90,3 +91,18 @@ def settings(*members: Member, **fields: Any) -> CouncilSettings:
 def outcome(who: str, tool: str, content: str = "", **fields: Any) -> ToolOutcome:
     said = {"success": True, "member_id": who.lower(), "member_name": who, "display_name": tool.title(), **fields}
     return ToolOutcome(tool=tool, content=content, **said)
+
+
+class Model:
+    """Answers with one answer after another, and keeps what it was asked; an exception is raised."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[Question] = []
+
+    async def __call__(self, question: Question) -> Completion | str:
+        self.asked.append(question)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer  # type: ignore[no-any-return]

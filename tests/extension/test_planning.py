@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.extension.shelf import Model
 from toolbus.errors import ToolBusError
 from toolbus.extension.member import Member
 from toolbus.extension.model import Completion, LanguageModel, Question
@@ -28,21 +29,6 @@ TWO = {
     "required": ["city", "days"],
 }
 FAILED = 'Failed to plan arguments for tool "Search"'
-
-
-class Model:
-    """Answers with one answer after another, and keeps what it was asked; an exception is raised."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.asked: list[Question] = []
-
-    async def __call__(self, question: Question) -> Completion | str:
-        self.asked.append(question)
-        answer = self.answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer  # type: ignore[no-any-return]
 
 
 def tool_of(schema: Mapping[str, Any]) -> Tool:

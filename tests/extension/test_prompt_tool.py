@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.extension.shelf import Model
 from toolbus.errors import InvalidTool, ToolBusError
 from toolbus.extension.member import Member
 from toolbus.extension.model import Completion, Question
@@ -33,21 +34,6 @@ class Settings:
     max_words_per_tool: int = 250
     allow_user_control: bool = False
     timeout_seconds: float = 30.0
-
-
-class Model:
-    """Answers with one answer after another, and keeps what it was asked; an exception is raised."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.asked: list[Question] = []
-
-    async def __call__(self, question: Question) -> Completion | str:
-        self.asked.append(question)
-        answer = self.answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer  # type: ignore[no-any-return]
 
 
 class Pauses:
