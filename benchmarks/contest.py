@@ -87,6 +87,11 @@ def _relay(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
     return relay, grpc_address(relay.line())
 
 
+def _tcp(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
+    middle = nursery.module("tcp_contest", "middle")
+    return middle, grpc_address(middle.line())
+
+
 def _toolbus(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
     return start_bus(nursery, plan)
 
@@ -112,6 +117,7 @@ CONTESTANTS = {
     for contestant in (
         Contestant("relay", _relay, ("load_host",), ("load_plugin",)),
         Contestant("nats", _nats, ("nats_contest", "host"), ("nats_contest", "plugin")),
+        Contestant("tcp", _tcp, ("tcp_contest", "host"), ("tcp_contest", "plugin")),
         Contestant("toolbus", _toolbus, ("load_host",), ("load_plugin",)),
     )
 }

@@ -54,7 +54,7 @@ def svg(chart: Chart) -> str:
         f'aria-label="{escape(chart.title)}">',
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>',
-        _text(LEFT, 26, chart.title, "title"),
+        text(LEFT, 26, chart.title, "title"),
         *_axes(chart, across, up),
         *_lines(chart, across, up),
         "</svg>",
@@ -88,14 +88,14 @@ def _axes(chart: Chart, across: _Scale, up: _Scale) -> list[str]:
     for mark in up.marks():
         y = up(mark)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 8, y + 4, f"{mark:,.10g}", anchor="end"))
+        parts.append(text(LEFT - 8, y + 4, f"{mark:,.10g}", anchor="end"))
     for tick, name in chart.ticks.items():
         x = across(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(_text(x, HEIGHT - BOTTOM + 17, name, anchor="middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM + 34, chart.x_title, anchor="middle"))
-    parts.append(_text(LEFT, TOP - 6, chart.y_title))
-    parts.append(_text(LEFT, HEIGHT - 8, chart.note, "note"))
+        parts.append(text(x, HEIGHT - BOTTOM + 17, name, anchor="middle"))
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM + 34, chart.x_title, anchor="middle"))
+    parts.append(text(LEFT, TOP - 6, chart.y_title))
+    parts.append(text(LEFT, HEIGHT - 8, chart.note, "note"))
     return parts
 
 
@@ -133,6 +133,7 @@ def _names(ends: Sequence[tuple[tuple[float, float], str, str]]) -> list[str]:
     return parts
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Returns a line of text at a place."""
     name = f' class="{kind}"' if kind else ""
-    return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'

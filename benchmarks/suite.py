@@ -95,7 +95,7 @@ SUITES = {
         Suite(
             name=DEFAULT,
             contestants=contest.CONTESTANTS,
-            ratios=(("toolbus", "relay"), ("toolbus", "nats"), ("relay", "nats")),
+            ratios=(("toolbus", "relay"), ("toolbus", "nats"), ("relay", "nats"), ("relay", "tcp")),
             facts={
                 **dict.fromkeys(("start", "memory", "memory_http"), "footprint"),
                 **dict.fromkeys(("death", "cancel", "restart", "outage"), "faults"),
@@ -108,8 +108,9 @@ SUITES = {
             aims=AIMS,
             intro="Three processes on loopback, host → middle → plugin, small arguments. `relay` passes on the same "
             "frames and checks nothing: it is the limit of this stack. `nats` is request and reply through "
-            "nats-server with nats-py on uvloop. `toolbus` is the bus with every check on. The two ends of `relay` "
-            "and `toolbus` are the same programs. CPU is that of the middle process only.",
+            "nats-server with nats-py on uvloop. `tcp` passes lines of text on and knows nothing: it is what the "
+            "kernel and event loops take. `toolbus` is the bus with every check on. The two ends of `relay` and "
+            "`toolbus` are the same programs. CPU is that of the middle process only.",
         ),
         Suite(
             name="rivals",

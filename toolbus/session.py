@@ -255,6 +255,7 @@ class Session(Generic[Frame]):
 
     __slots__ = (
         "_last_sent",
+        "_may_arrive",
         "_probes",
         "_side",
         "_taken_before",
@@ -291,6 +292,7 @@ class Session(Generic[Frame]):
         self.half_closed = False  # whether the peer has ended its direction and can no longer echo
         self.drain_sent = False  # whether we have said goodbye
         self.takes_calls = False  # whether a new call may be sent to the peer; an attribute, for the hot path asks it
+        self._may_arrive = _MAY_ARRIVE[side, State.OPENING]  # arms
 
     def __repr__(self) -> str:
         return (
@@ -325,11 +327,9 @@ class Session(Generic[Frame]):
                     f"the first message on the stream is {first!r}, it must hold {opening!r}: "
                     "see docs/protocol.md, 'Opening a stream'"
                 )
-        allowed = _MAY_ARRIVE[self._side, self.state]
-        if self.drain_sent and self.state is State.LEAVING:
-            allowed |= {"attach"}  # it was on its way when we said goodbye
+        may_arrive = self._may_arrive
         for arm, value in arms:
-            if arm not in allowed:
+            if arm not in may_arrive:
                 if self.state is State.CLOSED:
                     return []
                 raise ProtocolError(f"{arm!r} may not come while the stream is {self.state.value}")
@@ -359,12 +359,17 @@ class Session(Generic[Frame]):
         self._judge()
 
     def _judge(self) -> None:
+        """Works out what follows from the state, once for many frames."""
         self.takes_calls = self.state is State.LIVE and not self.suspect and not self.half_closed
+        self._may_arrive = _MAY_ARRIVE[self._side, self.state]
+        if self.drain_sent and self.state is State.LEAVING:
+            self._may_arrive |= {"attach"}  # it was on its way when we said goodbye
 
     def send_drain(self, reason: str, grace_seconds: float = 0.0) -> None:
         """Says goodbye, once."""
         if not self.drain_sent and self.state is not State.CLOSED:
             self.drain_sent = True
+            self._judge()
             self.outbox.room(len(reason) + 16).drain.MergeFrom(wire.Drain(reason=reason, grace_seconds=grace_seconds))
             self.outbox.seal()
 
