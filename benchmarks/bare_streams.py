@@ -1,27 +1,42 @@
-"""The least that a stream of grpcio costs its server: it answers the first message and then only reads."""
+"""The least that streams of grpcio cost their server: it answers the first message, and then it only reads.
+
+A call is what it tells all streams of, in the words in which a bus tells its watchers of a new tool.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import uvloop
 
+from benchmarks import peer
 from benchmarks.relay import END
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 
 
 class Bare(stubs.ToolBusServiceServicer):
-    """The servicer: it keeps nothing."""
+    """The servicer: it keeps nothing but the streams that are open."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Any, None] = {}
 
     async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
         """Reads one peer until it ends."""
         await context.read()
         await context.write(wire.InvokeResponse(attached=wire.Attached(session_id="bare", protocol_version=1)))
-        while await context.read() is not END:
-            pass
+        self._streams[context] = None
+        try:
+            while (frame := await context.read()) is not END:
+                for call in frame.calls:
+                    change = wire.CatalogChange(added=[wire.ListedTool(tool=peer.tool(call.name))])
+                    said = wire.InvokeResponse(events=[wire.Event(catalog=change)])
+                    await asyncio.gather(*(stream.write(said) for stream in self._streams))
+        finally:
+            del self._streams[context]
 
 
 async def serve() -> None:

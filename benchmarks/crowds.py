@@ -11,7 +11,7 @@ import functools
 import resource
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import psutil
@@ -34,6 +34,7 @@ AT_ONCE = 50  # attaches at a time
 SETTLE_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0
 ENOUGH = 1_000  # of fewer, nothing can be told from the size of a process
+Change = Callable[[peer.Peer, str], Awaitable[None]]
 MEMORY = ("memory of each idle session", "kB")
 
 
@@ -148,30 +149,54 @@ async def _held(bus: Child, address: str, plugins: Sequence[Child]) -> float:
 
 
 def watchers(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Times one change of the catalogue, to the moment when so many watchers have read of it."""
+    """Times one change of the catalogue, to the moment when so many watchers have read of it, beside bare streams."""
     _open_files(WATCHERS)
-    _, address = start_bus(nursery, plan)
-    last, middle = zip(*uvloop.run(_told(address, repeats)), strict=True)
-    what = f"a tool is registered, {WATCHERS:,} watchers in one process"
-    return (
-        Fact("watchers", f"{what}: to the last that has read of it", "ms", None, last),
-        Fact("watchers", f"{what}: to half of them", "ms", None, middle),
-    )
+    bus, address = start_bus(nursery, plan)
+    bare = nursery.module("bare_streams")
+    bare_address = grpc_address(bare.line())
+    lines: dict[str, Line] = {
+        "a bus, a tool is registered": functools.partial(_told, bus, address, _registered, repeats),
+        "bare streams of grpcio, told the same": functools.partial(_told, bare, bare_address, _said, repeats),
+    }
+    title = f"{WATCHERS:,} watchers in one process"
+    return uvloop.run(measured("watchers", title, lines, plan.rounds))
 
 
-async def _told(address: str, repeats: int) -> list[tuple[float, float]]:
+async def _registered(some: peer.Peer, name: str) -> None:
+    request = wire.RegisterRequest(session_id=some.attached.session_id, tools=[peer.tool(name)])
+    await some.stub.Register(request, timeout=PATIENCE_SECONDS)
+
+
+async def _said(some: peer.Peer, name: str) -> None:
+    some.calls.append(peer.call(name, name=name))
+    some.flush()
+
+
+async def _told(server: Child, address: str, change: Change, repeats: int) -> Measured:
     async with _crowd(address, WATCHERS, watch=True) as crowd:
-        seen = []
-        for number in range(repeats):
+        last, middle, spent = [], [], [_processor_time(server)]
+        for number in range(repeats + 1):
             name = f"new_{number}"
             waiting = [asyncio.create_task(_reads_of(one, name)) for one in crowd]
             began_at = time.perf_counter()
-            request = wire.RegisterRequest(session_id=crowd[0].attached.session_id, tools=[peer.tool(name)])
-            await crowd[0].stub.Register(request, timeout=PATIENCE_SECONDS)
+            await change(crowd[0], name)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 moments = [(moment - began_at) * 1e3 for moment in await asyncio.gather(*waiting)]
-            seen.append((max(moments), statistics.median(moments)))
-        return seen
+            last.append(max(moments))
+            middle.append(statistics.median(moments))
+            spent.append(_processor_time(server))
+        return {  # without the first time, which also reads what came before
+            ("to the last that has read of it", "ms"): last[1:],
+            ("to half of them", "ms"): middle[1:],
+            # Of all times together: the kernel counts in hundredths of a second.
+            ("processor time of the server, each watcher", "µs"): [(spent[-1] - spent[1]) * 1e6 / repeats / WATCHERS],
+        }
+
+
+def _processor_time(server: Child) -> float:
+    """Returns how many seconds a process has computed, itself and the kernel for it."""
+    times = psutil.Process(server.pid).cpu_times()
+    return float(times.user + times.system)
 
 
 async def _reads_of(watcher: peer.Peer, name: str) -> float:

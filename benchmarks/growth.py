@@ -1,104 +1,60 @@
 """What one operation costs among more and more tools: in the core by itself, and with a bus over gRPC.
 
-Every round builds the catalogue of each size anew. A ratio compares the largest with the smallest of one round.
+With a bus, every round builds the catalogue of each size anew. A ratio compares the largest with the smallest of the
+same run. Reading memory of the larger size costs more by itself: a bare dict with the same entries says how much.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from multiprocessing import get_context
 from typing import Any
 
 import psutil
 import uvloop
 
-from benchmarks import peer, workload
+from benchmarks import many_tools, peer, workload
 from benchmarks.children import Nursery, environment
 from benchmarks.contest import Plan, start_bus
 from benchmarks.fact import Fact
-from benchmarks.local_calls import Core
 from benchmarks.table import Column, Line, Measured, measured, microseconds
-from toolbus.offer import prepare
-from toolbus.policy import Policy
-from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_pb2 as pb
-from toolbus.view import View
 
 TOOLS = (100, 10_000, 100_000)
 FLAT = 1.5  # times the cost among the fewest: what an operation may cost among the most
 OPERATIONS = 200  # of one sample
-FRAME = 64  # calls of one frame
 PART = 5_000  # tools of one attach: a message of the stream holds 16 MiB
 SETTLE_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
-SEED = 7
 BYTES = ("memory of each tool", "kB")
-
-Operation = Callable[[int], Awaitable[object]]
 
 
 def catalogue(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Registers, finds, lists and calls in the core, without a network."""
-    lines: dict[str, Line] = {
-        f"{count:,} tools": functools.partial(_catalogue, count, max(1, repeats // 3)) for count in TOOLS
-    }
-    facts = uvloop.run(measured("catalogue", "The core, by registered tools", lines, plan.rounds))
-    return (*facts, *flatness(facts, "of the core"))
+    """Registers, finds, lists and calls in the core, without a network, each size in a process of its own."""
+    with ExitStack() as stack:
+        processes = {
+            f"{count:,} tools": stack.enter_context(
+                # Not a fork: what this process holds would have to be collected there, too.
+                ProcessPoolExecutor(1, get_context("spawn"), many_tools.build, (count, OPERATIONS))
+            )
+            for count in TOOLS
+        }
+        lines: dict[str, Line] = {line: functools.partial(_sampled, process) for line, process in processes.items()}
+        # In turns, sample by sample, so that a busy machine meets all sizes.
+        title = "The core, by registered tools"
+        facts = uvloop.run(measured("catalogue", title, lines, plan.rounds * max(1, repeats // 3)))
+    return (*facts, *flatness(facts, "of the core", beside=many_tools.DICT))
 
 
-async def _catalogue(count: int, repeats: int) -> Measured:
-    core, choose = Core(), random.Random(SEED)
-    registry = core.registry
-    names = [f"tool_{number}" for number in range(count)]
-    registry.register(core.plugin, prepare([_tool(name) for name in names], Limits(tools=count)))
-    view = View(registry, Policy())
-    calls = _calls([choose.choice(names) for _ in range(FRAME)])
-
-    async def register(number: int) -> None:
-        registry.register(core.plugin, prepare([_tool(f"new_{number}")], Limits()))
-
-    async def unregister(number: int) -> None:
-        registry.unregister(f"new_{number}")
-
-    async def find(number: int) -> None:
-        if registry.find(names[number * 7919 % count]) is None:
-            raise RuntimeError("a tool was not found")
-
-    async def tell(number: int) -> None:
-        await register(number)
-        view.since(registry.revision - 1)
-        await unregister(number)
-
-    async def list_all(number: int) -> None:
-        view.listings()
-
-    async def call(number: int) -> None:
-        now = time.monotonic()
-        core.ask(calls, now)
-        core.dispatcher.results(core.plugin, core.plugin.answers(), now)
-
-    operations: dict[str, tuple[Operation, int, int]] = {  # what runs, how often a sample, how many it is each time
-        "find": (find, OPERATIONS, 1),
-        "call": (call, OPERATIONS // FRAME + 1, FRAME),
-        "register": (register, OPERATIONS, 1),
-        "unregister": (unregister, OPERATIONS, 1),
-        "register, tell a watcher, unregister": (tell, OPERATIONS, 1),
-    }
-    found: dict[Column, Sequence[float]] = {}
-    for sentence, (run, times, each) in operations.items():
-        found[sentence, "µs"] = [await microseconds(run, times) / each for _ in range(repeats)]
-    changed = []
-    for number in range(repeats):
-        await register(number)
-        changed.append(await microseconds(list_all, 1) / count)
-    found["list after a change, each tool", "µs"] = changed
-    return found
+async def _sampled(process: ProcessPoolExecutor) -> Measured:
+    found = await asyncio.wrap_future(process.submit(many_tools.sample))
+    return {column: (cost,) for column, cost in found.items()}
 
 
 def served(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
@@ -183,11 +139,12 @@ async def asked(
         raise RuntimeError("the stream ended")
 
     await microseconds(call, OPERATIONS)  # nothing of what happens once shows
-    found: dict[Column, Sequence[float]] = {}
-    for sentence, run in {"call": call, "find": find, "register": register, "unregister": unregister}.items():
-        times = OPERATIONS if run is call else OPERATIONS // 4
-        found[sentence, "µs"] = [await microseconds(run, times) for _ in range(repeats)]
-    return found
+    found: dict[Column, list[float]] = {}
+    for _ in range(repeats):  # in turns: what is unregistered has to be registered before
+        for sentence, run in {"call": call, "find": find, "register": register, "unregister": unregister}.items():
+            times = OPERATIONS if run is call else OPERATIONS // 4
+            found.setdefault((sentence, "µs"), []).append(await microseconds(run, times))
+    return {**found}
 
 
 async def _list_all(host: peer.Peer, count: int) -> float:
@@ -204,8 +161,12 @@ async def _list_all(host: peer.Peer, count: int) -> float:
     return (time.perf_counter() - began_at) * 1e6
 
 
-def flatness(facts: Sequence[Fact], where: str) -> tuple[Fact, ...]:
-    """Returns, for each operation, its cost on the last line over that on the first, and what it may be."""
+def flatness(facts: Sequence[Fact], where: str, beside: str = "") -> tuple[Fact, ...]:
+    """Returns, for each operation, its cost on the last line over that on the first, and what it may be.
+
+    Args:
+        beside: what is measured to compare with, and may cost whatever it does.
+    """
     costs = [fact for fact in facts if fact.unit == "µs"]
     found = []
     for sentence in dict.fromkeys(fact.sentence for fact in costs):
@@ -214,16 +175,5 @@ def flatness(facts: Sequence[Fact], where: str) -> tuple[Fact, ...]:
         if first is not last:
             ratio = statistics.median(last.samples) / statistics.median(first.samples)
             text = f"{sentence} {where}: {last.line} over {first.line}"
-            found.append(Fact(first.name, text, "×", FLAT, (ratio,)))
+            found.append(Fact(first.name, text, "×", None if sentence == beside else FLAT, (ratio,)))
     return tuple(found)
-
-
-def _tool(name: str) -> Tool:
-    return Tool(name, workload.DESCRIPTION, workload.PARAMETERS_JSON)
-
-
-def _calls(names: Sequence[str]) -> list[pb.ToolCall]:
-    return [
-        pb.ToolCall(call_id=str(slot), name=name, arguments_json=workload.arguments_json(slot))
-        for slot, name in enumerate(names)
-    ]

@@ -6,11 +6,24 @@ import importlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import catalogue, contest, crowds, exports, growth, local_calls, searches, turns, workload
+from benchmarks import (
+    catalogue,
+    contest,
+    crowds,
+    exports,
+    footprint,
+    growth,
+    local_calls,
+    many_tools,
+    searches,
+    turns,
+    workload,
+)
 from benchmarks.cells import Cell, cells, read_cells
 from benchmarks.children import Nursery, environment
 from benchmarks.contest import Contestant, Outcome, Plan
@@ -194,10 +207,10 @@ def test_a_report_begins_with_aims_and_ratios_of_each_size() -> None:
 
 @pytest.mark.parametrize("measure", [growth.catalogue, growth.served, crowds.sessions])
 def test_growth_is_told_for_every_amount_and_compared_with_the_least(small: Nursery, measure: Measure) -> None:
-    facts = measure(small, BRIEFLY, 1)
+    facts = measure(small, BRIEFLY, 6)  # enough for each to be measured twice
     report = Report(SUITES["growth"], BRIEFLY, Outcome({}, {}, []), facts, {}, "python -m benchmarks growth", 1)
     ratios, table = report.sections()
-    assert all(row[3] == "1.5 ×" for row in ratios.rows)
+    assert all((row[3] == "1.5 ×") != (many_tools.DICT in row[0]) for row in ratios.rows)
     assert [row[0].split()[0] for row in table.rows][:2] in (["3", "6"], ["2", "3"])
     assert len(ratios.rows) >= 5
     (name,) = charts(report)
@@ -206,8 +219,20 @@ def test_growth_is_told_for_every_amount_and_compared_with_the_least(small: Nurs
 
 def test_calls_in_flight_and_watchers_are_measured(small: Nursery) -> None:
     assert crowds.held_calls(small, BRIEFLY, 1).unit == "kB"
-    last, middle = crowds.watchers(small, BRIEFLY, 2)
-    assert all(late >= half > 0 for late, half in zip(last.samples, middle.samples, strict=True))
+    facts = crowds.watchers(small, BRIEFLY, 2)
+    for last, middle, spent in (facts[:3], facts[3:]):  # of a bus, and of bare streams
+        assert all(late >= half > 0 for late, half in zip(last.samples, middle.samples, strict=True))
+        assert spent.unit == "µs"
+
+
+def test_imports_of_the_sdk_are_timed_with_byte_code_beside_the_least_that_they_could_take(
+    small: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small, "folder", lambda: str(tmp_path))
+    least, names, both = footprint.import_sdk(small, BRIEFLY, 1)
+    assert (least.aim, both.aim, len(both.samples)) == (None, 250.0, 1)
+    assert names.median < least.median < both.median
+    assert [*tmp_path.rglob("author.*.pyc")]
 
 
 def test_a_chart_of_a_run_is_drawn_for_every_size_and_for_latency() -> None:

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "toolbus"
 CORE = {
     *("tool", "errors", "schema", "schema_graph", "registry", "catalogue", "session", "peer", "presence"),
     *("call", "dispatcher", "entry", "listings", "loopback", "offer", "staleness", "policy", "records", "refusals"),
-    *("redaction", "tripwire", "view", "withdrawal"),
+    *("redaction", "tripwire", "view", "watchers", "withdrawal"),
 }
 CORE_LIBRARIES = {"google.protobuf", "orjson", "jsonschema_rs"}
 NOT_IN_CORE = {

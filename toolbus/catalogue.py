@@ -5,6 +5,8 @@ Stands between the registry, which knows only records, and whoever speaks protob
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from toolbus.entry import BUS_SOURCE, Changes, Handler, Listing, Outcome
@@ -100,9 +102,10 @@ def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.Li
             include_offline=request.include_offline,
         )
     size = 0
-    for listing in view.named(request.names, listings) if request.names else listings:
-        if listing.place < start:  # by place, not by index: tools may go between two pages
-            continue
+    wanted = view.named(request.names, listings) if request.names else listings
+    # By place, not by index: tools may go between two pages.
+    begin = bisect.bisect_left(wanted, start, key=lambda listing: listing.place) if start else 0
+    for listing in itertools.islice(wanted, begin, None):
         if request.source and request.source != listing.source:
             continue
         item = listed(listing)

@@ -84,8 +84,8 @@ class Entry:
     """What one role has under one listed name."""
 
     __slots__ = (
-        *("bare_name", "current", "declarations", "former", "last_error", "levels", "name", "place", "source"),
-        *("suspended", "table", "warnings"),
+        *("bare_name", "current", "declarations", "former", "last_error", "levels", "line", "name", "place"),
+        *("source", "suspended", "table", "warnings"),
     )
 
     def __init__(self, table: Table, name: str, bare_name: str, source: str, place: int) -> None:
@@ -101,6 +101,7 @@ class Entry:
         self.last_error = ""  # why the tool was last lost
         self.suspended: Declaration | None = None  # one whose handler is away, not offered until it is back
         self.warnings: dict[str, str] = {}  # what an operator should know about the tool, by who says it
+        self.line: tuple[Tool, Listing] | None = None  # how it was listed last, and the tool of then; see `listings`
 
     def __repr__(self) -> str:
         return f"<Entry {self.name} of {self.source} role={self.table.role} {self.current!r}>"
@@ -213,16 +214,17 @@ class Table:
     def put(self, entry: Entry) -> None:
         before = self.entries.get(entry.name)
         if before is not None and before is not entry:
-            self._forget_alias(before)
+            self._forget(before)
         self.entries[entry.name] = entry
         if entry.name != entry.bare_name and entry.source != BUS_SOURCE:
             self.aliases.setdefault(entry.bare_name, {})[entry.name] = entry
 
     def drop(self, entry: Entry) -> None:
         del self.entries[entry.name]
-        self._forget_alias(entry)
+        self._forget(entry)
 
-    def _forget_alias(self, entry: Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
+        entry.line = None  # which holds the entry itself: nothing may be left to the garbage collector
         alias = self.aliases.get(entry.bare_name)
         if alias is not None:
             alias.pop(entry.name, None)

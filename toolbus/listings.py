@@ -5,6 +5,7 @@ Pure: it is handed tables and remembers names. The registry decides when, and ho
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -33,9 +34,10 @@ class Journal:
         """Returns (name, source) of what changed, and whether it was there then; None: too long ago to know."""
         if revision < self._floor:
             return None
+        newer = itertools.takewhile(lambda change: change[0] > revision, reversed(self._changes))
         was_there: dict[tuple[str, str], bool] = {}
-        for changed_at, name, source, existed in self._changes:
-            if changed_at > revision and source != BUS_SOURCE:
+        for _, name, source, existed in reversed(list(newer)):
+            if source != BUS_SOURCE:
                 was_there.setdefault((name, source), existed)
         return was_there
 
@@ -44,14 +46,15 @@ def build(tables: Sequence[Table]) -> Iterable[Listing]:
     """Yields a line for each tool, in the order in which names came; one for all roles that have the same."""
     if len(tables) == 1:
         for entry in tables[0].entries.values():
-            yield line_of([entry])
+            yield _kept_line((entry,))
         return
     grouped: dict[tuple[str, str, str, bool], list[Entry]] = {}
     for table in tables:
         for entry in table.entries.values():
             key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
             grouped.setdefault(key, []).append(entry)
-    yield from sorted(map(line_of, grouped.values()), key=lambda listing: listing.place)
+    lines = (_kept_line(tuple(entries)) for entries in grouped.values())
+    yield from sorted(lines, key=lambda listing: listing.place)
 
 
 def describe(tables: Iterable[Table], name: str, source: str) -> list[Listing]:
@@ -69,3 +72,18 @@ def line_of(entries: Sequence[Entry]) -> Listing:
     first = entries[0]
     roles = tuple(entry.table.role for entry in entries if entry.table.role is not None)
     return Listing(first.tool.renamed(first.name), first.source, roles, tuple(entries))
+
+
+def _kept_line(entries: tuple[Entry, ...]) -> Listing:
+    """Returns the line of last time where nothing in it has changed.
+
+    With 100,000 tools, new lines for all of them after one change would cost a pass of the garbage collector over
+    everything that the process holds, as often as somebody lists.
+    """
+    first = entries[0]
+    tool, kept = first.tool, first.line
+    if kept is not None and kept[0] is tool and kept[1].entries == entries:
+        return kept[1]
+    line = line_of(entries)
+    first.line = (tool, line)
+    return line

@@ -35,11 +35,9 @@ class Peer(Session[wire.InvokeResponse]):
         "notices",
         "offers_tools",
         "qualified",
-        "seen_revision",
         "session_id",
         "source",
         "stuck",
-        "watches",
     )
 
     shares = True
@@ -64,8 +62,6 @@ class Peer(Session[wire.InvokeResponse]):
         self.administers = True  # every caller is on loopback until credentials exist
         self.stuck = 0  # calls that have ended for their caller but hold a slot until the plugin confirms
         self.leave_by = math.inf  # when a session that was asked to leave is ended
-        self.watches = False  # whether it wants events about the catalogue
-        self.seen_revision = -1  # the revision that its last catalogue event brought it to
         self.close: Callable[[str, str], None] = _nothing_to_close  # ends the RPC with a gRPC status name and a text
 
     def __repr__(self) -> str:

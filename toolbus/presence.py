@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from toolbus import catalogue
 from toolbus.dispatcher import Dispatcher
@@ -34,6 +34,7 @@ from toolbus.registry import Registry
 from toolbus.session import BUSY_INTERVAL, IDLE_INTERVAL, Pulse, State
 from toolbus.tool import MAX_INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.watchers import Watchers
 from toolbus.withdrawal import Withdrawal, tell_owners
 
 log = logging.getLogger("toolbus.sessions")
@@ -71,6 +72,7 @@ class Presence:
         self._on_source = on_source
         self._on_change = on_change
         self.withdrawal = Withdrawal(registry, on_change)
+        self._watchers = Watchers(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
         self._superseded: dict[tuple[str, str], deque[float]] = {}  # when each instance was superseded, last minute
         self._by_instance: dict[tuple[str, str], Peer] = {}
@@ -127,20 +129,13 @@ class Presence:
             self.end(older, "replaced by a newer session of the same instance", now, status="OK")
         if not may_offer and attach.tools:
             self._deny(peer, "attach")
-        self._subscribe(peer, attach)
+        self._watchers.follow(peer, wire.SUBSCRIPTION_CATALOG in attach.subscribe)
         log.info(
             "attached source=%s instance=%s tools=%d max_in_flight=%d",
             peer.source, peer.instance or "-", len(outcome.names), peer.max_in_flight,
         )  # fmt: skip
         self._on_source(peer.source)
         self._on_change()
-
-    def _subscribe(self, peer: Peer, attach: wire.Attach) -> None:
-        """Takes down what the peer wants events about; a new watcher gets its first list at once."""
-        watched, peer.watches = peer.watches, wire.SUBSCRIPTION_CATALOG in attach.subscribe
-        if peer.watches and not watched:
-            peer.seen_revision = -1
-            self.tell_watchers((peer,))
 
     def _check_identity(self, attach: wire.Attach) -> None:
         if attach.protocol_version not in PROTOCOL_VERSIONS:
@@ -207,7 +202,7 @@ class Presence:
             self._answer(peer, self._registry.offers(peer), [tool.name for tool in attach.tools] or [""], str(error))
             return
         self._answer(peer, outcome.names, [])
-        self._subscribe(peer, attach)
+        self._watchers.follow(peer, wire.SUBSCRIPTION_CATALOG in attach.subscribe)
         log.info("declared anew source=%s tools=%d", peer.source, len(outcome.names))
         self._on_change()
 
@@ -369,6 +364,7 @@ class Presence:
 
     def _forget(self, peer: Peer) -> None:
         self.sessions.pop(peer.session_id, None)
+        self._watchers.drop(peer)
         of_source = self.by_source.get(peer.source, {})
         of_source.pop(peer.session_id, None)
         if not of_source:
@@ -385,6 +381,7 @@ class Presence:
         """Judges every session's silence and drops what has been offline for too long."""
         stood_still = self._last_tick is not None and now - self._last_tick > TICK_SECONDS + BUSY_INTERVAL
         self._last_tick = now
+        self._watchers.forget()
         for peer in list(self.sessions.values()):
             if now > peer.leave_by:
                 self.end(peer, "it was asked to leave and did not within the time it got", now)
@@ -445,22 +442,9 @@ class Presence:
         """Sources that have a health of their own now."""
         return [source for source in {*self.by_source, *self._lost_sources} if self.serving(source) is not None]
 
-    def tell_watchers(self, peers: Iterable[Peer] | None = None) -> None:
-        """Brings every watcher, or those named, up to date; one that reads slowly gets it all at once, later."""
-        events: dict[int, list[wire.Event]] = {}
-        revision, view = self._registry.revision, self._dispatcher.view
-        for peer in self.sessions.values() if peers is None else peers:
-            if not peer.watches or peer.seen_revision == revision or peer.outbox.waiting_bytes > catalogue.EVENT_BYTES:
-                continue
-            missed = events.get(peer.seen_revision)
-            if missed is None:
-                missed = events[peer.seen_revision] = list(catalogue.changes(view.since(peer.seen_revision)))
-            peer.seen_revision = revision
-            for event in missed:
-                change = event.catalog
-                # A revision alone says that something changed which is not for everyone.
-                if change.full or change.added or change.changed or change.removed or self._policy.permissions:
-                    peer.tell(event)
+    def tell_watchers(self) -> None:
+        """Brings every session that watches the catalogue up to date."""
+        self._watchers.tell()
 
     # -- draining ------------------------------------------------------------------------------------------------
 
