@@ -1,4 +1,4 @@
-"""A line chart as SVG: both axes logarithmic, each line named at its end, readable on light and dark pages.
+"""A line chart as SVG: axes logarithmic, or the upright one only; each line named at its end, for light and dark pages.
 
 Knows nothing of what it draws. Colours are told apart by the colour-blind; rivals' lines are dashed besides.
 """
@@ -33,6 +33,7 @@ class Chart:
         ticks: what stands below which x.
         note: a small line at the bottom: how to repeat it.
         dashed: the lines that are.
+        linear_x: whether equal steps of x are equally wide; x may be 0 then.
     """
 
     title: str
@@ -42,12 +43,13 @@ class Chart:
     ticks: Mapping[float, str]
     note: str = ""
     dashed: frozenset[str] = field(default_factory=frozenset)
+    linear_x: bool = False
 
 
 def svg(chart: Chart) -> str:
     """Returns the picture."""
     xs, ys = [*chart.ticks], [y for points in chart.lines.values() for _, y in points]
-    across = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    across = (_Even if chart.linear_x else _Scale)(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     up = _Scale(min(ys) / MARGIN, max(ys) * MARGIN, HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -81,6 +83,14 @@ class _Scale:
             if len(inside) >= 3:
                 break
         return inside
+
+
+class _Even(_Scale):
+    """Places a figure on an axis by itself."""
+
+    def __call__(self, figure: float) -> float:
+        whole = (self.high - self.low) or 1.0
+        return self._begin + (figure - self.low) / whole * (self._end - self._begin)
 
 
 def _axes(chart: Chart, across: _Scale, up: _Scale) -> list[str]:

@@ -14,12 +14,16 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close sends RST
 class Line:
     """Passes on what comes to a port to another one.
 
+    Args:
+        port: where to listen; 0: anywhere.
+
     Attributes:
         delay: seconds that each piece takes, in both directions.
+        port: where it listens, once it is open.
     """
 
     def __init__(self, port: int, target: int) -> None:
-        self._port = port
+        self.port = port
         self._target = target
         self._server: asyncio.Server | None = None  # None while nobody listens
         self._ways: set[asyncio.StreamWriter] = set()  # both ends of every connection
@@ -30,7 +34,8 @@ class Line:
 
     async def open(self) -> None:
         """Listens."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Stops listening and resets what is open."""

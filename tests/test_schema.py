@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.server
 import json
 import math
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from toolbus.schema import (
     ARGUMENT_DEPTH,
+    SCHEMAS_KEPT,
     WIDE_INTEGERS,
     ArgumentChecker,
     SchemaFault,
@@ -224,6 +226,13 @@ def test_a_refused_schema_is_refused_again_and_an_equal_one_is_compiled_once() -
     assert fault_of({"type": 1}) == fault_of({"type": 1})
     assert compiled({"type": "object", "title": "once"}) is compiled({"type": "object", "title": "once"})
     assert fault_of({"type": "object", "title": "once"}, Limits(schema_bytes=5)).count("schema_bytes = 5") == 1
+
+
+def test_schemas_of_tools_that_have_gone_are_forgotten_some_day() -> None:
+    for number in range(SCHEMAS_KEPT + 100):
+        compile_schema(f'{{"type":"object","properties":{{"field_{number}":{{}}}}}}', Limits())
+    held = sum(isinstance(each, ArgumentChecker) for each in gc.get_objects())
+    assert held <= SCHEMAS_KEPT + 50  # a few may stand in variables of other tests
 
 
 def test_no_reference_reaches_a_server_or_a_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -45,6 +46,18 @@ def test_without_rules_everyone_sees_the_same_list_which_is_built_once() -> None
     view = three().dispatcher.view
     assert named(view.listings()) == ["a", "b", "c"]
     assert view.listings(user_id="ann") is view.listings(user_id="bob") is view.listings()
+
+
+def test_a_tool_that_has_gone_is_not_held_by_what_users_were_shown_before() -> None:
+    core = three()
+    view = permit(core, tools={"a": ["ann"]})
+    core.plugin("q", tool("gone"))
+    for user in ("ann", "bob", "cid"):
+        assert "gone" in named(view.listings(user_id=user))
+    core.registry.clear("q")
+    assert "gone" not in named(view.listings(user_id="dan"))
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Listing) and each.tool.name == "gone"]
 
 
 def test_a_user_sees_what_they_may_call_in_the_order_in_which_names_came() -> None:

@@ -41,6 +41,7 @@ class View:
         registry.shows = lambda entry: policy.refusal(ONLOOKER, entry) is None
         # by role, whether offline tools are in it, user, level and rights, with the revision that it shows
         self._kept: dict[tuple[str | None, bool, str, int, bool, bool], tuple[int, tuple[Listing, ...]]] = {}
+        self._kept_since = 0  # the revision of what was kept last: older views would hold on to tools that have gone
 
     @property
     def revision(self) -> int:
@@ -71,8 +72,9 @@ class View:
             # Once more in order: a name may have come later to the roles that are left of a line.
             shown = sorted((listing for listing in seen if listing is not None), key=lambda listing: listing.place)
             kept = (revision, tuple(shown))
-            if len(self._kept) >= USERS_KEPT:
+            if len(self._kept) >= USERS_KEPT or self._kept_since != revision:
                 self._kept.clear()
+                self._kept_since = revision
             if len(user) <= MAX_USER:  # a longer one is nobody whom a rule can name, and may be of any size
                 self._kept[key] = kept
         return kept[1]
