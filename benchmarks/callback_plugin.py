@@ -29,11 +29,11 @@ def declaration(callback_url: str, name: str = workload.TOOL_NAME, source: str =
     }
 
 
-async def register(bus: str, callback_url: str) -> None:
-    """Registers the workload's tool."""
+async def register(bus: str, body: dict[str, Any]) -> None:
+    """Registers a tool."""
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{bus}/api/tools/register", json=declaration(callback_url)) as answer,
+        session.post(f"{bus}/api/tools/register", json=body) as answer,
     ):
         said = await answer.text()
         if answer.status != 200 or not json.loads(said)["ok"]:
@@ -56,7 +56,7 @@ async def serve(bus: str | None) -> None:
     host, port = runner.addresses[0][:2]
     url = f"http://{host}:{port}/call"
     if bus is not None:
-        await register(bus, url)
+        await register(bus, declaration(url))
     print(f"attached http={url}", flush=True)
     await asyncio.Event().wait()
 

@@ -83,6 +83,10 @@ class Child:
         text = self._complaints.read().decode(errors="replace").strip()
         return f"Its standard error:\n{text}" if text else "It wrote nothing to standard error."
 
+    def ask_to_end(self) -> None:
+        """Sends SIGTERM; what it still prints can be read."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Ends the process with SIGKILL and waits for it."""
         self._process.kill()

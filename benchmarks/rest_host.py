@@ -129,11 +129,11 @@ def _calling(bus: Bus) -> window.Prepare:
 @asynccontextmanager
 async def by_embedded_bus(url: str) -> AsyncIterator[window.Prepare]:
     """Calls a tool of a bus in this process, which has it from a plugin at the URL."""
-    from benchmarks.callback_plugin import register
+    from benchmarks.callback_plugin import declaration, register
     from toolbus.testing import running_bus
 
     async with running_bus(http="127.0.0.1:0") as bus:
-        await register(f"http://{bus.http_address}", url)
+        await register(f"http://{bus.http_address}", declaration(url))
         yield _calling(bus)
 
 

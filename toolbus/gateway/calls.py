@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Annotated, Any, TypeVar
@@ -69,7 +70,7 @@ def _for_hosts(routes: APIRouter, parts: Parts) -> None:
         if wants_events(request):
             return EventStream(_streamed(asker, call, parts.limits.result_bytes))
         result = await unless_gone(request, asker.call(call))
-        return Response(status_code=GONE) if result is None else _answer(await written(result))
+        return Response(status_code=GONE) if result is None else _answer(await written(result), _hint(result))
 
 
 def _for_main_servers(routes: APIRouter, parts: Parts) -> None:
@@ -219,8 +220,14 @@ def _json(content: dict[str, Any]) -> Response:
     return _answer(contract.write_json(content))
 
 
-def _answer(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _answer(body: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _hint(result: Result) -> dict[str, str]:
+    """Returns the header that says when to ask again, in whole seconds: HTTP knows no others."""
+    seconds = result.error.retry_after_seconds if result.error is not None else 0.0
+    return {"Retry-After": str(math.ceil(seconds))} if seconds > 0 else {}
 
 
 def _enveloped(result: Result) -> Response:

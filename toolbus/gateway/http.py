@@ -17,6 +17,7 @@ from toolbus.errors import SetupError
 log = logging.getLogger("toolbus.http")
 
 MOST_HEAD_BYTES = 64 * 1024
+ALIVE = b"/healthz"  # answered however many connections there are
 STOP_SECONDS = 1.0  # how long open requests get when the bus stops, before their connections are cut
 
 
@@ -101,6 +102,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Notes that the body begins."""
         self._in_head, self._head_bytes = False, 0
+        # Whoever asks whether the process runs must not be told that it does not because there are many others.
+        self.limit_concurrency = None if self.url == ALIVE else self.config.limit_concurrency
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 PeerSession = Session[wire.InvokeRequest]
 
 GUARD_SLACK = 1.0  # seconds that the bus's own time-out may come late: loaded machines, a collected heap
+SWEEP_PAUSE = 0.005  # a sweep looks at every call that waits, so many that run out of time share one
 OVERHEAD = 256  # bytes of a call beside its arguments and context: name, ids, tags
 _RETRIED = (Code.UNAVAILABLE, Code.OVERLOADED)
 _FIRST_PAUSE = 0.01
@@ -393,7 +394,7 @@ class Calls:
         moments = [out.patience for out in self._waiting] + [out.guard for out in owed if not out.ended]
         nearest = min(moments, default=math.inf)
         if nearest < math.inf:
-            self._watch(nearest)
+            self._watch(max(nearest, now + SWEEP_PAUSE))
 
     def _end_of_patience(self, out: Outgoing) -> None:
         if out.last is not None:

@@ -1,0 +1,140 @@
+"""Who does not read: ``python -m overload.slow ADDRESS FOLDER NAME --kind host|plugin|watcher``.
+
+It attaches, waits for its word to begin and then reads no more, while megabytes are sent to it. Told to end, it reads
+what is left and prints how its stream had ended. Those who send so much to it are peers of this process, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine
+
+import grpc
+import uvloop
+
+from benchmarks import peer
+from overload.pace import BEAT_SECONDS, options_of, told
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+RESULT_BYTES = 1_000_000
+ARGUMENT_BYTES = 500_000
+IN_FLIGHT = 32  # of those who feed it
+MOST_CALLS = 150  # 150 MB, more than twice what may wait for a session
+DESCRIPTION_BYTES = 10_000
+TOOLS = 100  # of the source that changes all of them over and over
+
+Flood = Callable[[], Coroutine[None, None, None]]
+
+
+async def _bulk(address: str) -> asyncio.Task[None]:
+    """Offers a tool that returns much."""
+    plugin = peer.Peer(address, own_connection=True)
+    await plugin.attach("bulk", [peer.tool("bulk")])
+    plugin.slice = 1
+    output = '"' + "x" * RESULT_BYTES + '"'
+
+    async def answer() -> None:
+        while (frame := await plugin.read()) is not None:
+            plugin.results += [pb.ToolResult(call_id=call.call_id, output_json=output) for call in frame.calls]
+            plugin.flush()
+
+    return asyncio.create_task(answer())
+
+
+async def as_host(address: str, slow: peer.Peer, name: str) -> Flood:
+    """It calls and does not read the results."""
+    answering = await _bulk(address)
+    await slow.attach(name, [])
+
+    async def flood() -> None:
+        for number in range(MOST_CALLS):
+            slow.calls.append(peer.call(str(number), name="bulk"))
+            slow.flush()
+            await asyncio.sleep(BEAT_SECONDS / 4)
+        await answering
+
+    return flood
+
+
+async def as_plugin(address: str, slow: peer.Peer, name: str) -> Flood:
+    """It takes large calls and does not read them."""
+    await slow.attach(name, [peer.tool("sink")])
+    feeders = [peer.Peer(address, own_connection=True) for _ in range(3)]
+    for place, feeder in enumerate(feeders):
+        await feeder.attach(f"feeder-{place}", [])
+        feeder.slice = 1
+
+    async def feed(feeder: peer.Peer) -> None:
+        feeder.calls += [peer.call(str(n), name="sink", size=ARGUMENT_BYTES) for n in range(MOST_CALLS)]
+        feeder.flush()
+        while await feeder.read() is not None:
+            pass
+
+    async def flood() -> None:
+        await asyncio.gather(*map(feed, feeders))
+
+    return flood
+
+
+async def as_watcher(address: str, slow: peer.Peer, name: str) -> Flood:
+    """It watches the catalogue, which changes all the time, and does not read what has changed."""
+    restless = peer.Peer(address, own_connection=True)
+    await slow.attach(name, [], watch=True)
+    attached = await restless.attach("restless", [])
+
+    async def flood() -> None:
+        version = 0
+        while True:
+            version += 1
+            text = str(version) + "x" * DESCRIPTION_BYTES
+            tools = [pb.Tool(name=f"t{n}", description=text, parameters_json='{"type":"object"}') for n in range(TOOLS)]
+            await restless.stub.Register(wire.RegisterRequest(session_id=attached.session_id, tools=tools))
+            await asyncio.sleep(0.02)
+
+    return flood
+
+
+KINDS = {"host": as_host, "plugin": as_plugin, "watcher": as_watcher}
+
+
+async def _ending(slow: peer.Peer) -> str:
+    """Reads what is left; returns how the stream had ended."""
+    try:
+        async with asyncio.timeout(5.0):
+            while await slow.read() is not None:
+                pass
+    except grpc.aio.AioRpcError as problem:
+        return f"{problem.code().name} {problem.details()}"
+    except TimeoutError:
+        return "OPEN"
+    return "OK"
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Attaches, does not read, and says how that ended."""
+    told_to_end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
+    slow = peer.Peer(options.address, own_connection=True)
+    flood = await KINDS[options.kind](options.address, slow, options.name)
+    await told(options)
+    flooding = asyncio.create_task(flood())
+    await told_to_end.wait()
+    print(await _ending(slow), flush=True)
+    flooding.cancel()
+    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+        await flooding
+
+
+def main() -> None:
+    """Reads the command line and does not read the stream."""
+    parser = options_of(__doc__)
+    parser.add_argument("--kind", choices=tuple(KINDS), default="host")
+    uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""One bus with its plugins and hosts, each a process of its own, none of which outlives the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.cells import Cell
+from benchmarks.children import Child, ChildFailed, Nursery, address, environment, grpc_address
+from chaos.actor import Lifeline
+from overload.load import Answers, Schedule, read_numbers
+from overload.pace import BEGIN, LEFT_SECONDS
+from overload.watch import Watch
+
+HEAD_START = 0.5  # from the word to begin until the first call is due
+MEASURE_SECONDS = 1.5
+
+
+class Guarded(Nursery):
+    """A nursery whose children end even where this process is killed."""
+
+    def __init__(self, environment: Mapping[str, str], lifeline: Lifeline) -> None:
+        super().__init__(environment)
+        self._lifeline = lifeline
+
+    def start(self, name: str, command: Sequence[str], cwd: str | None = None, **more: str) -> Child:
+        """Starts a process."""
+        child = super().start(name, command, cwd, **more)
+        self._lifeline.note(f"+{child.pid}")
+        return child
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was seen of one part.
+
+    Attributes:
+        capacity: calls a second that were measured in the same run.
+        phases: when calm ends, and when the load ends.
+        answers: by host.
+        ran: the numbers of the calls that plugins ran.
+        notes: anything else that a part measured, by name.
+    """
+
+    capacity: float
+    phases: tuple[float, float]
+    answers: dict[str, Answers]
+    ran: array[float]
+    watch: Watch
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Stage:
+    """A bus that is ready, and who has been started beside it."""
+
+    nursery: Guarded
+    folder: Path
+    bus: Child
+    grpc: str
+    http: str
+    hosts: dict[str, Child] = field(default_factory=dict)
+    plugins: dict[str, Child] = field(default_factory=dict)
+
+    def plugin(self, source: str, *more: str, way: str = "sdk") -> Child:
+        """Starts a plugin and waits until its tool is offered."""
+        to = self.http if way == "callback" else self.grpc
+        child = self._start("plugin", to, str(self.folder), source, "--way", way, *more)
+        child.line()
+        self.plugins[source] = child
+        return child
+
+    def host(self, name: str, *more: str, way: str = "host") -> Child:
+        """Starts a host and waits until it could call."""
+        to = self.http if way == "rest_host" else self.grpc
+        child = self._start(way, to, str(self.folder), name, "--place", str(len(self.hosts)), *more)
+        child.line()
+        self.hosts[name] = child
+        return child
+
+    def capacity(self, in_flight: int, way: str = "load_host", seconds: float = MEASURE_SECONDS) -> float:
+        """Measures how many calls a second are answered with so many in flight, the host being as fast as it can."""
+        arguments = ["invoke", self.http] if way == "rest_host" else [self.grpc]
+        asked = ("--cells", str(Cell(in_flight)), "--seconds", str(seconds), "--warm-up", "0.5")
+        child = self.nursery.module(way, *arguments, *asked, "--middle-pid", str(self.bus.pid))
+        return float(json.loads(child.line())["calls_per_second"])
+
+    def begin(self, schedules: Mapping[str, Schedule]) -> float:
+        """Gives every host its schedule; returns when they begin."""
+        at = time.monotonic() + HEAD_START
+        for name, schedule in schedules.items():
+            self.tell(name, f"{at} {schedule}")
+        return at
+
+    def tell(self, name: str, word: str = "") -> None:
+        """Lets somebody begin."""
+        part = self.folder / f"{name}.part"
+        part.write_text(word)
+        part.rename(self.folder / f"{name}.{BEGIN}")
+
+    async def answers(self, seconds: float) -> dict[str, Answers]:
+        """Waits until every host has written down what it saw."""
+        files = {name: self.folder / f"{name}.answers" for name in self.hosts}
+        patience = time.monotonic() + 2 * seconds + HEAD_START + 3 * LEFT_SECONDS
+        while missing := [name for name, file in files.items() if not file.exists()]:
+            for name in missing:
+                host = self.hosts[name]
+                if (host.has_ended and not files[name].exists()) or time.monotonic() > patience:
+                    raise ChildFailed(f"{name} wrote down no answers. {host.complaints()}")
+            await asyncio.sleep(0.05)
+        return {name: Answers.read(file) for name, file in files.items()}
+
+    def ran(self) -> array[float]:
+        """Ends the plugins and returns what they ran."""
+        numbers = array("d")
+        for source, child in self.plugins.items():
+            child.end()
+            numbers.extend(read_numbers(self.folder / f"{source}.ran"))
+        return numbers
+
+    def _start(self, module: str, *arguments: str) -> Child:
+        return self.nursery.start(module, self.command(module, *arguments))
+
+    def command(self, module: str, *arguments: str) -> list[str]:
+        """Returns the command of one of the programs of this package."""
+        return [sys.executable, "-m", f"overload.{module}", *arguments]
+
+
+class Scene:
+    """Opens a stage and closes it again."""
+
+    def __init__(self, lifeline: Lifeline) -> None:
+        self._nursery = Guarded(environment(True), lifeline)
+        self._folder = Path(tempfile.mkdtemp(prefix="toolbus-overload-"))
+
+    def __enter__(self) -> Stage:
+        self._nursery.__enter__()
+        serve = [sys.executable, "-m", "toolbus.cli", "serve", "--ephemeral"]
+        bus = self._nursery.start("toolbus", [*serve, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"])
+        try:
+            ready = bus.line()
+        except BaseException:
+            self.__exit__()
+            raise
+        return Stage(self._nursery, self._folder, bus, grpc_address(ready), f"http://{address(ready, 'http')}")
+
+    def __exit__(self, *failure: object) -> None:
+        self._nursery.__exit__(*failure)
+        shutil.rmtree(self._folder, ignore_errors=True)
