@@ -331,9 +331,12 @@ class Result:
         """The output, parsed anew at each access.
 
         Raises:
-            ValueError: where the plugin sent something that is no JSON.
+            ValueError: where the plugin sent something that is no JSON, or is nested too deep to be read.
         """
-        return json.loads(self.output_json or "null")
+        try:
+            return json.loads(self.output_json or "null")
+        except RecursionError:
+            raise ValueError("the output is nested too deep to be read: have the tool return it flatter") from None
 
     @property
     def text(self) -> str:

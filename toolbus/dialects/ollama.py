@@ -143,7 +143,7 @@ def _named(message: Mapping[str, Any]) -> list[Json]:
     return [
         entry
         for entry in message.get("tool_calls") or ()
-        if isinstance(entry.get("function"), dict) and entry["function"].get("name")
+        if isinstance(entry, dict) and isinstance(entry.get("function"), dict) and entry["function"].get("name")
     ]
 
 
