@@ -15,7 +15,7 @@ ARGS ?=
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash chaos lint types proto proto-check bench clean
+.PHONY: help run test crash chaos fuzz overload soak lint types proto proto-check bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,15 @@ crash: $(VENV)/dev.stamp ## kill a bus 100 times during registrations (TOOLBUS_K
 
 chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60" repeats a run)
 	@exec $(BIN)/python -m chaos $(ARGS)
+
+soak: $(VENV)/dev.stamp ## keep a bus busy for 30 minutes; its memory must not grow (ARGS="--minutes 5 --svg soak.svg")
+	@exec $(BIN)/python -m soak $(ARGS)
+
+overload: $(VENV)/bench.stamp ## offer ten times the capacity for a minute, in every part (ARGS="--part plugin --seconds 5" is quick)
+	@exec $(BIN)/python -m overload $(ARGS)
+
+fuzz: $(VENV)/dev.stamp ## search every entrance for inputs that break a promise, 10 minutes in all (ARGS="--seconds 3600 frames")
+	@exec $(BIN)/python -m fuzz $(ARGS)
 
 lint: $(VENV)/dev.stamp ## check style and format of Python and proto
 	@$(BIN)/ruff check .

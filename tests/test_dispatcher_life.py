@@ -436,6 +436,19 @@ class CallsMachine(RuleBasedStateMachine):
         self.plugins[plugin] = self.core.plugin("p", *self.tools, max_in_flight=4)
         self.everyone.append(self.plugins[plugin])
 
+    @rule(plugin=SEVERAL)
+    def a_plugin_says_goodbye_and_another_comes(self, plugin: int) -> None:
+        leaving = self.plugins[plugin]  # what it owes it may still answer, or not
+        leaving.hand_over()
+        self.core.registry.withdraw(leaving)
+        leaving.takes_calls = False
+        self.plugins[plugin] = self.core.plugin("p", *self.tools, max_in_flight=4)
+        self.everyone.append(self.plugins[plugin])
+
+    @rule(drains=st.booleans())
+    def the_bus_drains_or_goes_on(self, drains: bool) -> None:
+        self.core.dispatcher.draining = drains
+
     @rule(host=SEVERAL)
     def a_host_breaks_off_and_another_comes(self, host: int) -> None:
         lost = self.hosts[host]
