@@ -1,0 +1,72 @@
+"""What a target is, and how its oracle says that something does not hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+class Finding(AssertionError):
+    """Something that has to hold does not. Whatever else a target raises is a finding too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One entrance that bytes from outside come through.
+
+    Attributes:
+        name: as on the command line.
+        about: what has to hold, for `--help` and tables.
+        run: takes one input through the entrance; raises where something does not hold.
+        seeds: inputs that lead deep from the beginning, built from real messages.
+        most_bytes: of an input; longer ones only repeat what shorter ones show.
+    """
+
+    name: str
+    about: str
+    run: Callable[[bytes], None]
+    seeds: Callable[[], Iterable[bytes]]
+    most_bytes: int = 2048
+
+
+def hold(condition: object, sentence: str) -> None:
+    """Asks for what has to hold.
+
+    Raises:
+        Finding: it does not.
+    """
+    if not condition:
+        raise Finding(sentence)
+
+
+class _Faults(logging.Handler):
+    """Keeps what toolbus logs as a fault of its own: those are caught there, and must not come from an input."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("a fault of"):
+            self.seen.append(record)
+
+
+@contextmanager
+def no_faults() -> Iterator[None]:
+    """Makes a finding of every fault that toolbus caught and logged meanwhile, and keeps its log quiet."""
+    log, faults = logging.getLogger("toolbus"), _Faults()
+    level, propagate = log.level, log.propagate
+    log.addHandler(faults)
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(faults)
+        log.setLevel(level)
+        log.propagate = propagate
+    for record in faults.seen:
+        cause = record.exc_info[1] if record.exc_info else None
+        raise Finding(f"toolbus logged {record.getMessage()!r}") from cause
