@@ -73,10 +73,9 @@ def judge(evidence: Evidence) -> list[Verdict]:
 
 def answered(evidence: Evidence) -> Finding:
     """One result for each call, by its deadline; a host that was killed heard nothing."""
-    killed = {pid for trouble in evidence.troubles for pid in trouble.pids}
     for call in evidence.calls.values():
         if not call.told:
-            if call.asked.pid not in killed:
+            if not evidence.is_orphan(call):
                 yield f"{call} has no result"
             continue
         if len(call.told) > 1:
@@ -195,7 +194,8 @@ def deaths(evidence: Evidence) -> Iterator[tuple[str, float]]:
         for call, _ in _cut_off(evidence, trouble):
             told = call.told[0].at if call.told else float("inf")
             calm = not evidence.disturbed(evidence.between(call) - {trouble.part}, trouble.began - PIPE, until)
-            if calm and told > trouble.began and call.deadline > until and not call.leaves:
+            waits = call.deadline > until and not call.leaves and not evidence.is_orphan(call, trouble.began)
+            if calm and told > trouble.began and waits:
                 yield f"{call} was told that {trouble.part} is dead", told - trouble.began
         for tool in _tools_of(evidence, trouble.part):
             if part.kind is Kind.CALLBACK or part.line or evidence.disturbed({BUS}, trouble.began - RECOVERY, until):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,9 +84,11 @@ class Evidence:
     strays: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     _by_part: dict[str, list[Trouble]] = field(default_factory=dict)
+    _killed: dict[int, float] = field(default_factory=dict)  # processes, and when
 
     def __post_init__(self) -> None:
         for trouble in self.troubles:
+            self._killed.update(dict.fromkeys(trouble.pids, trouble.began))
             self._by_part.setdefault(trouble.part, []).append(trouble)
 
     def read(self, folder: Path, tools: Mapping[str, ChaosTool]) -> None:
@@ -117,6 +120,10 @@ class Evidence:
         (call.began if begins else call.ended).append(Moment(line["at"], line["pid"], line["part"], line))
 
     # -- what was going on ---------------------------------------------------------------------------------------
+
+    def is_orphan(self, call: Call, at: float = math.inf) -> bool:
+        """Whether nobody was left at a moment to hear of a call: the process that asked had been killed."""
+        return not call.told and self._killed.get(call.asked.pid, math.inf) < at
 
     def between(self, call: Call, *plugins: str) -> set[str]:
         """Returns all parts that a call depends on: its host, the bus, plugins (else all of its tool), their lines."""

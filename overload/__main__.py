@@ -70,12 +70,12 @@ async def _play(name: str, seconds: float) -> tuple[list[Verdict], Seen]:
     from overload.parts import PARTS, Plan, play
     from overload.stage import Scene
 
-    plan = Plan(seconds)
     with Lifeline() as lifeline, Scene(lifeline) as stage:
         if name in READERS:
-            beside = await slow_reader.play(name.removeprefix("slow-"), stage, plan)
+            third = max(slow_reader.LEAST_SECONDS, seconds / slow_reader.THIRDS)
+            beside = await slow_reader.play(name.removeprefix("slow-"), stage, third)
             return slow_reader.judge(beside), beside.seen
-        seen = await play(PARTS[name], stage, plan)
+        seen = await play(PARTS[name], stage, Plan(seconds))
         return judge.judge(PARTS[name], seen), seen
 
 

@@ -114,7 +114,11 @@ async def _hosts(stage: Stage, plan: Plan, names: Sequence[str]) -> tuple[float,
 
 
 async def _fair(stage: Stage, plan: Plan) -> tuple[float, dict[str, Schedule]]:
-    capacity, _ = await _hosts(stage, plan, ("greedy", "modest"))
+    """A host that sends what it likes beside one on the SDK, which asks again for what was refused."""
+    await asyncio.to_thread(stage.plugin, "tools", "--work", str(WORK), "--room", str(ROOM))
+    capacity = await asyncio.to_thread(stage.capacity, ROOM)
+    await _start(stage, {"greedy": ()})
+    await _start(stage, {"modest": ("--patience", str(PATIENCE))}, "sdk_host")
     modest = Phase(capacity / 20, plan.seconds + 2 * plan.calm)
     return capacity, {"greedy": plan.schedule(capacity), "modest": Schedule([modest])}
 
@@ -169,7 +173,7 @@ PARTS = {
     for part in (
         Part("plugin", "one host, a plugin with room for 8", _one_host, ROOM),
         Part("hosts", "8 hosts, a plugin with room for 8", _many_hosts, ROOM),
-        Part("fair", "a greedy host beside a modest one", _fair, ROOM),
+        Part("fair", "a greedy host beside a modest one on the SDK", _fair, ROOM),
         Part("sdk", "hosts on the SDK, which call again in time", _sdk, ROOM, 2 * PATIENCE, quick=False),
         Part("callback", "a slow plugin behind a callback URL", _callback, CALLBACK_ROOM),
         Part("bus", "more than the bus itself can take", _bus, 3 * BUS_WINDOW, PATIENCE, quick=False),

@@ -1,7 +1,8 @@
-"""Who does not read: ``python -m overload.slow ADDRESS FOLDER NAME --kind host|plugin|watcher``.
+"""Who does not read: ``python -m overload.slow ADDRESS FOLDER NAME --kind host|plugin|watcher [--reads]``.
 
 It attaches, waits for its word to begin and then reads no more, while megabytes are sent to it. Told to end, it reads
-what is left and prints how its stream had ended. Those who send so much to it are peers of this process, too.
+what is left and prints how its stream had ended. Those who send so much to it are peers of this process, too. With
+``--reads`` it reads all the time, so that what the megabytes cost can be told from what it costs that nobody reads.
 """
 
 from __future__ import annotations
@@ -30,29 +31,24 @@ TOOLS = 100  # of the source that changes all of them over and over
 Flood = Callable[[], Coroutine[None, None, None]]
 
 
-async def _bulk(address: str) -> asyncio.Task[None]:
-    """Offers a tool that returns much."""
-    plugin = peer.Peer(address, own_connection=True)
-    await plugin.attach("bulk", [peer.tool("bulk")])
-    plugin.slice = 1
-    output = '"' + "x" * RESULT_BYTES + '"'
-
-    async def answer() -> None:
-        while (frame := await plugin.read()) is not None:
-            plugin.results += [pb.ToolResult(call_id=call.call_id, output_json=output) for call in frame.calls]
-            plugin.flush()
-
-    return asyncio.create_task(answer())
+async def _answer(plugin: peer.Peer, output: str) -> None:
+    """Reads a peer's stream and answers every call on it."""
+    while (frame := await plugin.read()) is not None:
+        plugin.results += [pb.ToolResult(call_id=call.call_id, output_json=output) for call in frame.calls]
+        plugin.flush()
 
 
 async def as_host(address: str, slow: peer.Peer, name: str) -> Flood:
     """It calls and does not read the results."""
-    answering = await _bulk(address)
+    plugin, tool = peer.Peer(address, own_connection=True), f"bulk_for_{name}"
+    await plugin.attach(f"of-{name}", [peer.tool(tool)])
+    plugin.slice = 1
+    answering = asyncio.create_task(_answer(plugin, '"' + "x" * RESULT_BYTES + '"'))
     await slow.attach(name, [])
 
     async def flood() -> None:
         for number in range(MOST_CALLS):
-            slow.calls.append(peer.call(str(number), name="bulk"))
+            slow.calls.append(peer.call(str(number), name=tool))
             slow.flush()
             await asyncio.sleep(BEAT_SECONDS / 4)
         await answering
@@ -62,14 +58,15 @@ async def as_host(address: str, slow: peer.Peer, name: str) -> Flood:
 
 async def as_plugin(address: str, slow: peer.Peer, name: str) -> Flood:
     """It takes large calls and does not read them."""
-    await slow.attach(name, [peer.tool("sink")])
+    tool = f"sink_of_{name}"
+    await slow.attach(name, [peer.tool(tool)])
     feeders = [peer.Peer(address, own_connection=True) for _ in range(3)]
     for place, feeder in enumerate(feeders):
-        await feeder.attach(f"feeder-{place}", [])
+        await feeder.attach(f"feeder-{place}-of-{name}", [])
         feeder.slice = 1
 
     async def feed(feeder: peer.Peer) -> None:
-        feeder.calls += [peer.call(str(n), name="sink", size=ARGUMENT_BYTES) for n in range(MOST_CALLS)]
+        feeder.calls += [peer.call(str(n), name=tool, size=ARGUMENT_BYTES) for n in range(MOST_CALLS)]
         feeder.flush()
         while await feeder.read() is not None:
             pass
@@ -84,14 +81,17 @@ async def as_watcher(address: str, slow: peer.Peer, name: str) -> Flood:
     """It watches the catalogue, which changes all the time, and does not read what has changed."""
     restless = peer.Peer(address, own_connection=True)
     await slow.attach(name, [], watch=True)
-    attached = await restless.attach("restless", [])
+    attached = await restless.attach(f"of-{name}", [])
 
     async def flood() -> None:
         version = 0
         while True:
             version += 1
             text = str(version) + "x" * DESCRIPTION_BYTES
-            tools = [pb.Tool(name=f"t{n}", description=text, parameters_json='{"type":"object"}') for n in range(TOOLS)]
+            tools = [
+                pb.Tool(name=f"t{n}_of_{name}", description=text, parameters_json='{"type":"object"}')
+                for n in range(TOOLS)
+            ]
             await restless.stub.Register(wire.RegisterRequest(session_id=attached.session_id, tools=tools))
             await asyncio.sleep(0.02)
 
@@ -114,6 +114,14 @@ async def _ending(slow: peer.Peer) -> str:
     return "OK"
 
 
+async def _until(told_to_end: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    working = asyncio.create_task(work)
+    await told_to_end.wait()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+        await working
+
+
 async def run(options: argparse.Namespace) -> None:
     """Attaches, does not read, and says how that ended."""
     told_to_end = asyncio.Event()
@@ -122,8 +130,12 @@ async def run(options: argparse.Namespace) -> None:
     flood = await KINDS[options.kind](options.address, slow, options.name)
     await told(options)
     flooding = asyncio.create_task(flood())
-    await told_to_end.wait()
-    print(await _ending(slow), flush=True)
+    if options.reads:
+        await _until(told_to_end, _answer(slow, "1"))
+        print("OK", flush=True)
+    else:
+        await told_to_end.wait()
+        print(await _ending(slow), flush=True)
     flooding.cancel()
     with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
         await flooding
@@ -133,6 +145,7 @@ def main() -> None:
     """Reads the command line and does not read the stream."""
     parser = options_of(__doc__)
     parser.add_argument("--kind", choices=tuple(KINDS), default="host")
+    parser.add_argument("--reads", action="store_true", help="it reads what it is sent, at once")
     uvloop.run(run(parser.parse_args()))
 
 

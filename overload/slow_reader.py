@@ -1,4 +1,8 @@
-"""The part in which somebody does not read its stream: what it costs others, in one run with and without it."""
+"""The part in which somebody does not read its stream: what it costs others, in one run.
+
+A third of the run without it, a third beside one that is sent as much and reads it, a third beside it: megabytes cost
+the bus and the machine something whoever they are for, and what is judged is what it costs that nobody reads them.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,21 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.children import Child
 from overload.judge import PEAK_MIB, Verdict, most, none, weight
 from overload.load import OK, Phase, Schedule, quantile
-from overload.parts import Plan
 from overload.stage import HEAD_START, Seen, Stage
 from overload.watch import Watch
 
 KINDS = ("host", "plugin", "watcher")
 NAME = "slow"
+READER = "reader"  # who is sent as much
+THIRDS = 3
+LEAST_SECONDS = 5.0  # of a third, in which 64 MiB have to be sent
 RATE = 100.0  # calls a second of each of the others
 OTHERS = 2
-TIMES_P50, TIMES_P99 = 2.0, 3.0  # of what it is without the slow one
-SLACK_P50, SLACK_P99 = 0.005, 0.05  # seconds: a frame of 1 MB takes the bus and the machine some
+TIMES_P50, TIMES_P99 = 1.5, 1.5  # of what it is beside the one that reads
+SLACK_P50, SLACK_P99 = 0.005, 0.05  # seconds
 CLOSED_SECONDS = 10.0  # until 64 MiB wait for it
 KEPT_MIB = 64.0  # of what was sent to it that may stay with the process, for the next such time
 
@@ -31,7 +38,7 @@ class Beside:
 
     Attributes:
         ending: how its stream ended, as it saw it when it read at last.
-        closed_at: when the bus had let go of it; infinite where it never did.
+        closed_at: seconds until the bus had let go of it; infinite where it never did.
     """
 
     kind: str
@@ -40,22 +47,24 @@ class Beside:
     closed_at: float
 
 
-async def play(kind: str, stage: Stage, plan: Plan) -> Beside:
-    """Plays so long without the slow one and so long with it."""
+async def play(kind: str, stage: Stage, third: float) -> Beside:
+    """Plays so long without anybody, so long beside one that reads, and so long beside the slow one."""
     await asyncio.to_thread(stage.plugin, "tools", way="raw")
-    slow = stage.nursery.start("slow", stage.command("slow", stage.grpc, str(stage.folder), NAME, "--kind", kind))
-    await asyncio.to_thread(slow.line)
+    reader, slow = await _attached(stage, READER, kind, "--reads"), await _attached(stage, NAME, kind)
     for number in range(OTHERS):
         await asyncio.to_thread(stage.host, f"host-{number}")
     watch = Watch(stage.grpc, stage.http, ("tools", NAME), stage.bus.pid)
     watching = asyncio.create_task(watch.run())
     try:
         await asyncio.sleep(HEAD_START)
-        half = Schedule([Phase(RATE, 2 * plan.seconds)])
-        watch.began_at = stage.begin(dict.fromkeys(stage.hosts, half))
-        await asyncio.sleep(plan.seconds - watch.now)
+        whole = Schedule([Phase(RATE, THIRDS * third)])
+        watch.began_at = stage.begin(dict.fromkeys(stage.hosts, whole))
+        await asyncio.sleep(third - watch.now)
+        stage.tell(READER)
+        await asyncio.sleep(2 * third - watch.now)
+        reader.ask_to_end()
         stage.tell(NAME)
-        answers = await stage.answers(half.seconds)
+        answers = await stage.answers(whole.seconds)
         slow.ask_to_end()
         ending = await asyncio.to_thread(slow.line)
         await watch.settled(KEPT_MIB)
@@ -63,9 +72,16 @@ async def play(kind: str, stage: Stage, plan: Plan) -> Beside:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
-    seen = Seen(RATE * OTHERS, (plan.seconds, half.seconds), answers, array("d"), watch)
-    gone = [look.at for look in watch.looks if NAME in look.what and look.at > plan.seconds and look.said != "SERVING"]
-    return Beside(kind, seen, ending, min(gone, default=math.inf))
+    seen = Seen(RATE * OTHERS, (third, whole.seconds), answers, array("d"), watch)
+    begun = 2 * third
+    gone = [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.said != "SERVING"]
+    return Beside(kind, seen, ending, min(gone, default=math.inf) - begun)
+
+
+async def _attached(stage: Stage, name: str, kind: str, *more: str) -> Child:
+    child = stage.nursery.start(name, stage.command("slow", stage.grpc, str(stage.folder), name, "--kind", kind, *more))
+    await asyncio.to_thread(child.line)
+    return child
 
 
 def judge(beside: Beside) -> list[Verdict]:
@@ -74,29 +90,31 @@ def judge(beside: Beside) -> list[Verdict]:
 
 
 def _others(seen: Seen) -> Iterator[Verdict]:
-    half, _ = seen.phases
+    third, whole = seen.phases
     everything = [answer for each in seen.answers.values() for answer in each]
-    without = [answer.seconds for answer in everything if answer.due < half]
-    beside = [answer.seconds for answer in everything if answer.due >= half]
-    late = 2 * quantile([late for at, late in seen.watch.late if at >= half], 0.99)  # the machine itself, both ways
-    stretch = seen.watch.stretch(half, seen.phases[1])
+    alone, reading, beside = (
+        [answer.seconds for answer in everything if number * third <= answer.due < (number + 1) * third]
+        for number in range(THIRDS)
+    )
+    late = 2 * quantile([late for at, late in seen.watch.late if at >= third], 0.99)  # the machine itself, both ways
+    stretch = seen.watch.stretch(third, whole)
     yield none("others' calls that failed", sum(answer.code != OK for answer in everything))
     for name, share, times, slack in (
         ("p50", 0.5, TIMES_P50, SLACK_P50),
         ("p99", 0.99, TIMES_P99, SLACK_P99),
     ):
-        alone, now = quantile(without, share), quantile(beside, share)
-        told = f"{now * 1e3:.1f} ms, {now / alone:.2f} ×" if alone else "nothing"
+        without, aim, now = (quantile(seconds, share) for seconds in (alone, reading, beside))
+        yield Verdict(f"others' {name} with neither", "", f"{without * 1e3:.1f} ms", True)
+        told = f"{now * 1e3:.1f} ms, {now / aim:.2f} ×" if aim else "nothing"
         more = slack * stretch + late
-        bound = f"≤ {times:g} × {alone * 1e3:.1f} ms + {more * 1e3:.0f} ms"
-        yield Verdict(f"others' {name} beside it", bound, told, now <= times * alone + more)
+        bound = f"≤ {times:g} × {aim * 1e3:.1f} ms of the one that reads + {more * 1e3:.0f} ms"
+        yield Verdict(f"others' {name} beside it", bound, told, now <= times * aim + more)
 
 
 def _ending(beside: Beside) -> Iterator[Verdict]:
     if beside.kind == "watcher":  # it is sent the next change once it has read the one before, so nothing piles up
         return
-    half = beside.seen.phases[0]
-    yield most("closed after", CLOSED_SECONDS, beside.closed_at - half, "s")
+    yield most("closed after", CLOSED_SECONDS, beside.closed_at, "s")
     named = "RESOURCE_EXHAUSTED" in beside.ending and "waiting_bytes" in beside.ending
     yield Verdict("it is told why", "RESOURCE_EXHAUSTED, waiting_bytes", beside.ending[:60] or "nothing", named)
 

@@ -83,6 +83,13 @@ def failed(it: Evidence, code: str, stage: str, *, ran: bool, tool: str = "solo_
     tell(it, token, code, stage, **more)
 
 
+def unheard_of() -> Evidence:
+    """Returns a death that a host had time to hear of, and did not, before it was killed itself."""
+    it = evidence(killed(), Trouble("raw-host", Act.KILL, 110.0, 111.0, {HOST_PID}))
+    run(it, ask(it), ends=False)
+    return it
+
+
 def killed() -> Trouble:
     return Trouble("solo", Act.KILL, 100.2, 101.0, {SOLO_PID})
 
@@ -134,6 +141,7 @@ ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG = CHECKS
         (HONEST, spoilt(lambda it: failed(it, "INTERNAL", "UNKNOWN", ran=False))),
         (HONEST, spoilt(lambda it: failed(it, "DEADLINE_EXCEEDED", "DISPATCHED", ran=True, limit="timeout_seconds"))),
         (DEATH, cut_off(told_at=103.0)),
+        (DEATH, unheard_of()),
         (DEATH, seen(trouble=killed())),
         (DEATH, seen((102.0, AWAY), trouble=killed())),
         (HANG, seen(trouble=frozen())),
@@ -174,6 +182,13 @@ def test_what_a_disturbance_explains_breaks_no_rule(it: Evidence) -> None:
 def test_a_host_that_was_killed_need_not_have_heard_its_results() -> None:
     it = evidence(Trouble("raw-host", Act.KILL, 100.2, 101.0, {HOST_PID}))
     run(it, ask(it))
+    assert not any(verdict.broken for verdict in judge(it))
+
+
+def test_a_host_that_was_killed_and_is_back_need_not_hear_that_a_plugin_died_with_its_old_call() -> None:
+    host = Trouble("raw-host", Act.KILL, 100.2, 101.0, {HOST_PID})
+    it = evidence(host, Trouble("solo", Act.KILL, 104.0, 105.0, {SOLO_PID}))
+    run(it, ask(it), ends=False)
     assert not any(verdict.broken for verdict in judge(it))
 
 

@@ -173,9 +173,9 @@ def test_a_bus_that_got_no_processor_is_given_more_time() -> None:
 
 def beside(spoil: str = "") -> slow_reader.Beside:
     """Returns what a run beside a slow reader looks like."""
-    seen = replace(good(), phases=(4.0, 8.0), answers={"host": Answers()})
-    for number in range(800):
-        late = 0.5 if spoil == "late" and number >= 400 else 0.002
+    seen = replace(good(), phases=(4.0, 12.0), answers={"host": Answers()})
+    for number in range(1200):
+        late = 0.5 if spoil == "late" and number >= 800 else 0.002
         add(seen, number / 100, late, OVERLOADED if spoil == "failed" and number == 500 else OK)
     if spoil == "heavy":
         seen.watch.memory.append((8.0, 200.0))
@@ -249,7 +249,7 @@ def test_a_plugin_that_is_offered_ten_times_what_it_takes_runs_only_what_is_acce
 def test_a_host_that_does_not_read_is_closed_and_told_why() -> None:
     async def run() -> slow_reader.Beside:
         with Lifeline() as lifeline, Scene(lifeline) as stage:
-            return await slow_reader.play("host", stage, Plan(3.0))
+            return await slow_reader.play("host", stage, 3.0)
 
     verdicts = {verdict.what: verdict for verdict in slow_reader.judge(asyncio.run(run()))}
     for what in ("others' calls that failed", "it is told why", "the bus grew, at the most"):
