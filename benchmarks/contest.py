@@ -263,13 +263,22 @@ def medians(rounds: Sequence[Sequence[Window]]) -> dict[Cell, Window]:
     }
 
 
-def ratios(
-    figures: Mapping[str, Mapping[Cell, Window]], name: str, to: str, measure: str = "calls_per_second"
-) -> dict[Cell, float]:
-    """Returns one figure of one contestant over another's, for each cell that both have."""
-    mine, others = figures[name], figures[to]
-    return {
-        cell: getattr(mine[cell], measure) / getattr(others[cell], measure)
-        for cell in mine
-        if cell in others and getattr(others[cell], measure)
-    }
+Rounds = Mapping[str, Sequence[Sequence[Window]]]
+"""The windows of every round, by contestant."""
+
+
+def ratios(rounds: Rounds, figure: tuple[str, str], over: tuple[str, str]) -> dict[Cell, float]:
+    """Returns, for each cell, the median over the rounds of one contestant's figure over another's.
+
+    Within a round, since a machine that others share is twice as fast in one minute as in the next.
+
+    Args:
+        figure, over: a contestant and one of a window's measures.
+    """
+    found: dict[Cell, list[float]] = {}
+    for mine, others in zip(rounds.get(figure[0], ()), rounds.get(over[0], ()), strict=False):
+        beside = {window.cell: getattr(window, over[1]) for window in others}
+        for window in mine:
+            if beside.get(window.cell):
+                found.setdefault(window.cell, []).append(getattr(window, figure[1]) / beside[window.cell])
+    return {cell: statistics.median(each) for cell, each in found.items()}

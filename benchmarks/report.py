@@ -66,13 +66,12 @@ class Report:
 
     def aims(self) -> list[tuple[Aim, float]]:
         """Returns the aims that this run can tell about, and what it found."""
-        figures = self.figures
         found = []
         for aim in self.suite.aims:
             cell = self.suite.cells_of(aim)
-            mine, over = (figures.get(name, {}).get(cell) for name, _ in (aim.figure, aim.over))
-            if mine and over:
-                found.append((aim, getattr(mine, aim.figure[1]) / getattr(over, aim.over[1])))
+            compared = ratios(self.outcome.rounds, aim.figure, aim.over)
+            if cell in compared:
+                found.append((aim, compared[cell]))
         return found
 
     def _aims(self) -> Section:
@@ -94,15 +93,15 @@ class Report:
             "p50": "p50_us",
             f"CPU of {self.suite.charged} a call": "middle_cpu_us",
         }
-        figures = self.figures
         columns = [cell for cell in self.plan.cells if cell.size == size]
         rows = []
         for label, measure in measures.items():
             for name, to in self.suite.ratios:
-                found = ratios(figures, name, to, measure) if name in figures and to in figures else {}
+                found = ratios(self.outcome.rounds, (name, measure), (to, measure))
                 if any(cell in found for cell in columns):
                     told = (_ratio(found[cell]) if cell in found else "–" for cell in columns)
                     rows.append((f"{name} / {to}, {label}", *told))
+        # Of the rounds, not of the medians below: see `contest.ratios`.
         title = f"Ratios with {size_title(size)} of arguments" if size else "Ratios"
         return Section(title, ("ratio", *(f"{cell.in_flight} in flight" for cell in columns)), rows)
 
@@ -203,7 +202,12 @@ class Report:
             "plan": asdict(self.plan),
             "aims": [{**asdict(aim), "found": found} for aim, found in self.aims()],
             "ratios": {
-                f"{name}/{to}": {str(cell): found for cell, found in ratios(self.figures, name, to).items()}
+                f"{name}/{to}": {
+                    str(cell): found
+                    for cell, found in ratios(
+                        self.outcome.rounds, (name, "calls_per_second"), (to, "calls_per_second")
+                    ).items()
+                }
                 for name, to in self.suite.ratios
                 if name in self.figures and to in self.figures
             },
@@ -236,10 +240,11 @@ class Report:
         Args:
             pictures: by file, what each shows.
         """
+        ratio_rule = " Ratios are medians of those within each round." if self.suite.ratios else ""
         parts = [
             f"# {self.suite.title}",
             self.suite.intro,
-            f"Measured with `{self.command}` on {self.machine()}",
+            f"Measured with `{self.command}` on {self.machine()}{ratio_rule}",
         ]
         for section in self.sections():
             heads = "| " + " | ".join(section.columns) + " |"

@@ -202,6 +202,15 @@ def test_a_report_begins_with_aims_and_ratios_of_each_size() -> None:
     assert "--only nats --in-flight 64 --sizes 10000 --rounds 1" in report.to_markdown()
 
 
+def test_ratios_are_those_of_a_round_however_fast_the_machine_was_in_it() -> None:
+    report = rivals({"toolbus": 3000.0, "relay": 4000.0})
+    for name, speed in (("toolbus", 300.0), ("relay", 400.0)):  # rounds on a machine that is ten times as slow
+        report.outcome.rounds[name] += [[window(cell, speed) for cell in report.plan.cells]] * 2
+    del report.outcome.rounds["relay"][2]  # a round in which it was not measured
+    _, small, *_ = report.sections()
+    assert small.rows[0] == ("toolbus / relay, calls/s", "0.75", "0.75", "0.75")
+
+
 # -- growth and charts -------------------------------------------------------------------------------------------------
 
 
