@@ -74,16 +74,18 @@ def judge(evidence: Evidence) -> list[Verdict]:
 def answered(evidence: Evidence) -> Finding:
     """One result for each call, by its deadline; a host that was killed heard nothing."""
     for call in evidence.calls.values():
+        # An SDK keeps the time itself; others wait for a bus that stands still.
+        waits_for = {call.host} if evidence.parts[call.host].way == "sdk" else evidence.between(call)
         if not call.told:
-            if not evidence.is_orphan(call):
+            latest = call.deadline + SLACK
+            latest += evidence.seconds_disturbed(waits_for, call.asked.at, latest)
+            if not evidence.is_orphan(call, latest):
                 yield f"{call} has no result"
             continue
         if len(call.told) > 1:
             yield f"{call} was told {len(call.told)} results"
             continue
         told = call.told[0].at
-        # An SDK keeps the time itself; others wait for a bus that stands still.
-        waits_for = {call.host} if evidence.parts[call.host].way == "sdk" else evidence.between(call)
         excused = evidence.seconds_disturbed(waits_for, call.asked.at, told)
         late = told - call.deadline - excused
         yield f"{call} has its result {late:.1f} s after its deadline" if late > SLACK else None

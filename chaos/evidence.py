@@ -121,7 +121,7 @@ class Evidence:
 
     # -- what was going on ---------------------------------------------------------------------------------------
 
-    def is_orphan(self, call: Call, at: float = math.inf) -> bool:
+    def is_orphan(self, call: Call, at: float) -> bool:
         """Whether nobody was left at a moment to hear of a call: the process that asked had been killed."""
         return not call.told and self._killed.get(call.asked.pid, math.inf) < at
 

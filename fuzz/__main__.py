@@ -48,8 +48,8 @@ def _options() -> argparse.Namespace:
     for name in options.targets:
         try:
             load(name)
-        except (KeyError, ImportError, AttributeError):
-            parser.error(f"there is no target {name!r}: choose from {', '.join(NAMES)}")
+        except (KeyError, ImportError, AttributeError) as problem:
+            parser.error(f"there is no target {name!r} ({problem}): choose from {', '.join(NAMES)}")
     if options.replay and len(options.targets) != 1:
         parser.error("--replay needs the one target that the input is for")
     if options.seconds <= 0 or options.runs < 0:

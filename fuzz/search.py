@@ -79,9 +79,8 @@ def search(
     command += [f"-max_total_time={max(1, round(seconds))}"] if seconds else []
     command += [f"-runs={runs}"] if runs else []
     began = time.monotonic()
-    scratch = Path(
-        tempfile.mkdtemp(prefix="scratch-", dir=folder)
-    )  # libFuzzer ends the process, which then tidies nothing
+    # libFuzzer ends the process, which then tidies nothing.
+    scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=folder))
     process = subprocess.Popen(
         [*command, str(units)],
         cwd=ROOT,
@@ -93,7 +92,7 @@ def search(
     )
     try:
         log, _ = process.communicate(timeout=seconds + GRACE_SECONDS if seconds else None)
-        why = "" if process.returncode == 0 else _why(log, process.returncode)
+        why = _why(log, process.returncode) if process.returncode else "" if _runs(log) else "no input was run"
     except subprocess.TimeoutExpired:
         process.kill()
         log, _ = process.communicate()

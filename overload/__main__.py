@@ -97,7 +97,8 @@ def _play_all(
             else:
                 pictured = pictured or (None if name in READERS else seen)
                 broken = sum(not verdict.kept for verdict in verdicts[name])
-                console.print(f"{name}: {len(verdicts[name]) - broken} kept, {broken} broken", highlight=False)
+                kept = sum(verdict.word == "kept" for verdict in verdicts[name])
+                console.print(f"{name}: {kept} kept, {broken} broken", highlight=False)
             progress.remove_task(task)
     return verdicts, failures, pictured
 

@@ -10,7 +10,7 @@ import uvloop
 
 from benchmarks import peer
 from overload.load import OK
-from overload.pace import BEAT_SECONDS, Pace, begin, options_of
+from overload.pace import Pace, begin, options_of
 from toolbus.v1 import tool_pb2 as pb
 
 MOST_UNWRITTEN = 4 * peer.SLICE  # calls that wait for the stream to take them; the rest waits as numbers
@@ -48,7 +48,7 @@ async def run(options: argparse.Namespace) -> None:
         if numbers := pace.to_send(room):
             host.calls += [call(number, options.tool) for number in numbers]
             host.flush()
-        await asyncio.sleep(BEAT_SECONDS)
+        await pace.beat()
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await reading

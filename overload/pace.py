@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from array import array
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from overload.load import FOREIGN, NEVER_SENT, UNANSWERED, Answer, Answers, Schedule, read_schedule
+from overload.load import FOREIGN, NEVER_SENT, UNANSWERED, Answer, Answers, Schedule, read_schedule, write_numbers
 
 BEAT_SECONDS = 0.01
 LEFT_SECONDS = 5.0  # how long answers may still come after the last call
+LATE = ".late"  # of the file that says how late a host was woken
 BEGIN = "begin"  # the file that says what is offered from when on
 
 
@@ -41,6 +44,7 @@ class Pace:
         self._patience: float = options.patience
         self._next = 0  # the number of the call that is sent next
         self._sent: dict[int, tuple[float, float]] = {}  # number → (due, sent)
+        self._late = array("d")  # (when, how late this process was woken), one after the other
         self.window: int = options.window
         self.answers = Answers()
 
@@ -80,8 +84,15 @@ class Pace:
         due, sent = self._sent.pop(number)
         self.answers.add(Answer(number, due, sent, self.now, code, hint))
 
+    async def beat(self) -> None:
+        """Waits until it is time to look again, and notes how much later the machine let this process run."""
+        began = self.now
+        await asyncio.sleep(BEAT_SECONDS)
+        self._late.extend((began, max(self.now - began - BEAT_SECONDS, 0.0)))
+
     def close(self, file: Path) -> None:
         """Writes everything down."""
+        write_numbers(file.with_suffix(LATE), self._late)
         for number in list(self._sent):
             self.ended(number, UNANSWERED)
         self.answers.write(file)
@@ -100,3 +111,19 @@ async def begin(options: argparse.Namespace) -> Pace:
     """Waits for the schedule."""
     begins_at, _, text = (await told(options)).partition(" ")
     return Pace(read_schedule(text), float(begins_at), options)
+
+
+async def drive(options: argparse.Namespace, ask: Callable[[Pace, int], Awaitable[None]]) -> None:
+    """Calls as scheduled, each in a task of its own, then writes down what came of it."""
+    pace = await begin(options)
+    asking: set[asyncio.Future[None]] = set()
+    while not pace.is_over:
+        for number in pace.to_send(pace.free):
+            task = asyncio.ensure_future(ask(pace, number))
+            asking.add(task)
+            task.add_done_callback(asking.discard)
+        await pace.beat()
+    for unanswered in asking:
+        unanswered.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    pace.close(options.folder / f"{options.name}.answers")

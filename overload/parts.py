@@ -83,7 +83,7 @@ async def play(part: Part, stage: Stage, plan: Plan) -> Seen:
             await watching
     ran = await asyncio.to_thread(stage.ran)
     phases = (plan.calm, plan.calm + plan.seconds)
-    return Seen(capacity, phases, answers, ran, watch, {"killed_at": killed_at})
+    return Seen(capacity, phases, answers, ran, watch, {"killed_at": killed_at}, stage.late())
 
 
 async def _kill(bystander: Child, watch: Watch, at: float) -> float:

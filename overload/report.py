@@ -33,7 +33,7 @@ def table(verdicts: Verdicts, titles: Mapping[str, str]) -> Table:
         shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # one of rich's words
     for part, its in verdicts.items():
         for place, verdict in enumerate(its):
-            word = "kept" if verdict.kept else "[bold red]BROKEN[/]"
+            word = verdict.word if verdict.kept else f"[bold red]{verdict.word}[/]"
             shown.add_row("" if place else part, verdict.what, verdict.bound, verdict.measured, word)
         shown.add_section()
     return shown
@@ -58,7 +58,7 @@ def markdown(verdicts: Verdicts, titles: Mapping[str, str], command: str, pictur
         lines += [f"![Latency before, during and after an overload]({picture})", ""]
     for part, its in verdicts.items():
         lines += [f"## {part}: {titles[part]}", "", "| what | bound | measured | |", "| --- | ---: | ---: | --- |"]
-        lines += [f"| {v.what} | {v.bound} | {v.measured} | {'kept' if v.kept else '**broken**'} |" for v in its]
+        lines += [f"| {v.what} | {v.bound} | {v.measured} | {v.word if v.kept else f'**{v.word}**'} |" for v in its]
         lines.append("")
     return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import functools
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +11,7 @@ import aiohttp
 import uvloop
 
 from overload.load import OK, UNANSWERED
-from overload.pace import BEAT_SECONDS, Pace, begin, options_of
+from overload.pace import Pace, drive, options_of
 from toolbus.errors import Code, Stage
 
 BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -47,18 +47,7 @@ async def run(options: argparse.Namespace) -> None:
     """Calls as scheduled, then writes down what came of it."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
-        pace = await begin(options)
-        asking: set[asyncio.Task[None]] = set()
-        while not pace.is_over:
-            for number in pace.to_send(pace.free):
-                task = asyncio.create_task(_ask(session, options, pace, number))
-                asking.add(task)
-                task.add_done_callback(asking.discard)
-            await asyncio.sleep(BEAT_SECONDS)
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    pace.close(options.folder / f"{options.name}.answers")
+        await drive(options, functools.partial(_ask, session, options))
 
 
 def main() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import functools
 import sys
 
 import uvloop
 
 from overload.load import OK, UNANSWERED
-from overload.pace import BEAT_SECONDS, Pace, begin, options_of
+from overload.pace import Pace, drive, options_of
 from toolbus.sdk import Host
 
 
@@ -27,18 +27,7 @@ async def _ask(host: Host, options: argparse.Namespace, pace: Pace, number: int)
 async def run(options: argparse.Namespace) -> None:
     """Calls as scheduled, then writes down what came of it."""
     async with Host(options.address, source=options.name) as host:
-        pace = await begin(options)
-        asking: set[asyncio.Task[None]] = set()
-        while not pace.is_over:
-            for number in pace.to_send(pace.free):
-                task = asyncio.create_task(_ask(host, options, pace, number))
-                asking.add(task)
-                task.add_done_callback(asking.discard)
-            await asyncio.sleep(BEAT_SECONDS)
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    pace.close(options.folder / f"{options.name}.answers")
+        await drive(options, functools.partial(_ask, host, options))
 
 
 def main() -> None:

@@ -21,9 +21,11 @@ from overload.watch import Watch
 
 KINDS = ("host", "plugin", "watcher")
 NAME = "slow"
+GONE = ("NOT_SERVING", "NOT_FOUND")  # what health says of a source that has no session
 READER = "reader"  # who is sent as much
 THIRDS = 3
 LEAST_SECONDS = 5.0  # of a third, in which 64 MiB have to be sent
+LEAST_JUDGED_SECONDS = 2.0  # beside somebody slow, however soon the bus lets go of it
 RATE = 100.0  # calls a second of each of the others
 OTHERS = 2
 TIMES_P50, TIMES_P99 = 1.5, 1.5  # of what it is beside the one that reads
@@ -74,7 +76,7 @@ async def play(kind: str, stage: Stage, third: float) -> Beside:
             await watching
     seen = Seen(RATE * OTHERS, (third, whole.seconds), answers, array("d"), watch)
     begun = 2 * third
-    gone = [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.said != "SERVING"]
+    gone = [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.said in GONE]
     return Beside(kind, seen, ending, min(gone, default=math.inf) - begun)
 
 
@@ -86,15 +88,18 @@ async def _attached(stage: Stage, name: str, kind: str, *more: str) -> Child:
 
 def judge(beside: Beside) -> list[Verdict]:
     """Applies every rule."""
-    return [*_others(beside.seen), *_ending(beside), *_weight(beside)]
+    return [*_others(beside), *_ending(beside), *_weight(beside)]
 
 
-def _others(seen: Seen) -> Iterator[Verdict]:
+def _others(beside: Beside) -> Iterator[Verdict]:
+    """Compares calls while the slow one was there with as many seconds beside the one that reads."""
+    seen = beside.seen
     third, whole = seen.phases
+    there = min(third, max(beside.closed_at, LEAST_JUDGED_SECONDS))
     everything = [answer for each in seen.answers.values() for answer in each]
-    alone, reading, beside = (
-        [answer.seconds for answer in everything if number * third <= answer.due < (number + 1) * third]
-        for number in range(THIRDS)
+    alone, reading, slow = (
+        [answer.seconds for answer in everything if begin <= answer.due < begin + length]
+        for begin, length in ((0.0, third), (third, there), (2 * third, there))
     )
     late = 2 * quantile([late for at, late in seen.watch.late if at >= third], 0.99)  # the machine itself, both ways
     stretch = seen.watch.stretch(third, whole)
@@ -103,7 +108,7 @@ def _others(seen: Seen) -> Iterator[Verdict]:
         ("p50", 0.5, TIMES_P50, SLACK_P50),
         ("p99", 0.99, TIMES_P99, SLACK_P99),
     ):
-        without, aim, now = (quantile(seconds, share) for seconds in (alone, reading, beside))
+        without, aim, now = (quantile(seconds, share) for seconds in (alone, reading, slow))
         yield Verdict(f"others' {name} with neither", "", f"{without * 1e3:.1f} ms", True)
         told = f"{now * 1e3:.1f} ms, {now / aim:.2f} ×" if aim else "nothing"
         more = slack * stretch + late

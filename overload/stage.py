@@ -17,7 +17,7 @@ from benchmarks.cells import Cell
 from benchmarks.children import Child, ChildFailed, Nursery, address, environment, grpc_address
 from chaos.actor import Lifeline
 from overload.load import Answers, Schedule, read_numbers
-from overload.pace import BEGIN, LEFT_SECONDS
+from overload.pace import BEGIN, LATE, LEFT_SECONDS
 from overload.watch import Watch
 
 HEAD_START = 0.5  # from the word to begin until the first call is due
@@ -48,6 +48,7 @@ class Seen:
         answers: by host.
         ran: the numbers of the calls that plugins ran.
         notes: anything else that a part measured, by name.
+        late: when hosts were to be woken, and how many seconds later they were.
     """
 
     capacity: float
@@ -56,6 +57,7 @@ class Seen:
     ran: array[float]
     watch: Watch
     notes: dict[str, float] = field(default_factory=dict)
+    late: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(slots=True)
@@ -117,6 +119,11 @@ class Stage:
                     raise ChildFailed(f"{name} wrote down no answers. {host.complaints()}")
             await asyncio.sleep(0.05)
         return {name: Answers.read(file) for name, file in files.items()}
+
+    def late(self) -> list[tuple[float, float]]:
+        """Returns how late the machine woke the hosts, once they have written it down."""
+        noted = [read_numbers(self.folder / f"{name}{LATE}") for name in self.hosts]
+        return [(each[at], each[at + 1]) for each in noted for at in range(0, len(each), 2)]
 
     def ran(self) -> array[float]:
         """Ends the plugins and returns what they ran."""

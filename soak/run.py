@@ -93,7 +93,7 @@ class Soak:
             self._end(actor)
         looker.read()
         record = self.record
-        record.codes = looker.codes
+        record.codes, record.never = looker.codes, looker.never
         record.faults += looker.faults
         record.fault_count += looker.fault_count
         if bus.runs:

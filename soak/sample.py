@@ -63,8 +63,14 @@ class Looker:
         self._cpu = 0.0  # processor time of the bus when it was last looked at
         self._at = 0.0
         self.codes: Counter[str] = Counter()
+        self._kinds: set[str] = set()
         self.faults: list[str] = []
         self.fault_count = 0
+
+    @property
+    def never(self) -> list[str]:
+        """Returns the kinds of calls and visits that no program has told of yet."""
+        return sorted(self._kinds - {told.rpartition(" ")[0] for told in self.codes})
 
     def all_speak(self) -> bool:
         """Whether every program has said something."""
@@ -116,6 +122,7 @@ class Looker:
         lines: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
         for line in lines:
             self.codes.update(line["counts"])
+            self._kinds.update(line["kinds"])
             self.faults += line["faults"][: max(0, _FAULTS_KEPT - len(self.faults))]
             self.fault_count += line["fault_count"]
         return lines
@@ -140,6 +147,7 @@ class Record:
 
     Attributes:
         before, after: what the bus counted before the load, and once everybody had gone.
+        never: kinds of calls and visits that were planned and have not been.
         faults: what should never have been.
         fault_count: how often: only the first sentences are kept.
     """
@@ -149,6 +157,7 @@ class Record:
     before: dict[str, int] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
     codes: Counter[str] = field(default_factory=Counter)
+    never: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     fault_count: int = 0
 

@@ -50,6 +50,7 @@ class Tally:
     def say(self) -> None:
         """Writes the line, and begins a new one."""
         self._ledger.write(
+            kinds=sorted(self._expected),
             counts=dict(self._counts),
             latencies={what: [round(each, 3) for each in found] for what, found in self._latencies.items()},
             faults=self._faults,

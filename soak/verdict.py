@@ -81,7 +81,7 @@ def judge(record: Record) -> list[Finding]:
     """Returns the answers to all questions."""
     begin = warm_up(record.seconds)
     judged = [sample for sample in record.samples if sample.at >= begin]
-    return [*_grown(judged, record.seconds >= STRICT_SECONDS), *left(record), _faults(record)]
+    return [*_grown(judged, record.seconds >= STRICT_SECONDS), *left(record), *_done(record)]
 
 
 def left(record: Record) -> list[Finding]:
@@ -133,5 +133,7 @@ def _relative(points: Sequence[tuple[float, float]]) -> float:
     return growth(points) / beginning(points)
 
 
-def _faults(record: Record) -> Finding:
-    return Finding("faults", str(record.fault_count), "0", record.fault_count == 0)
+def _done(record: Record) -> list[Finding]:
+    """Judges whether everything was played, and without a fault."""
+    never = Finding("kinds that never were", ", ".join(record.never) or "0", "0", not record.never)
+    return [never, Finding("faults", str(record.fault_count), "0", record.fault_count == 0)]

@@ -2,6 +2,7 @@
 
 Each visit leaves nothing behind that the bus would have to keep: what it attached, registered, watched or permitted it
 takes back, or breaks the connection, which has to be the same. Every other one uses names that were never heard before.
+The file is long because there is a method for each kind of visit, and nothing else.
 """
 
 from __future__ import annotations

@@ -90,6 +90,12 @@ def unheard_of() -> Evidence:
     return it
 
 
+def lost_long_before_a_kill() -> Evidence:
+    it = evidence(Trouble("raw-host", Act.KILL, 400.0, 401.0, {HOST_PID}))
+    run(it, ask(it))
+    return it
+
+
 def killed() -> Trouble:
     return Trouble("solo", Act.KILL, 100.2, 101.0, {SOLO_PID})
 
@@ -126,6 +132,7 @@ ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG = CHECKS
     [
         (ANSWERED, spoilt(lambda it: run(it, ask(it)))),
         (ANSWERED, spoilt(lambda it: tell(it, whole(it)))),
+        (ANSWERED, lost_long_before_a_kill()),
         (ANSWERED, spoilt(lambda it: tell(it, ask(it), "DEADLINE_EXCEEDED", "UNKNOWN", at=112.0))),
         (ONCE, spoilt(lambda it: run(it, whole(it)))),
         (ONCE, spoilt(lambda it: run(it, "nobody asked"))),

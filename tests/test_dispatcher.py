@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -278,3 +279,13 @@ def test_a_nested_call_whose_inherited_context_its_plugin_cannot_receive_is_refu
     core.call(host, "t", context=pb.CallContext(user_id="x" * 2_000))
     error = core.refusal(plugin, "s", parent_call_id=next(iter(plugin.owed)))
     assert (error.code, error.limit) == (Code.INVALID_ARGUMENTS, ("max_message_bytes", 1_000))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [(2.5, 2.5), (math.inf, 86_400.0), (1e300, 86_400.0), (math.nan, 0.0), (-1.0, 0.0)]
+)
+def test_a_tools_hint_when_to_call_again_is_one_that_callers_can_use(said: float, told: float) -> None:
+    core, host, plugin = one_call()
+    call_id = core.call(host, "t")
+    core.answer(plugin, "null", error=pb.CallError(message="busy", retry_after_seconds=said))
+    assert error_of(host, call_id).retry_after_seconds == told

@@ -73,6 +73,27 @@ def test_a_list_after_one_change_has_one_new_line(roles: tuple[str, ...]) -> Non
     assert after[7].tool.description == "changed"
 
 
+def test_lists_of_a_role_and_of_all_keep_their_lines_beside_each_other() -> None:
+    registry, plugin = _filled("one", "two")
+    before = [registry.listings(role) for role in (None, "one", "two")]
+    registry.register(plugin, offered(tool("t7", "changed")))
+    for role, old in zip((None, "one", "two"), before, strict=True):
+        new = [line.tool.name for line, kept in zip(registry.listings(role), old, strict=True) if line is not kept]
+        assert new == ["t7"], role
+
+
+def test_no_line_holds_on_to_a_tool_that_has_left_its_role() -> None:
+    registry, plugin = Registry(("one", "two", "three")), PeerDouble("plugin")
+    registry.register(plugin, offered(tool("t")), roles=["two", "three"])
+    registry.listings()  # the entry of role two keeps the line of both
+    registry.register(plugin, offered(tool("t")), roles=["one"])
+    registry.listings()  # now that of role one does
+    registry.unregister("t", "three")
+    registry.listings()
+    kept = [entry.shared_line for line in registry.listings() for entry in line.entries if entry.shared_line]
+    assert [len(listing.entries) for _, listing in kept] == [2]
+
+
 def test_a_line_is_new_once_a_tool_is_in_fewer_roles() -> None:
     registry, _ = _filled("one", "two")
     registry.listings()

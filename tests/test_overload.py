@@ -121,8 +121,24 @@ def slow_after(seen: Seen) -> None:
         done(seen, 7.6, 0.5)
 
 
+def never_sent(seen: Seen) -> None:
+    """Nearly all that was due waited in the host until it was too late."""
+    seen.answers["host"] = Answers()
+    for number in range(400):
+        add(seen, 2.0 + number / 100, 1.0, NEVER_SENT if number % 10 else OK)
+
+
+def held_up(seen: Seen) -> None:
+    """What the host writes waits for the bus to read it."""
+    for number in range(40):
+        seen.answers["host"].add(Answer(900 + number, 3.0, 3.6, 3.61, OVERLOADED, 0.05))
+
+
 BROKEN: list[tuple[str, Spoil]] = [
     ("offered, times the capacity", lambda seen: setattr(seen, "capacity", 100.0)),
+    ("offered, times the capacity", never_sent),
+    ("the bus's work took, for the machine", lambda seen: seen.watch.turns.extend([(2.0, 1.0, 1.0), (5.0, 2.0, 5.5)])),
+    ("p99 of the refused", held_up),
     ("p99 of the accepted", slowly),
     ("done under load, of the capacity", unserved),
     ("p99 of the refused", lambda seen: [refuse(seen, 3.0, 0.5) for _ in range(40)]),
@@ -209,7 +225,7 @@ def test_the_report_shows_what_was_broken_and_the_picture_both_kinds_of_answers(
     titles = {"plugin": PART.title}
     assert "BROKEN" in str([[*column.cells] for column in table(verdicts, titles).columns])
     page = markdown(verdicts, titles, "python -m overload", "overload.svg")
-    assert "| refused without limit or hint | 0 | 1 | **broken** |" in page
+    assert "| refused without limit or hint | 0 | 1 | **BROKEN** |" in page
     assert "![Latency before, during and after an overload](overload.svg)" in page
     json.dumps(to_json(verdicts, {}, seconds=4.0))
     drawn = chart(seen, "Latency", "python -m overload")
@@ -295,8 +311,11 @@ def test_a_wrong_command_line_is_told_so() -> None:
 
 async def test_a_gateway_with_all_the_connections_it_takes_still_says_that_the_process_runs() -> None:
     async with running_bus(http="127.0.0.1:0", limits=Limits(sessions=1)) as bus, client(bus) as http:
-        assert (await http.get("/readyz")).status_code == 503  # this one connection is as many as it takes
-        assert (await http.get("/healthz")).json() == {"status": "ok"}
+        assert (await http.get("/api/tools")).status_code == 200
+        async with client(bus) as another:  # one more connection than it takes
+            assert (await another.get("/api/tools")).status_code == 503
+            assert (await another.get("/readyz")).status_code == 200
+            assert (await another.get("/healthz")).json() == {"status": "ok"}
 
 
 async def test_a_refusal_over_http_says_in_its_header_when_to_ask_again() -> None:

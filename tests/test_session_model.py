@@ -1,8 +1,12 @@
-"""A session against a model that is as plain as it can be written, under whatever happens to a stream."""
+"""A session against a model that is as plain as it can be written, under whatever happens to a stream.
+
+The file is long because a model and what is done to it belong together.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -393,7 +397,7 @@ test_a_session_is_what_a_plain_model_says = SessionMachine.TestCase
 
 
 @pytest.mark.parametrize(
-    "fault", ["a window too wide", "a lost frame", "a hasty pulse", "an uncounted byte", "an open door", "no flood"]
+    "fault", ["a window too wide", "a lost frame", "a hasty pulse", "an uncounted byte", "an open door", "no flood", "any arm"]
 )
 def test_the_model_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine can fail: each planted fault breaks it."""
@@ -423,6 +427,9 @@ def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("toolbus.session.MISSED_SUSPECT", 2)
     elif fault == "an uncounted byte":
         monkeypatch.setattr(Pool, "count", lambda self, outbox, waiting, more: None)
+    elif fault == "any arm":
+        everything = frozenset({"attach", "calls", "progress", "results", "cancels", "heartbeat", "drain"})
+        monkeypatch.setattr("toolbus.session._MAY_ARRIVE", defaultdict(lambda: everything))
     elif fault == "no flood":
         monkeypatch.setattr(Outbox, "flooded", property(lambda self: lambda: None, lambda self, told: None))
     else:

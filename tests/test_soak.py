@@ -184,6 +184,13 @@ def test_a_soak_without_samples_or_calls_is_not_good() -> None:
     assert not verdict(silent, "latency, p50 of the best seconds").good
 
 
+def test_a_soak_that_left_something_out_is_not_good() -> None:
+    whole = record(series(STEADY["flat"]))
+    assert all(finding.good for finding in judge(whole))
+    whole.never = ["watcher"]
+    assert [finding.found for finding in judge(whole) if not finding.good] == ["watcher"]
+
+
 @pytest.mark.parametrize("count", [0, 1, 30, 1800])
 def test_a_picture_and_a_page_are_made_of_any_number_of_samples(count: int) -> None:
     samples = series(STEADY["flat"])[:count]

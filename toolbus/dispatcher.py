@@ -25,6 +25,7 @@ from toolbus.refusals import (
     RETRY_SECONDS,
     Refused,
     bad_call_id,
+    bounded_hint,
     clamped_timeout,
     declared_as,
     invalid,
@@ -481,6 +482,7 @@ class Dispatcher:
                 error_of.code = Code.TOOL.value  # type: ignore[assignment]  # protoc's enum types are ints
             if not error_of.stage:
                 error_of.stage = Stage.ACCEPTED.value  # type: ignore[assignment]
+            error_of.retry_after_seconds = bounded_hint(error_of.retry_after_seconds)
             if not error_of.message and not result.output_json.strip("nul "):
                 error_of.message = f"tool {call.entry.name!r} failed and gave no reason"
         caller.deliver_result(call.call_id, result)

@@ -85,7 +85,7 @@ class Entry:
 
     __slots__ = (
         *("bare_name", "current", "declarations", "former", "last_error", "levels", "line", "name", "place"),
-        *("source", "suspended", "table", "warnings"),
+        *("shared_line", "source", "suspended", "table", "warnings"),
     )
 
     def __init__(self, table: Table, name: str, bare_name: str, source: str, place: int) -> None:
@@ -101,7 +101,9 @@ class Entry:
         self.last_error = ""  # why the tool was last lost
         self.suspended: Declaration | None = None  # one whose handler is away, not offered until it is back
         self.warnings: dict[str, str] = {}  # what an operator should know about the tool, by who says it
-        self.line: tuple[Tool, Listing] | None = None  # how it was listed last, and the tool of then; see `listings`
+        # How it was listed last by itself, and with the same tool of other roles after it; each with the tool of then.
+        self.line: tuple[Tool, Listing] | None = None
+        self.shared_line: tuple[Tool, Listing] | None = None
 
     def __repr__(self) -> str:
         return f"<Entry {self.name} of {self.source} role={self.table.role} {self.current!r}>"
@@ -224,7 +226,7 @@ class Table:
         self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
-        entry.line = None  # which holds the entry itself: nothing may be left to the garbage collector
+        entry.line = entry.shared_line = None  # they hold entries: nothing may be left to the garbage collector
         alias = self.aliases.get(entry.bare_name)
         if alias is not None:
             alias.pop(entry.name, None)

@@ -46,14 +46,14 @@ def build(tables: Sequence[Table]) -> Iterable[Listing]:
     """Yields a line for each tool, in the order in which names came; one for all roles that have the same."""
     if len(tables) == 1:
         for entry in tables[0].entries.values():
-            yield _kept_line((entry,))
+            yield _own_line(entry)
         return
     grouped: dict[tuple[str, str, str, bool], list[Entry]] = {}
     for table in tables:
         for entry in table.entries.values():
             key = (entry.name, entry.source, entry.tool.schema_hash, entry.current is None)
             grouped.setdefault(key, []).append(entry)
-    lines = (_kept_line(tuple(entries)) for entries in grouped.values())
+    lines = map(_shared_line, grouped.values())
     yield from sorted(lines, key=lambda listing: listing.place)
 
 
@@ -74,16 +74,27 @@ def line_of(entries: Sequence[Entry]) -> Listing:
     return Listing(first.tool.renamed(first.name), first.source, roles, tuple(entries))
 
 
-def _kept_line(entries: tuple[Entry, ...]) -> Listing:
-    """Returns the line of last time where nothing in it has changed.
+# Lines are kept where nothing in them has changed: with 100,000 tools, new ones for all of them after one change would
+# cost a pass of the garbage collector over everything that the process holds, as often as somebody lists.
 
-    With 100,000 tools, new lines for all of them after one change would cost a pass of the garbage collector over
-    everything that the process holds, as often as somebody lists.
-    """
-    first = entries[0]
-    tool, kept = first.tool, first.line
-    if kept is not None and kept[0] is tool and kept[1].entries == entries:
-        return kept[1]
-    line = line_of(entries)
-    first.line = (tool, line)
-    return line
+
+def _own_line(entry: Entry) -> Listing:
+    """Returns the line of an entry alone."""
+    tool, kept = entry.tool, entry.line
+    if kept is None or kept[0] is not tool:
+        kept = entry.line = (tool, line_of((entry,)))
+    return kept[1]
+
+
+def _shared_line(entries: Sequence[Entry]) -> Listing:
+    """Returns the line of what several roles have alike; the first of them keeps it, and nobody an older one."""
+    first, *others = entries
+    for entry in others:
+        entry.shared_line = None
+    if not others:
+        first.shared_line = None
+        return _own_line(first)
+    tool, kept = first.tool, first.shared_line
+    if kept is None or kept[0] is not tool or kept[1].entries != tuple(entries):
+        kept = first.shared_line = (tool, line_of(entries))
+    return kept[1]

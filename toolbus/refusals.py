@@ -13,6 +13,7 @@ from toolbus.staleness import explain_change
 from toolbus.tool import MAX_CALL_ID, CallError
 from toolbus.v1 import tool_pb2 as pb
 
+MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to call again: a day
 RETRY_SECONDS = 0.05  # the hint to a caller that met a full handler: about the time a call takes
 NAMES_SHOWN = 20  # of the tools there are, in an error for one that is not
 
@@ -23,6 +24,11 @@ class Refused(Exception):
     def __init__(self, code: Code, message: str, **more: Any) -> None:
         self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
         super().__init__(message)
+
+
+def bounded_hint(seconds: float) -> float:
+    """Returns a tool's own hint when to call again as callers can use it: from 0, for none, to a day."""
+    return min(seconds, MAX_RETRY_SECONDS) if seconds > 0 else 0.0  # NaN is no hint
 
 
 def lacks_tools(source: str) -> str:

@@ -52,8 +52,9 @@ class Watchers:
         known = self._known[peer]
         if known == revision or peer.outbox.waiting_bytes > catalogue.EVENT_BYTES:
             return
+        missed = self._missed(known, revision)
         self._known[peer] = revision
-        for event in self._missed(known, revision):
+        for event in missed:
             change = event.catalog
             # A revision alone says that something changed which is not for everyone.
             if change.full or change.added or change.changed or change.removed or self._view.permissions:

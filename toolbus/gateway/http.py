@@ -17,7 +17,7 @@ from toolbus.errors import SetupError
 log = logging.getLogger("toolbus.http")
 
 MOST_HEAD_BYTES = 64 * 1024
-ALIVE = b"/healthz"  # answered however many connections there are
+PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 STOP_SECONDS = 1.0  # how long open requests get when the bus stops, before their connections are cut
 
 
@@ -55,7 +55,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,  # REST-20: it would believe X-Forwarded-For of a loopback peer
             timeout_keep_alive=75,
-            limit_concurrency=self._connections,
+            limit_concurrency=self._connections + 1,  # uvicorn refuses from this number on
         )
         self._server = _QuietServer(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]), name="toolbus http")
@@ -81,7 +81,7 @@ class HttpServer:
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """Takes no more than `MOST_HEAD_BYTES` before a body: the parser itself keeps whatever comes."""
+    """Takes no more than `MOST_HEAD_BYTES` before a body, where the parser keeps whatever comes, and every probe."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -102,8 +102,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Notes that the body begins."""
         self._in_head, self._head_bytes = False, 0
-        # Whoever asks whether the process runs must not be told that it does not because there are many others.
-        self.limit_concurrency = None if self.url == ALIVE else self.config.limit_concurrency
+        # Whoever asks whether the bus is alive or ready must not be told that it is not because there are many others.
+        self.limit_concurrency = None if self.url in PROBES else self.config.limit_concurrency
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -347,7 +347,7 @@ class Calls:
         """Sends a refused call again after a pause; returns False where there is no time for that."""
         assert refusal.error is not None  # only refusals come here
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(out.attempts, 10))
-        pause = max(refusal.error.retry_after_seconds, random.uniform(0.0, longest))
+        pause = max(random.uniform(0.0, longest), refusal.error.retry_after_seconds)  # in this order NaN is no hint
         if self._loop.time() + pause >= out.patience:
             return False
         out.attempts += 1
