@@ -397,7 +397,8 @@ test_a_session_is_what_a_plain_model_says = SessionMachine.TestCase
 
 
 @pytest.mark.parametrize(
-    "fault", ["a window too wide", "a lost frame", "a hasty pulse", "an uncounted byte", "an open door", "no flood", "any arm"]
+    "fault",
+    ["a window too wide", "a lost frame", "a hasty pulse", "an uncounted byte", "an open door", "no flood", "any arm"],
 )
 def test_the_model_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine can fail: each planted fault breaks it."""
