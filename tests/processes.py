@@ -85,6 +85,15 @@ class Running:
         )
         assert text in self.out or text in self.err, f"ended with {self.process.poll()}: {self.out}{self.err}"
 
+    def says_or_ends(self, text: str) -> None:
+        """Waits for a text where nobody has entered yet, and so nobody would end the process."""
+        try:
+            self.says(text)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

@@ -1,10 +1,14 @@
 """Commands that are added and retired while others run, and what a process is told and reports."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from tests.processes import environment
 from toolbus.supervisor import Command, Happened, Report, Restarts, Supervisor
@@ -119,6 +123,23 @@ async def test_a_command_that_is_not_told_anything_has_no_descriptor_to_report_o
     async with _staying() as told:
         told.add("one", program)
         assert await told.until("one", Happened.OUTPUT) == "[0, 1, 2]"
+
+
+async def test_a_process_that_ends_while_it_is_told_to_ends_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(process: asyncio.subprocess.Process) -> None:
+        os.kill(process.pid, signal.SIGKILL)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "terminate", too_late)
+    async with _staying() as told:
+        told.add("one", WAITS)
+        told.add("two", WAITS)
+        for name in ("one", "two"):
+            await told.until(name, Happened.OUTPUT, "up")
+        told.supervisor.retire("one", 1.0)
+        await told.until("one", Happened.ENDED)
+        told.supervisor.kill("two")  # and goes on: it is started again
+        await told.until("two", Happened.OUTPUT, "up", times=2)
 
 
 async def test_a_program_that_is_not_there_is_given_up_with_its_reason() -> None:

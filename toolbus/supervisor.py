@@ -11,6 +11,7 @@ This file knows processes and time. It prints nothing and reads no options: ``to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import random
@@ -308,7 +309,8 @@ class Supervisor:
         try:
             await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
-                process.terminate()
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and `ended` does not know yet
+                    process.terminate()
                 await asyncio.wait((ended, told, killing), timeout=running.seconds, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 _signal(process.pid, signal.SIGTERM)

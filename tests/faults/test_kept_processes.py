@@ -29,7 +29,7 @@ class Serve(Running):
         super().__init__(folder, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", *words)
         self._client: httpx.Client | None = None  # None until asked
         if ready:
-            self.says("toolbus ready")
+            self.says_or_ends("toolbus ready")
 
     @property
     def grpc(self) -> str:
