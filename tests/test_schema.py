@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from hypothesis import given, settings
@@ -659,3 +659,16 @@ def test_a_checker_without_such_rules_reads_what_every_other_reads(text: str) ->
             checker.load(text)
     else:
         assert checker.load(text) == pytest.approx(exact) if "n" in text else checker.load(text) == exact
+
+
+def test_flat_arguments_are_read_once_however_long_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(*_: object) -> Never:
+        raise AssertionError("the text was read again")
+
+    monkeypatch.setattr("toolbus.schema._no_digit_in", again)
+    monkeypatch.setattr("toolbus.schema.is_deeper", again)
+    long = {"text": "[{" * 5_000, "flag": True, "none": None, "number": 2**63}
+    assert load_arguments(json.dumps(long)) == long
+    for value in ({"text": "[{" * 5_000, "list": []}, {"text": "[{" * 5_000, "float": 1e300}):
+        with pytest.raises(AssertionError):
+            load_arguments(json.dumps(value))

@@ -141,13 +141,15 @@ class Dispatcher:
                 text = call.arguments_json
                 size = len(text)
                 checker = declaration.checker
-                if checker is None or size * 4 > limits.arguments_bytes or "ser" in text or "\\" in text:
+                if checker is None or size * 4 > limits.arguments_bytes:
                     text = self._checked(text, declaration)
                 else:
                     try:
                         arguments = checker.load(text)
                     except ValueError as problem:
                         raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
+                    if type(arguments) is dict and not declaration.strips.isdisjoint(arguments):
+                        arguments, text = _stripped(arguments, declaration.strips)
                     if type(arguments) is not dict or not checker.is_valid(arguments):
                         raise invalid(text, arguments, checker)
                 context = parent.context if parent is not None else None

@@ -41,6 +41,7 @@ TOO_MUCH_TO_EXPLAIN = (
 )
 
 _loads = orjson.loads  # a name less to look up on every call
+_PLAIN = frozenset({str, int, bool, type(None)})
 _no_digit_in = frozenset("0123456789").isdisjoint
 _find_wide_integer = re.compile(r"[:,\[ \n\r\t-][0-9]{19}").search  # not in strings, as far as that is seen cheaply
 # Keywords under which an integer that became a float would lie; a backslash could spell any of them otherwise.
@@ -159,6 +160,9 @@ def load_arguments(text: str) -> Any:
             return {}
         cure = "send it as a string" if "infinity" in str(problem) else "correct it"
         raise ValueError(f"arguments are no JSON: {cut(str(problem))}: {cure}") from None
+    # Most arguments: one level deep, and no integer became a float. What follows reads the whole text again.
+    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
+        return value
     if (
         len(text) > 2 * ARGUMENT_DEPTH
         and text.count("{") + text.count("[") > ARGUMENT_DEPTH
