@@ -36,9 +36,8 @@ LIMITS = Limits(
     call_depth=3,
 )
 BOUND = "a word that no input knows"  # the bystanders' token: nobody else may attach as them
-TICK = (
-    2.0  # seconds between two judgements of silence; after a longer gap a bus takes its own clock to have stood still
-)
+# Seconds between two judgements of silence: after a longer gap a bus takes its own clock to have stood still.
+TICK = 2.0
 MOST_SECONDS = 200.0  # that an input may let pass: the bystanders' call takes up to 300
 
 
