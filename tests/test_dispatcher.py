@@ -289,3 +289,11 @@ def test_a_tools_hint_when_to_call_again_is_one_that_callers_can_use(said: float
     call_id = core.call(host, "t")
     core.answer(plugin, "null", error=pb.CallError(message="busy", retry_after_seconds=said))
     assert error_of(host, call_id).retry_after_seconds == told
+
+
+def test_a_key_of_the_user_is_taken_out_and_a_wide_integer_beside_it_stays_exact() -> None:
+    wide = 123456789012345678901234567890
+    core, host, plugin = one_call(tool("t", parameters_json='{"type":"object","properties":{"n":{}}}'))
+    core.call(host, "t", f'{{"userId":"ann","n":{wide}}}')
+    (sent,) = plugin.hand_over()
+    assert json.loads(sent.arguments_json) == {"n": wide}

@@ -149,8 +149,8 @@ class Dispatcher:
                     except ValueError as problem:
                         raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
                     if type(arguments) is dict and not declaration.strips.isdisjoint(arguments):
-                        arguments, text = _stripped(arguments, declaration.strips)
-                    if type(arguments) is not dict or not checker.is_valid(arguments):
+                        text = self._checked(text, declaration)  # reads anew what it writes anew: exactly
+                    elif type(arguments) is not dict or not checker.is_valid(arguments):
                         raise invalid(text, arguments, checker)
                 context = parent.context if parent is not None else None
                 if parent is None and call.HasField("context") and caller.trusted:
