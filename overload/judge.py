@@ -27,7 +27,7 @@ GOODPUT = 0.6  # of the capacity, that is still done beside refusing
 OFFERED = 0.9  # of TIMES the capacity, without which a run shows nothing
 CALM_GOOD = 0.95  # of the calls after the load; a machine that stands still for a moment bunches the rest
 MODEST_HOST = "modest"  # on the SDK, which asks again for a second: it has bounds of its own
-MODEST = 0.9  # of its calls that succeed beside a greedy host
+MODEST = 0.95  # of its calls that succeed beside a greedy host
 ON_SDK = ("sdk", "fair")  # parts with a host on the SDK, whose calls may run out of time between two attempts
 
 
