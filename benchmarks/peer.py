@@ -52,12 +52,12 @@ class Peer:
         self.attached = first.attached
         return self.attached
 
-    async def read(self) -> wire.InvokeResponse | None:
-        """Returns the next frame, or None at the end of the stream; heartbeats are answered on the way."""
+    async def read(self, *, echo: bool = True) -> wire.InvokeResponse | None:
+        """Returns the next frame, or None at the end of the stream; heartbeats are answered on the way, unless told."""
         frame = await self._stream.read()
         if not isinstance(frame, wire.InvokeResponse):
             return None
-        if frame.HasField("heartbeat"):
+        if echo and frame.HasField("heartbeat"):
             self._echo = wire.Heartbeat(sequence=frame.heartbeat.sequence)
             self._wake.set()
         return frame

@@ -103,7 +103,8 @@ def stretched(seconds: float, seen: Seen) -> float:
 def offers(part: Part, seen: Seen) -> Iterator[Verdict]:
     """The load is as heavy as it says."""
     # Where hosts keep to their windows, what is due waits in them, and counts.
-    sent = sum(1 for answer in answers(seen, "load") if answer.code != NEVER_SENT or not part.quick)
+    due = (answer for answer in answers(seen, "load") if answer.code != NEVER_SENT or not part.quick)
+    sent = sum(answer.calls for answer in due)
     offered = sent / (seen.phases[1] - seen.phases[0]) / seen.capacity
     yield Verdict("late by the machine alone", "", f"{lateness(part, seen) * 1e3:,.0f} ms", True)
     yield most("the bus's work took, for the machine", MOST_STRETCH, seen.watch.stretch(*seen.phases), "× as long")
@@ -133,8 +134,10 @@ def refused(part: Part, seen: Seen) -> Iterator[Verdict]:
     yield none("refused without limit or hint", sum(each.hint <= 0 for each in no))
     ran = Counter(int(number) for number in seen.ran)
     everything = [answer for each in seen.answers.values() for answer in each]
-    turned_away = {answer.number for answer in everything if answer.code in (Code.OVERLOADED.value, NEVER_SENT)}
+    turned_away = {answer.number for answer in everything if answer.code == Code.OVERLOADED.value}
     yield none("refused, and run all the same", len(turned_away & ran.keys()))
+    sent = {answer.number for answer in everything if answer.code != NEVER_SENT}
+    yield none("run, and sent by nobody", len(ran.keys() - sent))
     yield none("done, but not run once", sum(ran[each.number] != 1 for each in everything if each.code == OK))
     yield none("ended in anything else", sum(each.code not in known for each in everything))
 
@@ -164,10 +167,10 @@ def recovery(part: Part, seen: Seen) -> Iterator[Verdict]:
     first = min((answer.ended for answer in after if answer.code == OK), default=math.inf) - seen.phases[1]
     pause = len(seen.answers) / (seen.capacity * CALM_SHARE)
     yield most("the first success after the load", (in_time(part, seen) + pause) * 1e3, first * 1e3)
-    good = sum(answer.code == OK for answer in later) / max(len(later), 1)
+    good = sum(answer.code == OK for answer in later) / max(sum(answer.calls for answer in later), 1)
     yield least("that succeed in the second half of the calm", CALM_GOOD, good)
     before = quantile([answer.seconds for answer in answers(seen, "before") if answer.code == OK], 0.5)
-    again = quantile([answer.seconds for answer in later], 0.5)
+    again = quantile([answer.seconds for answer in later if answer.code == OK], 0.5)
     yield most("p50 then, twice that before", (2 * before + 0.02 + lateness(part, seen)) * 1e3, again * 1e3)
     yield from weight(seen)
 

@@ -16,7 +16,7 @@ OK = 0
 NEVER_SENT = -1  # the host's own window was full until the call's patience was over
 UNANSWERED = -2
 FOREIGN = 10**9  # the numbers of one host: its place times this, plus the number of the call
-_FIELDS = 6
+_FIELDS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class Answer:
         due, sent, ended: moments, in seconds from the beginning of the schedule.
         code: OK, the bus's error code, or one of ours below 0.
         hint: seconds after which to return, where a refusal says all that it should; 0 where it lacks something.
+        calls: how many it stands for: those that were never sent are millions, and each would cost its host time.
+            They are those from ``number`` on, and ``due`` is when the first of them was.
     """
 
     number: int
@@ -88,6 +90,7 @@ class Answer:
     ended: float
     code: int
     hint: float
+    calls: int = 1
 
     @property
     def seconds(self) -> float:
@@ -107,12 +110,13 @@ class Answers:
     def __iter__(self) -> Iterator[Answer]:
         numbers = self._numbers
         for place in range(0, len(numbers), _FIELDS):
-            number, due, sent, ended, code, hint = numbers[place : place + _FIELDS]
-            yield Answer(int(number), due, sent, ended, int(code), hint)
+            number, due, sent, ended, code, hint, calls = numbers[place : place + _FIELDS]
+            yield Answer(int(number), due, sent, ended, int(code), hint, int(calls))
 
     def add(self, answer: Answer) -> None:
         """Keeps an answer."""
-        self._numbers.extend((answer.number, answer.due, answer.sent, answer.ended, answer.code, answer.hint))
+        of = answer
+        self._numbers.extend((of.number, of.due, of.sent, of.ended, of.code, of.hint, of.calls))
 
     def write(self, file: Path) -> None:
         """Writes them all."""

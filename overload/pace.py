@@ -68,10 +68,11 @@ class Pace:
         """Returns the calls that are sent now, at most so many."""
         now = self.now
         gone = self._schedule.due_by(now - self._patience)
-        for place in range(self._next, gone):
-            due = self._schedule.due_at(place)
-            self.answers.add(Answer(self._first + place, due, due, now, NEVER_SENT, 0.0))
-        self._next = max(self._next, gone)
+        if gone > self._next:
+            due = self._schedule.due_at(self._next)
+            number, calls = self._first + self._next, gone - self._next
+            self.answers.add(Answer(number, due, due, now, NEVER_SENT, 0.0, calls))
+            self._next = gone
         upto = min(self._schedule.due_by(now), self._next + max(0, min(room, self.free)))
         numbers = list(range(self._next, upto))
         for place in numbers:

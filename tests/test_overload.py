@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from benchmarks.plot import svg
 from chaos.actor import Lifeline
 from overload import judge, slow_reader
 from overload.load import NEVER_SENT, OK, UNANSWERED, Answer, Answers, Phase, Schedule, quantile, read_schedule
+from overload.pace import Pace, options_of
 from overload.parts import BYSTANDER, PARTS, Plan, play
 from overload.report import chart, markdown, table, to_json
 from overload.stage import Scene, Seen
@@ -56,6 +58,15 @@ def test_answers_are_the_same_after_they_were_written(tmp_path: Path) -> None:
     answers.add(Answer(7, 0.5, 0.6, 0.7, OVERLOADED, 0.05))
     answers.write(tmp_path / "host.answers")
     assert list(Answers.read(tmp_path / "host.answers")) == list(answers)
+
+
+def test_calls_that_are_never_sent_cost_their_host_one_answer_for_all() -> None:
+    options = options_of("").parse_args(["bus", "folder", "host", "--window", "1", "--patience", "0.5"])
+    pace = Pace(Schedule([Phase(1e6, 60.0)]), time.monotonic() - 10.0, options)
+    assert pace.to_send(8) == [next(iter(pace.answers)).calls], "one may be sent; it comes after those that may not"
+    (gone,) = pace.answers
+    assert (gone.code, gone.number, gone.due) == (NEVER_SENT, 0, 0.0)
+    assert gone.calls == pytest.approx(9.5e6, rel=0.01)
 
 
 # -- each rule can fail ----------------------------------------------------------------------------------------------
@@ -144,7 +155,8 @@ BROKEN: list[tuple[str, Spoil]] = [
     ("p99 of the refused", lambda seen: [refuse(seen, 3.0, 0.5) for _ in range(40)]),
     ("refused without limit or hint", lambda seen: refuse(seen, 3.0, hint=0.0)),
     ("refused, and run all the same", lambda seen: seen.ran.append(refuse(seen, 3.0))),
-    ("refused, and run all the same", lambda seen: seen.ran.append(add(seen, 3.0, 1.0, NEVER_SENT))),
+    ("run, and sent by nobody", lambda seen: seen.ran.append(add(seen, 3.0, 1.0, NEVER_SENT))),
+    ("run, and sent by nobody", lambda seen: seen.ran.append(10**9)),
     ("done, but not run once", lambda seen: seen.ran.append(seen.ran[0])),
     ("done, but not run once", lambda seen: add(seen, 3.0, 0.02, OK)),
     ("ended in anything else", lambda seen: add(seen, 3.0, 5.0, UNANSWERED)),

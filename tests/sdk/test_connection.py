@@ -13,11 +13,12 @@ import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
-from toolbus.sdk.attempt import Settings, portions
+from toolbus.sdk.attempt import Settings, portions, status_of
 from toolbus.sdk.author import Plugin
 from toolbus.sdk.host import Host
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
 
 
@@ -237,6 +238,22 @@ async def test_a_bus_that_falls_silent_is_left_and_attached_again() -> None:
 
 
 # -- calls out --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_status_that_grpc_hides_behind_a_failed_write_is_told_as_a_lost_bus() -> None:
+    async def play(stream: PlayedStream) -> None:
+        await stream.accept()
+        await stream.end(grpc.StatusCode.UNAVAILABLE, "the bus restarts")
+
+    async with played_bus(play) as bus, grpc.aio.insecure_channel(bus.address) as channel:
+        stream = cast(Any, rpc.ToolBusServiceStub(channel)).Invoke()
+        await stream.write(wire.InvokeRequest(attach=wire.Attach(protocol_version=1, source="calc")))
+        await asyncio.sleep(0.3)  # the answer and the status are there, and nobody reads them
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await within(stream.write(wire.InvokeRequest(heartbeat=wire.Heartbeat(sequence=1))))
+    code, text = status_of(lost.value)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "hides why" in text or text == "the bus restarts"
 
 
 async def test_without_a_bus_a_call_ends_when_its_time_is_up_and_names_the_address() -> None:

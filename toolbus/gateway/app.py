@@ -22,6 +22,7 @@ from toolbus.errors import STATUS, ToolBusError
 from toolbus.gateway import calls, council, events, export, records, tasks, tools
 from toolbus.gateway.access import Guard
 from toolbus.gateway.parts import Parts
+from toolbus.gateway.turnstile import Turnstile
 from toolbus.loopback import mask
 
 log = logging.getLogger("toolbus.http")
@@ -69,6 +70,7 @@ def application(parts: Parts) -> FastAPI:
 
     for room in (tools, events, export, calls, tasks, council, records):
         app.include_router(room.router(parts))
+    app.add_middleware(Turnstile)
     app.add_middleware(Guard, most_bytes=parts.limits.http_body_bytes)
     return app
 

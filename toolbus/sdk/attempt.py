@@ -70,6 +70,9 @@ FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
     grpc.StatusCode.UNIMPLEMENTED: NotOffered,
 }
 
+# What grpcio says in the place of a stream's status where a write failed before that was read (grpc issue 36066).
+HIDDEN = "Internal error from Core"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -224,6 +227,14 @@ class Ending:
         if self.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK):
             most, first = PAUSE_REFUSED, 10 * PAUSE_FIRST
         return random.uniform(0.0, min(most, first * 2 ** min(attempt, 20)))
+
+
+def status_of(problem: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
+    """Returns how a stream ended, as a status and its sentence."""
+    if problem.details() == HIDDEN:
+        why = "the stream ended while something was written to it; grpc hides why, the bus's log has the reason"
+        return grpc.StatusCode.UNAVAILABLE, why
+    return problem.code(), problem.details() or ""
 
 
 def attach_of(settings: Settings, tools: Sequence[pb.Tool], subscriptions: Sequence[Any]) -> wire.Attach:

@@ -34,6 +34,7 @@ from toolbus.sdk.attempt import (
     fitting,
     message_of,
     portions,
+    status_of,
 )
 from toolbus.sdk.outgoing import Calls, Outgoing, PeerSession
 from toolbus.sdk.threads import Changes, Inbox, LoopThread
@@ -291,7 +292,7 @@ class Connection:
                 if session.state is State.LEAVING:
                     self._finish_if_idle(link)
         except grpc.aio.AioRpcError as problem:
-            code, text = problem.code(), problem.details() or ""
+            code, text = status_of(problem)
         except ProtocolError as problem:
             code, text = grpc.StatusCode.INTERNAL, str(problem)
         except asyncio.CancelledError:
