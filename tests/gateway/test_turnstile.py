@@ -40,16 +40,18 @@ async def begun(entered: Entered, turnstile: Turnstile, *paths: str) -> list[lis
     return passes
 
 
-async def test_so_many_begin_in_a_pass_and_the_others_in_their_order_after_them() -> None:
+async def test_few_begin_together_and_a_crowd_one_by_one_in_its_order() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, at_once=2)
-    assert await begun(entered, turnstile, *"abcde") == [["a", "b"], ["c", "d"], ["e"]]
-    assert await begun(entered, turnstile, "f", "g") == [["f", "g"]], "there is room again"
+    turnstile = Turnstile(entered, together=2)
+    assert await begun(entered, turnstile, "a", "b") == [["a", "b"]]
+    assert await begun(entered, turnstile, *"abcd") == [["a", "b"], ["c", "d"]]
+    assert await begun(entered, turnstile, *"abcdef") == [["a", "b"], ["c"], ["d"], ["e", "f"]]
+    assert await begun(entered, turnstile, "g", "h") == [["g", "h"]], "the crowd has gone"
 
 
 async def test_who_comes_later_does_not_overtake_those_who_wait() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, at_once=1)
+    turnstile = Turnstile(entered, together=1)
     first = ask(turnstile, *"abc")
     await asyncio.sleep(0)
     later = ask(turnstile, *"de")
@@ -60,14 +62,14 @@ async def test_who_comes_later_does_not_overtake_those_who_wait() -> None:
 
 async def test_probes_wait_for_nobody() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, at_once=1)
+    turnstile = Turnstile(entered, together=1)
     passes = await begun(entered, turnstile, "a", "b", "c", "/healthz", "/readyz")
     assert passes[0] == ["a", "/healthz", "/readyz"]
 
 
 async def test_a_request_that_is_given_up_takes_nobodys_place() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, at_once=1)
+    turnstile = Turnstile(entered, together=1)
     tasks = ask(turnstile, *"abc")
     await asyncio.sleep(0)
     tasks[1].cancel()
@@ -78,7 +80,7 @@ async def test_a_request_that_is_given_up_takes_nobodys_place() -> None:
 
 async def test_once_nobody_comes_the_loop_rests() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, at_once=1)
+    turnstile = Turnstile(entered, together=1)
     await begun(entered, turnstile, *"abc")
     loop: Any = asyncio.get_running_loop()
     await asyncio.sleep(0)
@@ -87,7 +89,7 @@ async def test_once_nobody_comes_the_loop_rests() -> None:
 
 async def test_what_is_no_request_goes_through() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, at_once=1)
+    turnstile = Turnstile(entered, together=1)
     tasks = [*ask(turnstile, "a"), *ask(turnstile, "b", kind="lifespan")]
     await asyncio.sleep(0)
     assert entered.passes == [["a", "b"]]

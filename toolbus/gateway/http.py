@@ -18,6 +18,7 @@ log = logging.getLogger("toolbus.http")
 
 MOST_HEAD_BYTES = 64 * 1024
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
+DOORS = 8  # handles of the listening socket: uvloop takes one connection of each in a pass of the loop
 STOP_SECONDS = 1.0  # how long open requests get when the bus stops, before their connections are cut
 
 
@@ -58,7 +59,8 @@ class HttpServer:
             limit_concurrency=self._connections + 1,  # uvicorn refuses from this number on
         )
         self._server = _QuietServer(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]), name="toolbus http")
+        doors = [self._listening, *(self._listening.dup() for _ in range(DOORS - 1))]
+        self._serving = asyncio.create_task(self._server.serve(sockets=doors), name="toolbus http")
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
         if self._serving.done():
