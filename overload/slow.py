@@ -65,14 +65,13 @@ async def as_plugin(address: str, slow: peer.Peer, name: str) -> Flood:
         await feeder.attach(f"feeder-{place}-of-{name}", [])
         feeder.slice = 1
 
-    async def feed(feeder: peer.Peer) -> None:
-        feeder.calls += [peer.call(str(n), name=tool, size=ARGUMENT_BYTES) for n in range(MOST_CALLS)]
-        feeder.flush()
-        while await feeder.read() is not None:
-            pass
+    reading = [asyncio.create_task(_answer(feeder, "")) for feeder in feeders]
 
     async def flood() -> None:
-        await asyncio.gather(*map(feed, feeders))
+        for feeder in feeders:
+            feeder.calls += [peer.call(str(n), name=tool, size=ARGUMENT_BYTES) for n in range(MOST_CALLS)]
+            feeder.flush()
+        await asyncio.gather(*reading)
 
     return flood
 
@@ -82,10 +81,11 @@ async def as_watcher(address: str, slow: peer.Peer, name: str) -> Flood:
     restless = peer.Peer(address, own_connection=True)
     await slow.attach(name, [], watch=True)
     attached = await restless.attach(f"of-{name}", [])
+    reading = asyncio.create_task(_answer(restless, ""))
 
     async def flood() -> None:
         version = 0
-        while True:
+        while not reading.done():
             version += 1
             text = str(version) + "x" * DESCRIPTION_BYTES
             tools = [
@@ -101,13 +101,20 @@ async def as_watcher(address: str, slow: peer.Peer, name: str) -> Flood:
 KINDS = {"host": as_host, "plugin": as_plugin, "watcher": as_watcher}
 
 
-async def _ending(slow: peer.Peer) -> str:
+async def _keep_up(slow: peer.Peer, word: asyncio.Future[str]) -> None:
+    """Reads until the word to begin, so that heartbeats are answered; what comes next after it is the last thing."""
+    while await slow.read() is not None and not word.done():
+        pass
+
+
+async def _ending(slow: peer.Peer, reading: asyncio.Task[None]) -> str:
     """Reads what is left; returns how the stream had ended.
 
     It writes nothing meanwhile: a write to a stream that has ended hides in grpc why it has (grpc issue 36066).
     """
     try:
         async with asyncio.timeout(5.0):
+            await reading
             while await slow.read(echo=False) is not None:
                 pass
     except grpc.aio.AioRpcError as problem:
@@ -131,14 +138,17 @@ async def run(options: argparse.Namespace) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
     slow = peer.Peer(options.address, own_connection=True)
     flood = await KINDS[options.kind](options.address, slow, options.name)
-    await told(options)
+    word = asyncio.ensure_future(told(options))
+    reading = asyncio.create_task(_keep_up(slow, word))
+    await word
     flooding = asyncio.create_task(flood())
     if options.reads:
+        await reading
         await _until(told_to_end, _answer(slow, "1"))
         print("OK", flush=True)
     else:
         await told_to_end.wait()
-        print(await _ending(slow), flush=True)
+        print(await _ending(slow, reading), flush=True)
     flooding.cancel()
     with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
         await flooding

@@ -41,12 +41,14 @@ class Beside:
     Attributes:
         ending: how its stream ended, as it saw it when it read at last.
         closed_at: seconds until the bus had let go of it; infinite where it never did.
+        early: how often health said that it was gone while it still read.
     """
 
     kind: str
     seen: Seen
     ending: str
     closed_at: float
+    early: int = 0
 
 
 async def play(kind: str, stage: Stage, third: float) -> Beside:
@@ -77,7 +79,8 @@ async def play(kind: str, stage: Stage, third: float) -> Beside:
     seen = Seen(RATE * OTHERS, (third, whole.seconds), answers, array("d"), watch)
     begun = 2 * third
     gone = [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.said in GONE]
-    return Beside(kind, seen, ending, min(gone, default=math.inf) - begun)
+    early = [look for look in watch.looks if NAME in look.what and look.at + look.seconds < begun and look.said in GONE]
+    return Beside(kind, seen, ending, min(gone, default=math.inf) - begun, len(early))
 
 
 async def _attached(stage: Stage, name: str, kind: str, *more: str) -> Child:
@@ -117,6 +120,7 @@ def _others(beside: Beside) -> Iterator[Verdict]:
 
 
 def _ending(beside: Beside) -> Iterator[Verdict]:
+    yield none("it was gone before it stopped reading", beside.early)
     if beside.kind == "watcher":  # it is sent the next change once it has read the one before, so nothing piles up
         return
     yield most("closed after", CLOSED_SECONDS, beside.closed_at, "s")

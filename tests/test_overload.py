@@ -208,7 +208,7 @@ def beside(spoil: str = "") -> slow_reader.Beside:
     if spoil == "heavy":
         seen.watch.memory.append((8.0, 200.0))
     ending = "" if spoil == "untold" else "RESOURCE_EXHAUSTED the peer reads too slowly (limit waiting_bytes)"
-    return slow_reader.Beside("host", seen, ending, 99.0 if spoil == "open" else 5.0)
+    return slow_reader.Beside("host", seen, ending, 99.0 if spoil == "open" else 5.0, int(spoil == "absent"))
 
 
 def test_a_slow_reader_that_costs_nobody_anything_breaks_no_bound() -> None:
@@ -223,6 +223,7 @@ def test_a_slow_reader_that_costs_nobody_anything_breaks_no_bound() -> None:
         ("failed", "others' calls that failed"),
         ("open", "closed after"),
         ("untold", "it is told why"),
+        ("absent", "it was gone before it stopped reading"),
         ("heavy", "the bus grew, for good"),
     ],
 )

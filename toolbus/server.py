@@ -36,9 +36,14 @@ from toolbus.view import ONLOOKER
 
 log = logging.getLogger("toolbus.grpc")
 
+READ_AHEAD_BYTES = 1 << 19
 # so_reuseport: two buses would else share a port in silence (design.md 8). Plugins may ping to keep their side awake.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
+    # What a peer may have sent before it is read. Left to itself, HTTP/2 would measure the way to the peer and, where
+    # the bus cannot keep up, let megabytes pile up there: calls that wait for seconds before the bus sees them.
+    ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
