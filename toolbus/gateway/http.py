@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 from typing import Any
 
 import uvicorn
@@ -59,7 +60,9 @@ class HttpServer:
             limit_concurrency=self._connections + 1,  # uvicorn refuses from this number on
         )
         self._server = _QuietServer(config)
-        doors = [self._listening, *(self._listening.dup() for _ in range(DOORS - 1))]
+        # Windows has no uvloop, and waits for a socket in one place only.
+        more = 0 if sys.platform == "win32" else DOORS - 1
+        doors = [self._listening, *(self._listening.dup() for _ in range(more))]
         self._serving = asyncio.create_task(self._server.serve(sockets=doors), name="toolbus http")
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
