@@ -102,7 +102,7 @@ KINDS = {"host": as_host, "plugin": as_plugin, "watcher": as_watcher}
 
 
 async def _keep_up(slow: peer.Peer, word: asyncio.Future[str]) -> None:
-    """Reads until the word to begin, so that heartbeats are answered; what comes next after it is the last thing."""
+    """Reads until the word to begin, so that heartbeats are answered, and one frame after it."""
     while await slow.read() is not None and not word.done():
         pass
 
