@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from overload.load import NEVER_SENT, OK, Answer, quantile
@@ -27,7 +27,6 @@ GOODPUT = 0.6  # of the capacity, that is still done beside refusing
 OFFERED = 0.9  # of TIMES the capacity, without which a run shows nothing
 CALM_GOOD = 0.95  # of the calls after the load; a machine that stands still for a moment bunches the rest
 MODEST_HOST = "modest"  # on the SDK, which asks again for a second: it has bounds of its own
-RUDE_HOST = "rude"  # keeps to no window: its calls wait in a queue of its own, which is shown and not judged
 MODEST = 0.95  # of its calls that succeed beside a greedy host
 ON_SDK = ("sdk", "fair")  # parts with a host on the SDK, whose calls may run out of time between two attempts
 
@@ -67,15 +66,15 @@ def none(what: str, measured: int) -> Verdict:
     return Verdict(what, "0", f"{measured:,}", measured == 0)
 
 
-def answers(seen: Seen, phase: str, but: Collection[str] = ()) -> Iterator[Answer]:
+def answers(seen: Seen, phase: str, but: str = "") -> Iterator[Answer]:
     """Yields the answers to calls that were due ``before``, during the ``load`` or ``after`` it.
 
     Args:
-        but: hosts whose answers do not count.
+        but: the host whose answers do not count.
     """
     calm, loaded = seen.phases
     low, high = {"before": (0.0, calm), "load": (calm, loaded), "after": (loaded, math.inf)}[phase]
-    counted = [each for host, each in seen.answers.items() if host not in but]
+    counted = [each for host, each in seen.answers.items() if host != but]
     return (answer for each in counted for answer in each if low <= answer.due < high)
 
 
@@ -92,12 +91,8 @@ def lateness(part: Part, seen: Seen) -> float:
 
 
 def in_time(part: Part, seen: Seen) -> float:
-    """How long a call may take: what its window allows twice over, what it waits in its host, and the machine.
-
-    A bus that is full itself spends part of its capacity on refusing.
-    """
-    done = seen.capacity * (1.0 if part.quick else GOODPUT)
-    return stretched(2 * part.window / done + REFUSED_SECONDS, seen) + part.waits + lateness(part, seen)
+    """How long a call may take: what its window allows twice over, what it waits in its host, and the machine."""
+    return stretched(2 * part.window / seen.capacity + REFUSED_SECONDS, seen) + part.waits + lateness(part, seen)
 
 
 def stretched(seconds: float, seen: Seen) -> float:
@@ -118,7 +113,7 @@ def offers(part: Part, seen: Seen) -> Iterator[Verdict]:
 
 def accepted(part: Part, seen: Seen) -> Iterator[Verdict]:
     """What is accepted is done in bounded time, and so much of it as if nothing else were asked."""
-    done = [answer.seconds for answer in answers(seen, "load", but=(MODEST_HOST, RUDE_HOST)) if answer.code == OK]
+    done = [answer.seconds for answer in answers(seen, "load", but=MODEST_HOST) if answer.code == OK]
     yield most("p99 of the accepted", in_time(part, seen) * 1e3, quantile(done, 0.99) * 1e3)
     share = (
         sum(answer.code == OK for answer in answers(seen, "load")) / (seen.phases[1] - seen.phases[0]) / seen.capacity
@@ -129,16 +124,17 @@ def accepted(part: Part, seen: Seen) -> Iterator[Verdict]:
 def refused(part: Part, seen: Seen) -> Iterator[Verdict]:
     """What is refused is refused at once, says all it should, and is never run; what is done is run once."""
     known = {OK, NEVER_SENT, Code.OVERLOADED.value} | ({Code.DEADLINE_EXCEEDED.value} if part.name in ON_SDK else set())
-    refusal = Code.OVERLOADED.value
-    no = [answer for answer in answers(seen, "load") if answer.code == refusal]
-    waited = [answer.seconds for answer in answers(seen, "load", but=(RUDE_HOST,)) if answer.code == refusal]
-    if part.quick or waited:
-        bound = stretched(REFUSED_SECONDS, seen) + lateness(part, seen) if part.quick else in_time(part, seen)
-        yield most("p99 of the refused", bound * 1e3, quantile(waited, 0.99) * 1e3)
+    no = [answer for answer in answers(seen, "load") if answer.code == Code.OVERLOADED.value]
+    if part.quick:
+        bound = stretched(REFUSED_SECONDS, seen) + lateness(part, seen)
+        yield most("p99 of the refused", bound * 1e3, quantile([each.seconds for each in no], 0.99) * 1e3)
+    elif no:
+        bound = in_time(part, seen)
+        yield most("p99 of the refused", bound * 1e3, quantile([each.seconds for each in no], 0.99) * 1e3)
     yield none("refused without limit or hint", sum(each.hint <= 0 for each in no))
     ran = Counter(int(number) for number in seen.ran)
     everything = [answer for each in seen.answers.values() for answer in each]
-    turned_away = {answer.number for answer in everything if answer.code == refusal}
+    turned_away = {answer.number for answer in everything if answer.code == Code.OVERLOADED.value}
     yield none("refused, and run all the same", len(turned_away & ran.keys()))
     sent = {answer.number for answer in everything if answer.code != NEVER_SENT}
     yield none("run, and sent by nobody", len(ran.keys() - sent))
@@ -200,20 +196,4 @@ def fairness(part: Part, seen: Seen) -> Iterator[Verdict]:
     yield most("the modest host's p99", bound * 1e3, quantile(done, 0.99) * 1e3)
 
 
-def rudeness(part: Part, seen: Seen) -> Iterator[Verdict]:
-    """Shows what a host that sends without a window makes of its own calls."""
-    if RUDE_HOST in seen.answers:
-        calm, loaded = seen.phases
-        waited = [a.seconds for a in seen.answers[RUDE_HOST] if calm <= a.due < loaded and a.code == OK]
-        yield Verdict("p99 of the host without a window", "", f"{quantile(waited, 0.99) * 1e3:,.0f} ms", True)
-
-
-RULES: tuple[Callable[[Part, Seen], Iterable[Verdict]], ...] = (
-    offers,
-    accepted,
-    refused,
-    health,
-    recovery,
-    fairness,
-    rudeness,
-)
+RULES: tuple[Callable[[Part, Seen], Iterable[Verdict]], ...] = (offers, accepted, refused, health, recovery, fairness)

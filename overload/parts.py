@@ -23,7 +23,6 @@ WORK, ROOM = 0.02, 8  # of the plugin with a capacity of its own
 CALLBACK_WORK, CALLBACK_ROOM = 1.0, 256
 REST_WORK = 0.4  # few enough refusals for the gateway to have time to spare, which costs ten times what gRPC does
 BUS_WINDOW, REST_WINDOW = 256, 256
-ON_THE_WAY = 4096  # calls of a host without a window that fit into what the bus lets HTTP/2 read ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ PARTS = {
         Part("fair", "a greedy host beside a modest one on the SDK", _fair, ROOM),
         Part("sdk", "hosts on the SDK, which call again in time", _sdk, ROOM, 2 * PATIENCE, quick=False),
         Part("callback", "a slow plugin behind a callback URL", _callback, CALLBACK_ROOM),
-        Part("bus", "more than the bus itself can take", _bus, 2 * BUS_WINDOW + ON_THE_WAY, PATIENCE, quick=False),
+        Part("bus", "more than the bus itself can take", _bus, 3 * BUS_WINDOW, PATIENCE, quick=False),
         Part("rest", "POST /api/tools/invoke, a plugin with room for 8", _rest, ROOM),
         Part("flood", "more requests than the gateway can take", _flood, 2 * REST_WINDOW, PATIENCE, quick=False),
     )

@@ -192,17 +192,6 @@ def test_every_rule_with_a_bound_is_shown_to_fail() -> None:
     assert {what for what, _ in BROKEN} == {v.what for v in judge.judge(PART, good()) if v.bound}
 
 
-def test_a_host_without_a_window_waits_for_itself_and_that_is_shown_only() -> None:
-    seen = good()
-    seen.answers["rude"] = Answers()
-    for number in range(100):
-        done(seen, 3.0 + number / 100, 9.0, host="rude")
-    verdicts = judge.judge(PART, seen)
-    assert [verdict for verdict in verdicts if not verdict.kept] == []
-    shown = [(verdict.measured, verdict.word) for verdict in verdicts if "without a window" in verdict.what]
-    assert shown == [("9,000 ms", "")]
-
-
 def test_a_bus_that_got_no_processor_is_given_more_time() -> None:
     seen = good()
     seen.watch.turns = [(2.0, 1.0, 1.0), (5.0, 2.0, 4.0)]  # it ran for 1 s and waited for 3
