@@ -23,18 +23,23 @@ class Bare(stubs.ToolBusServiceServicer):
 
     def __init__(self) -> None:
         self._streams: dict[Any, None] = {}
+        self._said: wire.InvokeResponse | None = None  # the last that all were told of
 
     async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
         """Reads one peer until it ends."""
         await context.read()
+        before = self._said
         await context.write(wire.InvokeResponse(attached=wire.Attached(session_id="bare", protocol_version=1)))
         self._streams[context] = None
         try:
+            # A peer may read that it is attached, and have all told of a call, before the write to another has ended.
+            if self._said is not None and self._said is not before:
+                await context.write(self._said)
             while (frame := await context.read()) is not END:
                 for call in frame.calls:
                     change = wire.CatalogChange(added=[wire.ListedTool(tool=peer.tool(call.name))])
-                    said = wire.InvokeResponse(events=[wire.Event(catalog=change)])
-                    await asyncio.gather(*(stream.write(said) for stream in self._streams))
+                    self._said = wire.InvokeResponse(events=[wire.Event(catalog=change)])
+                    await asyncio.gather(*(stream.write(self._said) for stream in self._streams))
         finally:
             del self._streams[context]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import itertools
 import json
@@ -24,12 +25,14 @@ from benchmarks import (
     turns,
     workload,
 )
+from benchmarks.bare_streams import Bare
 from benchmarks.cells import Cell, cells, read_cells
 from benchmarks.children import Nursery, environment
 from benchmarks.contest import Contestant, Outcome, Plan
 from benchmarks.fact import Fact
 from benchmarks.figures import charts
 from benchmarks.plot import Chart, svg
+from benchmarks.relay import END
 from benchmarks.report import Report
 from benchmarks.rivals_contest import CONTESTANTS
 from benchmarks.suite import SUITES
@@ -39,6 +42,8 @@ from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.offer import prepare
 from toolbus.schema import compile_schema
 from toolbus.tool import Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
 
 BRIEFLY = Plan(rounds=1)
 Measure = Callable[[Nursery, Plan, int], tuple[Fact, ...]]
@@ -232,6 +237,38 @@ def test_calls_in_flight_and_watchers_are_measured(small: Nursery) -> None:
     for last, middle, spent in (facts[:3], facts[3:]):  # of a bus, and of bare streams
         assert all(late >= half > 0 for late, half in zip(last.samples, middle.samples, strict=True))
         assert spent.unit == "µs"
+
+
+class _Stream:
+    """The server's side of a stream whose first write ends late: what is read is given, what is written is kept."""
+
+    def __init__(self, *frames: wire.InvokeRequest) -> None:
+        self.written: list[wire.InvokeResponse] = []
+        self.may_end = asyncio.Event()
+        self._frames = [*frames]
+
+    async def read(self) -> object:
+        return self._frames.pop(0) if self._frames else END
+
+    async def write(self, frame: wire.InvokeResponse) -> None:
+        self.written.append(frame)
+        if len(self.written) == 1:
+            await self.may_end.wait()
+
+
+async def test_a_bare_stream_is_told_what_was_said_while_its_first_write_had_not_ended() -> None:
+    bare = Bare()  # type: ignore[abstract]  # a run needs no other RPC
+    early, late = _Stream(wire.InvokeRequest(), wire.InvokeRequest(calls=[pb.ToolCall(name="new")])), _Stream()
+    early.may_end.set()
+    async with asyncio.TaskGroup() as streams:
+        streams.create_task(bare.Invoke(iter(()), late))  # type: ignore[arg-type]  # the streams read themselves
+        streams.create_task(bare.Invoke(iter(()), early))  # type: ignore[arg-type]
+        async with asyncio.timeout(5.0):
+            while len(early.written) < 2:
+                await asyncio.sleep(0)
+        late.may_end.set()
+    for stream in (early, late):
+        assert [listed.tool.name for listed in stream.written[1].events[0].catalog.added] == ["new"]
 
 
 def test_imports_of_the_sdk_are_timed_with_byte_code_beside_the_least_that_they_could_take(
