@@ -26,6 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks.peer import Peer
 from chaos.line import Line
 from soak import plugin
+from soak.calls import CONNECTIONS
 from soak.tally import Tally
 from toolbus.errors import PeerLost
 from toolbus.sdk import Host, Plugin
@@ -379,7 +380,9 @@ async def main(address: str, http: str, folder: str, broken: str = "") -> None:
     logging.basicConfig(level=logging.WARNING)
     ends = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends.set)
-    async with aiohttp.ClientSession(f"http://{http}", timeout=aiohttp.ClientTimeout(SECONDS)) as session:
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS)
+    patience = aiohttp.ClientTimeout(SECONDS)
+    async with aiohttp.ClientSession(f"http://{http}", connector=connector, timeout=patience) as session:
         visits = Visits(address, session, broken)
         await visits.begin()
         plans = visits.all()

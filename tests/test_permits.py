@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,28 @@ def test_a_rule_that_cannot_be_written_is_told_and_the_next_is_written_without_i
     assert Permits(tmp_path / "data").over(Permissions()).as_tables()["tools"] == {"pay": ["eve"]}
     assert (tmp_path / "data" / FILE).stat().st_mode & 0o777 == 0o600
     assert [each.name for each in (tmp_path / "data").iterdir()] == [FILE]
+
+
+async def test_what_is_taken_back_leaves_nothing_behind_where_the_configuration_says_the_same(tmp_path: Path) -> None:
+    async with running_bus(data_dir=tmp_path, permissions=CONFIGURED, silenced=("mute",)) as bus:
+        for number in range(20):
+            bus.permit("tools", f"tool_{number}", ["ann"])
+            bus.permit("tools", f"tool_{number}", None)
+            bus.revoke(f"source-{number}")
+            bus.grant(f"source-{number}")
+        bus.grant("mute")
+        bus.permit("tools", "pay", None)
+    assert json.loads((tmp_path / FILE).read_text()) == {"tools": {"pay": None}, "silenced": {"mute": False}}
+    async with running_bus(data_dir=tmp_path, permissions=CONFIGURED, silenced=("mute",)) as bus:
+        assert tables(bus)["tools"] == {"mail": ["ann"]}
+        assert bus.policy.may_offer("mute")
+
+
+def test_what_changes_nothing_is_not_written_again(tmp_path: Path) -> None:
+    permits = Permits(tmp_path)
+    permits.keep("tools", "mail", ["ann"])
+    written = (tmp_path / FILE).stat().st_ino
+    permits.keep("tools", "mail", ["ann"])
+    permits.keep("roles", "nobody", None)
+    permits.keep_silenced("shop", False)
+    assert (tmp_path / FILE).stat().st_ino == written

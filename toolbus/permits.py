@@ -1,8 +1,9 @@
 """What operators permitted while a bus was running, kept across restarts: one small JSON file.
 
-It holds only what was said at run time, over the rules of the configuration: a list of users, or null where a rule was
-taken away, and of sources whether they may offer tools. A file that cannot be read stops the bus from starting: without
-it, tools would be open that somebody closed.
+It holds only what was said at run time, over the rules of the configuration: a list of users, or null where a rule of
+the configuration was taken away, and of sources whether they may offer tools. What was taken back and leaves things as
+they are configured says nothing any more, and goes. A file that cannot be read stops the bus from starting: without it,
+tools would be open that somebody closed.
 """
 
 from __future__ import annotations
@@ -23,19 +24,26 @@ Said = dict[str, dict[str, list[str] | None]]
 
 
 class Permits:
-    """The file of one data directory. Only the bus that holds the directory's lock may use it."""
+    """The file of one data directory. Only the bus that holds the directory's lock may use it.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        configured: the sources that the configuration forbids to offer tools.
+    """
+
+    def __init__(self, directory: Path, configured: frozenset[str] = frozenset()) -> None:
         self._path = directory / FILE
         self._said: Said = {}  # by table and name, as in the file
         self.silenced: dict[str, bool] = {}  # by source, what was said last
+        self._configured = configured
+        self._rules = Permissions()  # of the configuration
 
     def over(self, rules: Permissions) -> Permissions:
-        """Returns rules with what was said at run time put over them.
+        """Returns the rules of the configuration with what was said at run time put over them.
 
         Raises:
             SetupError: the file cannot be read, or holds something else.
         """
+        self._rules = rules
         try:
             self._said = json.loads(self._path.read_text("utf-8"))
             self.silenced = _silenced(self._said.pop(SILENCED, {}))
@@ -70,6 +78,10 @@ class Permits:
         self._keep(self._said, {**self.silenced, source: silenced})
 
     def _keep(self, said: Said, silenced: dict[str, bool]) -> None:
+        said = {kind: still for kind, table in said.items() if (still := self._telling(kind, table))}
+        silenced = {source: each for source, each in silenced.items() if each or source in self._configured}
+        if (said, silenced) == (self._said, self.silenced):
+            return
         written = {**said, SILENCED: silenced} if silenced else said
         try:
             self._write(json.dumps(written, ensure_ascii=False, indent=1))
@@ -79,6 +91,11 @@ class Permits:
                 "ends with this bus"
             ) from problem
         self._said, self.silenced = said, silenced
+
+    def _telling(self, kind: str, table: dict[str, list[str] | None]) -> dict[str, list[str] | None]:
+        """Returns what a table still says: that a rule is none says nothing where none is configured."""
+        configured = getattr(self._rules, kind)
+        return {name: users for name, users in table.items() if users is not None or name in configured}
 
     def _write(self, text: str) -> None:
         """Replaces the file in one step, for its owner alone."""

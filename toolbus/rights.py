@@ -52,7 +52,7 @@ class Rights:
         Raises:
             SetupError: what was kept cannot be read.
         """
-        self._permits = Permits(directory)
+        self._permits = Permits(directory, self._policy.silenced)
         self._view.permit(self._permits.over(rules))
         for source, silenced in self._permits.silenced.items():
             self._policy.silence(source, silenced)
