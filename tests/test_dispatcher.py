@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 
 from tests.core_model import NUMBER, Core, error_of, nested, offered, one_call, outputs, tool
 from toolbus.errors import Code, Stage
+from toolbus.peer import Peer
 from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
@@ -96,6 +98,34 @@ def test_a_call_id_that_is_empty_too_long_or_in_flight_is_refused(call_id: str) 
     error = error_of(host, call_id)
     assert (error.code, "call_id" in error.message) == (Code.INVALID_ARGUMENTS, True)
     assert list(host.asked) == ["taken"]
+
+
+@pytest.mark.parametrize("full", ["caller", "tool"])
+def test_each_of_many_calls_turned_away_is_told_so_and_costs_about_as_much_as_one_taken(full: str) -> None:
+    core = Core()
+    core.plugin("small", NUMBER, max_in_flight=4 if full == "tool" else 4096)
+    core.plugin("large", Tool("roomy", parameters_json=NUMBER.parameters_json), max_in_flight=4096)
+    crowd, few = Peer(Limits(), core.now), Peer(Limits(), core.now)
+    crowd.source = few.source = "host"
+    crowd.open(4 if full == "caller" else 4096, 0)
+    few.open(4096, 0)
+
+    def seconds(caller: Peer, name: str, place: int) -> float:
+        arguments = '{"a":1}'
+        frame = [pb.ToolCall(call_id=f"{place}-{each}", name=name, arguments_json=arguments) for each in range(128)]
+        began = time.perf_counter()
+        core.dispatcher.calls(caller, frame, core.now)
+        return time.perf_counter() - began
+
+    # In turns: a machine may be twice as fast in one moment as in the next.
+    turned_away, taken = zip(
+        *((seconds(crowd, "n", turn), seconds(few, "roomy", turn)) for turn in range(30)), strict=True
+    )
+    results = [result for frame in iter(crowd.outbox.take, None) for result in frame.results]
+    assert len({result.call_id for result in results} - crowd.asked.keys()) == len(results) == 30 * 128 - 4
+    limit = pb.Limit(name="calls_in_flight", value=4)
+    assert all(result.error.code == Code.OVERLOADED.value and result.error.limit == limit for result in results)
+    assert min(turned_away) < 3.5 * min(taken), "words made anew for each of them took five times as long"
 
 
 def test_the_checks_stand_in_one_order() -> None:

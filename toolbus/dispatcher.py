@@ -33,6 +33,7 @@ from toolbus.refusals import (
     no_room,
     overloaded,
     some,
+    window_full,
 )
 from toolbus.registry import Registry
 from toolbus.schema import load_arguments
@@ -117,6 +118,10 @@ class Dispatcher:
             caller.allowed_at = self._registry.revision
         batch: list[Call] = []  # accepted, for the same handler, not yet sent
         to: Handler | None = None  # whom the batch is for
+        # Put into words once for many calls: a flood that is turned away would else cost more than the calls taken.
+        full: Refused | None = None  # the caller is
+        crowded: Declaration | None = None  # the last tool without room, and
+        no: Refused | None = None  # what is said of it
         for call in calls:
             call_id, name = call.call_id, call.name
             try:
@@ -156,15 +161,18 @@ class Dispatcher:
                 if parent is None and call.HasField("context") and caller.trusted:
                     context = _copied(call.context, limits)
                     size += context.ByteSize()
-                if (
-                    len(asked) >= caller.max_in_flight
-                    or self._held + size > limits.held_bytes
-                    or budget.held + size > limits.held_bytes_per_source
-                ):
+                if len(asked) >= caller.max_in_flight:
+                    full = full or window_full(caller.source, caller.max_in_flight)
+                    self._turn_away(caller, call, full, now)
+                    continue
+                if self._held + size > limits.held_bytes or budget.held + size > limits.held_bytes_per_source:
                     raise self._over_budget(caller, size)
                 handler = declaration.pick()
                 if handler is None:
-                    raise no_room(entry, declaration)
+                    if no is None or crowded is not declaration:
+                        crowded, no = declaration, no_room(entry, declaration)
+                    self._turn_away(caller, call, no, now)
+                    continue
                 if size * 4 > handler.max_item_bytes or context is not None:
                     must_fit(text, context, name, handler.max_item_bytes)
 
@@ -203,9 +211,7 @@ class Dispatcher:
                     batch, to = [], handler
                 batch.append(record)
             except Refused as refused:
-                caller.deliver_result(call_id, Result(call_id, is_error=True, error=refused.error).to_wire())
-                # Cut: what is refused may be of any length, and is kept.
-                self._record_refusal(caller, call, refused.error.code, now)
+                self._turn_away(caller, call, refused, now)
             except BaseException as fault:
                 self._fault(caller, call_id, name, fault, now)
         if to is not None:
@@ -445,11 +451,6 @@ class Dispatcher:
 
     def _over_budget(self, caller: Caller, size: int) -> Refused:
         limits = self._limits
-        if len(caller.asked) >= caller.max_in_flight:
-            return overloaded(
-                f"{caller.source!r} has {caller.max_in_flight} calls in flight on this session",
-                ("calls_in_flight", caller.max_in_flight),
-            )
         if self._held + size > limits.held_bytes:
             return overloaded("the bus holds all the arguments it can", ("held_bytes", limits.held_bytes))
         return overloaded(
@@ -543,9 +544,11 @@ class Dispatcher:
             content_of(call.arguments_json, output) if self.records.contents else None,
         )
 
-    def _record_refusal(self, caller: Caller, call: pb.ToolCall, code: Code, now: float) -> None:
-        """Notes a call that was not sent. Cut: what is refused may be of any length, and is kept."""
-        text = call.arguments_json
+    def _turn_away(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
+        """Answers a call that was not sent, and notes it. Cut: what is refused may be of any length, and is kept."""
+        text, result, code = call.arguments_json, refused.result, refused.error.code
+        result.call_id = call.call_id
+        caller.deliver_result(call.call_id, result)
         self.records.add(
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
             (len(text), 0),

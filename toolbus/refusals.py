@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from toolbus.entry import Declaration, Entry
@@ -19,11 +20,16 @@ NAMES_SHOWN = 20  # of the tools there are, in an error for one that is not
 
 
 class Refused(Exception):
-    """A call that could not be sent; becomes its result."""
+    """A call that could not be sent; becomes its result. One that has nothing of its own in it serves many calls."""
 
     def __init__(self, code: Code, message: str, **more: Any) -> None:
         self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
         super().__init__(message)
+
+    @cached_property
+    def result(self) -> pb.ToolResult:
+        """The result on the wire, but for the call's id."""
+        return pb.ToolResult(is_error=True, error=self.error.to_wire())
 
 
 def bounded_hint(seconds: float) -> float:
@@ -90,6 +96,11 @@ def no_room(entry: Entry, declaration: Declaration) -> Refused:
         )
     room = sum(handler.max_in_flight for handler in answering)
     return overloaded(f"tool {entry.name!r} has {room} calls in flight, all that it takes", ("calls_in_flight", room))
+
+
+def window_full(source: str, most: int) -> Refused:
+    """The caller waits for as many calls as it may."""
+    return overloaded(f"{source!r} has {most} calls in flight on this session", ("calls_in_flight", most))
 
 
 def overloaded(sentence: str, limit: tuple[str, float]) -> Refused:
