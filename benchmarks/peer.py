@@ -39,9 +39,11 @@ class Peer:
         self._echo: wire.Heartbeat | None = None  # a heartbeat to be answered
         self.attached = wire.Attached()  # the bus's answer, once there is one
 
-    async def attach(self, source: str, tools: list[pb.Tool], *, watch: bool = False) -> wire.Attached:
+    async def attach(
+        self, source: str, tools: list[pb.Tool], *, watch: bool = False, max_in_flight: int = workload.MAX_IN_FLIGHT
+    ) -> wire.Attached:
         """Opens the session and returns the bus's answer."""
-        attach = wire.Attach(protocol_version=1, source=source, tools=tools, max_in_flight=workload.MAX_IN_FLIGHT)
+        attach = wire.Attach(protocol_version=1, source=source, tools=tools, max_in_flight=max_in_flight)
         if watch:
             attach.subscribe.append(wire.SUBSCRIPTION_CATALOG)
         await self._stream.write(wire.InvokeRequest(attach=attach))

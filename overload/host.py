@@ -8,7 +8,7 @@ import contextlib
 
 import uvloop
 
-from benchmarks import peer
+from benchmarks import peer, workload
 from overload.load import OK
 from overload.pace import Pace, begin, options_of
 from toolbus.v1 import tool_pb2 as pb
@@ -40,7 +40,7 @@ async def _read(host: peer.Peer, pace: Pace) -> None:
 async def run(options: argparse.Namespace) -> None:
     """Calls as scheduled, then writes down what came of it."""
     host = peer.Peer(options.address, own_connection=True)
-    await host.attach(options.name, [])
+    await host.attach(options.name, [], max_in_flight=options.max_in_flight)
     pace = await begin(options)
     reading = asyncio.create_task(_read(host, pace))
     while not pace.is_over and not reading.done():
@@ -58,7 +58,9 @@ async def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Reads the command line and calls."""
-    uvloop.run(run(options_of(__doc__).parse_args()))
+    parser = options_of(__doc__)
+    parser.add_argument("--max-in-flight", type=int, default=workload.MAX_IN_FLIGHT, help="as it tells the bus")
+    uvloop.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

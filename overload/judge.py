@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from overload.load import NEVER_SENT, OK, Answer, quantile
@@ -66,16 +66,26 @@ def none(what: str, measured: int) -> Verdict:
     return Verdict(what, "0", f"{measured:,}", measured == 0)
 
 
-def answers(seen: Seen, phase: str, but: str = "") -> Iterator[Answer]:
+def answers(seen: Seen, phase: str, hosts: Collection[str] | None = None) -> Iterator[Answer]:
     """Yields the answers to calls that were due ``before``, during the ``load`` or ``after`` it.
 
     Args:
-        but: the host whose answers do not count.
+        hosts: whose answers count; None for those of all.
     """
     calm, loaded = seen.phases
     low, high = {"before": (0.0, calm), "load": (calm, loaded), "after": (loaded, math.inf)}[phase]
-    counted = [each for host, each in seen.answers.items() if host != but]
+    counted = [each for host, each in seen.answers.items() if hosts is None or host in hosts]
     return (answer for each in counted for answer in each if low <= answer.due < high)
+
+
+def groups(part: Part, seen: Seen) -> Iterator[tuple[str, Collection[str], int]]:
+    """Yields those whose waiting is judged together: what follows their name, who, and how much is on the way.
+
+    The modest host has bounds of its own, since it asks again for what was refused.
+    """
+    yield "", [host for host in seen.answers if host not in part.on_the_way and host != MODEST_HOST], 0
+    for host, on_the_way in part.on_the_way.items():
+        yield f", of {host!r}", [host], on_the_way
 
 
 def lateness(part: Part, seen: Seen) -> float:
@@ -90,9 +100,14 @@ def lateness(part: Part, seen: Seen) -> float:
     return 2 * quantile(metronome, 0.99) + (quantile(hosts, 0.99) if part.quick and hosts else 0.0)
 
 
-def in_time(part: Part, seen: Seen) -> float:
-    """How long a call may take: what its window allows twice over, what it waits in its host, and the machine."""
-    return stretched(2 * part.window / seen.capacity + REFUSED_SECONDS, seen) + part.waits + lateness(part, seen)
+def in_time(part: Part, seen: Seen, on_the_way: int = 0) -> float:
+    """How long a call may take: what its window allows twice over, what it waits in its host, and the machine.
+
+    Args:
+        on_the_way: calls before it that the bus has not read.
+    """
+    calls = 2 * (part.window + on_the_way)
+    return stretched(calls / seen.capacity + REFUSED_SECONDS, seen) + part.waits + lateness(part, seen)
 
 
 def stretched(seconds: float, seen: Seen) -> float:
@@ -113,8 +128,9 @@ def offers(part: Part, seen: Seen) -> Iterator[Verdict]:
 
 def accepted(part: Part, seen: Seen) -> Iterator[Verdict]:
     """What is accepted is done in bounded time, and so much of it as if nothing else were asked."""
-    done = [answer.seconds for answer in answers(seen, "load", but=MODEST_HOST) if answer.code == OK]
-    yield most("p99 of the accepted", in_time(part, seen) * 1e3, quantile(done, 0.99) * 1e3)
+    for whose, hosts, on_the_way in groups(part, seen):
+        done = [answer.seconds for answer in answers(seen, "load", hosts) if answer.code == OK]
+        yield most(f"p99 of the accepted{whose}", in_time(part, seen, on_the_way) * 1e3, quantile(done, 0.99) * 1e3)
     share = (
         sum(answer.code == OK for answer in answers(seen, "load")) / (seen.phases[1] - seen.phases[0]) / seen.capacity
     )
@@ -124,17 +140,21 @@ def accepted(part: Part, seen: Seen) -> Iterator[Verdict]:
 def refused(part: Part, seen: Seen) -> Iterator[Verdict]:
     """What is refused is refused at once, says all it should, and is never run; what is done is run once."""
     known = {OK, NEVER_SENT, Code.OVERLOADED.value} | ({Code.DEADLINE_EXCEEDED.value} if part.name in ON_SDK else set())
-    no = [answer for answer in answers(seen, "load") if answer.code == Code.OVERLOADED.value]
+    refusal = Code.OVERLOADED.value
+    no = [answer for answer in answers(seen, "load") if answer.code == refusal]
     if part.quick:
         bound = stretched(REFUSED_SECONDS, seen) + lateness(part, seen)
         yield most("p99 of the refused", bound * 1e3, quantile([each.seconds for each in no], 0.99) * 1e3)
-    elif no:
-        bound = in_time(part, seen)
-        yield most("p99 of the refused", bound * 1e3, quantile([each.seconds for each in no], 0.99) * 1e3)
+    else:
+        for whose, hosts, on_the_way in groups(part, seen):
+            waited = [answer.seconds for answer in answers(seen, "load", hosts) if answer.code == refusal]
+            if waited:
+                bound = in_time(part, seen, on_the_way)
+                yield most(f"p99 of the refused{whose}", bound * 1e3, quantile(waited, 0.99) * 1e3)
     yield none("refused without limit or hint", sum(each.hint <= 0 for each in no))
     ran = Counter(int(number) for number in seen.ran)
     everything = [answer for each in seen.answers.values() for answer in each]
-    turned_away = {answer.number for answer in everything if answer.code == Code.OVERLOADED.value}
+    turned_away = {answer.number for answer in everything if answer.code == refusal}
     yield none("refused, and run all the same", len(turned_away & ran.keys()))
     sent = {answer.number for answer in everything if answer.code != NEVER_SENT}
     yield none("run, and sent by nobody", len(ran.keys() - sent))

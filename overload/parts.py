@@ -7,12 +7,15 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from benchmarks import workload
 from benchmarks.children import Child
-from overload.load import Phase, Schedule
+from overload.host import MOST_UNWRITTEN, call
+from overload.load import FOREIGN, Phase, Schedule
 from overload.stage import HEAD_START, Seen, Stage
 from overload.watch import Watch
+from toolbus.server import READ_AHEAD_BYTES
 
 TIMES = 10  # the capacity
 GROWTH_MIB = 48.0  # that a bus may weigh more after the load than before
@@ -23,6 +26,9 @@ WORK, ROOM = 0.02, 8  # of the plugin with a capacity of its own
 CALLBACK_WORK, CALLBACK_ROOM = 1.0, 256
 REST_WORK = 0.4  # few enough refusals for the gateway to have time to spare, which costs ten times what gRPC does
 BUS_WINDOW, REST_WINDOW = 256, 256
+BUS_SECONDS = 3.0  # of measuring what it can take: its hosts do not begin at the same moment
+RUDE = "rude"  # a host that keeps to no window; so many of its calls may be sent and not yet read by the bus:
+ON_THE_WAY = MOST_UNWRITTEN + READ_AHEAD_BYTES // call(FOREIGN, workload.TOOL_NAME).ByteSize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class Part:
         window: calls that may be in flight; they take ``window / capacity`` seconds.
         waits: seconds that a call may wait in its host before it is sent.
         quick: whether the bus has time to spare, so that what is refused is refused at once.
+        on_the_way: hosts that keep to no window, and how many calls they may have on the way to the bus.
     """
 
     name: str
@@ -60,6 +67,7 @@ class Part:
     window: int
     waits: float = 0.0
     quick: bool = True
+    on_the_way: Mapping[str, int] = field(default_factory=dict)
 
 
 async def play(part: Part, stage: Stage, plan: Plan) -> Seen:
@@ -132,11 +140,12 @@ async def _sdk(stage: Stage, plan: Plan) -> tuple[float, dict[str, Schedule]]:
 
 
 async def _bus(stage: Stage, plan: Plan) -> tuple[float, dict[str, Schedule]]:
-    """Two hosts keep to their windows, one does not."""
+    """Two hosts keep to the windows that they told the bus, one does not."""
     await asyncio.to_thread(stage.plugin, "tools", way="raw")
-    capacity = await asyncio.to_thread(stage.capacity, BUS_WINDOW)
-    polite = ("--window", str(BUS_WINDOW), "--patience", str(PATIENCE))
-    hosts = {"polite-0": polite, "polite-1": polite, "rude": ("--patience", str(PATIENCE))}
+    rude = ("--max-in-flight", str(BUS_WINDOW), "--patience", str(PATIENCE))
+    polite = (*rude, "--window", str(BUS_WINDOW))
+    hosts = {"polite-0": polite, "polite-1": polite, RUDE: rude}
+    capacity = await asyncio.to_thread(stage.capacity, BUS_WINDOW, seconds=BUS_SECONDS, hosts=len(hosts))
     await _start(stage, hosts)
     return capacity, shared(plan, capacity, tuple(hosts))
 
@@ -176,7 +185,15 @@ PARTS = {
         Part("fair", "a greedy host beside a modest one on the SDK", _fair, ROOM),
         Part("sdk", "hosts on the SDK, which call again in time", _sdk, ROOM, 2 * PATIENCE, quick=False),
         Part("callback", "a slow plugin behind a callback URL", _callback, CALLBACK_ROOM),
-        Part("bus", "more than the bus itself can take", _bus, 3 * BUS_WINDOW, PATIENCE, quick=False),
+        Part(
+            "bus",
+            "more than the bus itself can take",
+            _bus,
+            3 * BUS_WINDOW,
+            PATIENCE,
+            quick=False,
+            on_the_way={RUDE: ON_THE_WAY},
+        ),
         Part("rest", "POST /api/tools/invoke, a plugin with room for 8", _rest, ROOM),
         Part("flood", "more requests than the gateway can take", _flood, 2 * REST_WINDOW, PATIENCE, quick=False),
     )

@@ -88,12 +88,20 @@ class Stage:
         self.hosts[name] = child
         return child
 
-    def capacity(self, in_flight: int, way: str = "load_host", seconds: float = MEASURE_SECONDS) -> float:
-        """Measures how many calls a second are answered with so many in flight, the host being as fast as it can."""
+    def capacity(
+        self, in_flight: int, way: str = "load_host", seconds: float = MEASURE_SECONDS, hosts: int = 1
+    ) -> float:
+        """Measures how many calls a second are answered with so many in flight, hosts being as fast as they can.
+
+        Args:
+            in_flight: of each host.
+            hosts: how many call at once, each in a process of its own.
+        """
         arguments = ["invoke", self.http] if way == "rest_host" else [self.grpc]
         asked = ("--cells", str(Cell(in_flight)), "--seconds", str(seconds), "--warm-up", "0.5")
-        child = self.nursery.module(way, *arguments, *asked, "--middle-pid", str(self.bus.pid))
-        return float(json.loads(child.line())["calls_per_second"])
+        command = (way, *arguments, *asked, "--middle-pid", str(self.bus.pid))
+        children = [self.nursery.module(*command) for _ in range(hosts)]
+        return sum(float(json.loads(child.line())["calls_per_second"]) for child in children)
 
     def begin(self, schedules: Mapping[str, Schedule]) -> float:
         """Gives every host its schedule; returns when they begin."""
