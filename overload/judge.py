@@ -134,7 +134,12 @@ def accepted(part: Part, seen: Seen) -> Iterator[Verdict]:
     share = (
         sum(answer.code == OK for answer in answers(seen, "load")) / (seen.phases[1] - seen.phases[0]) / seen.capacity
     )
-    yield least("done under load, of the capacity", GOODPUT, share, " ×")
+    yield least("done under load, of the capacity", goodput(part, seen), share, " ×")
+
+
+def goodput(part: Part, seen: Seen) -> float:
+    """What has to be done of the capacity; of a full bus less where it got less of a processor than for the measure."""
+    return GOODPUT * min(1.0, seen.stretch / seen.watch.stretch(*seen.phases)) if part.fills_bus else GOODPUT
 
 
 def refused(part: Part, seen: Seen) -> Iterator[Verdict]:

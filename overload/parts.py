@@ -58,6 +58,7 @@ class Part:
         window: calls that may be in flight; they take ``window / capacity`` seconds.
         waits: seconds that a call may wait in its host before it is sent.
         quick: whether the bus has time to spare, so that what is refused is refused at once.
+        fills_bus: whether it is the bus that is full, and not a plugin.
         on_the_way: hosts that keep to no window, and how many calls they may have on the way to the bus.
     """
 
@@ -67,6 +68,7 @@ class Part:
     window: int
     waits: float = 0.0
     quick: bool = True
+    fills_bus: bool = False
     on_the_way: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -91,7 +93,7 @@ async def play(part: Part, stage: Stage, plan: Plan) -> Seen:
             await watching
     ran = await asyncio.to_thread(stage.ran)
     phases = (plan.calm, plan.calm + plan.seconds)
-    return Seen(capacity, phases, answers, ran, watch, {"killed_at": killed_at}, stage.late())
+    return Seen(capacity, phases, answers, ran, watch, {"killed_at": killed_at}, stage.late(), stage.stretch)
 
 
 async def _kill(bystander: Child, watch: Watch, at: float) -> float:
@@ -192,9 +194,10 @@ PARTS = {
             3 * BUS_WINDOW,
             PATIENCE,
             quick=False,
+            fills_bus=True,
             on_the_way={RUDE: ON_THE_WAY},
         ),
         Part("rest", "POST /api/tools/invoke, a plugin with room for 8", _rest, ROOM),
-        Part("flood", "more requests than the gateway can take", _flood, 2 * REST_WINDOW, PATIENCE, quick=False),
+        Part("flood", "more requests than the gateway can take", _flood, 2 * REST_WINDOW, PATIENCE, False, True),
     )
 }

@@ -18,7 +18,7 @@ from benchmarks.children import Child, ChildFailed, Nursery, address, environmen
 from chaos.actor import Lifeline
 from overload.load import Answers, Schedule, read_numbers
 from overload.pace import BEGIN, LATE, LEFT_SECONDS
-from overload.watch import Watch
+from overload.watch import Watch, stretched, turns
 
 HEAD_START = 0.5  # from the word to begin until the first call is due
 MEASURE_SECONDS = 1.5
@@ -43,7 +43,8 @@ class Seen:
     """What was seen of one part.
 
     Attributes:
-        capacity: calls a second that were measured in the same run.
+        capacity: calls a second that were measured in the same run, and
+        stretch: how many times as long as alone on the machine the bus took for its work meanwhile.
         phases: when calm ends, and when the load ends.
         answers: by host.
         ran: the numbers of the calls that plugins ran.
@@ -58,6 +59,7 @@ class Seen:
     watch: Watch
     notes: dict[str, float] = field(default_factory=dict)
     late: Sequence[tuple[float, float]] = ()
+    stretch: float = 1.0
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class Stage:
     http: str
     hosts: dict[str, Child] = field(default_factory=dict)
     plugins: dict[str, Child] = field(default_factory=dict)
+    stretch: float = 1.0  # how many times as long the bus's work took for the machine while capacity was measured
 
     def plugin(self, source: str, *more: str, way: str = "sdk") -> Child:
         """Starts a plugin and waits until its tool is offered."""
@@ -100,8 +103,11 @@ class Stage:
         arguments = ["invoke", self.http] if way == "rest_host" else [self.grpc]
         asked = ("--cells", str(Cell(in_flight)), "--seconds", str(seconds), "--warm-up", "0.5")
         command = (way, *arguments, *asked, "--middle-pid", str(self.bus.pid))
+        before = turns(self.bus.pid)
         children = [self.nursery.module(*command) for _ in range(hosts)]
-        return sum(float(json.loads(child.line())["calls_per_second"]) for child in children)
+        found = sum(float(json.loads(child.line())["calls_per_second"]) for child in children)
+        self.stretch = stretched(before, turns(self.bus.pid))
+        return found
 
     def begin(self, schedules: Mapping[str, Schedule]) -> float:
         """Gives every host its schedule; returns when they begin."""

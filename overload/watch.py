@@ -37,6 +37,17 @@ class Look:
     said: str
 
 
+def turns(pid: int) -> tuple[float, float]:
+    """Returns how many seconds a process's first thread, its loop's, has run, and has waited for a processor."""
+    ran, waited, _ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
+    return ran / 1e9, waited / 1e9
+
+
+def stretched(before: tuple[float, float], after: tuple[float, float]) -> float:
+    """Returns how many times as long as alone on the machine a process took for its work, by its turns."""
+    return 1.0 + (after[1] - before[1]) / max(after[0] - before[0], 1e-3)
+
+
 class Watch:
     """Asks until it is cancelled.
 
@@ -50,7 +61,6 @@ class Watch:
         self._http = http
         self._services = ("", *(f"toolbus.source.{source}" for source in sources))
         self._bus = psutil.Process(pid)
-        self._turns = Path(f"/proc/{pid}/schedstat")  # of its first thread, which is its loop's
         self.began_at = time.monotonic()
         self.looks: list[Look] = []
         self.memory: list[tuple[float, float]] = []  # (when, MiB)
@@ -67,8 +77,7 @@ class Watch:
         within = [turn for turn in self.turns if begin <= turn[0] < end]
         if len(within) < 2:
             return 1.0
-        (_, ran, waited), (_, ran_at_last, waited_at_last) = within[0], within[-1]
-        return 1.0 + (waited_at_last - waited) / max(ran_at_last - ran, 1e-3)
+        return stretched(within[0][1:], within[-1][1:])
 
     async def settled(self, growth: float, seconds: float = 5.0) -> None:
         """Waits until the bus weighs at most so much more than at first, or so long."""
@@ -124,8 +133,7 @@ class Watch:
     async def _weigh(self) -> None:
         while True:
             self.memory.append((self.now, self._bus.memory_info().rss / MIB))
-            ran, waited, _ = map(int, self._turns.read_text().split())
-            self.turns.append((self.now, ran / 1e9, waited / 1e9))
+            self.turns.append((self.now, *turns(self._bus.pid)))
             await asyncio.sleep(PAUSE)
 
 

@@ -192,6 +192,32 @@ def test_every_rule_with_a_bound_is_shown_to_fail() -> None:
     assert {what for what, _ in BROKEN} == {v.what for v in judge.judge(PART, good()) if v.bound}
 
 
+def test_only_a_host_without_a_window_is_given_time_for_what_it_has_on_the_way() -> None:
+    part = PARTS["bus"]
+    (rude,) = part.on_the_way
+    seen = good()
+    late = judge.in_time(part, seen) + 1.0
+    seen.answers[rude] = Answers()
+    for number in range(100):
+        done(seen, 3.0 + number / 100, late, host=rude)
+        refuse(seen, 3.0 + number / 100, late, host=rude)
+    assert [verdict for verdict in judge.judge(part, seen) if not verdict.kept and "p99" in verdict.what] == []
+    seen.answers["host"], seen.answers[rude] = seen.answers[rude], seen.answers["host"]
+    broken = [verdict.what for verdict in judge.judge(part, seen) if not verdict.kept and "p99" in verdict.what]
+    assert broken == ["p99 of the accepted", "p99 of the refused"]
+
+
+def test_a_full_bus_may_do_less_where_it_got_less_of_a_processor_than_for_the_measure() -> None:
+    seen = good()
+    seen.watch.turns = [(2.0, 1.0, 1.0), (5.0, 2.0, 2.0)]  # it took twice as long as alone,
+    assert judge.goodput(PARTS["bus"], seen) == judge.GOODPUT / 2
+    seen.stretch = 1.5  # and so it did before
+    assert judge.goodput(PARTS["bus"], seen) == pytest.approx(judge.GOODPUT * 0.75)
+    assert judge.goodput(PART, seen) == judge.GOODPUT, "a plugin is full, and it is no bus"
+    seen.stretch = 3.0
+    assert judge.goodput(PARTS["bus"], seen) == judge.GOODPUT
+
+
 def test_a_bus_that_got_no_processor_is_given_more_time() -> None:
     seen = good()
     seen.watch.turns = [(2.0, 1.0, 1.0), (5.0, 2.0, 4.0)]  # it ran for 1 s and waited for 3
