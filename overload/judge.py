@@ -107,7 +107,7 @@ def in_time(part: Part, seen: Seen, on_the_way: int = 0) -> float:
         on_the_way: calls before it that the bus has not read.
     """
     calls = 2 * (part.window + on_the_way)
-    return stretched(calls / seen.capacity + REFUSED_SECONDS, seen) + part.waits + lateness(part, seen)
+    return stretched(calls / seen.pace + REFUSED_SECONDS, seen) + part.waits + lateness(part, seen)
 
 
 def stretched(seconds: float, seen: Seen) -> float:
@@ -121,6 +121,8 @@ def offers(part: Part, seen: Seen) -> Iterator[Verdict]:
     due = (answer for answer in answers(seen, "load") if answer.code != NEVER_SENT or not part.quick)
     sent = sum(answer.calls for answer in due)
     offered = sent / (seen.phases[1] - seen.phases[0]) / seen.capacity
+    capacity = ", then ".join(f"{each.calls_per_second:,.0f}" for each in seen.measured) or f"{seen.capacity:,.0f}"
+    yield Verdict("the capacity", "", f"{capacity} calls/s", True)
     yield Verdict("late by the machine alone", "", f"{lateness(part, seen) * 1e3:,.0f} ms", True)
     yield most("the bus's work took, for the machine", MOST_STRETCH, seen.watch.stretch(*seen.phases), "× as long")
     yield least("offered, times the capacity", TIMES * OFFERED, offered, " ×")
@@ -131,9 +133,7 @@ def accepted(part: Part, seen: Seen) -> Iterator[Verdict]:
     for whose, hosts, on_the_way in groups(part, seen):
         done = [answer.seconds for answer in answers(seen, "load", hosts) if answer.code == OK]
         yield most(f"p99 of the accepted{whose}", in_time(part, seen, on_the_way) * 1e3, quantile(done, 0.99) * 1e3)
-    share = (
-        sum(answer.code == OK for answer in answers(seen, "load")) / (seen.phases[1] - seen.phases[0]) / seen.capacity
-    )
+    share = sum(answer.code == OK for answer in answers(seen, "load")) / (seen.phases[1] - seen.phases[0]) / seen.pace
     yield least("done under load, of the capacity", goodput(part, seen), share, " ×")
 
 

@@ -58,7 +58,7 @@ class Part:
         window: calls that may be in flight; they take ``window / capacity`` seconds.
         waits: seconds that a call may wait in its host before it is sent.
         quick: whether the bus has time to spare, so that what is refused is refused at once.
-        fills_bus: whether it is the bus that is full, and not a plugin.
+        fills_bus: whether it is the bus that is full, and not a plugin: then its capacity is measured again afterwards.
         on_the_way: hosts that keep to no window, and how many calls they may have on the way to the bus.
     """
 
@@ -91,9 +91,11 @@ async def play(part: Part, stage: Stage, plan: Plan) -> Seen:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+    if part.fills_bus:
+        await asyncio.to_thread(stage.capacity_again)
     ran = await asyncio.to_thread(stage.ran)
     phases = (plan.calm, plan.calm + plan.seconds)
-    return Seen(capacity, phases, answers, ran, watch, {"killed_at": killed_at}, stage.late(), stage.stretch)
+    return Seen(capacity, phases, answers, ran, watch, {"killed_at": killed_at}, stage.late(), stage.measured)
 
 
 async def _kill(bystander: Child, watch: Watch, at: float) -> float:

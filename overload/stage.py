@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,17 +40,25 @@ class Guarded(Nursery):
         return child
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The capacity, and how many times as long as alone on the machine the bus took for its work meanwhile."""
+
+    calls_per_second: float
+    stretch: float
+
+
 @dataclass(slots=True)
 class Seen:
     """What was seen of one part.
 
     Attributes:
-        capacity: calls a second that were measured in the same run, and
-        stretch: how many times as long as alone on the machine the bus took for its work meanwhile.
+        capacity: calls a second that were measured in the same run, before the load.
         phases: when calm ends, and when the load ends.
         answers: by host.
         ran: the numbers of the calls that plugins ran.
         notes: anything else that a part measured, by name.
+        measured: the capacity, each time that it was measured.
         late: when hosts were to be woken, and how many seconds later they were.
     """
 
@@ -59,7 +69,17 @@ class Seen:
     watch: Watch
     notes: dict[str, float] = field(default_factory=dict)
     late: Sequence[tuple[float, float]] = ()
-    stretch: float = 1.0
+    measured: Sequence[Measured] = ()
+
+    @property
+    def pace(self) -> float:
+        """The mean of what was measured before and after the load: a machine may be half as fast in another minute."""
+        return statistics.fmean(each.calls_per_second for each in self.measured) if self.measured else self.capacity
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long as alone on the machine the bus took for its work while that was measured."""
+        return statistics.fmean(each.stretch for each in self.measured) if self.measured else 1.0
 
 
 @dataclass(slots=True)
@@ -73,7 +93,8 @@ class Stage:
     http: str
     hosts: dict[str, Child] = field(default_factory=dict)
     plugins: dict[str, Child] = field(default_factory=dict)
-    stretch: float = 1.0  # how many times as long the bus's work took for the machine while capacity was measured
+    measured: list[Measured] = field(default_factory=list)
+    _measure: Callable[[], Measured] | None = None  # how the capacity was measured last
 
     def plugin(self, source: str, *more: str, way: str = "sdk") -> Child:
         """Starts a plugin and waits until its tool is offered."""
@@ -100,14 +121,24 @@ class Stage:
             in_flight: of each host.
             hosts: how many call at once, each in a process of its own.
         """
+        self._measure = functools.partial(self._measured, in_flight, way, seconds, hosts)
+        return self.capacity_again()
+
+    def capacity_again(self) -> float:
+        """Measures the capacity as it was measured last."""
+        if self._measure is None:
+            raise RuntimeError("the capacity was not measured yet")
+        self.measured.append(self._measure())
+        return self.measured[-1].calls_per_second
+
+    def _measured(self, in_flight: int, way: str, seconds: float, hosts: int) -> Measured:
         arguments = ["invoke", self.http] if way == "rest_host" else [self.grpc]
         asked = ("--cells", str(Cell(in_flight)), "--seconds", str(seconds), "--warm-up", "0.5")
         command = (way, *arguments, *asked, "--middle-pid", str(self.bus.pid))
         before = turns(self.bus.pid)
         children = [self.nursery.module(*command) for _ in range(hosts)]
         found = sum(float(json.loads(child.line())["calls_per_second"]) for child in children)
-        self.stretch = stretched(before, turns(self.bus.pid))
-        return found
+        return Measured(found, stretched(before, turns(self.bus.pid)))
 
     def begin(self, schedules: Mapping[str, Schedule]) -> float:
         """Gives every host its schedule; returns when they begin."""

@@ -28,7 +28,7 @@ from overload.load import NEVER_SENT, OK, UNANSWERED, Answer, Answers, Phase, Sc
 from overload.pace import Pace, options_of
 from overload.parts import BYSTANDER, PARTS, Plan, play
 from overload.report import chart, markdown, table, to_json
-from overload.stage import Scene, Seen
+from overload.stage import Measured, Scene, Seen
 from overload.watch import Look, Watch
 from tests.faults.raw_peer import PATIENCE
 from tests.gateway.calling import client, legacy_plugin
@@ -211,11 +211,19 @@ def test_a_full_bus_may_do_less_where_it_got_less_of_a_processor_than_for_the_me
     seen = good()
     seen.watch.turns = [(2.0, 1.0, 1.0), (5.0, 2.0, 2.0)]  # it took twice as long as alone,
     assert judge.goodput(PARTS["bus"], seen) == judge.GOODPUT / 2
-    seen.stretch = 1.5  # and so it did before
+    seen.measured = [Measured(CAPACITY, 1.0), Measured(CAPACITY, 2.0)]  # and so it did before, or nearly
     assert judge.goodput(PARTS["bus"], seen) == pytest.approx(judge.GOODPUT * 0.75)
     assert judge.goodput(PART, seen) == judge.GOODPUT, "a plugin is full, and it is no bus"
-    seen.stretch = 3.0
+    seen.measured = [Measured(CAPACITY, 3.0)]
     assert judge.goodput(PARTS["bus"], seen) == judge.GOODPUT
+
+
+def test_the_capacity_is_that_of_the_machine_before_and_after_the_load() -> None:
+    seen = good()
+    what = "done under load, of the capacity"
+    assert [verdict.measured for verdict in judge.judge(PART, seen) if verdict.what == what] == ["1.025 ×"]
+    seen.measured = [Measured(CAPACITY, 1.0), Measured(3 * CAPACITY, 1.0)]
+    assert [verdict.measured for verdict in judge.judge(PART, seen) if verdict.what == what] == ["0.5125 ×"]
 
 
 def test_a_bus_that_got_no_processor_is_given_more_time() -> None:
