@@ -46,19 +46,24 @@ def open_session(*, connections: int, seconds: float | None, content_type: str |
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Uses a kept connection again only where nothing has come over it since its answer.
+    """Uses that kept connection again which has rested shortest, and only where nothing came over it since its answer.
 
     That would be its end, with which a request would be lost (and a POST is not sent twice), or more than was asked
-    for, which would pass for the next answer. aiohttp looks at neither.
+    for, which would pass for the next answer. aiohttp looks at neither, and takes the one that has rested longest:
+    what a moment of many calls opened would all be used in turn, for ever.
     """
 
     async def _get(self, key: Any, traces: Any) -> Any:
-        while (connection := await super()._get(key, traces)) is not None:
+        while True:
+            if resting := self._conns.get(key):
+                resting.rotate(1)
+            connection = await super()._get(key, traces)
+            if connection is None:
+                return None
             kept = connection.protocol
             if kept is not None and not kept.should_close and not _has_news(connection.transport):
                 return connection
             connection.close()
-        return None
 
 
 def _has_news(transport: Any) -> bool:
