@@ -163,10 +163,10 @@ async def _rest(stage: Stage, plan: Plan) -> tuple[float, dict[str, Schedule]]:
 
 async def _flood(stage: Stage, plan: Plan) -> tuple[float, dict[str, Schedule]]:
     await asyncio.to_thread(stage.plugin, "tools", way="raw")
-    capacity = await asyncio.to_thread(stage.capacity, 64, "rest_host")
-    window = ("--window", str(REST_WINDOW), "--patience", str(PATIENCE))
-    await _start(stage, {"host-0": window, "host-1": window}, "rest_host")
-    return capacity, shared(plan, capacity, ("host-0", "host-1"))
+    names = ("host-0", "host-1")
+    capacity = await asyncio.to_thread(stage.capacity, REST_WINDOW, "rest_host", BUS_SECONDS, len(names))
+    await _start(stage, dict.fromkeys(names, ("--window", str(REST_WINDOW), "--patience", str(PATIENCE))), "rest_host")
+    return capacity, shared(plan, capacity, names)
 
 
 async def _callback(stage: Stage, plan: Plan) -> tuple[float, dict[str, Schedule]]:
