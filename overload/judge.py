@@ -2,7 +2,8 @@
 
 Bounds are those of a bus that has a processor for itself. Here it shares them with hosts, plugins and whatever runs: so
 bounds of time are stretched by how much longer than alone it took for its work, as the kernel counted, and what the
-machine was late by itself is added: by a metronome, and by how late it woke hosts. Both stand in the table.
+machine was late by itself is added: by a metronome, and by how late it woke hosts. Both stand in the table. What a full
+bus has to do is less by the same measure, beside what it was while its capacity was measured.
 """
 
 from __future__ import annotations
