@@ -101,7 +101,7 @@ def test_a_call_id_that_is_empty_too_long_or_in_flight_is_refused(call_id: str) 
 
 
 @pytest.mark.parametrize("full", ["caller", "tool"])
-def test_each_of_many_calls_turned_away_is_told_so_and_costs_about_as_much_as_one_taken(full: str) -> None:
+def test_many_calls_turned_away_are_each_told_so_in_words_that_are_made_once(full: str) -> None:
     core = Core()
     core.plugin("small", NUMBER, max_in_flight=4 if full == "tool" else 4096)
     core.plugin("large", Tool("roomy", parameters_json=NUMBER.parameters_json), max_in_flight=4096)
