@@ -121,7 +121,7 @@ class Stage:
             in_flight: of each host.
             hosts: how many call at once, each in a process of its own.
         """
-        self._measure = functools.partial(self._measured, in_flight, way, seconds, hosts)
+        self._measure = functools.partial(self._take_measure, in_flight, way, seconds, hosts)
         return self.capacity_again()
 
     def capacity_again(self) -> float:
@@ -131,7 +131,7 @@ class Stage:
         self.measured.append(self._measure())
         return self.measured[-1].calls_per_second
 
-    def _measured(self, in_flight: int, way: str, seconds: float, hosts: int) -> Measured:
+    def _take_measure(self, in_flight: int, way: str, seconds: float, hosts: int) -> Measured:
         arguments = ["invoke", self.http] if way == "rest_host" else [self.grpc]
         asked = ("--cells", str(Cell(in_flight)), "--seconds", str(seconds), "--warm-up", "0.5")
         command = (way, *arguments, *asked, "--middle-pid", str(self.bus.pid))
