@@ -27,19 +27,19 @@ test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" c
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 crash: $(VENV)/dev.stamp ## kill a bus 100 times during registrations (TOOLBUS_KILLS=1000 for more)
-	@TOOLBUS_KILLS=$${TOOLBUS_KILLS:-100} $(BIN)/python -m pytest -s tests/faults/test_kept_kills.py $(ARGS)
+	@TOOLBUS_KILLS=$${TOOLBUS_KILLS:-100} $(BIN)/python -m pytest -s tests/faults/test_persisted_kills.py $(ARGS)
 
 chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60" repeats a run)
-	@exec $(BIN)/python -m chaos $(ARGS)
+	@exec $(BIN)/python -m lab.chaos $(ARGS)
 
 soak: $(VENV)/dev.stamp ## keep a bus busy for 30 minutes; its memory must not grow (ARGS="--minutes 5 --svg soak.svg")
-	@exec $(BIN)/python -m soak $(ARGS)
+	@exec $(BIN)/python -m lab.soak $(ARGS)
 
 overload: $(VENV)/bench.stamp ## offer ten times the capacity for a minute, in every part (ARGS="--part plugin --seconds 5" is quick)
-	@exec $(BIN)/python -m overload $(ARGS)
+	@exec $(BIN)/python -m lab.overload $(ARGS)
 
 fuzz: $(VENV)/dev.stamp ## search every entrance for inputs that break a promise, 10 minutes in all (ARGS="--seconds 3600 frames")
-	@exec $(BIN)/python -m fuzz $(ARGS)
+	@exec $(BIN)/python -m lab.fuzz $(ARGS)
 
 lint: $(VENV)/dev.stamp ## check style and format of Python and proto
 	@$(BIN)/ruff check .
@@ -61,7 +61,7 @@ proto-check: $(VENV)/dev.stamp ## check that toolbus/v1 is what proto/ generates
 	else echo "toolbus/v1 is not what proto/ generates: run 'make proto' and commit the result" >&2; exit 1; fi
 
 bench: $(VENV)/bench.stamp ## measure calls and faults beside a bare relay and NATS (ARGS=rivals: beside all others; growth, gateway, hosts, dropin)
-	@exec $(BIN)/python -m benchmarks $(ARGS)
+	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
 
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

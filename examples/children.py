@@ -1,8 +1,8 @@
 """Processes that end with the program that started them, however it ends.
 
 Each child leads a group of its own, so that a Ctrl-C in the terminal does not reach it before the program has decided
-the order. `end` asks with SIGTERM and insists with SIGKILL. Where the program itself is killed, `toolbus.lifeline`
-notices the end of its pipe and kills the groups that are left.
+the order. `end` asks with SIGTERM and insists with SIGKILL. Where the program itself is killed,
+`toolbus.processes.lifeline` notices the end of its pipe and kills the groups that are left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Self
 import toolbus
 
 GRACE_SECONDS = 8.0  # longer than the 5 s that `toolbus run` gives its plugins
-LIFELINE = Path(toolbus.__file__).with_name("lifeline.py")
+LIFELINE = Path(toolbus.__file__).with_name("processes") / "lifeline.py"
 
 
 class Children:

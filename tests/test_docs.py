@@ -22,10 +22,10 @@ import pytest
 import typer
 
 import toolbus.loop
-from tests import curl
 from tests.loop.model_thread import answering
+from tests.support import curl
+from toolbus.bus.config import Config, settle
 from toolbus.cli.app import app
-from toolbus.config import Config, settle
 from toolbus.dialects import DIALECTS
 from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, Stage
@@ -183,7 +183,7 @@ def _watched(address: str) -> Iterator[Iterator[wire.CatalogChange]]:
 def _plugin(block: Block, folder: Path, where: Where) -> Iterator[None]:
     """Runs a plugin file, as ``python FILE`` or as ``toolbus run`` would, from its tools' arrival on."""
     (folder / block.file).write_text(block.text, "utf-8")
-    command = [block.file] if block.is_program else ["-m", "toolbus.sdk.child", block.file]
+    command = [block.file] if block.is_program else ["-m", "toolbus.processes.plugin_process", block.file]
     with ExitStack() as running:
         with _watched(where.grpc) as changes:
             assert next(changes).full
@@ -440,13 +440,13 @@ def test_the_design_names_every_part_of_the_package() -> None:
     design = TEXTS["docs/design.md"]
     parts = {path.name for path in (ROOT / "toolbus").iterdir() if path.suffix == ".py" and path.name != "__init__.py"}
     parts |= {f"{path.parent.name}/" for path in (ROOT / "toolbus").glob("*/__init__.py")}
-    parts |= {path.name for path in (ROOT / "toolbus" / "sdk").glob("*.py") if path.name != "__init__.py"}
+    parts |= {f"bus/{path.parent.name}/" for path in (ROOT / "toolbus" / "bus").glob("*/__init__.py")}
     missing = {part for part in parts if not re.search(rf"(?<![\w/]){re.escape(part)}", design)}
     assert not missing, f"docs/design.md says nothing of {sorted(missing)}"
 
 
 def test_the_exit_codes_are_those_of_the_commands() -> None:
-    from toolbus.cli import output
+    from toolbus.cli import terminal
 
     told = [int(row[0]) for row in _table(TEXTS["README.md"], "| exit code |")]
-    assert told == [output.DONE, output.REFUSED, output.USAGE, output.NO_BUS, output.INTERRUPTED]
+    assert told == [terminal.DONE, terminal.REFUSED, terminal.USAGE, terminal.NO_BUS, terminal.INTERRUPTED]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.searched import CATALOGUE, INDEX, names, tool
+from tests.support.searched import CATALOGUE, INDEX, names, tool
 from toolbus.search import (
     CATALOGUES_KEPT,
     MODES,

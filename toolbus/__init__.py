@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bus": "bus", "Config": "bus",
+    "Bus": "bus.wiring", "Config": "bus.config",
     "Host": "sdk", "Plugin": "sdk", "SyncHost": "sdk", "llm_tool": "sdk",
     "CallError": "tool", "Result": "tool", "Tool": "tool",
 }  # fmt: skip

@@ -27,7 +27,7 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
 
-logger = logging.getLogger("toolbus.peer")
+logger = logging.getLogger("toolbus.bus.streams.peer")
 
 FRAME_ITEMS = 128
 FRAME_BYTES = 1024 * 1024

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.processes import ROOT, environment
+from tests.support.processes import ROOT, environment
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.testing import running_bus

@@ -21,7 +21,7 @@ from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.sdk import CallContext, Host
-from toolbus.sdk.outgoing import encodable
+from toolbus.sdk.outgoing_calls import encodable
 from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc

@@ -22,12 +22,12 @@ from typing import Any
 
 from tests.contract.offer import Offer, as_function, on
 from tests.contract.works import Work
-from tests.processes import environment
+from tests.support.processes import environment
 from toolbus.bus import Bus
+from toolbus.dropin.tool_folder import ToolFolder
+from toolbus.functions.threads import LoopThread
+from toolbus.processes.supervisor import Report
 from toolbus.sdk import CallContext
-from toolbus.sdk.threads import LoopThread
-from toolbus.supervisor import Report
-from toolbus.tool_folder import ToolFolder
 from toolbus.v1 import tool_pb2 as pb
 
 FILE = Path(__file__).with_name("dropin_file.py")

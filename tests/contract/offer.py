@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from tests.contract.works import Refuses, Scope, Shows, Work
 from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus
+from toolbus.functions.threads import LoopThread
+from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import Reply, ToolScope, llm_tool
-from toolbus.sdk.threads import LoopThread
-from toolbus.sdk.tool_spec import spec_of
 from toolbus.tool import Tool
 
 SOURCE = "contract"  # whose the tools are, where the author chooses

@@ -28,9 +28,9 @@ from tests.contract.rest_offer import RestOffer
 from tests.contract.works import Refuses, Scope, Shows, Work
 from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
+from toolbus.functions.threads import LoopThread
+from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import CallContext, Plugin
-from toolbus.sdk.threads import LoopThread
-from toolbus.sdk.tool_spec import spec_of
 from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb
 

@@ -22,8 +22,8 @@ from tests.contract.offer import SOURCE, Offer, on
 from tests.contract.works import Refuses, Scope, Shows, Work
 from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
+from toolbus.functions.threads import LoopThread
 from toolbus.sdk import CallContext
-from toolbus.sdk.threads import LoopThread
 
 BODY = ("name", "arguments", "call_id", "raw_arguments")  # REST-40; nothing else of the call is sent
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # as the common frameworks do

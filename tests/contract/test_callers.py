@@ -16,8 +16,8 @@ from tests.contract.works import CITY, Refuses, Scope, Seen, Shows, Waiting, Wor
 from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
+from toolbus.functions.reply import image, link, text
 from toolbus.sdk import CallContext, ContextMessage
-from toolbus.sdk.reply import image, link, text
 from toolbus.tool import CallError, Progress, Result
 
 VALUES: dict[str, Any] = {

@@ -12,8 +12,8 @@ from toolbus.dialects import cost
 from toolbus.dialects.cost import CostCache, costs, estimate_tokens
 from toolbus.dialects.names import PLAIN_NAMES, NameTable
 from toolbus.dialects.openai_chat import OpenAIChat
+from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS, convert
 from toolbus.dialects.shape import Export
-from toolbus.dialects.subset import OPENAI_SCHEMAS, convert
 
 
 def _export(*names: str) -> Export:

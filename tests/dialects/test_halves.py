@@ -11,8 +11,8 @@ import pytest
 from tests.dialects.samples import PLAIN
 from toolbus.dialects import Dialect, Message, Turn, find_dialect
 from toolbus.dialects.names import PLAIN_NAMES, NameTable
+from toolbus.dialects.result_text import utf8_json
 from toolbus.dialects.shape import Delta, ModelCall, RealtimeDialect, RealtimeEvent, WholeCharacters, model_call
-from toolbus.dialects.text import utf8_json
 
 Json = dict[str, Any]
 HIGH, LOW = "\ud83d", "\ude00"  # of 😀

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import toolbus
+from tests.support.processes import toolbus
 from toolbus.dropin import load_folder
 from toolbus.dropin.bundled import Bundled, add, bundled
 from toolbus.errors import SetupError

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from toolbus.dropin import env_of, may_see, visible
-from toolbus.sdk.scope import CallContext, ToolScope
+from toolbus.functions.scope import CallContext, ToolScope
 
 ANN: dict[str, Any] = {"user_id": "ann", "level": 50}
 

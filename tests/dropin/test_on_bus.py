@@ -7,10 +7,10 @@ import pytest
 
 from tests.dropin.files import load
 from toolbus.bus import Bus
-from toolbus.dialects.text import text_of
+from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code
+from toolbus.functions.tool_spec import ToolSet
 from toolbus.sdk import CallContext, Plugin
-from toolbus.sdk.tool_spec import ToolSet
 from toolbus.testing import running_bus
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

@@ -10,8 +10,8 @@ import pytest
 
 from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
-from toolbus import dispatcher
 from toolbus.bus import Bus
+from toolbus.bus.calls import dispatcher
 from toolbus.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

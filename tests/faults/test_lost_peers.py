@@ -14,9 +14,10 @@ import pytest
 from tests.faults.conftest import Connect, until_sessions
 from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
-from toolbus import bus as bus_module
-from toolbus import server, session
+from toolbus import session
 from toolbus.bus import Bus
+from toolbus.bus import wiring as bus_module
+from toolbus.bus.streams import grpc_server
 from toolbus.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -219,7 +220,7 @@ async def test_a_call_that_waits_for_a_slow_reader_is_taken_back_without_a_word_
 async def test_a_stream_that_never_attaches_is_ended_with_a_sentence(
     stranger: RawPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "OPENING_SECONDS", 0.1)
+    monkeypatch.setattr(grpc_server, "OPENING_SECONDS", 0.1)
     stranger.open()
     code, details = await stranger.ended()
     assert code is grpc.StatusCode.UNAVAILABLE
@@ -228,7 +229,7 @@ async def test_a_stream_that_never_attaches_is_ended_with_a_sentence(
 
 @bystander
 async def test_a_stream_that_has_attached_may_be_silent(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "OPENING_SECONDS", 0.1)
+    monkeypatch.setattr(grpc_server, "OPENING_SECONDS", 0.1)
     quiet = await connect("quiet")
     with pytest.raises(AssertionError, match="the end of the stream"):
         await quiet.ended(0.3)

@@ -9,8 +9,8 @@ from typing import Any
 
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.errors import Code, Stage
+from toolbus.functions.scope import CallContext
 from toolbus.loop.endpoint import Endpoint
-from toolbus.sdk.scope import CallContext
 from toolbus.tool import CallError, Progress, Result, Tool
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tests.loop.played import Shelf
 from toolbus.dialects.openai_realtime import BUSY, OpenAIRealtime
 from toolbus.dialects.shape import Json, RealtimeDialect
-from toolbus.loop.events import CallEnded
+from toolbus.loop.loop_events import CallEnded
 from toolbus.loop.realtime import RealtimeSession
 
 Value = TypeVar("Value")

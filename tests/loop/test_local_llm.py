@@ -14,7 +14,7 @@ import pytest
 
 from tests.loop.model_server import Breaks, ModelServer, serving
 from tests.loop.provider import within
-from tests.processes import ROOT, Running, environment
+from tests.support.processes import ROOT, Running, environment
 from toolbus import Plugin
 
 AGENT = ROOT / "examples" / "local_llm" / "agent.py"

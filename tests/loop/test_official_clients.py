@@ -15,10 +15,10 @@ import pytest
 from tests.loop.model_server import FLAVOURS, Breaks, Recording, Refuses, holds, serving
 from tests.loop.official import calls_and_results, official
 from tests.loop.provider import within
-from tests.processes import environment
+from tests.support.processes import environment
 from toolbus import Bus, Plugin
+from toolbus.dialects.result_text import text_of
 from toolbus.dialects.shape import EndpointError
-from toolbus.dialects.text import text_of
 from toolbus.errors import ToolBusError
 from toolbus.loop import CallProgress, Finished, Reply, TextDelta, ToolLoop
 from toolbus.testing import running_bus

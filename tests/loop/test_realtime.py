@@ -15,10 +15,10 @@ from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.dialects.shape import Json
 from toolbus.errors import Code, SetupError
-from toolbus.loop.events import CallEnded, CallProgress, CallStarted, ReasoningDelta, TextDelta
+from toolbus.functions.scope import CallContext
+from toolbus.loop.loop_events import CallEnded, CallProgress, CallStarted, ReasoningDelta, TextDelta
 from toolbus.loop.realtime import RealtimeSession
-from toolbus.loop.realtime_news import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
-from toolbus.sdk.scope import CallContext
+from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
 
 # -- tools -----------------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.dialects.shape import Json
+from toolbus.functions.scope import CallContext
 from toolbus.loop import realtime
-from toolbus.loop.events import CallEnded
+from toolbus.loop.loop_events import CallEnded
 from toolbus.loop.realtime import RealtimeSession
-from toolbus.loop.realtime_news import Sync
-from toolbus.loop.source import source_of
-from toolbus.sdk.scope import CallContext
+from toolbus.loop.realtime_events import Sync
+from toolbus.loop.tool_source import source_of
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
 

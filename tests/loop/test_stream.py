@@ -8,7 +8,7 @@ import pytest
 
 from tests.loop.played import ApiError, PlayedModel, Shelf, call, says
 from toolbus.loop import ToolLoop
-from toolbus.loop.events import (
+from toolbus.loop.loop_events import (
     CallEnded,
     CallProgress,
     CallStarted,

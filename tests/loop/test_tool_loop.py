@@ -12,10 +12,10 @@ from tests.loop.played import ApiError, PlayedModel, Shelf, call, chunks, failed
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.shape import Answered, Answers, Message, Turn
 from toolbus.errors import Code, InvalidRequest, PeerLost
+from toolbus.functions.scope import CallContext
 from toolbus.loop import CallDone, CallEnded, Endpoint, LoopSettings, RoundEnded, Rule, ToolLoop
-from toolbus.loop.settings import SYNCHRONET
+from toolbus.loop.loop_settings import SYNCHRONET
 from toolbus.sdk import Host
-from toolbus.sdk.scope import CallContext
 
 
 def add(a: int = 0, b: int = 0) -> int:

@@ -14,8 +14,8 @@ import pytest
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
 from toolbus.sdk.attempt import Settings, portions, status_of
-from toolbus.sdk.author import Plugin
 from toolbus.sdk.host import Host
+from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc

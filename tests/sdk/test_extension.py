@@ -18,8 +18,8 @@ import pytest
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, SetupError, Stage
+from toolbus.functions.runner import run_handler
 from toolbus.sdk import CallContext, ContextMessage, Err, Extension, Host, Ok, Plugin, ToolInvocation, ToolScope, text
-from toolbus.sdk.handler import run_handler
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.invocation import with_host_fields
 from toolbus.sdk.neko import ToolDefinition
@@ -610,7 +610,7 @@ async def test_a_right_that_is_revoked_is_a_warning_and_one_that_is_granted_is_n
         await within(heard.get())
         bus.grant("memory")
         await within(heard.get())
-    told = [(each.levelno, each.getMessage()) for each in caplog.records if each.name == "toolbus.sdk.duties"]
+    told = [(each.levelno, each.getMessage()) for each in caplog.records if each.name == "toolbus.sdk.delegate"]
     assert told == [
         (logging.WARNING, "the right 'tools' was revoked"),
         (logging.INFO, "the right 'tools' was granted"),

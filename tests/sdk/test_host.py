@@ -10,11 +10,11 @@ import pytest
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.bus import Bus
 from toolbus.errors import Code, PeerLost, RequestError
-from toolbus.sdk.author import Plugin
+from toolbus.functions.scope import CallContext, ToolScope
 from toolbus.sdk.host import Host, SyncHost
 from toolbus.sdk.listing import CatalogChange, ListedTool
-from toolbus.sdk.outgoing import Outgoing
-from toolbus.sdk.scope import CallContext, ToolScope
+from toolbus.sdk.outgoing_calls import Outgoing
+from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import PairedSessions, running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from toolbus.errors import SetupError
+from toolbus.functions.runner import run_handler
 from toolbus.sdk import PluginContext, ToolScope
-from toolbus.sdk.handler import run_handler
 from toolbus.sdk.loader import load_plugin_file
 from toolbus.sdk.neko import start_plugin, stop_plugin
 

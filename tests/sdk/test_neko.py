@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from toolbus.errors import SetupError
+from toolbus.functions.runner import run_handler
+from toolbus.functions.tool_spec import ToolSpec
 from toolbus.sdk import (
     EntryConflictError,
     Err,
@@ -19,9 +21,7 @@ from toolbus.sdk import (
     neko_plugin,
     plugin,
 )
-from toolbus.sdk.handler import run_handler
 from toolbus.sdk.neko import safe_id, source_of, start_plugin, stop_plugin, tools_of
-from toolbus.sdk.tool_spec import ToolSpec
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

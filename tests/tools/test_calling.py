@@ -70,7 +70,7 @@ async def test_what_a_handler_raises_is_returned_for_the_model_to_read(
     raised: BaseException, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # pytest-xdist sends what was logged to another process, and cannot where half a character is in it.
-    monkeypatch.setattr(logging.getLogger("toolbus.sdk.handler"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("toolbus.functions.runner"), "disabled", True)
     registry = ToolRegistry()
 
     @registry.tool("fails", "d", ANYTHING)

@@ -15,13 +15,13 @@ import pytest
 from tests.faults.raw_peer import until
 from tests.tools.samples import ANYTHING, CITY, Held, offer, within
 from toolbus.bus import Bus, Config
+from toolbus.bus.catalog.policy import Permissions
 from toolbus.errors import SetupError
-from toolbus.policy import Permissions
+from toolbus.functions.threads import LoopThread
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
-from toolbus.sdk.threads import LoopThread
 from toolbus.testing import running_bus
 from toolbus.tools import TaskManager, ToolRegistry
-from toolbus.tools.home import SOURCE
+from toolbus.tools.backend import SOURCE
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from tests.faults.raw_peer import until
 from tests.tools.samples import ANYTHING, with_tools, within
 from toolbus.dialects.openai_realtime import OpenAIRealtime
+from toolbus.functions.threads import LoopThread
 from toolbus.loop import RealtimeSession
 from toolbus.sdk import ToolDefinition as DictTool
-from toolbus.sdk.threads import LoopThread
 from toolbus.tools import ToolDefinition, ToolRegistry
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.tools.samples import ANYTHING, PATIENCE, Held, within
+from toolbus.bus.tasks import Status
 from toolbus.sdk import ToolScope
-from toolbus.tasks import Status
 from toolbus.tools import TaskManager, ToolRegistry
 
 SOON = 0.02  # seconds that callers wait here

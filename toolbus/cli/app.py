@@ -11,7 +11,19 @@ from typing import Annotated
 
 import typer
 
-from toolbus.cli import admin, call, calls, catalog, models, output, permissions, run, serve, tasks, tools
+from toolbus.cli import (
+    call_command,
+    calls_command,
+    catalog_commands,
+    model_commands,
+    operator_commands,
+    permission_commands,
+    run_command,
+    serve_command,
+    task_commands,
+    terminal,
+    tool_commands,
+)
 from toolbus.cli.manual import manual
 
 # An unsupported switch of grpcio that halves a round trip (197 → 110 µs).
@@ -50,22 +62,22 @@ def _common(
     pass
 
 
-app.command(epilog=serve.MANUAL)(serve.serve)
-app.command(epilog=run.MANUAL)(run.run)
-app.command("list", epilog=catalog.LIST_MANUAL)(catalog.list_)
-app.command(epilog=catalog.WATCH_MANUAL)(catalog.watch)
-app.command(epilog=models.SEARCH_MANUAL)(models.search)
-app.command(epilog=models.EXPORT_MANUAL)(models.export)
-app.command(epilog=call.MANUAL)(call.call)
-app.command(epilog=tasks.MANUAL)(tasks.tasks)
-app.command(epilog=calls.MANUAL)(calls.calls)
-app.command(epilog=admin.HEALTH_MANUAL)(admin.health)
-app.command(epilog=permissions.MANUAL)(permissions.permissions)
-app.command(epilog=permissions.PERMIT_MANUAL)(permissions.permit)
-app.command(epilog=permissions.RIGHT_MANUAL)(permissions.grant)
-app.command(epilog=permissions.RIGHT_MANUAL)(permissions.revoke)
-app.command(epilog=admin.DRAIN_MANUAL)(admin.drain)
-app.add_typer(tools.app, name="tools")
+app.command(epilog=serve_command.MANUAL)(serve_command.serve)
+app.command(epilog=run_command.MANUAL)(run_command.run)
+app.command("list", epilog=catalog_commands.LIST_MANUAL)(catalog_commands.list_)
+app.command(epilog=catalog_commands.WATCH_MANUAL)(catalog_commands.watch)
+app.command(epilog=model_commands.SEARCH_MANUAL)(model_commands.search)
+app.command(epilog=model_commands.EXPORT_MANUAL)(model_commands.export)
+app.command(epilog=call_command.MANUAL)(call_command.call)
+app.command(epilog=task_commands.MANUAL)(task_commands.tasks)
+app.command(epilog=calls_command.MANUAL)(calls_command.calls)
+app.command(epilog=operator_commands.HEALTH_MANUAL)(operator_commands.health)
+app.command(epilog=permission_commands.MANUAL)(permission_commands.permissions)
+app.command(epilog=permission_commands.PERMIT_MANUAL)(permission_commands.permit)
+app.command(epilog=permission_commands.RIGHT_MANUAL)(permission_commands.grant)
+app.command(epilog=permission_commands.RIGHT_MANUAL)(permission_commands.revoke)
+app.command(epilog=operator_commands.DRAIN_MANUAL)(operator_commands.drain)
+app.add_typer(tool_commands.app, name="tools")
 
 
 def main() -> None:
@@ -76,4 +88,4 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(output.INTERRUPTED)
+        sys.exit(terminal.INTERRUPTED)

@@ -1,7 +1,7 @@
 """How providers of language models write tools, calls and results."""
 
-from toolbus.dialects.find import DIALECTS, find_dialect
-from toolbus.dialects.losses import Loss
+from toolbus.dialects.lookup import DIALECTS, find_dialect
+from toolbus.dialects.schemas.losses import Loss
 from toolbus.dialects.shape import (
     Answered,
     Answers,

@@ -25,6 +25,8 @@ from toolbus.dialects.conversation import (
     wire_name,
 )
 from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
+from toolbus.dialects.result_text import arguments_of, text_of
+from toolbus.dialects.schemas.subset import ANTHROPIC_SCHEMAS, SchemaRules
 from toolbus.dialects.shape import (
     Answered,
     Dialect,
@@ -39,8 +41,6 @@ from toolbus.dialects.shape import (
     TurnStream,
     as_mapping,
 )
-from toolbus.dialects.subset import ANTHROPIC_SCHEMAS, SchemaRules
-from toolbus.dialects.text import arguments_of, text_of
 from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 

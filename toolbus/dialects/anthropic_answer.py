@@ -7,8 +7,8 @@ from typing import Any
 
 from toolbus.dialects.conversation import written_arguments
 from toolbus.dialects.names import NameTable
+from toolbus.dialects.result_text import arguments_of
 from toolbus.dialects.shape import Delta, EndpointError, Json, ModelCall, Turn, TurnStream, as_mapping, model_call
-from toolbus.dialects.text import arguments_of
 
 NAME = "anthropic"
 _NOT_ECHOED = ("parsed_output",)  # the SDK's own, which the API refuses

@@ -23,6 +23,8 @@ from toolbus.dialects.gemini_answer import (
     parts_of,
 )
 from toolbus.dialects.names import GEMINI_NAMES, NameRule, NameTable
+from toolbus.dialects.result_text import arguments_of, object_of
+from toolbus.dialects.schemas.subset import GEMINI_SCHEMAS, SchemaRules
 from toolbus.dialects.shape import (
     Answered,
     Dialect,
@@ -35,8 +37,6 @@ from toolbus.dialects.shape import (
     Turn,
     TurnStream,
 )
-from toolbus.dialects.subset import GEMINI_SCHEMAS, SchemaRules
-from toolbus.dialects.text import arguments_of, object_of
 from toolbus.tool import Result, Tool
 
 _ROLES = {"user": "user", "assistant": "model"}

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 from toolbus.dialects.gemini import declaration
 from toolbus.dialects.names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.dialects.openai_realtime import arguments, mapping, string
+from toolbus.dialects.result_text import object_of
+from toolbus.dialects.schemas.subset import GEMINI_SCHEMAS, SchemaRules
 from toolbus.dialects.shape import (
     Answered,
     CallsCancelled,
@@ -28,8 +30,6 @@ from toolbus.dialects.shape import (
     as_mapping,
     model_call,
 )
-from toolbus.dialects.subset import GEMINI_SCHEMAS, SchemaRules
-from toolbus.dialects.text import object_of
 from toolbus.tool import Tool
 
 

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 from toolbus.dialects.conversation import written_arguments
 from toolbus.dialects.names import NameRule, NameTable
+from toolbus.dialects.result_text import arguments_of, text_of
+from toolbus.dialects.schemas.subset import ANY_SCHEMAS
 from toolbus.dialects.shape import (
     Answered,
     Dialect,
@@ -25,8 +27,6 @@ from toolbus.dialects.shape import (
     as_mapping,
     model_call,
 )
-from toolbus.dialects.subset import ANY_SCHEMAS
-from toolbus.dialects.text import arguments_of, text_of
 from toolbus.errors import InvalidRequest
 from toolbus.tool import Annotations, Result, Tool
 from toolbus.v1 import tool_pb2 as pb

@@ -14,6 +14,8 @@ from typing import Any
 from toolbus.dialects.conversation import OwnAnswer, PairedDialect, unique_calls, written_arguments
 from toolbus.dialects.names import PLAIN_NAMES, NameTable
 from toolbus.dialects.openai_chat import chat_request, nested_tool
+from toolbus.dialects.result_text import arguments_of, text_of
+from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS
 from toolbus.dialects.shape import (
     Delta,
     EndpointError,
@@ -28,8 +30,6 @@ from toolbus.dialects.shape import (
     as_mapping,
     model_call,
 )
-from toolbus.dialects.subset import OPENAI_SCHEMAS
-from toolbus.dialects.text import arguments_of, text_of
 from toolbus.tool import Result, Tool
 
 

@@ -27,9 +27,9 @@ from toolbus.dialects.openai_chat_answer import (
     read_message,
     reasoning_of,
 )
+from toolbus.dialects.result_text import text_of
+from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS
 from toolbus.dialects.shape import Export, HistoryItem, Json, Message, ToolChoice, Turn, TurnStream
-from toolbus.dialects.subset import OPENAI_SCHEMAS
-from toolbus.dialects.text import text_of
 from toolbus.tool import Result, Tool
 
 

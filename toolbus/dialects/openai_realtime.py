@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 from toolbus.dialects.conversation import written_arguments
 from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.dialects.openai_chat import nested_tool
+from toolbus.dialects.result_text import text_of
+from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS, SchemaRules
 from toolbus.dialects.shape import (
     Answered,
     CallsCancelled,
@@ -36,8 +38,6 @@ from toolbus.dialects.shape import (
     as_mapping,
     model_call,
 )
-from toolbus.dialects.subset import OPENAI_SCHEMAS, SchemaRules
-from toolbus.dialects.text import text_of
 from toolbus.tool import Tool
 
 TEXT_DELTAS = frozenset(

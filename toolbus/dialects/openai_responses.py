@@ -20,6 +20,8 @@ from toolbus.dialects.conversation import (
     written_arguments,
 )
 from toolbus.dialects.names import PLAIN_NAMES, NameTable
+from toolbus.dialects.result_text import text_of
+from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS
 from toolbus.dialects.shape import (
     Delta,
     EndpointError,
@@ -33,8 +35,6 @@ from toolbus.dialects.shape import (
     as_mapping,
     model_call,
 )
-from toolbus.dialects.subset import OPENAI_SCHEMAS
-from toolbus.dialects.text import text_of
 from toolbus.tool import Result, Tool
 
 

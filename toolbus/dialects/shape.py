@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from toolbus.dialects.names import NameRule, NameTable
-from toolbus.dialects.subset import Inexpressible, Loss, SchemaRules, convert
-from toolbus.dialects.text import utf8, utf8_json
+from toolbus.dialects.result_text import utf8, utf8_json
+from toolbus.dialects.schemas.subset import Inexpressible, Loss, SchemaRules, convert
 from toolbus.errors import ToolBusError
 from toolbus.tool import Result, Tool
 

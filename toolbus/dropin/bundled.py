@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.dropin.file_grants import FILE
-from toolbus.dropin.folder import is_shared, tool_files
+from toolbus.dropin.file_loader import is_shared, tool_files
 from toolbus.dropin.manifest import grant, load_manifest, write_whole
 from toolbus.errors import SetupError
 

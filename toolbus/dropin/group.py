@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolbus.dropin.file_grants import NO_GRANTS, SOURCE, FileGrants
-from toolbus.dropin.folder import is_shared
+from toolbus.dropin.file_loader import is_shared
 from toolbus.dropin.manifest import Manifest
 
 

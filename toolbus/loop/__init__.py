@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         openai_endpoint,
         responses_endpoint,
     )
-    from toolbus.loop.events import (
+    from toolbus.loop.loop_events import (
         CallEnded,
         CallProgress,
         CallStarted,
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
         TextDelta,
         ToolsRefused,
     )
+    from toolbus.loop.loop_settings import SYNCHRONET, LoopSettings
     from toolbus.loop.realtime import RealtimeSession
-    from toolbus.loop.realtime_news import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
-    from toolbus.loop.refusal import refuses_tools
-    from toolbus.loop.reply import CallDone, Reply
+    from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
     from toolbus.loop.router import Rule
-    from toolbus.loop.settings import SYNCHRONET, LoopSettings
-    from toolbus.loop.source import ToolSource, source_of
     from toolbus.loop.tool_loop import ToolLoop
+    from toolbus.loop.tool_source import ToolSource, source_of
+    from toolbus.loop.tools_refused import refuses_tools
+    from toolbus.loop.turn_reply import CallDone, Reply
 
 __all__ = [
     # the loop
@@ -79,10 +79,10 @@ __all__ = [
 
 _HOMES = {
     "loop.tool_loop": ("ToolLoop",),
-    "loop.settings": ("LoopSettings", "SYNCHRONET"),
+    "loop.loop_settings": ("LoopSettings", "SYNCHRONET"),
     "loop.router": ("Rule",),
-    "loop.reply": ("CallDone", "Reply"),
-    "loop.source": ("ToolSource", "source_of"),
+    "loop.turn_reply": ("CallDone", "Reply"),
+    "loop.tool_source": ("ToolSource", "source_of"),
     "loop.endpoint": (
         "Endpoint",
         "anthropic_endpoint",
@@ -93,9 +93,9 @@ _HOMES = {
         "responses_endpoint",
     ),
     "loop.realtime": ("RealtimeSession",),
-    "loop.realtime_news": ("CallRefused", "NewSessionNeeded", "SendFailed", "Sync", "ToolsSent"),
-    "loop.refusal": ("refuses_tools",),
-    "loop.events": (
+    "loop.realtime_events": ("CallRefused", "NewSessionNeeded", "SendFailed", "Sync", "ToolsSent"),
+    "loop.tools_refused": ("refuses_tools",),
+    "loop.loop_events": (
         "CallEnded",
         "CallProgress",
         "CallStarted",

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from toolbus.dialects.shape import Dialect, Export
 from toolbus.errors import PeerLost, ToolBusError
-from toolbus.loop.own import OwnTools
-from toolbus.loop.source import ToolSource
+from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.tool_source import ToolSource
 from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.loop")

@@ -37,17 +37,17 @@ from toolbus.dialects.shape import (
     as_mapping,
 )
 from toolbus.errors import Code, PeerLost, Stage
-from toolbus.loop.events import CallEnded, ReasoningDelta, TextDelta
-from toolbus.loop.floor import Floor
-from toolbus.loop.guard import RepeatGuard
-from toolbus.loop.own import OwnTools
-from toolbus.loop.realtime_news import CallRefused, NewSessionNeeded, RealtimeNews, SendFailed, Sync, ToolsSent
-from toolbus.loop.reply import CallDone
-from toolbus.loop.settings import LoopSettings
-from toolbus.loop.source import ToolSource
-from toolbus.loop.turn import Answer, Caller, shown, unknown
-from toolbus.loop.window import WINDOW_CALLS, WINDOW_SECONDS, CallWindow
-from toolbus.sdk.scope import CallContext
+from toolbus.functions.scope import CallContext
+from toolbus.loop.call_window import WINDOW_CALLS, WINDOW_SECONDS, CallWindow
+from toolbus.loop.loop_events import CallEnded, ReasoningDelta, TextDelta
+from toolbus.loop.loop_settings import LoopSettings
+from toolbus.loop.model_calls import Answer, Caller, shown, unknown
+from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, RealtimeNews, SendFailed, Sync, ToolsSent
+from toolbus.loop.repeat_guard import RepeatGuard
+from toolbus.loop.tool_source import ToolSource
+from toolbus.loop.turn_reply import CallDone
+from toolbus.loop.turn_taking import Floor
 from toolbus.tool import CallError, Result
 
 log = logging.getLogger("toolbus.loop")

@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
-from toolbus.deferred import Deferred
+from toolbus.functions.scope import CallContext
+from toolbus.loop.deferred import Deferred
 from toolbus.loop.endpoint import Endpoint
-from toolbus.loop.events import Finished, LoopEvent
-from toolbus.loop.guard import RepeatGuard
+from toolbus.loop.loop_events import Finished, LoopEvent
+from toolbus.loop.loop_settings import LoopSettings
+from toolbus.loop.model_calls import Caller
 from toolbus.loop.offering import Offering
-from toolbus.loop.own import OwnTools
-from toolbus.loop.reply import Messages, Reply, conversation
+from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.repeat_guard import RepeatGuard
 from toolbus.loop.router import Rule, in_order
-from toolbus.loop.run import Asker, Run, Say
-from toolbus.loop.settings import LoopSettings
-from toolbus.loop.source import ToolSource, source_of
-from toolbus.loop.turn import Caller
-from toolbus.sdk.scope import CallContext
+from toolbus.loop.tool_source import ToolSource, source_of
+from toolbus.loop.turn_reply import Messages, Reply, conversation
+from toolbus.loop.turn_run import Asker, Run, Say
 from toolbus.search import IndexCache
 
 

@@ -11,9 +11,10 @@ from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
-    from toolbus.sdk.author import Plugin
-    from toolbus.sdk.declaration import LlmToolMeta, llm_tool
-    from toolbus.sdk.duties import Permissions
+    from toolbus.functions.declaration import LlmToolMeta, llm_tool
+    from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, text
+    from toolbus.functions.scope import CallContext, ContextMessage, ToolScope
+    from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
     from toolbus.sdk.host import Host, SyncHost
     from toolbus.sdk.invocation import ToolInvocation
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
         neko_plugin,
         plugin,
     )
-    from toolbus.sdk.reply import Err, Ok, Reply, audio, image, link, text
-    from toolbus.sdk.scope import CallContext, ContextMessage, ToolScope
+    from toolbus.sdk.plugin_client import Plugin
     from toolbus.tool import CallError, Progress, Result, Tool
 
 __all__ = [
@@ -80,15 +80,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "sdk.author": ("Plugin",),
+    "sdk.plugin_client": ("Plugin",),
     "sdk.host": ("Host", "SyncHost"),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
-    "sdk.declaration": ("LlmToolMeta", "llm_tool"),
-    "sdk.duties": ("Permissions",),
+    "functions.declaration": ("LlmToolMeta", "llm_tool"),
+    "sdk.delegate": ("Permissions",),
     "sdk.extension": ("Extension",),
     "sdk.invocation": ("ToolInvocation",),
-    "sdk.scope": ("CallContext", "ContextMessage", "ToolScope"),
-    "sdk.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
+    "functions.scope": ("CallContext", "ContextMessage", "ToolScope"),
+    "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
     "sdk.neko": (
         "EntryConflictError",
         "NekoPluginBase",

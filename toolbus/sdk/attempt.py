@@ -28,7 +28,7 @@ from toolbus.errors import (
     Stage,
     ToolBusError,
 )
-from toolbus.sdk.outgoing import PeerSession
+from toolbus.sdk.outgoing_calls import PeerSession
 from toolbus.session import Side
 from toolbus.tool import MAX_INSTANCE, MIB, PROTOCOL_VERSIONS, SOURCE, CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire

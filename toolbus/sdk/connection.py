@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from toolbus.errors import Code, InvalidRequest, PeerLost, ProtocolError, Stage, ToolBusError
+from toolbus.functions.threads import Changes, Inbox, LoopThread
 from toolbus.sdk.attempt import (
     FATAL,
     MESSAGE_BYTES,
@@ -36,8 +37,7 @@ from toolbus.sdk.attempt import (
     portions,
     status_of,
 )
-from toolbus.sdk.outgoing import Calls, Outgoing, PeerSession
-from toolbus.sdk.threads import Changes, Inbox, LoopThread
+from toolbus.sdk.outgoing_calls import Calls, Outgoing, PeerSession
 from toolbus.session import State
 from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire

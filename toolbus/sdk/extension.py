@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from toolbus.errors import Code, Stage
-from toolbus.sdk.author import Plugin, made_of
-from toolbus.sdk.declaration import describe
+from toolbus.functions.declaration import describe
+from toolbus.functions.reply import Err, Ok, Reply, dump_output
+from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk.hooks import called
 from toolbus.sdk.invocation import CONTEXT, ToolInvocation, taking_host_fields
 from toolbus.sdk.neko import ToolDefinition
-from toolbus.sdk.reply import Err, Ok, Reply, dump_output
-from toolbus.sdk.scope import ToolScope
-from toolbus.sdk.tool_spec import ToolSpec, spec_of
+from toolbus.sdk.plugin_client import Plugin, made_of
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from toolbus.sdk.threads import Inbox
+from toolbus.functions.threads import Inbox
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolbus.errors import Code, PeerLost, Stage
+from toolbus.functions.scope import CallContext
+from toolbus.functions.threads import Inbox
 from toolbus.sdk.attempt import Duties, Settings
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
-from toolbus.sdk.outgoing import Outgoing, PeerSession
-from toolbus.sdk.scope import CallContext
-from toolbus.sdk.threads import Inbox
+from toolbus.sdk.outgoing_calls import Outgoing, PeerSession
 from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from toolbus.sdk.scope import ContextMessage, ToolScope
-from toolbus.sdk.tool_spec import ToolSpec
+from toolbus.functions.scope import ContextMessage, ToolScope
+from toolbus.functions.tool_spec import ToolSpec
 from toolbus.tool import USER_KEYS
 
 CONTEXT = "context"

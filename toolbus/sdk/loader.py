@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from toolbus.errors import SetupError, ToolBusError
-from toolbus.sdk.declaration import meta_of
+from toolbus.functions.declaration import meta_of
+from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
 from toolbus.sdk.neko import MARK, NekoPluginBase, PluginContext, safe_id, source_of, tools_of
-from toolbus.sdk.tool_spec import ToolSet, ToolSpec, spec_of
 
 log = logging.getLogger(__name__)
 

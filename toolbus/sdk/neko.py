@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from toolbus.errors import SetupError, ToolBusError
-from toolbus.sdk.declaration import describe
-from toolbus.sdk.reply import Err
-from toolbus.sdk.tool_spec import ToolSet, ToolSpec, collect, spec_of
+from toolbus.functions.declaration import describe
+from toolbus.functions.reply import Err
+from toolbus.functions.tool_spec import ToolSet, ToolSpec, collect, spec_of
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, is_source
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 ``from toolbus.tools import ToolRegistry, ToolDefinition, TaskManager``
 """
 
-from toolbus.tasks import TaskManager
+from toolbus.bus.tasks import TaskManager
 from toolbus.tools.definition import ToolDefinition
 from toolbus.tools.tool_registry import ToolRegistry
 

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toolbus.sdk.declaration import describe
-from toolbus.sdk.hints import signature_of
-from toolbus.sdk.tool_spec import ToolSpec, spec_of
+from toolbus.functions.declaration import describe
+from toolbus.functions.hints import signature_of
+from toolbus.functions.tool_spec import ToolSpec, spec_of
 
 CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -15,24 +15,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from toolbus.bus.calls.call_records import CallRecord
+from toolbus.bus.catalog.entry import BUS_SOURCE, Listing
+from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.policy import EVERYONE, Permissions
+from toolbus.bus.local import LocalHandler, OnProgress
+from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.dialects.openai_chat import OpenAIChat
+from toolbus.dialects.result_text import text_of
 from toolbus.dialects.shape import Export
-from toolbus.dialects.text import text_of
-from toolbus.entry import BUS_SOURCE, Listing
 from toolbus.errors import Code, SetupError, Stage
-from toolbus.local import LocalHandler, OnProgress
-from toolbus.offer import prepare
-from toolbus.policy import EVERYONE, Permissions
-from toolbus.records import CallRecord
+from toolbus.functions.scope import CallContext
+from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk.neko import ToolDefinition as DictTool
-from toolbus.sdk.outgoing import encodable
-from toolbus.sdk.scope import CallContext
-from toolbus.sdk.tool_spec import ToolSpec, spec_of
-from toolbus.tasks import TaskManager, TaskTools
+from toolbus.sdk.outgoing_calls import encodable
 from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments, is_source
+from toolbus.tools.backend import SOURCE, Alone, Home, OnBus, offered
 from toolbus.tools.definition import Running, ToolDefinition, running
-from toolbus.tools.home import SOURCE, Alone, Home, OnBus, offered
-from toolbus.tools.source import RegistrySource
+from toolbus.tools.registry_source import RegistrySource
 from toolbus.v1 import tool_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from tests.dropin.sandbox.breakouts import ALL
 from toolbus.dropin.sandbox import Grants, apply, beside_main, clean_environment
-from toolbus.supervisor import ending
+from toolbus.processes.supervisor import ending
 
 ESCAPED = "escaped"
 STOPPED = {"audit hook", "Landlock", "limit", "not there", "the bus"}
@@ -100,7 +100,7 @@ def _surroundings() -> Iterator[dict[str, object]]:
 @contextmanager
 def _running_bus() -> Iterator[dict[str, str]]:
     """Runs a bus with a tool for some users only; yields where it listens."""
-    from toolbus.sdk.threads import LoopThread  # not in what sandboxes itself: they bring grpc
+    from toolbus.functions.threads import LoopThread  # not in what sandboxes itself: they bring grpc
     from toolbus.testing import running_bus
 
     thread, running = LoopThread("breakout-bus"), AsyncExitStack()

@@ -2,8 +2,8 @@
 
 from toolbus.dropin.sandbox.environment import TOKEN_FD, clean_environment, take_token, token_pipe
 from toolbus.dropin.sandbox.grants import Grants
-from toolbus.dropin.sandbox.limits import CpuGuard
 from toolbus.dropin.sandbox.main_thread import beside_main
+from toolbus.dropin.sandbox.process_limits import CpuGuard
 from toolbus.dropin.sandbox.sandbox import Protection, apply
 
 __all__ = [

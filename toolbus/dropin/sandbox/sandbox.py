@@ -17,7 +17,7 @@ from toolbus.dropin.sandbox.audit import install
 from toolbus.dropin.sandbox.file_checks import Allowed
 from toolbus.dropin.sandbox.grants import Grants, bus_endpoint, readable_everywhere
 from toolbus.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
-from toolbus.dropin.sandbox.limits import CpuGuard, limit
+from toolbus.dropin.sandbox.process_limits import CpuGuard, limit
 from toolbus.errors import SetupError
 from toolbus.tool import MIB
 

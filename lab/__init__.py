@@ -1,0 +1,1 @@
+"""Measures and stresses a bus: benchmarks, chaos, fuzz, overload, soak."""

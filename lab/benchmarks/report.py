@@ -1,0 +1,283 @@
+"""What a run says at its end: ratios first, then figures, then facts, each with the command that repeats it.
+
+The same rows become a table on the terminal, a page in ``docs/`` and a file of JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lab.benchmarks.cells import Cell, size_title
+from lab.benchmarks.contest import Outcome, Plan, medians, ratios
+from lab.benchmarks.fact import Fact
+from lab.benchmarks.rooms import version_of
+from lab.benchmarks.suite import Aim, Suite
+from lab.benchmarks.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    repeat: str = ""  # what repeats all of it, where not each row says it
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a run has found."""
+
+    suite: Suite
+    plan: Plan
+    outcome: Outcome
+    facts: Sequence[Fact]
+    failures: Mapping[str, str]
+    command: str
+    repeats: int
+
+    @property
+    def figures(self) -> dict[str, dict[Cell, Window]]:
+        """The medians of every contestant, by cell."""
+        found = {name: medians(rounds) for name, rounds in self.outcome.rounds.items()}
+        return {name: windows for name, windows in found.items() if windows}
+
+    def sections(self) -> list[Section]:
+        """Returns the tables that have rows, ratios first."""
+        ratio_facts = self._facts("Ratios", [fact for fact in self.facts if not fact.table and fact.unit == "×"])
+        facts = self._facts("Facts", [fact for fact in self.facts if not fact.table and fact.unit != "×"])
+        every = (
+            *(self._aims(), ratio_facts, *map(self._ratios, self.plan.sizes), self._windows()),
+            *(*self._tables(), facts, self._cannot()),
+        )
+        return [section for section in every if section.rows]
+
+    def aims(self) -> list[tuple[Aim, float]]:
+        """Returns the aims that this run can tell about, and what it found."""
+        found = []
+        for aim in self.suite.aims:
+            cell = self.suite.cells_of(aim)
+            compared = ratios(self.outcome.rounds, aim.figure, aim.over)
+            if cell in compared:
+                found.append((aim, compared[cell]))
+        return found
+
+    def _aims(self) -> Section:
+        rows = [
+            (
+                f"{aim.sentence}, {self.suite.cells_of(aim).title}",
+                f"{found:.2f}",
+                f"{'at least' if aim.least else 'at most'} {aim.bound:g}",
+                "met" if (found >= aim.bound if aim.least else found <= aim.bound) else "missed",
+            )
+            for aim, found in self.aims()
+        ]
+        return Section("Aims", ("ratio", "found", "aim", ""), rows)
+
+    def _ratios(self, size: int) -> Section:
+        # CPU too, because the two ends share the CPUs with the middle and so hide part of what it costs.
+        measures = {
+            "calls/s": "calls_per_second",
+            "p50": "p50_us",
+            f"CPU of {self.suite.charged} a call": "middle_cpu_us",
+        }
+        columns = [cell for cell in self.plan.cells if cell.size == size]
+        rows = []
+        for label, measure in measures.items():
+            for name, to in self.suite.ratios:
+                found = ratios(self.outcome.rounds, (name, measure), (to, measure))
+                if any(cell in found for cell in columns):
+                    told = (_ratio(found[cell]) if cell in found else "–" for cell in columns)
+                    rows.append((f"{name} / {to}, {label}", *told))
+        # Of the rounds, not of the medians below: see `contest.ratios`.
+        title = f"Ratios with {size_title(size)} of arguments" if size else "Ratios"
+        return Section(title, ("ratio", *(f"{cell.in_flight} in flight" for cell in columns)), rows)
+
+    def _windows(self) -> Section:
+        lengths = self._lengths("seconds", "warm_up", "rounds")
+        sized = self.plan.sizes != (0,)
+        rows = [
+            (
+                name,
+                *((size_title(cell.size),) if sized else ()),
+                str(cell.in_flight),
+                f"{w.calls_per_second:,.0f}" if w.calls_per_second >= 100 else f"{w.calls_per_second:.1f}",
+                f"{w.p50_us:,.0f}",
+                f"{w.p99_us:,.0f}",
+                f"{w.middle_cpu_us:,.1f}",
+                f"{self._begin()} --only {name} --in-flight {cell.in_flight}"
+                f"{f' --sizes {cell.size}' if sized else ''}{lengths}{self._switches()}",
+            )
+            for name, windows in self.figures.items()
+            for cell, w in windows.items()
+        ]
+        sizes = ("arguments",) if sized else ()
+        columns = ("contestant", *sizes, "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
+        return Section(f"Medians, {self.plan.rounds} × {self.plan.seconds:g} s", columns, rows)
+
+    def _cannot(self) -> Section:
+        rows = [
+            (name, cell.title if cell else "anything", why.splitlines()[-1] if why else "")
+            for (name, cell), why in self.outcome.cannot.items()
+        ]
+        return Section("What could not be measured", ("contestant", "what", "why"), rows)
+
+    def _tables(self) -> list[Section]:
+        return [self._table(table) for table in dict.fromkeys(fact.table for fact in self.facts if fact.table)]
+
+    def _table(self, table: str) -> Section:
+        facts = [fact for fact in self.facts if fact.table == table]
+        heads = {(fact.sentence, fact.unit): ", ".join(filter(None, (fact.sentence, fact.unit))) for fact in facts}
+        cells = {(fact.line, fact.sentence, fact.unit): _cell(fact) for fact in facts}
+        rows = [
+            (line, *(cells.get((line, *head), "") for head in heads))
+            for line in dict.fromkeys(each.line for each in facts)
+        ]
+        lengths = self._lengths("rounds")
+        repeat = f"{self._begin()} --only {facts[0].name} --repeats {self.repeats}{lengths}{self._switches()}"
+        return Section(table, ("what", *heads.values()), rows, repeat)
+
+    def _facts(self, title: str, facts: Sequence[Fact]) -> Section:
+        rows = [
+            (
+                fact.sentence,
+                f"{fact.median:,.{_places(fact.median)}f} {fact.unit}",
+                f"{fact.worst:,.{_places(fact.worst)}f} {fact.unit}",
+                *(("", "") if fact.aim is None else (f"{fact.aim:g} {fact.unit}", "met" if fact.met else "missed")),
+                f"{self._begin()} --only {fact.name} --repeats {self.repeats}{self._switches()}",
+            )
+            for fact in facts
+        ]
+        return Section(title, ("what", "median", "worst", "aim", "", "repeat with"), rows)
+
+    def _begin(self) -> str:
+        return shlex.join(self.suite.command)
+
+    def _switches(self) -> str:
+        # A bus of another command is not the one that is installed: no row of it may look as if it were.
+        other = f" --bus-command {shlex.quote(self.plan.bus_command)}" if self.plan.bus_command else ""
+        return other + ("" if self.plan.experiments else " --no-experiments")
+
+    def _lengths(self, *names: str) -> str:
+        """Returns the options that say how long and how often, where they are not the usual ones."""
+        plain = Plan()
+        return "".join(
+            f" --{name.replace('_', '-')} {getattr(self.plan, name):g}"
+            for name in names
+            if getattr(self.plan, name) != getattr(plain, name)
+        )
+
+    def machine(self) -> str:
+        """Returns one sentence about where the figures come from."""
+        here = [(name, _version(name)) for name in self.suite.packages]
+        elsewhere = [(package, version_of(room, package)) for room, package in self.suite.extra]
+        versions = ", ".join(f"{name} {found}" for name, found in (*here, *elsewhere) if found)
+        switch = "with" if self.plan.experiments else "without"
+        busy = self.outcome.others_busy_percent
+        others = f" Others took {statistics.median(busy):.0f} % of the CPUs in between (median)." if busy else ""
+        bus = f" The bus was started by `{self.plan.bus_command}`." if self.plan.bus_command else ""
+        return (
+            f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, Python {platform.python_version()}, "
+            f"{versions}; every gRPC process {switch} the GRPC_EXPERIMENTS switch.{others}{bus}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the run with every sample."""
+        return {
+            "command": self.command,
+            "machine": self.machine(),
+            "others_busy_percent": self.outcome.others_busy_percent,
+            "plan": asdict(self.plan),
+            "aims": [{**asdict(aim), "found": found} for aim, found in self.aims()],
+            "ratios": {
+                f"{name}/{to}": {
+                    str(cell): found
+                    for cell, found in ratios(
+                        self.outcome.rounds, (name, "calls_per_second"), (to, "calls_per_second")
+                    ).items()
+                }
+                for name, to in self.suite.ratios
+                if name in self.figures and to in self.figures
+            },
+            "rounds": {name: [[asdict(w) for w in one] for one in many] for name, many in self.outcome.rounds.items()},
+            "medians": {name: [asdict(w) for w in windows.values()] for name, windows in self.figures.items()},
+            "facts": [{**asdict(fact), "median": fact.median, "met": fact.met} for fact in self.facts],
+            "cannot": {f"{name} {cell or ''}".strip(): why for (name, cell), why in self.outcome.cannot.items()},
+            "failures": dict(self.failures),
+        }
+
+    def show(self, console: Console) -> None:
+        """Prints the tables."""
+        for section in self.sections():
+            table = Table(title=section.title, title_justify="left")
+            for column in section.columns:
+                left = column in ("contestant", "what", "why", "repeat with", "ratio", "")
+                table.add_column(column, justify="left" if left else "right", overflow="fold")
+            for row in section.rows:
+                table.add_row(*row)
+            console.print(table)
+            if section.repeat:
+                console.print(f"median (best to worst); repeat with {section.repeat}", highlight=False, soft_wrap=True)
+        console.print(self.machine(), highlight=False)
+        for name, why in self.failures.items():
+            console.print(f"{name} could not be measured: {why}", style="red", highlight=False, markup=False)
+
+    def to_markdown(self, pictures: Mapping[str, str] | None = None) -> str:
+        """Returns the page for ``docs/``.
+
+        Args:
+            pictures: by file, what each shows.
+        """
+        ratio_rule = " Ratios are medians of those within each round." if self.suite.ratios else ""
+        parts = [
+            f"# {self.suite.title}",
+            self.suite.intro,
+            f"Measured with `{self.command}` on {self.machine()}{ratio_rule}",
+        ]
+        for section in self.sections():
+            heads = "| " + " | ".join(section.columns) + " |"
+            rule = "| " + " | ".join("---" for _ in section.columns) + " |"
+            body = ["| " + " | ".join(_code(cell) for cell in row) + " |" for row in section.rows]
+            parts += [f"## {section.title}", "\n".join((heads, rule, *body))]
+            if section.repeat:
+                parts.append(f"Median (best to worst); repeat with `{section.repeat}`.")
+        parts += [f"![{title}]({file})\n\nRepeat with `{self.command}`." for file, title in (pictures or {}).items()]
+        return "\n\n".join(parts) + "\n"
+
+
+def _cell(fact: Fact) -> str:
+    """Returns what a table says about a fact: about three digits of its median, and how far its samples lie apart."""
+    places = 0 if fact.median == round(fact.median) else max(0, 2 - math.floor(math.log10(abs(fact.median))))
+    median, best, worst = (f"{figure:,.{places}f}" for figure in (fact.median, fact.best, fact.worst))
+    return median if fact.best == fact.worst else f"{median} ({best} to {worst})"
+
+
+def _ratio(found: float) -> str:
+    return f"{found:,.2f}" if found < 10 else f"{found:,.0f}"
+
+
+def _places(figure: float) -> int:
+    return 2 if abs(figure) < 10 else 1
+
+
+def _code(cell: str) -> str:
+    return f"`{cell}`" if cell.startswith("python -m") else cell
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,52 @@
+"""What it costs to find tools: building an index of a catalogue, and asking it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+
+import uvloop
+
+from lab.benchmarks import catalogue
+from lab.benchmarks.children import Nursery
+from lab.benchmarks.contest import Plan
+from lab.benchmarks.fact import Fact
+from lab.benchmarks.table import Line, Measured, measured, microseconds
+from toolbus.search import ToolIndex
+from toolbus.tool import Tool
+
+SIZES = (1_000, 10_000)
+QUERIES = 5  # of one sample
+WORD = "weather"
+WORDS = "send an email"
+SENTENCE = "how do I find the weather for my hotel and send it to a contact by email"
+
+
+def search(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Builds indexes and asks them."""
+    tools = catalogue.tools(max(SIZES))
+    lines: dict[str, Line] = {f"{size:,} tools": functools.partial(_searched, tools[:size], repeats) for size in SIZES}
+    return uvloop.run(measured("search", "Search", lines, plan.rounds))
+
+
+async def _searched(tools: Sequence[Tool], repeats: int) -> Measured:
+    began_at = time.perf_counter()
+    index = ToolIndex(tools)
+    built = (time.perf_counter() - began_at) * 1e3
+
+    async def asked(query: str, mode: str, number: int) -> None:
+        if not index.search(query, mode=mode)["results"]:
+            raise RuntimeError(f"the search for {query!r} found nothing")
+
+    async def samples(query: str, mode: str = "bm25") -> list[float]:
+        ask = functools.partial(asked, query, mode)
+        return [await microseconds(ask, QUERIES) / 1e3 for _ in range(repeats)]
+
+    return {
+        ("index built", "ms"): [built],
+        ("bm25, one word", "ms"): await samples(WORD),
+        ("bm25, two words", "ms"): await samples(WORDS),
+        ("bm25, a sentence", "ms"): await samples(SENTENCE),
+        ("keyword", "ms"): await samples(WORD, "keyword"),
+    }

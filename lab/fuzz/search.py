@@ -1,0 +1,138 @@
+"""A search for findings: one process of libFuzzer on one target, and what it said."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from lab.fuzz.targets import load
+
+ROOT = Path(__file__).parents[2]
+HANGS_AFTER = 20  # seconds of one input; the slowest of ours takes a tenth of one
+MEMORY_MB = 2048
+GRACE_SECONDS = 60.0  # for imports, seeds and the last input, beside the time asked for
+_RUNS = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
+_UNITS = re.compile(r"stat::new_units_added:\s*(\d+)")
+_PULSE = re.compile(r"^#(\d+)\s", re.MULTILINE)
+_RAISED = re.compile(r"=== Uncaught Python exception: ===\n(.*?)\n\s*Traceback", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a search.
+
+    Attributes:
+        runs: inputs that were run.
+        units: inputs that reached something new, which the corpus keeps.
+        seconds: how long it took, imports included.
+        finding: the input that broke something; None where none did.
+        why: what broke, in a line; empty where nothing did.
+        log: everything that the process wrote.
+    """
+
+    target: str
+    runs: int
+    units: int
+    seconds: float
+    finding: Path | None
+    why: str
+    log: str
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.why)
+
+
+def search(
+    name: str,
+    folder: Path,
+    *,
+    seconds: float = 0.0,
+    runs: int = 0,
+    corpus: Path | None = None,
+    most_seeds: int | None = None,
+) -> Outcome:
+    """Runs a target until the time or the number of runs is over, or something breaks; then its process is gone.
+
+    Args:
+        folder: where a finding is written, and the corpus unless it has a place of its own.
+        seconds: 0 means no bound.
+        runs: 0 means no bound.
+        corpus: a folder that grows from search to search.
+        most_seeds: None means all.
+    """
+    units = (corpus or folder / "corpus") / name
+    plant(name, units, most_seeds)
+    findings = folder / "findings" / name
+    findings.mkdir(parents=True, exist_ok=True)
+    known = set(findings.iterdir())
+    command = [sys.executable, "-m", "lab.fuzz.child", name, f"-artifact_prefix={findings}/"]
+    command += [f"-timeout={HANGS_AFTER}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1"]
+    command += [f"-max_total_time={max(1, round(seconds))}"] if seconds else []
+    command += [f"-runs={runs}"] if runs else []
+    began = time.monotonic()
+    # libFuzzer ends the process, which then tidies nothing.
+    scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=folder))
+    process = subprocess.Popen(
+        [*command, str(units)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        log, _ = process.communicate(timeout=seconds + GRACE_SECONDS if seconds else None)
+        why = _why(log, process.returncode) if process.returncode else "" if _runs(log) else "no input was run"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        log, _ = process.communicate()
+        why = f"it ran on {GRACE_SECONDS:g} s after its time"
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    new = sorted(set(findings.iterdir()) - known)
+    return Outcome(name, _runs(log), _number(_UNITS, log), time.monotonic() - began, next(iter(new), None), why, log)
+
+
+def plant(name: str, units: Path, most: int | None = None) -> None:
+    """Writes a target's seeds into its corpus."""
+    units.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(islice(load(name).seeds(), most)):
+        (units / f"seed-{number:03}").write_bytes(seed)
+
+
+def clear_corpus(folder: Path) -> None:
+    """Forgets the corpus of a search that has no place of its own."""
+    shutil.rmtree(folder / "corpus", ignore_errors=True)
+
+
+def _runs(log: str) -> int:
+    return _number(_RUNS, log) or max((int(found) for found in _PULSE.findall(log)), default=0)
+
+
+def _number(pattern: re.Pattern[str], log: str) -> int:
+    found = pattern.search(log)
+    return int(found[1]) if found else 0
+
+
+def _why(log: str, status: int) -> str:
+    """Says in a line what broke."""
+    raised = _RAISED.search(log)
+    if raised:
+        return raised[1].strip().splitlines()[0]
+    errors = [line for line in log.splitlines() if "ERROR: libFuzzer:" in line]
+    last = errors[-1:] or [line for line in log.splitlines() if line.strip()][-1:]
+    return " ".join([*last, f"(status {status})"])

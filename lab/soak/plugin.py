@@ -1,0 +1,93 @@
+"""The plugins that stay: ``python -m lab.soak.plugin GRPC HTTP``. One on the SDK, one that knows HTTP only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import Any
+
+import aiohttp
+import uvloop
+from aiohttp import web
+
+from toolbus.sdk import Err, Plugin, ToolScope
+
+SOURCE, CALLBACK_SOURCE = "steady", "steady-callback"
+ANSWER, SLOW, SAY, NEST, REFUSE = "steady_answer", "steady_slow", "steady_say", "steady_nest", "steady_refuse"
+CALLBACK = "steady_callback"
+TOOLS = (ANSWER, SLOW, SAY, NEST, REFUSE, CALLBACK)
+SLOW_SECONDS = 0.2
+MOST_IN_FLIGHT = 4096  # what a second of calls needs that a busy machine has kept waiting
+PLACE = {"type": "object", "properties": {"number": {"type": "integer"}}}
+
+
+async def answer(number: int) -> dict[str, int]:
+    """Answers at once."""
+    return {"number": number}
+
+
+async def slow(number: int) -> dict[str, int]:
+    """Answers after a while."""
+    await asyncio.sleep(SLOW_SECONDS)
+    return {"number": number}
+
+
+async def say(scope: ToolScope, number: int) -> dict[str, int]:
+    """Says three times how far it is."""
+    for step in range(3):
+        scope.progress(step, total=3, message=f"step {step}")
+        await asyncio.sleep(0.01)
+    return {"number": number}
+
+
+async def nest(scope: ToolScope, number: int) -> Any:
+    """Calls another tool."""
+    return (await scope.call(ANSWER, {"number": number})).unwrap()
+
+
+async def refuse(number: int) -> Any:
+    """Says no."""
+    return Err(f"{number} is no number for me")
+
+
+async def callback_url() -> str:
+    """Serves callbacks at any path; returns where."""
+
+    async def called(request: web.Request) -> web.Response:
+        call = await request.json()
+        return web.json_response({"output": call["arguments"], "is_error": False})
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", called)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    return f"http://{host}:{port}/run"
+
+
+async def main(grpc: str, http: str) -> None:
+    """Offers until it is told to end."""
+    logging.basicConfig(level=logging.WARNING)
+    ends = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends.set)
+    plugin = Plugin(SOURCE, address=grpc, max_in_flight=MOST_IN_FLIGHT)
+    for name, function in ((ANSWER, answer), (SLOW, slow), (SAY, say), (NEST, nest), (REFUSE, refuse)):
+        plugin.tool(name=name, description="Stays.")(function)
+    async with plugin, aiohttp.ClientSession(f"http://{http}") as session:
+        await plugin.ready()
+        tool = {
+            "name": CALLBACK,
+            "description": "Stays.",
+            "parameters": PLACE,
+            "callback_url": await callback_url(),
+            "source": CALLBACK_SOURCE,
+        }
+        async with session.post("/api/tools/register", json=tool, raise_for_status=True):
+            await ends.wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))

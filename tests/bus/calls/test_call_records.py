@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.core_model import Core, nested, one_call, tool
+from toolbus.bus.calls.call_records import CONTENT_KEPT, MAX_TEXT, CallRecord, Records
+from toolbus.bus.calls.redaction import HIDDEN
+from toolbus.errors import Code
+from toolbus.tool import Limits
+from toolbus.v1 import tool_pb2 as pb
+
+
+def test_records_come_newest_first_with_how_long_the_caller_waited() -> None:
+    records = Records()
+    records.add("1", "a", "plugin", "host", 10.0, 10.5, 0)
+    records.add("2", "b", "plugin", "host", 11.0, 13.0, Code.TOOL)
+    assert list(records) == [
+        CallRecord("2", "b", "plugin", "host", 11.0, 13.0, Code.TOOL, number=2),
+        CallRecord("1", "a", "plugin", "host", 10.0, 10.5, Code.UNSPECIFIED, number=1),
+    ]
+    assert [record.seconds for record in records] == [2.0, 0.5]
+
+
+def test_only_the_newest_are_kept_and_all_are_counted() -> None:
+    records = Records(keep=3)
+    for number in range(10):
+        records.add(str(number), "t", "plugin", "host", 0.0, 1.0, number % 2 * Code.CANCELLED)
+    assert [record.call_id for record in records] == ["9", "8", "7"]
+    assert len(records) == 3
+    assert records.outcomes == {0: 5, Code.CANCELLED: 5}
+
+
+def test_a_code_of_a_newer_protocol_reads_as_internal_and_hides_no_other_record() -> None:
+    records = Records()
+    records.add("1", "t", "plugin", "host", 0.0, 1.0, Code.TOOL)
+    records.add("2", "t", "plugin", "host", 0.0, 1.0, 99)
+    assert [record.code for record in records] == [Code.INTERNAL, Code.TOOL]
+    assert records.outcomes == {Code.TOOL: 1, Code.INTERNAL: 1}
+
+
+# -- what the dispatcher notes ---------------------------------------------------------------------------------------
+
+
+def newest(core: Core) -> CallRecord:
+    return next(iter(core.records))
+
+
+def context(user: str = "ann", **said: str) -> pb.CallContext:
+    return pb.CallContext(user_id=user, attributes=said)
+
+
+def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_are_forgotten() -> None:
+    core, host, plugin = one_call()
+    core.records = core.dispatcher.records = Records(keep=4)
+    core.call(host, "t", context=context())
+    core.answer(plugin)
+    core.refusal(host, "nobody")
+    core.call(host, "t")
+    core.answer(plugin)
+    core.call(host, "t")
+    core.answer(plugin, is_error=True)
+    core.cancel(host, core.call(host, "t"))
+    assert [(record.number, record.outcome) for record in core.records] == [
+        (5, "CANCELLED"),
+        (4, "TOOL"),
+        (3, "OK"),
+        (2, "NOT_FOUND"),
+    ]
+    assert core.records.ended == 5
+
+
+@pytest.mark.parametrize("said", [None, context()])
+def test_sizes_are_those_of_arguments_and_output_without_the_context(said: pb.CallContext | None) -> None:
+    core, host, plugin = one_call()
+    core.call(host, "t", '{"x": "é"}', context=said)
+    core.answer(plugin, '"four"')
+    assert (newest(core).arguments_size, newest(core).output_size) == (10, 6)
+    core.call(host, "t", '{"x": 1}', context=said)
+    core.answer(plugin, '"no"', is_error=True)
+    assert (newest(core).arguments_size, newest(core).output_size) == (8, 4)
+    core.refusal(host, "nobody", '{"x": 12}', context=said)
+    assert (newest(core).arguments_size, newest(core).output_size) == (9, 0)
+
+
+def test_user_round_and_order_come_from_the_context_of_a_host_and_reach_its_nested_calls() -> None:
+    core, host, plugin = one_call()
+    other = core.plugin("other", tool("o"))
+    core.call(host, "t", context=context(round="2", order="3"))
+    plugin.hand_over()
+    nested(core, plugin, "o", context=context("mallory", round="7"))
+    for peer in (other, plugin):
+        core.answer(peer)
+        assert (newest(core).user_id, newest(core).round, newest(core).order) == ("ann", 2, 3)
+    core.refusal(host, "nobody", context=context(round="4"))
+    assert (newest(core).user_id, newest(core).round, newest(core).order) == ("ann", 4, 0)
+    core.refusal(plugin, "nobody", context=context("mallory", round="7"))
+    assert (newest(core).user_id, newest(core).round, newest(core).order) == ("", 0, 0)
+
+
+@pytest.mark.parametrize("number", ["", "-1", "1.5", "x", "1 ", "٣", "²", "9" * 50])
+def test_a_round_that_is_no_number_was_not_said(number: str) -> None:
+    core, host, plugin = one_call()
+    core.call(host, "t", context=context("x" * 1_000, round=number, order=number))
+    core.answer(plugin)
+    assert (newest(core).round, newest(core).order, newest(core).user_id) == (0, 0, "x" * MAX_TEXT)
+
+
+# -- contents --------------------------------------------------------------------------------------------------------
+
+
+def keeping(*, limits: Limits | None = None) -> tuple[Core, Any, Any]:
+    core, host, plugin = one_call(limits=limits)
+    core.records = core.dispatcher.records = Records(contents=True)
+    return core, host, plugin
+
+
+def test_contents_are_kept_only_where_the_bus_was_told_to() -> None:
+    core, host, plugin = one_call()
+    core.call(host, "t", '{"x": 1}', context=context())
+    core.answer(plugin)
+    core.refusal(host, "nobody", "{}")
+    assert {(record.arguments, record.output) for record in core.records} == {(None, None)}
+
+
+def test_contents_are_those_of_every_way_in_which_a_call_ends() -> None:
+    core, host, plugin = keeping()
+    core.call(host, "t", '{"x":1}')
+    core.answer(plugin, '"fine"')
+    assert (newest(core).arguments, newest(core).output) == ('{"x":1}', '"fine"')
+    core.call(host, "t", '{"x":2}')
+    core.answer(plugin, '"no such city"', is_error=True)
+    assert (newest(core).arguments, newest(core).output) == ('{"x":2}', '"no such city"')
+    core.refusal(host, "nobody", '{"x":3}')
+    assert (newest(core).arguments, newest(core).output) == ('{"x":3}', "")
+    core.cancel(host, core.call(host, "t", '{"x":4}'))
+    assert (newest(core).arguments, newest(core).output) == ('{"x":4}', "")
+
+
+def test_large_broken_and_deep_contents_are_kept_short() -> None:
+    core, host, plugin = keeping()
+    for arguments in ("{" * 5_000, json.dumps({"x": "y" * 50_000}), '{"x":' * 2_000, '{"x": "\\ud800"}'):
+        core.call(host, "t", arguments)
+        if host.asked:
+            core.answer(plugin, json.dumps("z" * 100_000))
+        record = newest(core)
+        assert record.arguments is not None
+        assert record.output is not None
+        assert len(record.arguments) <= CONTENT_KEPT
+        assert len(record.output) <= CONTENT_KEPT
+        (record.arguments + record.output).encode()
+        assert record.arguments_size == len(arguments)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    name=st.sampled_from(["password", "clientSecret", "x-api-key", "API_KEY", "sessionId", "token"]),
+    secret=st.from_regex(r"Zq[-A-Za-z0-9!$%+/=]{8,20}qZ", fullmatch=True),
+    depth=st.integers(0, 60),
+    ends=st.sampled_from(["well", "badly", "refused", "broken"]),
+)
+def test_no_secret_ever_stands_in_a_record(name: str, secret: str, depth: int, ends: str) -> None:
+    core, host, plugin = keeping()
+    keyed: Any = {name: secret, "said": f"{name}={secret}, then more"}
+    for level in range(depth):
+        keyed = {"x": keyed} if level % 2 else [keyed]
+    text = json.dumps({"x": keyed})
+    core.call(host, "nobody" if ends == "refused" else "t", text[:-1] if ends == "broken" else text)
+    if host.asked:
+        core.answer(plugin, text, is_error=ends == "badly")
+    record = newest(core)
+    assert secret not in f"{record.arguments} {record.output}"
+    if depth < 10 and ends != "broken":
+        assert HIDDEN in (record.arguments or "")

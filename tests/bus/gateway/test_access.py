@@ -1,0 +1,398 @@
+"""Who may ask over HTTP (REST-20, REST-21), and what a connection may do to the bus: bytes on sockets, no library."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.bus.gateway.calling import client
+from tests.bus.gateway.raw_http import Line, ask, request
+from toolbus.bus import Bus
+from toolbus.testing import running_bus
+from toolbus.tool import Limits
+
+MOST = 20_000  # bytes of a body that the bus under test takes
+CLEAR = b'{"source":"nobody"}'
+LENGTH = f"Content-Length: {len(CLEAR)}"
+HOST = "Host: localhost"
+PATHS = ("/", "/api/tools", "/api/tools/", "/api/tools/register", "/docs", "/openapi.json", "/readyz", "/nowhere", "//")
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bus() -> AsyncIterator[Bus]:
+    """One bus for all: it has to stand all of this."""
+    async with running_bus(http="127.0.0.1:0", grace_seconds=0, limits=Limits(http_body_bytes=MOST)) as running:
+        yield running
+
+
+# -- the Host header (REST-21) -----------------------------------------------------------------------------------------
+
+HOSTS_TAKEN = (
+    "127.0.0.1",
+    "127.0.0.1:1",
+    "127.0.0.1:65535",
+    "127.255.255.254:48911",
+    "localhost",
+    "LocalHost:80",
+    "[::1]",
+    "[::1]:48911",
+    "[0:0:0:0:0:0:0:1]:80",
+    "[::ffff:127.0.0.1]",
+    "[::FFFF:7f00:1]:9",
+)
+HOSTS_REFUSED = (
+    "",
+    "evil.example",
+    "evil.example:48911",
+    "localhost.",
+    "localhost.:48911",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "127.0.0.1.",
+    "user@127.0.0.1",
+    "user:secret@127.0.0.1",
+    "127.0.0.1@evil.example",
+    "2130706433",
+    "0x7f000001",
+    "0177.0.0.1",
+    "127.1",
+    "127.0.0.01",
+    "0.0.0.0",
+    "[::]",
+    "::1",
+    "[::1%lo]",
+    "[::1",
+    "[::127.0.0.1]",
+    "[::ffff:8.8.8.8]",
+    "[fe80::1]",
+    "192.168.0.1:48911",
+    "127.0.0.1:0",
+    "127.0.0.1:65536",
+    "127.0.0.1:-1",
+    "127.0.0.1:80:80",
+    "127.0.0.1:8o",
+    "127.0.0.1, evil.example",
+    "127.0.0.1/evil.example",
+    "127.0.0.1#evil.example",
+    "127.0.0.1 evil.example",
+    "*",
+    "\xe4",
+)
+
+
+async def test_every_spelling_of_this_machine_is_taken_in_the_host_header(bus: Bus) -> None:
+    for host in HOSTS_TAKEN:
+        answer = await ask(bus, request("GET /api/tools", f"Host: {host}"))
+        assert answer.status == 200, (host, answer)
+
+
+async def test_no_other_name_or_spelling_is_taken_in_the_host_header(bus: Bus) -> None:
+    for host in HOSTS_REFUSED:
+        answer = await ask(bus, request("GET /api/tools", f"Host: {host}"))
+        assert (answer.status, "Host" in answer.json["detail"]) == (403, True), (host, answer)
+        assert b"secret" not in answer.body
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        ("GET /api/tools HTTP/1.1", (), 403),
+        ("GET /api/tools HTTP/1.0", (), 403),
+        ("GET /api/tools HTTP/1.0", (HOST,), 200),
+        ("GET /api/tools HTTP/1.1", (HOST, HOST), 403),
+        ("GET /api/tools HTTP/1.0", (HOST, HOST), 403),
+        ("GET /api/tools HTTP/1.0", (HOST, "Host: evil.example"), 403),
+        ("GET /api/tools HTTP/1.1", ("Host: evil.example", " localhost"), 400),
+        ("GET /api/tools HTTP/1.1", ("X-Forwarded-Host: localhost", "Host: evil.example"), 403),
+    ],
+)
+async def test_a_host_header_that_is_missing_doubled_or_folded_is_refused(
+    bus: Bus, line: str, headers: tuple[str, ...], status: int
+) -> None:
+    answer = await ask(bus, "\r\n".join([line, *headers, "", ""]).encode())
+    assert answer.status == status
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT"])
+async def test_no_path_and_no_method_answers_a_stranger(bus: Bus, method: str) -> None:
+    for path in PATHS:
+        answer = await ask(bus, request(f"{method} {path}", "Host: evil.example"))
+        assert answer.status == 403, (path, answer)
+
+
+async def test_health_answers_whatever_the_headers_say_and_nothing_else_hides_behind_its_name(bus: Bus) -> None:
+    strange = ("Host: evil.example", "Origin: https://evil.example")
+    answer = await ask(bus, request("GET /healthz", *strange))
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+    for path in ("/healthz/", "/HEALTHZ", "//healthz", "/healthz/../api/tools", "/healthz%2f", "http://h/readyz"):
+        answer = await ask(bus, request(f"GET {path}", *strange))
+        assert answer.status == 403, (path, answer)
+
+
+# -- the Origin header, and headers that name another client -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:8080"])
+async def test_a_page_that_this_machine_serves_may_ask_but_gets_no_right_to_read(bus: Bus, origin: str) -> None:
+    for path in ("/api/tools", "/docs", "/healthz"):
+        answer = await ask(bus, request(f"GET {path}", HOST, f"Origin: {origin}"))
+        assert answer.status == 200
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize(
+    "origins",
+    [
+        ("null",),
+        ("",),
+        ("https://evil.example",),
+        ("http://localhost.evil.example",),
+        ("http://localhost.",),
+        ("http://user:secret@localhost",),
+        ("http://localhost/page",),
+        ("file://",),
+        ("file://localhost",),
+        ("chrome-extension://localhost",),
+        ("http://localhost http://evil.example",),
+        ("http://localhost", "https://evil.example"),
+        ("https://evil.example", "http://localhost"),
+        ("localhost",),
+    ],
+)
+async def test_any_other_page_is_refused(bus: Bus, origins: tuple[str, ...]) -> None:
+    headers = [f"Origin: {origin}" for origin in origins]
+    answer = await ask(bus, request("POST /api/tools/clear", HOST, LENGTH, *headers, body=CLEAR))
+    assert (answer.status, "Origin" in answer.json["detail"]) == (403, True)
+    assert b"secret" not in answer.body
+
+
+async def test_a_preflight_of_a_browser_is_answered_without_a_permission(bus: Bus) -> None:
+    asks = ("Origin: http://localhost:3000", "Access-Control-Request-Method: POST")
+    answer = await ask(bus, request("OPTIONS /api/tools/register", HOST, *asks))
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+async def test_what_proxies_say_about_the_client_is_never_believed(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for value in ("8.8.8.8", "127.0.0.1"):
+        said = (f"X-Forwarded-For: {value}", f"X-Real-IP: {value}", f"Forwarded: for={value};host=x;proto=https")
+        answer = await ask(bus, request("GET /api/tools", HOST, *said))
+        assert answer.status == 200  # the socket says loopback
+        answer = await ask(bus, request("GET /api/tools", "Host: evil.example", *said))
+        assert answer.status == 403
+        answer = await ask(bus, request("GET /api/tools/", HOST, *said, "X-Forwarded-Proto: https"))
+        assert answer.headers["location"] == "http://localhost/api/tools"
+    assert "8.8.8.8" not in caplog.text
+
+
+# -- paths and methods -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//api/tools",
+        "/api//tools",
+        "/api/tools/../tools",
+        "/api/%2e%2e/api/tools",
+        "/API/TOOLS",
+        "/api/tools%00",
+        "/api/tools;x",
+        "/%ff%fe",
+        "/static-offline-docs/../../app.py",
+        "/static-offline-docs/%2e%2e/%2e%2e/pyproject.toml",
+        "/static-offline-docs/..%2f..%2f..%2fetc/passwd",
+        "*",
+    ],
+)
+async def test_no_trick_with_a_path_leads_anywhere(bus: Bus, path: str) -> None:
+    answer = await ask(bus, request(f"GET {path}", HOST))
+    assert (answer.status, answer.json) == (404, {"detail": "Not Found"})
+
+
+async def test_the_whole_url_as_the_target_asks_for_no_more_than_its_path(bus: Bus) -> None:
+    assert (await ask(bus, request("GET http://localhost/api/tools", HOST))).status == 200
+    assert (await ask(bus, request("GET http://localhost/api/tools", "Host: evil.example"))).status == 403
+    assert (await ask(bus, request("GET evil.example:443", HOST))).status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "location"),
+    [
+        ("/api/tools/", "127.0.0.1:9", "http://127.0.0.1:9/api/tools"),
+        ("/api/tools/?role=a%20b", "[::1]:9", "http://[::1]:9/api/tools?role=a%20b"),
+        ("/api/tools/register/", "localhost", "http://localhost/api/tools/register"),
+    ],
+)
+async def test_a_slash_too_many_is_sent_on_to_the_same_host(bus: Bus, path: str, host: str, location: str) -> None:
+    method = "POST" if "register" in path else "GET"
+    answer = await ask(bus, request(f"{method} {path}", f"Host: {host}", "Content-Length: 0"))
+    assert (answer.status, answer.headers["location"]) == (307, location)
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("POST /api/tools", "GET"),
+        ("HEAD /api/tools", "GET"),
+        ("TRACE /api/tools", "GET"),
+        ("GET /api/tools/register", "POST"),
+        ("DELETE /api/tools/clear", "POST"),
+        ("OPTIONS /api/tools/invoke", "POST"),
+        ("GET /api/bus/drain", "POST"),
+        ("GET /api/llm-tools/callback/a/b", "POST"),
+        ("POST /healthz", "GET"),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_one(bus: Bus, line: str, allowed: str) -> None:
+    answer = await ask(bus, request(line, HOST))
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+    assert line.startswith("HEAD") or answer.json == {"detail": "Method Not Allowed"}
+
+
+async def test_a_web_socket_is_not_opened(bus: Bus) -> None:
+    upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAA")
+    assert (await ask(bus, request("GET /api/tools", HOST, *upgrade))).status == 200  # as if it had not asked
+    assert (await ask(bus, request("GET /api/tools", "Host: evil.example", *upgrade))).status == 403
+    assert (await ask(bus, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")).status in (400, 403)
+
+
+# -- bodies and framing ------------------------------------------------------------------------------------------------
+
+
+async def test_a_stranger_is_refused_before_the_body_has_come(bus: Bus) -> None:
+    for length in (f"Content-Length: {MOST}", "Content-Length: 99999999", "Transfer-Encoding: chunked"):
+        for expect in ((), ("Expect: 100-continue",)):
+            answer = await ask(bus, request("POST /api/tools/register", "Host: evil.example", length, *expect))
+            assert answer.status == 403
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_length_alone(bus: Bus) -> None:
+    for path in ("/api/tools/register", "/api/tools/invoke", "/api/bus/drain", "/nowhere"):
+        answer = await ask(bus, request(f"POST {path}", HOST, f"Content-Length: {MOST + 1}"))
+        assert answer.status == 413
+        assert f"http_body_bytes = {MOST}" in answer.json["detail"]
+
+
+async def test_a_body_of_exactly_the_limit_is_read(bus: Bus) -> None:
+    body = CLEAR.ljust(MOST)
+    answer = await ask(bus, request("POST /api/tools/clear", HOST, f"Content-Length: {MOST}", body=body))
+    assert answer.status == 200
+
+
+async def test_a_chunked_body_is_refused_once_it_passes_the_limit(bus: Bus) -> None:
+    line = Line(bus)
+    chunk = b"1000\r\n" + b" " * 0x1000 + b"\r\n"
+    await line.say(request("POST /api/tools/clear", HOST, "Transfer-Encoding: chunked") + chunk * (MOST // 0x1000 + 1))
+    answer = await line.answer()  # no last chunk was sent
+    line.close()
+    assert answer.status == 413
+    assert f"http_body_bytes = {MOST}" in answer.json["detail"]
+
+
+async def test_a_slow_body_holds_up_nobody_else(bus: Bus) -> None:
+    slow = [Line(bus) for _ in range(20)]
+    for line in slow:
+        await line.say(request("POST /api/tools/clear", HOST, LENGTH) + CLEAR[:5])
+    async with client(bus) as http:
+        assert (await http.get("/api/tools")).status_code == 200
+    for line in slow:
+        await line.say(CLEAR[5:])
+        assert (await line.answer()).status == 200
+        line.close()
+
+
+async def test_a_compressed_body_is_not_unpacked(bus: Bus) -> None:
+    packed = b"\x1f\x8b\x08\x00" + b"\0" * 20
+    kind = ("Content-Encoding: gzip", "Content-Type: application/json", f"Content-Length: {len(packed)}")
+    answer = await ask(bus, request("POST /api/tools/clear", HOST, *kind, body=packed))
+    assert answer.status in (400, 422)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        ("Content-Length: 3", LENGTH),
+        ("Content-Length: -1",),
+        ("Content-Length: +19",),
+        ("Content-Length: 1_9",),
+        ("Content-Length: 0x13",),
+        ("Content-Length: 19, 3",),
+        ("Content-Length : 19",),
+        ("Content-Length: 9999999999999999999999999",),
+        ("Transfer-Encoding: xchunked",),
+        ("Transfer-Encoding: gzip, chunked",),
+        ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+        (LENGTH, "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "Content-Length: 0"),
+    ],
+)
+async def test_a_body_whose_length_can_be_read_in_two_ways_is_refused_and_nothing_after_it_is_read(
+    bus: Bus, lengths: tuple[str, ...]
+) -> None:
+    smuggled = request("POST /api/bus/drain", HOST, "Content-Length: 0")
+    line = Line(bus)
+    await line.say(request("POST /api/tools/clear", HOST, *lengths, body=b"0\r\n\r\n" + smuggled))
+    answer = await line.answer()
+    assert answer.status in (400, 501)
+    assert await line.is_closed()
+    line.close()
+    async with client(bus) as http:
+        assert (await http.get("/readyz")).json() == {"status": "ready"}
+
+
+@pytest.mark.parametrize("kind", ["header", "target", "many headers", "no end"])
+async def test_what_never_ends_before_the_body_is_cut_off(bus: Bus, kind: str) -> None:
+    flood = {
+        "header": b"GET /api/tools HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 4_000_000,
+        "target": b"GET /" + b"a" * 4_000_000,
+        "many headers": b"GET /api/tools HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 600_000,
+        "no end": b"\r\n" * 2_000_000 + b"G" * 1_000_000,
+    }[kind]
+    line = Line(bus)
+    try:
+        for start in range(0, len(flood), 1 << 16):
+            await line.say(flood[start : start + (1 << 16)])
+        assert (await line.answer()).status in (400, 431)
+    except (ConnectionError, asyncio.IncompleteReadError):
+        pass  # cut off so early that the answer was lost
+    cut = await _is_cut(line)
+    line.close()
+    assert cut or kind == "no end"
+    async with client(bus) as http:
+        assert (await http.get("/healthz")).status_code == 200
+
+
+async def _is_cut(line: Line) -> bool:
+    try:
+        return await line.is_closed()
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("data", [b"\x00\x01garbage\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"])
+async def test_what_is_no_http_is_refused(bus: Bus, data: bytes) -> None:
+    assert (await ask(bus, data)).status == 400
+
+
+async def test_requests_in_one_piece_are_answered_in_order_and_a_refusal_among_them_is_one_answer(bus: Bus) -> None:
+    line = Line(bus)
+    clear = request("POST /api/tools/clear", HOST, LENGTH, body=CLEAR)
+    stranger = request("GET /api/tools", "Host: evil.example")
+    await line.say(clear + stranger + request("GET /healthz", HOST) + clear)
+    assert [(await line.answer()).status for _ in range(4)] == [200, 403, 200, 200]
+    line.close()
+
+
+async def test_a_loopback_bus_on_ipv6_holds_the_same_rule() -> None:
+    async with running_bus(http="[::1]:0") as bus:
+        assert (await ask(bus, request("GET /api/tools", "Host: [::1]"))).status == 200
+        assert (await ask(bus, request("GET /api/tools", "Host: evil.example"))).status == 403

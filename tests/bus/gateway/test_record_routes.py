@@ -1,0 +1,193 @@
+"""GET /api/calls: which calls there were, asked for and followed, in the same words as the bus's own tool `calls`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.bus.gateway.calling import client, events, invoke
+from tests.faults.raw_peer import PATIENCE
+from toolbus.bus import Bus
+from toolbus.bus.gateway.host_models import RecordedCalls
+from toolbus.testing import running_bus
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATH = "/api/calls"
+Words = dict[str, Any]
+
+
+@asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[Bus]:
+    async with running_bus(http="127.0.0.1:0", grace_seconds=0.0, **settings) as bus:
+
+        @bus.tool
+        def echo(value: int = 0) -> int:
+            return value
+
+        @bus.tool
+        def fails() -> None:
+            raise ValueError("no")
+
+        yield bus
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bus() -> AsyncIterator[Bus]:
+    async with running() as bus:
+        yield bus
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(bus: Bus) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(bus) as http:
+        yield http
+
+
+async def call(http: httpx.AsyncClient, number: int, name: str = "echo", user: str = "", **more: Any) -> None:
+    context = {"user_id": user, "attributes": {"round": "2", "order": "1"}}
+    await invoke(
+        http, name, {"value": number} if name == "echo" else {}, call_id=f"c-{number}", context=context, **more
+    )
+
+
+async def listed(http: httpx.AsyncClient, **query: Any) -> tuple[int, list[Words]]:
+    answer = await http.get(PATH, params=query)
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    RecordedCalls.model_validate(said)
+    assert list(said) == ["ok", "newest", "calls"]
+    return said["newest"], said["calls"]
+
+
+def ids(calls: list[Words]) -> list[str]:
+    return [each["call_id"] for each in calls]
+
+
+async def test_the_newest_come_first_and_those_after_a_number_oldest_first(http: httpx.AsyncClient) -> None:
+    assert await listed(http) == (0, [])
+    for number in range(1, 6):
+        await call(http, number)
+    newest, calls = await listed(http)
+    assert (newest, ids(calls)) == (5, ["c-5", "c-4", "c-3", "c-2", "c-1"])
+    assert ids((await listed(http, limit=2))[1]) == ["c-5", "c-4"]
+    assert ids((await listed(http, since=2))[1]) == ["c-3", "c-4", "c-5"]
+    assert ids((await listed(http, since=2, limit=1))[1]) == ["c-3"]
+    assert ids((await listed(http, since=99))[1]) == []
+    answer = await http.get(PATH, headers={"Last-Event-ID": "4"})
+    assert ids(answer.json()["calls"]) == ["c-5"]
+
+
+async def test_a_record_says_what_the_bus_s_own_tool_says(http: httpx.AsyncClient) -> None:
+    await call(http, 7, user="ann")
+    (record,) = (await listed(http))[1]
+    own = (await http.post("/api/bus/calls", json={"name": "echo"})).json()["output"]
+    assert [record] == own
+    newest, calls = await listed(http)
+    assert (newest, ids(calls)) == (1, ["c-7"])  # who asks for records is not in them
+    assert (record["number"], record["name"], record["source"]) == (1, "echo", "local")
+    assert (record["caller"], record["user_id"], record["outcome"]) == ("http", "ann", "OK")
+    assert (record["round"], record["order"], record["output_size"]) == (2, 1, 1)
+    assert 0 <= record["seconds"] < PATIENCE
+    assert record["ended"] >= record["started"] > 1_600_000_000
+    assert "arguments" not in record
+
+
+async def test_contents_are_told_where_they_are_kept() -> None:
+    async with running(record_contents=True) as bus, client(bus) as http:
+        await call(http, 7)
+        (record,) = (await listed(http))[1]
+        assert (record["arguments"], record["output"]) == ('{"value":7}', "7")
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"name": "fails"}, ["c-2"]),
+        ({"source": "local"}, ["c-3", "c-2", "c-1"]),
+        ({"source": "nobody"}, []),
+        ({"caller": "http", "user_id": "ann"}, ["c-1"]),
+        ({"outcome": "ok"}, ["c-3", "c-1"]),
+        ({"outcome": "TOOL"}, ["c-2"]),
+        ({"outcome": "ok", "since": "1"}, ["c-3"]),
+        ({"outcome": "ok", "limit": "1"}, ["c-3"]),
+        ({"outcome": ""}, ["c-3", "c-2", "c-1"]),
+    ],
+)
+async def test_every_condition_has_to_hold(http: httpx.AsyncClient, query: dict[str, str], found: list[str]) -> None:
+    await call(http, 1, user="ann")
+    await call(http, 2, "fails")
+    await call(http, 3, user="bob")
+    assert ids((await listed(http, **query))[1]) == found
+
+
+@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"since": "-1"}])
+async def test_a_number_that_cannot_be_is_refused(http: httpx.AsyncClient, query: dict[str, str]) -> None:
+    answer = await http.get(PATH, params=query)
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["query", next(iter(query))])
+
+
+@asynccontextmanager
+async def following(
+    http: httpx.AsyncClient, query: dict[str, str] | None = None, **headers: str
+) -> AsyncIterator[Callable[[], Awaitable[Words]]]:
+    asked = {"Accept": "text/event-stream", **headers}
+    async with http.stream("GET", PATH, params=query, headers=asked) as answer:
+        lines = answer.aiter_lines()
+        assert [await anext(lines), await anext(lines)] == ["retry: 1000", ""]
+        stream = events(answer, lines)
+
+        async def following() -> Words:
+            async with asyncio.timeout(PATIENCE):
+                kind, data, id = await anext(stream)
+            assert (kind, id) == ("call", str(data["number"]))
+            found: Words = data
+            return found
+
+        yield following
+
+
+async def test_a_follower_hears_of_each_call_from_now_on(http: httpx.AsyncClient) -> None:
+    await call(http, 1)
+    async with following(http) as everything, following(http, {"outcome": "tool"}) as failures:
+        await call(http, 2)
+        await call(http, 3, "fails")
+        await call(http, 4)
+        assert [(await everything())["call_id"] for _ in range(3)] == ["c-2", "c-3", "c-4"]
+        assert (await failures())["call_id"] == "c-3"
+        await call(http, 5)
+        assert (await everything())["call_id"] == "c-5"
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "first"),
+    [
+        ({"since": "0"}, {}, "c-1"),
+        ({"since": "1"}, {}, "c-2"),
+        ({}, {"Last-Event-ID": "2"}, "c-3"),
+        ({"since": "0"}, {"Last-Event-ID": "2"}, "c-3"),
+        ({}, {"Last-Event-ID": "9000"}, "c-1"),  # of a bus that was there before
+    ],
+)
+async def test_a_follower_that_comes_back_hears_what_it_missed(
+    http: httpx.AsyncClient, query: dict[str, str], headers: dict[str, str], first: str
+) -> None:
+    for number in (1, 2, 3):
+        await call(http, number)
+    async with following(http, query, **headers) as next_call:
+        assert (await next_call())["call_id"] == first
+
+
+async def test_a_stop_of_the_bus_ends_the_streams_at_once() -> None:
+    async with running() as bus, client(bus) as http, following(http) as next_call:
+        started = asyncio.get_running_loop().time()
+        await bus.stop()
+        assert asyncio.get_running_loop().time() - started < 0.9  # else their connections would be cut
+        with pytest.raises(StopAsyncIteration):
+            await next_call()

@@ -1,0 +1,177 @@
+"""The right to offer tools: granted and revoked while everything runs, told to whom it concerns, kept over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.core_model import Core, StreamDouble, tool
+from toolbus.bus import Bus
+from toolbus.bus.operators.grants import Rights
+from toolbus.errors import Code, InvalidRequest
+from toolbus.sdk import Plugin
+from toolbus.testing import running_bus
+from toolbus.v1 import tool_pb2 as pb
+
+PATIENCE = 5.0
+
+
+def rights(core: Core) -> Rights:
+    return Rights(
+        core.registry, core.policy, core.dispatcher.view, core.presence, changed=core._changed, withdrawn=lambda: None
+    )
+
+
+def names(core: Core) -> list[str]:
+    return [each.tool.name for each in core.dispatcher.view.listings(include_offline=True)]
+
+
+def told(stream: StreamDouble) -> list[tuple[str, tuple[Any, ...]]]:
+    """Returns what a stream was told about rights: granted or revoked with all rights, or denied with the operation."""
+    found: list[tuple[str, tuple[Any, ...]]] = []
+    for event in stream.read("events"):
+        kind = event.WhichOneof("kind")
+        if kind == "permission_changed":
+            change = event.permission_changed
+            found.append(("granted" if change.granted else "revoked", (change.permission, *change.all_granted)))
+        elif kind == "permission_denied":
+            found.append(("denied", (event.permission_denied.permission, event.permission_denied.operation)))
+        else:
+            found.append((str(kind), ()))
+    return found
+
+
+def test_revoking_withdraws_every_tool_of_the_source_and_tells_its_sessions() -> None:
+    core = Core()
+    first, second = core.attached("p", tool("a"), tool("b"), instance="1"), core.attached("p", tool("a"), instance="2")
+    other = core.attached("q", tool("c"))
+    core.lose(core.plugin("p", tool("offline")))
+    for stream in (first, second, other):
+        stream.written()
+    assert rights(core).revoke("p") == 3
+    assert names(core) == ["c"]
+    assert told(first) == told(second) == [("revoked", ("tools",))]
+    assert told(other) == []
+    assert not first.ended
+
+
+def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
+    core = Core()
+    plugin, host = core.attached("p", tool("a")), core.peer("host")
+    running = core.call(host, "a")
+    core.dispatcher.settled_at = core.now + 5.0  # a bus that has just started waits for tools, but not for this one
+    rights(core).revoke("p")
+    refused = core.refusal(host, "a")
+    assert (refused.code, refused.message) == (
+        Code.PERMISSION_DENIED,
+        "tool 'a' is withdrawn: source 'p' may not offer tools any more; an operator lets it with `toolbus grant p`",
+    )
+    core.plugin("q", tool("b", min_level=1))
+    rights(core).revoke("q")
+    assert core.refusal(host, "b").code is Code.UNAVAILABLE, "it never was, for this caller"
+    rights(core).grant("p")
+    assert core.refusal(host, "a").code is Code.UNAVAILABLE
+    plugin.send(results=[pb.ToolResult(call_id=next(iter(plugin.peer.owed)), output_json="7")])
+    assert [result.output_json for result in host.results[running]] == ["7"]
+
+
+def test_what_is_offered_without_the_right_is_refused_in_an_event_and_the_stream_stays() -> None:
+    core = Core()
+    changed = rights(core)
+    changed.revoke("p")
+    plugin = core.attached("p", tool("a"))
+    (attached,) = [frame.attached for frame in plugin.written() if frame.HasField("attached")]
+    assert [(each.name, "with `toolbus grant p`" in each.error) for each in attached.refused] == [("a", True)]
+    plugin.attach("p", tool("a"))
+    assert told(plugin) == [("denied", ("tools", "attach"))]
+    assert (names(core), plugin.ended) == ([], False)
+    changed.grant("p")
+    assert told(plugin) == [("granted", ("tools", "tools"))]
+    plugin.attach("p", tool("a"))
+    assert names(core) == ["a"]
+
+
+def test_a_plugin_that_may_not_offer_its_tools_may_not_say_who_calls_either() -> None:
+    core = Core(silenced=frozenset({"p"}))
+    assert core.attached("p", tool("a")).peer.trusted is False
+    assert core.attached("p").peer.trusted is True
+
+
+def test_what_changes_nothing_is_told_to_nobody() -> None:
+    core = Core()
+    plugin = core.attached("p", tool("a"))
+    plugin.written()
+    rights(core).grant("p")
+    assert told(plugin) == []
+    rights(core).revoke("p")
+    plugin.written()
+    assert rights(core).revoke("p") == 0
+    assert told(plugin) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "right", "said"),
+    [("p", "files", "no right 'files'"), ("", "tools", "source ''"), ("toolbus", "tools", "'toolbus'"),
+     ("a b", "tools", "'a b'")],
+)  # fmt: skip
+def test_a_right_or_source_that_is_none_is_named(source: str, right: str, said: str) -> None:
+    for change in (rights(Core()).grant, rights(Core()).revoke):
+        with pytest.raises(InvalidRequest, match=said):
+            change(source, right)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def offered(bus: Bus) -> list[str]:
+    return [each.tool.name for each in bus.list()]
+
+
+async def test_a_plugin_of_the_sdk_offers_its_tools_again_by_itself_when_it_may() -> None:
+    async with running_bus() as bus:
+        plugin = Plugin("p", address=bus.grpc_addresses[0])
+        plugin.add_tool(lambda: 1, name="a")
+        async with plugin:
+            await plugin.ready()
+            bus.revoke("p")
+            assert offered(bus) == []
+            bus.grant("p")
+            await until(lambda: offered(bus) == ["a"])
+            assert (await bus.call("a")).output == 1
+
+
+async def test_callback_tools_go_with_the_right_and_cannot_come_back_without_it(tmp_path: Path) -> None:
+    body = {"name": "t", "description": "d", "callback_url": "http://127.0.0.1:9/x", "source": "plugin:old"}
+    async with (
+        running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http,
+    ):
+        assert (await http.post("/api/tools/register", json=body)).json()["ok"] is True
+        revoked = await http.post("/api/bus/revoke", json={"source": "plugin:old"})
+        assert revoked.json()["output"] == {
+            "source": "plugin:old",
+            "permission": "tools",
+            "granted": False,
+            "removed": 1,
+        }
+        assert (await http.post("/api/tools/register", json=body)).status_code == 403
+    async with running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus:
+        assert offered(bus) == []
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http:
+            assert (await http.post("/api/tools/register", json=body)).status_code == 403
+            bus.grant("plugin:old")
+            assert (await http.post("/api/tools/register", json=body)).json()["ok"] is True
+    may = []
+    for _ in range(2):
+        async with running_bus(data_dir=tmp_path, silenced=("plugin:old",)) as bus:
+            may.append(bus.policy.may_offer("plugin:old"))
+            bus.grant("plugin:old")
+    # What was revoked and granted before is forgotten; what was said over the configuration counts more than that.
+    assert may == [False, True]

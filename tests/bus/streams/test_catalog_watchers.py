@@ -1,0 +1,103 @@
+"""What a change costs the sessions that watch the catalogue, and those that do not: counted, not timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.core_model import Core, StreamDouble, offered, tool
+from toolbus.bus.catalog.entry import Listing
+from toolbus.bus.streams import catalog_messages
+from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.presence import TICK_SECONDS
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+CATALOG = [wire.SUBSCRIPTION_CATALOG]
+
+
+class Unread(dict[str, Peer]):
+    """The sessions of a bus, of which nobody may go through all."""
+
+    def _refused(self) -> Any:
+        raise AssertionError("every session was looked at")
+
+    __iter__ = keys = values = items = _refused
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tools that were put into words for watchers, in order."""
+    names: list[str] = []
+    listed = catalog_messages.listed
+
+    def counted(listing: Listing) -> wire.ListedTool:
+        names.append(listing.tool.name)
+        return listed(listing)
+
+    monkeypatch.setattr(catalog_messages, "listed", counted)
+    return names
+
+
+def told(watcher: StreamDouble) -> list[str]:
+    """Returns the tools that a watcher was sent since the last time."""
+    return [item.tool.name for event in watcher.read("events") for item in event.catalog.added]
+
+
+def test_a_change_is_told_without_looking_at_sessions_that_do_not_watch() -> None:
+    core = Core()
+    watcher, deaf = core.attached("watcher", subscribe=CATALOG), core.attached("deaf")
+    watcher.written(), deaf.written()
+    core.presence.sessions = Unread(core.presence.sessions)
+    core.registry.register(core.peer("p"), offered(tool("t")))
+    core.presence.tell_watchers()
+    assert (told(watcher), told(deaf)) == (["t"], [])
+
+
+def test_a_change_is_put_into_words_once_for_all_watchers(said: list[str]) -> None:
+    core = Core()
+    watchers = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
+    core.registry.register(core.peer("p"), offered(tool("t")))
+    core.presence.tell_watchers()
+    assert said == ["t"]
+    assert [told(watcher) for watcher in watchers] == [["t"]] * 10
+
+
+def test_watchers_that_come_together_are_sent_one_list(said: list[str]) -> None:
+    core = Core()
+    core.attached("plugin", tool("a"), tool("b"))
+    first = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
+    core.presence.tell_watchers()
+    last = core.attached("watcher-last", subscribe=CATALOG)
+    assert said == ["a", "b"]
+    assert [told(watcher) for watcher in (*first, last)] == [["a", "b"]] * 11
+
+
+def test_a_list_is_made_anew_after_a_tick_since_its_counts_are_of_then(said: list[str]) -> None:
+    core = Core()
+    core.attached("plugin", tool("a"))
+    core.attached("first", subscribe=CATALOG)
+    core.presence.tick(core.now + TICK_SECONDS)
+    core.attached("second", subscribe=CATALOG)
+    assert said == ["a", "a"]
+
+
+def test_a_list_is_made_anew_after_a_change(said: list[str]) -> None:
+    core = Core()
+    plugin = core.attached("plugin", tool("a"))
+    core.attached("first", subscribe=CATALOG)
+    plugin.attach("plugin", tool("b"))
+    assert told(core.attached("second", subscribe=CATALOG)) == ["b"]
+    assert said == ["a", "b"]
+
+
+def test_a_session_that_ended_or_watches_no_more_is_told_nothing() -> None:
+    core = Core()
+    gone, tired = core.attached("gone", subscribe=CATALOG), core.attached("tired", subscribe=CATALOG)
+    gone.end()
+    tired.attach("tired")
+    tired.written()
+    core.registry.register(core.peer("p"), offered(tool("t")))
+    core.presence.tell_watchers()
+    assert (told(gone), told(tired)) == ([], [])
+    assert repr(core.presence._watchers).startswith("<Watchers 0 ")

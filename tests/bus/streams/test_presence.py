@@ -1,0 +1,492 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, codes, error_of, names, tool
+from toolbus.errors import Code
+from toolbus.tool import Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+CATALOG = [wire.SUBSCRIPTION_CATALOG]
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_attach_is_answered_by_what_the_bus_is_and_takes() -> None:
+    core = Core()
+    stream = core.attached("plugin", tool("a"), tool("b"), max_in_flight=3)
+    (attached,) = stream.read("attached")
+    assert re.fullmatch(r"[0-9a-f]{32}", attached.session_id)
+    assert (attached.bus_id, attached.boot_id, attached.protocol_version) == ("bus", "boot", 1)
+    assert (list(attached.registered), list(attached.refused)) == (["a", "b"], [])
+    assert attached.limits.calls_in_flight == 3
+    assert attached.limits.result_bytes == core.limits.result_bytes
+    assert attached.revision == core.registry.revision
+    assert attached.heartbeat_seconds > 0
+
+
+@pytest.mark.parametrize(("asked", "granted"), [(0, 256), (1, 1), (4_096, 4_096), (100_000, 4_096)])
+def test_a_session_takes_as_many_calls_as_it_asks_for_within_the_limit(asked: int, granted: int) -> None:
+    core = Core()
+    stream = core.attached("plugin", max_in_flight=asked)
+    assert stream.peer.max_in_flight == stream.read("attached")[0].limits.calls_in_flight == granted
+
+
+@pytest.mark.parametrize(
+    ("attach", "status", "says"),
+    [
+        ({"protocol_version": 2}, "FAILED_PRECONDITION", "version 1 of the toolbus protocol.*version 2"),
+        ({"protocol_version": 0}, "FAILED_PRECONDITION", "Update the peer's SDK"),
+        ({"source": ""}, "INVALID_ARGUMENT", "source ''"),
+        ({"source": "a b"}, "INVALID_ARGUMENT", "source 'a b'.*choose another"),
+        ({"source": "x" * 129}, "INVALID_ARGUMENT", "1,128"),
+        ({"source": "toolbus"}, "PERMISSION_DENIED", "the bus's own"),
+        ({"instance": "x" * 129}, "INVALID_ARGUMENT", "129 characters"),
+    ],
+)
+def test_an_attach_that_breaks_a_rule_ends_the_stream_with_a_sentence(
+    attach: dict[str, Any], status: str, says: str
+) -> None:
+    core = Core()
+    stream = core.stream()
+    stream.attach(**{"source": "plugin", **attach})
+    assert stream.status is not None
+    assert stream.status[0] == status
+    assert re.search(says, stream.status[1])
+    assert (stream.ended, core.presence.sessions, stream.written()) == (True, {}, [])
+
+
+def test_one_bad_tool_refuses_the_whole_attach_and_every_fault_is_named() -> None:
+    core = Core()
+    stream = core.stream()
+    bad = [
+        pb.Tool(name="good"),
+        pb.Tool(name="a b"),
+        pb.Tool(name="c", parameters_json="{"),
+        pb.Tool(name="d", parameters_json='{"type":7}'),
+        pb.Tool(name="e", timeout_seconds=301),
+    ]
+    stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=bad))
+    assert stream.status is not None
+    status, text = stream.status
+    assert status == "INVALID_ARGUMENT"
+    assert all(f"'{name}'" in text for name in ("a b", "c", "d", "e"))
+    assert "'good'" not in text
+    assert (names(core), core.presence.sessions) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        (pb.Tool(name="t", callback_url="http://127.0.0.1:1/"), "callback_url"),
+        (pb.Tool(name="t", role="nobody"), "nobody"),
+    ],
+)
+def test_a_tool_that_no_session_may_offer_refuses_the_attach(declared: pb.Tool, says: str) -> None:
+    core = Core()
+    stream = core.stream()
+    stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=[declared]))
+    assert stream.status is not None
+    assert says in stream.status[1]
+    assert core.presence.sessions == {}
+
+
+def test_more_sessions_than_the_bus_takes_are_refused_until_one_ends() -> None:
+    core = Core(limits=Limits(sessions=1))
+    first = core.attached("one")
+    second = core.stream()
+    second.attach("two")
+    assert second.status is not None
+    assert second.status[0] == "RESOURCE_EXHAUSTED"
+    assert "sessions" in second.status[1]
+    first.end()
+    core.attached("two")
+
+
+def test_a_source_bound_by_a_token_cannot_be_claimed_without_it() -> None:
+    core = Core()
+    first = core.attached("plugin", tool("t"), token="secret")
+    for token in ("", "guess", "sécret"):
+        stream = core.stream()
+        stream.attach("plugin", token=token)
+        assert stream.status is not None
+        assert stream.status[0] == "PERMISSION_DENIED"
+        assert "secret" not in stream.status[1]
+    first.end()
+    core.attached("plugin", token="secret")
+
+
+def test_a_source_without_the_right_to_offer_attaches_without_its_tools_and_is_told() -> None:
+    core = Core(silenced=frozenset({"quiet"}))
+    core.plugin("plugin", tool("t"))
+    stream = core.stream()
+    stream.attach("quiet", tool("mine"), tool("too"))
+    frames = stream.written()
+    attached = frames[0].attached
+    assert [refused.name for refused in attached.refused] == ["mine", "too"]
+    assert "tools" in attached.refused[0].error
+    denied = [event.permission_denied for frame in frames for event in frame.events]
+    assert [(each.permission, each.operation) for each in denied] == [("tools", "attach")]
+    assert names(core) == ["t"]
+    call(stream, "t")
+    assert stream.status is None
+    assert len(stream.peer.asked) == 1
+
+
+# -- a later attach --------------------------------------------------------------------------------------------------
+
+
+def test_a_later_attach_replaces_the_declared_set_and_keeps_the_session() -> None:
+    core = Core()
+    stream = core.attached("plugin", tool("a"), tool("b"))
+    (first,) = stream.read("attached")
+    stream.attach("plugin", tool("b", "newer"), tool("c"))
+    (second,) = stream.read("attached")
+    assert second.session_id == first.session_id
+    assert (list(second.registered), names(core)) == (["b", "c"], ["b", "c"])
+    assert second.revision > first.revision
+
+
+def test_a_later_attach_is_answered_in_order_with_the_calls() -> None:
+    core = Core()
+    host, stream = core.peer("host"), core.attached("plugin", tool("a"))
+    core.call(host, "a")
+    stream.attach("plugin", tool("b"))
+    core.call(host, "b")
+    frames = [sorted(field.name for field, _ in frame.ListFields()) for frame in stream.written()]
+    assert frames == [["attached", "calls"], ["attached", "calls"]]
+
+
+def test_a_bad_later_attach_is_refused_and_everything_stays_as_it_was() -> None:
+    core = Core()
+    stream = core.attached("plugin", tool("a"))
+    stream.written()
+    revision = core.registry.revision
+    stream.send(
+        attach=wire.Attach(protocol_version=1, source="plugin", tools=[pb.Tool(name="b"), pb.Tool(name="bad name")])
+    )
+    (attached,) = stream.read("attached")
+    assert (list(attached.registered), [refused.name for refused in attached.refused]) == (["a"], ["b", "bad name"])
+    assert "'bad name'" in attached.refused[0].error
+    assert (names(core), core.registry.revision, stream.status) == (["a"], revision, None)
+
+
+def test_a_later_attach_of_somebody_else_ends_the_stream() -> None:
+    core = Core()
+    stream = core.attached("plugin", instance="i")
+    stream.attach("plugin", instance="j")
+    assert stream.status is not None
+    assert stream.status[0] == "INVALID_ARGUMENT"
+    assert "needs a stream of its own" in stream.status[1]
+
+
+# -- superseding -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_instance_attaching_again_supersedes_the_older_session() -> None:
+    core = Core()
+    host = core.peer("host")
+    older = core.attached("plugin", tool("a"), tool("t"), instance="i")
+    core.attached("other", tool("z"))
+    older.written()
+    call_id = core.call(host, "t")
+    older.written()
+    newer = core.attached("plugin", tool("t"), instance="i")
+    assert [drain.reason for drain in older.read("drain")] == ["replaced"]
+    assert older.status is not None
+    assert (older.status[0], older.ended) == ("OK", True)
+    error = error_of(host, call_id)
+    assert (error.code, error.retry_safe) == (Code.UNAVAILABLE, False)
+    assert names(core, include_offline=True) == ["t", "z"]
+    assert [*core.presence.sessions.values()][-1] is newer.peer
+    assert core.presence.serving("plugin") is True
+
+
+def test_calls_that_the_superseded_session_has_not_seen_run_in_the_newer_one_and_only_there() -> None:
+    core = Core()
+    host = core.peer("host")
+    older = core.attached("plugin", tool("t"), instance="i")
+    older.written()
+    core.call(host, "t")
+    newer = core.attached("plugin", tool("t"), instance="i")
+    assert older.read("calls") == []
+    (moved,) = newer.read("calls")
+    answer(newer, moved.call_id)
+    assert [result.output_json for (result,) in host.results.values()] == ["1"]
+
+
+def test_an_empty_instance_never_supersedes() -> None:
+    core = Core()
+    older = core.attached("plugin", tool("t"))
+    core.attached("plugin", tool("t"))
+    assert (older.status, len(core.presence.sessions)) == (None, 2)
+
+
+def test_an_attach_that_is_refused_supersedes_nobody() -> None:
+    core = Core()
+    older = core.attached("plugin", tool("t"), instance="i")
+    for bad in (pb.Tool(name="bad name"), pb.Tool(name="t", role="nobody")):
+        stream = core.stream()
+        stream.send(attach=wire.Attach(protocol_version=1, source="plugin", instance="i", tools=[bad]))
+        assert stream.status is not None
+    assert (older.status, names(core)) == (None, ["t"])
+    assert core.presence.session(older.peer.session_id) is older.peer
+
+
+def test_a_session_that_said_goodbye_finishes_its_calls_beside_its_successor() -> None:
+    core = Core()
+    host = core.peer("host")
+    older = core.attached("plugin", tool("t"), instance="i")
+    core.call(host, "t")
+    (running,) = older.read("calls")
+    older.send(drain=wire.Drain(reason="deploy"))
+    newer = core.attached("plugin", tool("t"), instance="i")
+    answer(older, running.call_id)
+    assert [result.output_json for (result,) in host.results.values()] == ["1"]
+    older.end(status="OK")
+    assert names(core) == ["t"]
+    assert core.presence.session(newer.peer.session_id) is newer.peer
+    again = core.attached("plugin", tool("t"), instance="i")
+    assert newer.ended
+    assert not again.ended
+
+
+def test_superseding_more_than_five_times_a_minute_is_refused_and_a_minute_later_not() -> None:
+    core = Core()
+    for _ in range(6):
+        last = core.attached("plugin", tool("t"), instance="i")
+        core.now += 1.0
+    clone = core.stream()
+    clone.attach("plugin", tool("t"), instance="i")
+    assert clone.status is not None
+    assert clone.status[0] == "ALREADY_EXISTS"
+    assert (last.status, names(core)) == (None, ["t"])
+    core.now += 60.0
+    core.attached("plugin", tool("t"), instance="i")
+    core.presence.tick(core.now + 61.0)
+    assert core.presence._superseded == {}
+
+
+# -- goodbye, half-close, broken -------------------------------------------------------------------------------------
+
+
+def test_a_goodbye_withdraws_the_tools_at_once_and_lets_the_calls_end() -> None:
+    core = Core()
+    host = core.peer("host")
+    stream = core.attached("plugin", tool("t"))
+    core.call(host, "t")
+    (running,) = stream.read("calls")
+    stream.send(drain=wire.Drain(reason="bye"))
+    assert names(core, include_offline=True) == []
+    assert core.refusal(host, "t").code is Code.NOT_FOUND
+    assert not stream.peer.idle
+    answer(stream, running.call_id)
+    assert host.results["c1"][0].output_json == "1"
+    assert stream.peer.idle
+
+
+def test_a_half_close_ends_what_the_peer_owes_at_once_and_lets_what_it_asked_for_be_answered() -> None:
+    core = Core()
+    host, plugin = core.peer("host"), core.plugin("other", tool("o"))
+    stream = core.attached("plugin", tool("t"))
+    call_id = core.call(host, "t")
+    stream.written()
+    call(stream, "o")
+    stream.half_close()
+    assert error_of(host, call_id).code is Code.UNAVAILABLE
+    assert names(core) == ["o"]
+    assert names(core, include_offline=True) == ["o", "t"]
+    assert stream.status is None
+    core.answer(plugin, "7")
+    assert [result.output_json for result in stream.read("results")] == ["7"]
+    assert stream.peer.idle
+
+
+def test_a_half_closed_peer_does_not_get_calls_that_run_elsewhere_now() -> None:
+    core = Core()
+    host = core.peer("host")
+    first = core.attached("plugin", tool("t"))
+    first.written()
+    core.call(host, "t")
+    second = core.attached("plugin", tool("t"))
+    first.half_close()
+    assert len(second.read("calls")) == 1
+    assert first.read("calls") == []
+
+
+def test_the_nested_calls_of_a_half_closed_run_end_while_the_call_itself_runs_elsewhere() -> None:
+    core = Core()
+    host, other = core.peer("host"), core.plugin("other", tool("o"))
+    declared = tool("t", annotations=IDEMPOTENT)
+    first = core.attached("plugin", declared)
+    core.call(host, "t")
+    (running,) = first.read("calls")
+    second = core.attached("plugin", declared)
+    call(first, "o", parent_call_id=running.call_id)
+    other.hand_over()
+    first.half_close()
+    assert [reason for _, reason in other.cancelled] == ["parent ended"]
+    assert codes(first) == {"1": Code.CANCELLED}
+    answer(second, second.read("calls")[0].call_id, "2")
+    assert host.results["c1"][0].output_json == "2"
+
+
+def test_a_broken_stream_ends_its_calls_both_ways_and_its_tools_wait_offline() -> None:
+    core = Core(grace_seconds=5.0)
+    host, other = core.peer("host"), core.plugin("other", tool("o"))
+    stream = core.attached("plugin", tool("t"))
+    call_id = core.call(host, "t")
+    stream.written()
+    call(stream, "o")
+    other.hand_over()
+    stream.end()
+    assert error_of(host, call_id).code is Code.UNAVAILABLE
+    assert [reason for _, reason in other.cancelled] == ["caller gone"]
+    assert (names(core), names(core, include_offline=True)) == (["o"], ["o", "t"])
+    assert core.presence.serving("plugin") is False
+    core.now += 5.0
+    core.presence.tick(core.now)
+    assert names(core, include_offline=True) == ["o"]
+    assert core.presence.serving("plugin") is None
+    assert core.refusal(host, "t").code is Code.NOT_FOUND
+
+
+def test_a_plugin_that_comes_back_within_its_grace_takes_its_place_again() -> None:
+    core = Core()
+    stream = core.attached("plugin", tool("a"))
+    core.attached("other", tool("b"))
+    stream.end()
+    core.now += 4.0
+    core.attached("plugin", tool("a"))
+    core.now += 10.0
+    core.presence.tick(core.now)
+    assert names(core) == ["a", "b"]
+
+
+def _opening(core: Core) -> StreamDouble:
+    return core.stream()
+
+
+def _live(core: Core) -> StreamDouble:
+    return core.attached("plugin", tool("t"), instance="i")
+
+
+def _leaving(core: Core) -> StreamDouble:
+    stream = _live(core)
+    stream.send(drain=wire.Drain())
+    return stream
+
+
+def _half_closed(core: Core) -> StreamDouble:
+    stream = _live(core)
+    stream.half_close()
+    return stream
+
+
+@pytest.mark.parametrize("state", [_opening, _live, _leaving, _half_closed])
+@pytest.mark.parametrize("status", ["OK", "UNAVAILABLE"])
+def test_ending_a_session_twice_ends_it_once_from_whatever_state(
+    state: Callable[[Core], StreamDouble], status: str
+) -> None:
+    core = Core()
+    host = core.peer("host")
+    core.plugin("other", tool("o"))
+    stream = state(core)
+    if state is _live:
+        core.call(host, "t")
+        call(stream, "o")
+    stream.end("first", status)
+    revision = core.registry.revision
+    stream.end("second")
+    core.presence.goodbye(stream.peer)
+    assert stream.status == (status, "first")
+    assert (stream.closes, core.registry.revision) == (1, revision)
+    assert (core.presence.sessions, core.presence.by_source, core.dispatcher.active) == ({}, {}, 0)
+    assert all(len(results) == 1 for results in host.results.values())
+
+
+def test_nothing_is_written_to_a_session_that_broke() -> None:
+    core = Core()
+    stream = core.attached("plugin", tool("t"))
+    core.call(core.peer("host"), "t")
+    stream.end()
+    assert stream.written() == []
+
+
+# -- heartbeats ------------------------------------------------------------------------------------------------------
+
+
+def ticks(core: Core, seconds: float, *answering: StreamDouble) -> None:
+    for _ in range(round(seconds / 0.5)):
+        core.now += 0.5
+        core.presence.tick(core.now)
+        for stream in answering:
+            for heartbeat in stream.read("heartbeat"):
+                stream.send(heartbeat=heartbeat)
+
+
+def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> None:
+    core = Core()
+    host = core.peer("host")
+    hung, well = core.attached("hung", tool("t")), core.attached("well", tool("w"))
+    watcher = core.attached("watcher", subscribe=CATALOG)
+    watcher.written()
+    call_id = core.call(host, "t", timeout_seconds=60)
+    hung.written()
+    ticks(core, 8.0, well, watcher)
+    assert hung.peer.suspect
+    assert core.refusal(host, "t").code is Code.UNAVAILABLE
+    assert core.presence.serving("hung") is False
+    core.presence.tell_watchers()
+    (event,) = watcher.read("events")
+    assert [item.session_state for item in event.catalog.changed] == [wire.SESSION_STATE_SUSPECT]
+    assert call_id in host.asked
+    ticks(core, 14.0, well, watcher)
+    assert hung.status is not None
+    assert hung.status[0] == "UNAVAILABLE"
+    assert "heartbeat" in hung.status[1]
+    assert error_of(host, call_id).code is Code.UNAVAILABLE
+    assert well.status is watcher.status is None
+
+
+def test_a_suspect_plugin_that_is_heard_again_gets_calls_again() -> None:
+    core = Core()
+    host = core.peer("host")
+    stream = core.attached("plugin", tool("t"))
+    core.call(host, "t", timeout_seconds=60)
+    (running,) = stream.read("calls")
+    ticks(core, 9.0)
+    assert stream.peer.suspect
+    answer(stream, running.call_id)
+    assert core.presence.serving("plugin") is True
+    core.call(host, "t")
+    assert len(stream.read("calls")) == 1
+
+
+def test_a_machine_that_stood_still_restarts_the_count() -> None:
+    core = Core()
+    stream = core.attached("plugin", tool("t"))
+    core.call(core.peer("host"), "t", timeout_seconds=300)
+    ticks(core, 7.0)
+    assert stream.peer.missed == 2
+    core.now += 120.0
+    core.presence.tick(core.now)
+    assert (stream.peer.missed, stream.peer.suspect, stream.status) == (0, False, None)
+    ticks(core, 7.5)
+    assert not stream.peer.suspect
+
+
+def test_a_half_closed_peer_that_waits_for_an_answer_is_never_gone() -> None:
+    core = Core()
+    core.plugin("plugin", tool("t"))
+    stream = core.attached("host")
+    call(stream, "t", timeout_seconds=300)
+    stream.half_close()
+    ticks(core, 120.0)
+    assert stream.status is None

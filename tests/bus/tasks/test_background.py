@@ -1,0 +1,391 @@
+"""Calls that outlive the patience of their callers: who gets what, when, and what is left over."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.support.core_model import (
+    IDEMPOTENT,
+    Core,
+    KeeperDouble,
+    PeerDouble,
+    answer,
+    call,
+    error_of,
+    nested,
+    outputs,
+    tool,
+)
+from toolbus.errors import Code
+from toolbus.tool import TASK_SECONDS, Limits, Tool
+from toolbus.v1 import tool_pb2 as pb
+
+
+def kept(
+    *tools: Tool, room: int = 1_000, limits: Limits | None = None
+) -> tuple[Core, PeerDouble, PeerDouble, KeeperDouble]:
+    """Returns a core with a host, a plugin and somebody who adopts calls."""
+    core = Core(limits=limits)
+    return core, core.peer("host"), core.plugin("plugin", *(tools or (tool("t"),))), KeeperDouble(core, room)
+
+
+def adopted(*tools: Tool, **more: Any) -> tuple[Core, PeerDouble, PeerDouble, KeeperDouble]:
+    """The same, with a call of the plugin's first tool that has just been adopted."""
+    core, host, plugin, keeper = kept(*tools)
+    core.call(host, tools[0].name if tools else "t", call_id="1", background_after_seconds=2.0, **more)
+    plugin.hand_over()
+    core.advance(2.0)
+    assert outputs(host) == ['{"task_id":"task1"}']
+    return core, host, plugin, keeper
+
+
+# -- the soft deadline -----------------------------------------------------------------------------------------------
+
+
+def test_at_the_soft_deadline_a_caller_gets_one_result_and_the_call_goes_on_for_whoever_keeps_it() -> None:
+    core, host, plugin, keeper = kept()
+    core.call(host, "t", call_id="1", background_after_seconds=2.0)
+    plugin.hand_over()
+    core.advance(1.99)
+    assert (list(host.asked), keeper.adopted) == (["1"], [])
+    core.advance(0.02)
+    assert outputs(host) == ['{"task_id":"task1"}']
+    assert (host.asked, list(keeper.peer.asked), plugin.cancelled, len(plugin.owed)) == ({}, ["task1"], [], 1)
+    core.advance(10_000.0)
+    core.answer(plugin, '"done"')
+    assert outputs(keeper.peer) == ['"done"']
+    assert outputs(host) == ['{"task_id":"task1"}']
+    assert (core.held, keeper.peer.asked, plugin.owed, core.dispatcher.active) == (0, {}, {}, 0)
+
+
+def test_a_call_that_ends_before_its_soft_deadline_is_a_call_like_any_other() -> None:
+    core, host, plugin, keeper = kept()
+    for call_id, is_error in (("1", False), ("2", True)):
+        core.call(host, "t", call_id=call_id, background_after_seconds=2.0)
+        core.answer(plugin, '"done"', is_error=is_error)
+    core.advance(10.0)
+    assert outputs(host) == ['"done"', '"done"']
+    assert keeper.adopted == []
+
+
+def test_nothing_of_an_ended_call_is_kept_until_its_soft_deadline() -> None:
+    core, host, plugin, _ = kept()
+    for call_id in "abcd":
+        core.call(
+            host, "t", call_id=call_id, background_after_seconds=200.0, timeout_seconds=1.0 if call_id == "a" else 0
+        )
+    assert len(core.dispatcher._patient) == 4
+    core.advance(1.5)
+    core.cancel(host, "b")
+    core.dispatcher.results(plugin, [pb.ToolResult(call_id=host.asked["c"].id)], core.now)
+    core.lose(plugin)
+    assert sorted(host.results) == ["a", "b", "c", "d"]
+    assert core.dispatcher._patient == {}
+
+
+def test_the_timer_is_armed_for_a_soft_deadline_that_comes_first() -> None:
+    core, host, _, _ = kept()
+    core.call(host, "t", background_after_seconds=7.0)
+    assert core.armed_at == core.now + 7.0
+    core.call(host, "t", background_after_seconds=9.0, timeout_seconds=3.0)
+    assert core.armed_at == core.now + 3.0
+
+
+def test_a_caller_may_use_the_id_of_an_adopted_call_again() -> None:
+    core, host, plugin, keeper = adopted()
+    core.call(host, "t", call_id="1")
+    newer = list(plugin.owed)[-1]
+    core.dispatcher.results(plugin, [pb.ToolResult(call_id=newer, output_json="2")], core.now)
+    core.answer(plugin, "1")
+    assert [result.output_json for result in host.results["1"]] == ['{"task_id":"task1"}', "2"]
+    assert outputs(keeper.peer) == ["1"]
+
+
+def test_progress_after_adoption_goes_to_whoever_keeps_the_call() -> None:
+    core, host, plugin, keeper = adopted()
+    core.progress(plugin, next(iter(plugin.owed)), message="half")
+    assert (host.signs, [(sign.call_id, sign.message) for sign in keeper.peer.signs]) == ([], [("task1", "half")])
+
+
+def test_the_result_of_a_task_may_be_larger_than_its_first_caller_could_receive() -> None:
+    core, _, plugin, keeper = kept()
+    small = core.peer("small", max_item_bytes=500)
+    core.call(small, "t", background_after_seconds=1.0)
+    core.advance(1.0)
+    core.answer(plugin, f'"{"x" * 2_000}"')
+    assert len(outputs(keeper.peer)[0]) == 2_002
+
+
+def test_over_a_stream_the_first_result_and_the_work_take_separate_ways() -> None:
+    core = Core()
+    keeper = KeeperDouble(core)
+    plugin, host = core.attached("p", tool("t")), core.attached("h")
+    host.read("attached")
+    call(host, "t", background_after_seconds=2.0)
+    (sent,) = plugin.read("calls")
+    assert sent.timeout_seconds == TASK_SECONDS
+    core.advance(2.0)
+    assert [(result.call_id, result.output_json) for result in host.read("results")] == [("1", '{"task_id":"task1"}')]
+    host.end()
+    assert plugin.read("cancels") == []
+    answer(plugin, sent.call_id, "7")
+    assert outputs(keeper.peer) == ["7"]
+
+
+# -- who may end it --------------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_before_the_soft_deadline_ends_the_call_and_nobody_adopts_it() -> None:
+    core, host, plugin, keeper = kept()
+    core.call(host, "t", call_id="1", background_after_seconds=2.0)
+    plugin.hand_over()
+    core.cancel(host, "1")
+    core.advance(10.0)
+    assert error_of(host, "1").code is Code.CANCELLED
+    assert (keeper.adopted, len(plugin.cancelled)) == ([], 1)
+
+
+def test_after_adoption_only_whoever_keeps_the_call_can_cancel_it() -> None:
+    core, host, plugin, keeper = adopted()
+    core.cancel(host, "1")
+    assert (plugin.cancelled, list(keeper.peer.asked)) == ([], ["task1"])
+    core.cancel(keeper.peer, "task1", "not needed")
+    assert error_of(keeper.peer, "task1").code is Code.CANCELLED
+    assert [reason for _, reason in plugin.cancelled] == ["not needed"]
+    core.answer(plugin)
+    assert (core.held, plugin.stuck, len(host.results["1"])) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_caller_that_goes_takes_its_call_along_only_until_it_is_adopted(after: bool) -> None:
+    core, host, plugin, keeper = kept()
+    core.call(host, "t", background_after_seconds=2.0)
+    plugin.hand_over()
+    core.advance(2.0 if after else 1.0)
+    core.lose(host)
+    core.advance(5.0)
+    assert [reason for _, reason in plugin.cancelled] == ([] if after else ["caller gone"])
+    core.answer(plugin, "7")
+    assert outputs(keeper.peer) == (["7"] if after else [])
+
+
+def test_a_plugin_that_dies_ends_the_calls_that_were_adopted() -> None:
+    core, host, plugin, keeper = adopted()
+    core.lose(plugin)
+    assert error_of(keeper.peer, "task1").code is Code.UNAVAILABLE
+    assert (core.held, keeper.peer.asked, outputs(host)) == (0, {}, ['{"task_id":"task1"}'])
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_call_that_moves_to_another_plugin_keeps_its_soft_deadline_and_its_keeper(after: bool) -> None:
+    core, host, plugin, keeper = kept(tool("t", annotations=IDEMPOTENT))
+    core.call(host, "t", background_after_seconds=2.0)
+    other = core.plugin("plugin", tool("t", annotations=IDEMPOTENT))
+    plugin.hand_over()
+    core.advance(2.0 if after else 1.0)
+    core.lose(plugin)
+    core.advance(1.0)
+    assert (len(other.owed), outputs(host)) == (1, ['{"task_id":"task1"}'])
+    core.answer(other, "7")
+    assert outputs(keeper.peer) == ["7"]
+
+
+def test_a_bus_that_stops_ends_tasks_too() -> None:
+    core, _, plugin, keeper = adopted()
+    core.dispatcher.stop(core.now)
+    assert error_of(keeper.peer, "task1").code is Code.UNAVAILABLE
+    core.answer(plugin)
+    assert (core.held, core.dispatcher.active, core.dispatcher.stuck) == (0, 0, 0)
+
+
+def test_what_a_task_calls_is_for_its_user_and_ends_with_it() -> None:
+    core, host, plugin, keeper = kept()
+    other = core.plugin("other", tool("o"))
+    core.call(host, "t", background_after_seconds=2.0, context=pb.CallContext(user_id="ann"))
+    plugin.hand_over()
+    core.advance(400.0)
+    nested(core, plugin, "o")
+    (child,) = other.hand_over()
+    assert child.context is not None
+    assert (child.context.user_id, child.deadline - core.now) == ("ann", 30.0)
+    core.cancel(keeper.peer, "task1")
+    assert error_of(plugin, "child").code is Code.CANCELLED
+    assert [reason for _, reason in other.cancelled] == ["parent ended"]
+
+
+# -- where nobody adopts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(0.0, 300.0), (1_000.0, 300.0), (math.inf, 300.0), (50.0, 50.0)])
+def test_where_there_is_no_room_for_a_task_the_caller_waits_on_for_300_s_at_most(asked: float, limit: float) -> None:
+    core, host, plugin, keeper = kept(room=0)
+    core.call(host, "t", call_id="1", background_after_seconds=20.0, timeout_seconds=asked)
+    core.call(host, "t", call_id="2", background_after_seconds=20.0, timeout_seconds=asked)
+    core.advance(30.0)
+    assert (sorted(host.asked), keeper.adopted) == (["1", "2"], [])
+    core.answer(plugin, '"late"')
+    core.advance(limit - 30.01)
+    assert list(host.asked) == ["2"]
+    core.advance(0.02)
+    error = error_of(host, "2")
+    assert (error.code, error.limit) == (Code.DEADLINE_EXCEEDED, ("timeout_seconds", limit))
+    assert host.results["1"][0].output_json == '"late"'
+
+
+def test_a_keeper_that_fails_costs_nobody_their_call_or_their_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def adopt(self, call: object, now: float) -> None:
+            raise RuntimeError("of the keeper's making")
+
+    core, host, plugin, _ = kept()
+    core.dispatcher.background = Broken()
+    core.call(host, "t", call_id="1", background_after_seconds=2.0)
+    core.call(host, "t", call_id="2", timeout_seconds=3.0)
+    core.advance(3.5)
+    assert error_of(host, "2").code is Code.DEADLINE_EXCEEDED
+    core.answer(plugin, "7")
+    assert host.results["1"][0].output_json == "7"
+    assert "of the keeper's making" in caplog.text
+
+
+@pytest.mark.parametrize("why", ["nested", "no_background", "nobody keeps"])
+def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
+    core, host, plugin, keeper = kept(tool("t", no_background=why == "no_background"))
+    if why == "nobody keeps":
+        core.dispatcher.background = None
+    caller: PeerDouble = host
+    more: dict[str, str] = {}
+    if why == "nested":
+        core.call(host, "t", call_id="root", background_after_seconds=1.0)
+        caller, more = plugin, {"parent_call_id": next(iter(plugin.owed))}
+    call_id = core.call(caller, "t", call_id="1", background_after_seconds=2.0, timeout_seconds=1_000.0, **more)
+    assert caller.asked[call_id].timeout == 300.0
+    call_id = core.call(caller, "t", call_id="2", background_after_seconds=2.0, **more)
+    assert caller.asked[call_id].timeout == 30.0
+    core.advance(20.0)
+    assert sorted(caller.asked) == ["1", "2"]
+    assert len(keeper.adopted) == (why == "nested")
+
+
+# -- lengths ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patience", "timeout"),
+    [
+        (math.nan, 0.0),
+        (-1.0, 0.0),
+        (-math.inf, 0.0),
+        (5.0, math.nan),
+        (5.0, -1.0),
+        (5.0, -math.inf),
+        (math.nan, math.nan),
+    ],
+)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_is_no_length_of_time_is_refused(patience: float, timeout: float, keeps: bool) -> None:
+    core, host, plugin, _ = kept()
+    if not keeps:
+        core.dispatcher.background = None
+    error = core.refusal(host, "t", background_after_seconds=patience, timeout_seconds=timeout)
+    assert error.code is Code.INVALID_ARGUMENTS
+    assert "timeout_seconds" in error.message
+    assert f"{patience:g}" in error.message or f"{timeout:g}" in error.message
+    assert (plugin.owed, core.held, core.dispatcher._patient) == ({}, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("patience", "waits"), [(0.001, 0.005), (1.0, 1.0), (301.0, 300.0), (1e9, 300.0), (math.inf, 300.0)]
+)
+def test_a_caller_never_waits_longer_than_300_s_for_its_first_result(patience: float, waits: float) -> None:
+    core, host, _, _ = kept()
+    core.call(host, "t", background_after_seconds=patience)
+    core.advance(waits - 0.003)
+    core.advance(0.006)
+    assert len(host.results) == 1
+    if patience >= 1.0:
+        core.call(host, "t", call_id="again", background_after_seconds=patience)
+        core.advance(waits - 0.003)
+        assert "again" in host.asked
+
+
+def test_a_soft_deadline_of_0_is_none() -> None:
+    core, host, _, keeper = kept()
+    core.call(host, "t", call_id="1", background_after_seconds=0.0)
+    core.advance(31.0)
+    assert error_of(host, "1").code is Code.DEADLINE_EXCEEDED
+    assert keeper.adopted == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [(0.0, TASK_SECONDS), (1e9, TASK_SECONDS), (math.inf, TASK_SECONDS), (1_000.0, 1_000.0), (3.0, 3.0)],
+)
+def test_the_work_of_a_task_is_bounded_by_its_timeout_or_24_hours_counted_from_its_start(
+    asked: float, limit: float
+) -> None:
+    core, _, plugin, keeper = adopted(tool("t", timeout_seconds=20.0), timeout_seconds=asked)
+    core.advance(limit - 2.01)
+    assert list(keeper.peer.asked) == ["task1"]
+    core.advance(0.02)
+    error = error_of(keeper.peer, "task1")
+    assert (error.code, error.limit) == (Code.DEADLINE_EXCEEDED, ("timeout_seconds", limit))
+    assert [reason for _, reason in plugin.cancelled] == ["timeout_seconds"]
+
+
+def test_work_that_ends_before_the_patience_of_its_caller_does_ends_as_a_call() -> None:
+    core, host, _, keeper = kept()
+    core.call(host, "t", call_id="1", background_after_seconds=5.0, timeout_seconds=3.0)
+    core.call(host, "t", call_id="2", background_after_seconds=5.0, timeout_seconds=5.0)
+    core.advance(6.0)
+    assert [error_of(host, call_id).code for call_id in "12"] == [Code.DEADLINE_EXCEEDED] * 2
+    assert keeper.adopted == []
+
+
+def test_a_task_that_shows_no_sign_of_life_ends_like_a_call() -> None:
+    core, _, plugin, keeper = adopted(tool("t", idle_timeout_seconds=5.0))
+    core.progress(plugin, next(iter(plugin.owed)))
+    core.advance(4.9)
+    assert list(keeper.peer.asked) == ["task1"]
+    core.advance(0.2)
+    assert error_of(keeper.peer, "task1").limit == ("idle_timeout_seconds", 5.0)
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(0, 30), (301, 301), (math.inf, 3_600)])
+def test_a_caller_that_may_wait_longer_gets_what_it_asks_for_up_to_its_own_limit(asked: float, limit: float) -> None:
+    core, host, _, _ = kept()
+    host.longest_timeout = 3_600.0
+    assert host.asked[core.call(host, "t", timeout_seconds=asked)].timeout == limit
+
+
+# -- the books -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_for_a_call_moves_with_it_and_comes_out_at_zero() -> None:
+    core, host, plugin, keeper = kept()
+    text = '{"x": "0123456789"}'
+    for _ in range(3):
+        core.call(host, "t", text, background_after_seconds=2.0)
+    core.call(host, "t", text)
+    assert (host.budget.held, keeper.peer.budget.held) == (4 * len(text), 0)
+    core.advance(2.0)
+    assert (host.budget.held, keeper.peer.budget.held, core.held) == (len(text), 3 * len(text), 4 * len(text))
+    core.answer(plugin)
+    core.cancel(keeper.peer, next(iter(keeper.peer.asked)))
+    core.lose(plugin)
+    assert (host.budget.held, keeper.peer.budget.held, core.held, core.dispatcher.active) == (0, 0, 0, 0)
+
+
+def test_a_task_leaves_one_record_with_the_user_and_the_whole_time() -> None:
+    core, host, plugin, _ = kept()
+    core.call(host, "t", background_after_seconds=2.0, context=pb.CallContext(user_id="ann"))
+    core.advance(2.0)
+    assert len(core.records) == 0
+    core.advance(98.0)
+    core.answer(plugin, '"done"')
+    (record,) = core.records
+    assert (record.call_id, record.outcome, record.user_id, record.seconds) == ("task1", "OK", "ann", 100.0)
+    assert core.records.outcomes == {0: 1}

@@ -1,0 +1,115 @@
+"""A task as a record: what a model is told of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.bus.tasks.samples import finished, running
+from toolbus.bus.tasks.task import (
+    MAX_ERROR,
+    Status,
+    compact,
+    cut,
+    envelope,
+    new_id,
+    owner_of,
+    result_of,
+    sentence,
+    text_of,
+)
+from toolbus.errors import Code
+from toolbus.tool import CallError, Progress, Result
+
+
+def test_the_envelope_names_the_task_the_tool_and_what_to_do() -> None:
+    told = json.loads(compact(envelope(running())))
+    assert list(told) == ["status", "task_id", "tool", "message"]
+    assert (told["status"], told["task_id"], told["tool"]) == ("running", "task_1", "report")
+    assert "Do not call report again" in told["message"]
+    assert "await_task with task_id='task_1'" in told["message"]
+    assert "check_task" in told["message"]
+    assert "If you have no such tool, tell the user that it takes longer." in told["message"]
+
+
+def test_no_user_owns_what_a_program_does_whatever_they_call_themselves() -> None:
+    owners = [owner_of("", "http"), *(owner_of(user, "x") for user in ("ann", "source:http", "user:source:http"))]
+    assert owners[:2] == ["source:http", "ann"]
+    assert len(set(owners)) == 4
+
+
+def test_ids_are_alike_in_form_and_never_the_same() -> None:
+    ids = {new_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert {len(each) for each in ids} == {21}
+
+
+@pytest.mark.parametrize(
+    ("output_json", "text"),
+    [
+        ('"ä text"', "ä text"),
+        ('{"a":1}', '{"a":1}'),
+        ("null", "null"),
+        ('"broken', '"broken'),
+        ("", "null"),
+        ("5", "5"),
+    ],
+)
+def test_a_text_is_told_as_it_is_and_all_else_as_json(output_json: str, text: str) -> None:
+    assert finished(output_json=output_json).text == text
+
+
+def test_a_failure_is_told_before_what_the_tool_still_said() -> None:
+    error = CallError(Code.TOOL, "no such page")
+    task = running().with_result(Result(output_json='{"page":7}', is_error=True, error=error), 5.0)
+    assert (task.status, task.error) == (Status.FAILED, "no such page")
+    assert task.text == 'no such page\n{"page":7}'
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (Result(output_json='"it broke"', is_error=True), "it broke"),
+        (Result(is_error=True, error=CallError(Code.CANCELLED, "")), "CANCELLED"),
+        (Result(error=CallError(Code.UNAVAILABLE, "gone")), "gone"),
+    ],
+)
+def test_a_failure_of_any_form_has_one_sentence(result: Result, error: str) -> None:
+    task = running().with_result(result, 5.0)
+    assert (task.status, task.error, task.text) == (Status.FAILED, error, error)
+
+
+def test_what_is_described_counts_seconds_and_shows_the_last_progress() -> None:
+    assert finished(ended=3.26).described(99.0)["seconds"] == 3.3
+    told = running().described(7.0)
+    assert told == {"task_id": "task_1", "tool": "report", "status": "running", "seconds": 7.0}
+    shown = replace(running(), progress=Progress(3.0, 10.0, "page 3")).described(7.0)
+    assert shown["progress"] == {"done": 3.0, "total": 10.0, "message": "page 3"}
+
+
+def test_a_repr_shows_neither_result_nor_owner() -> None:
+    assert repr(finished(output_json='"secret"')) == "<Task task_1 report completed>"
+
+
+def test_any_value_becomes_a_result_and_what_json_cannot_hold_is_named() -> None:
+    assert result_of("a\ud800").output == "a\\ud800"
+    assert result_of({"b": [1, None]}).output_json == '{"b":[1,null]}'
+    passed = Result(output_json="1")
+    assert result_of(passed) is passed
+    with pytest.raises(TypeError, match="output is of type object, which JSON cannot hold"):
+        result_of(object())
+    assert text_of(result_of("x")) == "x"
+
+
+def test_the_sentence_of_an_exception_is_short_and_can_be_written() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert sentence(ValueError("no")) == "ValueError: no"
+    assert sentence(Mute()) == "Mute"
+    assert sentence(KeyError()) == "KeyError"
+    assert cut("\ud800") == "?"
+    assert len(cut("x" * 9999)) == MAX_ERROR

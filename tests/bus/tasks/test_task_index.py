@@ -1,0 +1,155 @@
+"""The ledger: who sees which task, how many there may be, and which go first."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.bus.tasks.samples import finished, running
+from toolbus.bus.tasks.task import Task
+from toolbus.bus.tasks.task_index import MAX_OWNER, Ledger, TaskLimits
+
+LIMITS = TaskLimits(running=4, running_per_owner=2, finished_kept=3, finished_seconds=10.0, finished_bytes=60)
+
+
+def test_a_task_is_found_by_its_owner_and_by_whoever_is_not_asked_who_he_is() -> None:
+    ledger = Ledger(LIMITS)
+    assert ledger.begin(running())
+    assert ledger.find("task_1") == ledger.find("task_1", "ann") == running()
+    assert ledger.find("task_1", "bob") is None
+    assert ledger.find("task_1", "") is None
+    assert ledger.find("task_2", "ann") is None
+
+
+def test_an_owner_has_room_again_when_a_task_ends() -> None:
+    ledger = Ledger(LIMITS)
+    assert [ledger.begin(running(f"task_{number}")) for number in range(3)] == [True, True, False]
+    assert ledger.begin(running("task_3", "bob"))
+    ledger.end(finished("task_0"))
+    assert ledger.begin(running("task_4"))
+
+
+def test_there_is_room_for_so_many_tasks_in_all() -> None:
+    ledger = Ledger(LIMITS)
+    assert [ledger.begin(running(f"task_{each}", each)) for each in "abcde"] == [True, True, True, True, False]
+
+
+def test_an_owner_of_endless_name_has_no_tasks_and_takes_no_room() -> None:
+    ledger = Ledger(LIMITS)
+    assert not ledger.begin(running(owner="x" * (MAX_OWNER + 1)))
+    assert (ledger.begin(running(owner="x" * MAX_OWNER)), len(ledger.all())) == (True, 1)
+
+
+def test_the_oldest_finished_task_goes_for_a_new_one() -> None:
+    ledger = Ledger(LIMITS)
+    gone = [ledger.end(finished(f"task_{number}"))[1] for number in range(5)]
+    assert gone == [[], [], [], ["task_0"], ["task_1"]]
+    assert [task.task_id for task in ledger.of("ann")] == ["task_4", "task_3", "task_2"]
+
+
+def test_large_results_take_as_many_old_ones_away_as_they_need() -> None:
+    ledger = Ledger(LIMITS)
+    for number in range(3):
+        ledger.end(finished(f"task_{number}", output_json="x" * 20))
+    assert ledger.end(finished("task_3", output_json="x" * 40))[1] == ["task_0", "task_1"]
+
+
+def test_a_result_larger_than_all_that_is_kept_is_let_go_of_and_takes_nobody_along() -> None:
+    ledger = Ledger(LIMITS)
+    ledger.end(finished("task_0", output_json="x" * 60))
+    kept, gone = ledger.end(finished("task_1", output_json="x" * 61))
+    assert (kept.result, gone) == (None, [])
+    assert "its result of 61 bytes is not there any more" in kept.text
+    assert ledger.find("task_1") is kept
+
+
+def test_where_no_finished_task_is_kept_each_goes_as_it_comes() -> None:
+    ledger = Ledger(TaskLimits(finished_kept=0))
+    assert ledger.end(finished())[1] == ["task_1"]
+    assert ledger.find("task_1") is None
+
+
+def test_finished_tasks_go_when_their_time_is_over_and_running_ones_never() -> None:
+    ledger = Ledger(LIMITS)
+    ledger.begin(running("task_0"))
+    ledger.end(finished("task_1", ended=1.0))
+    ledger.end(finished("task_2", ended=5.0))
+    assert ledger.expire(10.9) == []
+    assert ledger.expire(11.0) == ["task_1"]
+    assert ledger.expire(math.inf) == ["task_2"]
+    assert ledger.of("ann") == [running("task_0")]
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, True, "3", None])
+def test_a_limit_that_is_no_number_of_at_least_0_is_refused_by_name(value: object) -> None:
+    with pytest.raises(ValueError, match=f"finished_kept is {value!r}, it must be a number of at least 0"):
+        TaskLimits(finished_kept=value)  # type: ignore[arg-type]
+
+
+OWNERS = ("ann", "bob", "")
+
+
+class LedgerModel(RuleBasedStateMachine):
+    """Any history of a ledger, beside two plain lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(LIMITS)
+        self.running: list[Task] = []
+        self.finished: list[Task] = []
+        self.now = 0.0
+        self.count = 0
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def begin(self, owner: str) -> None:
+        self.count += 1
+        task = running(f"task_{self.count}", owner, self.now)
+        room = len(self.running) < 4 and sum(each.owner == owner for each in self.running) < 2
+        assert self.ledger.begin(task) is room
+        if room:
+            self.running.append(task)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), size=st.integers(1, 80))
+    def end(self, data: st.DataObject, size: int) -> None:
+        task = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.keep(finished(task.task_id, task.owner, self.now, "x" * size))
+
+    @rule(owner=st.sampled_from(OWNERS), size=st.integers(1, 80))
+    def end_of_a_task_from_before(self, owner: str, size: int) -> None:
+        self.count += 1
+        self.keep(finished(f"task_{self.count}", owner, self.now, "x" * size))
+
+    def keep(self, task: Task) -> None:
+        kept, gone = self.ledger.end(task)
+        assert (kept.result is None) is (task.size > 60)
+        self.finished.append(kept)
+        went = []
+        while len(self.finished) > 3 or sum(each.size for each in self.finished) > 60:
+            went.append(self.finished.pop(0).task_id)
+        assert gone == went
+
+    @rule(seconds=st.floats(0, 8))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        old = [task.task_id for task in self.finished if (task.ended or 0.0) + 10.0 <= self.now]
+        self.finished = [task for task in self.finished if task.task_id not in old]
+        assert self.ledger.expire(self.now) == old
+
+    @invariant()
+    def everybody_sees_his_own(self) -> None:
+        for owner in OWNERS:
+            both = [*reversed(self.running), *reversed(self.finished)]
+            assert self.ledger.of(owner) == [task for task in both if task.owner == owner]
+        for task in (*self.running, *self.finished):
+            seen = {owner for owner in OWNERS if self.ledger.find(task.task_id, owner) is task}
+            assert seen == {task.owner}
+        assert self.ledger.all() == [*self.running, *self.finished]
+
+
+TestLedgerModel = LedgerModel.TestCase
+TestLedgerModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

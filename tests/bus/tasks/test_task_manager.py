@@ -1,0 +1,513 @@
+"""The TaskManager: work that takes long goes on, is asked for later, and ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bus.tasks.samples import PATIENCE, Clock, Receiver, running, soon
+from toolbus.bus.tasks import Events, Status, Task, TaskManager
+from toolbus.bus.tasks.task_store import Shelf
+from toolbus.errors import Code, SetupError
+from toolbus.tool import KIB, CallError, Result
+
+SOON = 0.001  # a soft timeout that passes at once
+
+
+class Work:
+    """Work that ends when a test says so."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.begun = False
+        self.cancelled = False
+
+    async def __call__(self, answer: Any = "done") -> Any:
+        self.begun = True
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tasks(clock: Clock) -> Iterator[TaskManager]:
+    with closing(TaskManager(SOON, clock=clock)) as manager:
+        yield manager
+
+
+async def begin(tasks: TaskManager, work: Work, user_id: str = "ann", answer: Any = "done") -> str:
+    """Has some work become a task. Returns its id."""
+    told = json.loads(await tasks.execute(work(answer), "report", user_id, "#c", "matrix"))
+    assert told["status"] == "running"
+    return str(told["task_id"])
+
+
+def found(tasks: TaskManager, task_id: str, user_id: str | None = None) -> Task:
+    task = tasks.get_result(task_id, user_id)
+    assert task is not None
+    return task
+
+
+async def awaited(tasks: TaskManager, task_id: str) -> Task:
+    task = await tasks.await_result(task_id, PATIENCE)
+    assert task is not None
+    assert not task.running
+    return task
+
+
+# ── what ends in time ──
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a text", "a text"), ("\ud800", "\ud800"), ({"ä": [1]}, '{"ä":[1]}'), (None, "null"), (Result("", '"x"'), "x")],
+)
+async def test_work_that_ends_in_time_is_answered_as_it_is(value: Any, text: str) -> None:
+    work = Work()
+    work.go.set()
+    with closing(TaskManager()) as tasks:
+        assert await tasks.execute(work(value), "report", "ann") == text
+        assert tasks.list_tasks("ann") == []
+
+
+async def test_what_fails_in_time_raises_as_if_it_had_been_awaited() -> None:
+    work = Work()
+    work.go.set()
+    with closing(TaskManager()) as tasks:
+        with pytest.raises(KeyError, match="page"):
+            await tasks.execute(work(KeyError("page")), "report")
+        with pytest.raises(TypeError, match="JSON cannot hold"):
+            await tasks.execute(work(object()), "report")
+
+
+async def test_cancelling_the_wait_cancels_what_is_no_task_yet() -> None:
+    work = Work()
+    with closing(TaskManager()) as tasks:
+        waiting = asyncio.ensure_future(tasks.execute(work(), "report"))
+        await soon(lambda: work.begun)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await soon(lambda: work.cancelled)
+
+
+# ── what goes on ──
+
+
+async def test_work_that_takes_longer_goes_on_as_a_task(tasks: TaskManager, clock: Clock) -> None:
+    work = Work()
+    task_id = await begin(tasks, work)
+    assert not work.cancelled
+    assert found(tasks, task_id) == Task(task_id, "report", "ann", clock.now, channel_id="#c", platform="matrix")
+    clock.now += 20
+    work.go.set()
+    task = await awaited(tasks, task_id)
+    assert (task.status, task.text, task.ended) == (Status.COMPLETED, "done", clock.now)
+    assert found(tasks, task_id) == task
+
+
+async def test_work_that_fails_later_says_why(tasks: TaskManager) -> None:
+    for answer, error in (
+        (ValueError("no page 7"), "ValueError: no page 7"),
+        (object(), "TypeError: output is of type"),
+    ):
+        work = Work()
+        task_id = await begin(tasks, work, answer=answer)
+        work.go.set()
+        task = await awaited(tasks, task_id)
+        assert task.status is Status.FAILED
+        assert task.error.startswith(error)
+
+
+async def test_a_failed_result_of_a_call_is_a_failed_task(tasks: TaskManager) -> None:
+    work = Work()
+    task_id = await begin(tasks, work, answer=Result(is_error=True, error=CallError(Code.UNAVAILABLE, "it is gone")))
+    work.go.set()
+    assert (await awaited(tasks, task_id)).text == "it is gone"
+
+
+async def test_work_that_is_cancelled_from_inside_has_failed(tasks: TaskManager) -> None:
+    work = Work()
+    task_id = await begin(tasks, work, answer=asyncio.CancelledError())
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    other = json.loads(await tasks.execute(future, "report"))["task_id"]
+    future.cancel()
+    assert "its work was cancelled" in (await awaited(tasks, other)).text
+    assert tasks.cancel(task_id)
+
+
+async def test_a_wait_that_ends_leaves_the_task_alone(tasks: TaskManager) -> None:
+    work = Work()
+    task_id = await begin(tasks, work)
+    for timeout in (0.001, 0, -5, float("nan")):
+        task = await tasks.await_result(task_id, timeout)
+        assert task is not None
+        assert task.running
+    waiting = asyncio.ensure_future(tasks.await_result(task_id))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert not tasks._work[task_id].waiters
+    assert found(tasks, task_id).running
+    assert not work.cancelled
+
+
+async def test_nobody_waits_longer_than_300_seconds(tasks: TaskManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_id = await begin(tasks, Work())
+    monkeypatch.setattr("toolbus.bus.tasks.task_manager.MAX_TIMEOUT_SECONDS", 0.001)
+    task = await tasks.await_result(task_id, 1e9)
+    assert task is not None
+    assert task.running
+
+
+async def test_a_task_ends_at_its_limit_and_so_does_its_work() -> None:
+    work = Work()
+    with closing(TaskManager(0, task_seconds=0.02)) as tasks:
+        task = await awaited(tasks, await begin(tasks, work))
+        await soon(lambda: work.cancelled)
+    assert task.error == "it did not end within 0.02 s (limit task_seconds) and was taken back"
+
+
+# ── whose they are ──
+
+
+async def test_a_foreign_task_is_as_if_there_were_none(tasks: TaskManager) -> None:
+    work = Work()
+    task_id = await begin(tasks, work, "ann")
+    for user_id in ("bob", ""):
+        assert tasks.get_result(task_id, user_id) is None
+        assert await tasks.await_result(task_id, PATIENCE, user_id) is None
+        assert tasks.cancel(task_id, user_id) is False
+        assert tasks.set_output_redirect(task_id, print, user_id) is False
+        assert tasks.list_tasks(user_id) == []
+    assert not work.cancelled
+    assert found(tasks, task_id, "ann").running
+
+
+async def test_a_user_sees_his_tasks_newest_first(tasks: TaskManager) -> None:
+    works = [Work() for _ in range(3)]
+    ids = [await begin(tasks, work) for work in works]
+    works[2].go.set()
+    await awaited(tasks, ids[2])
+    assert [task.task_id for task in tasks.list_tasks("ann")] == [ids[1], ids[0], ids[2]]
+
+
+# ── cancelling ──
+
+
+async def test_a_cancelled_task_has_failed_at_once_and_its_work_is_told(tasks: TaskManager) -> None:
+    work = Work()
+    task_id = await begin(tasks, work)
+    waiting = asyncio.ensure_future(tasks.await_result(task_id))
+    await asyncio.sleep(0)
+    assert tasks.cancel(task_id, "ann") is True
+    task = found(tasks, task_id)
+    assert (task.status, task.error.partition(":")[0]) == (Status.FAILED, "cancelled")
+    assert await waiting == task
+    await soon(lambda: work.cancelled)
+    assert tasks.cancel(task_id) is False
+    assert tasks.cancel("task_never") is False
+    assert found(tasks, task_id) == task
+
+
+# ── limits ──
+
+
+async def test_where_there_is_no_room_for_a_task_the_work_is_waited_for() -> None:
+    with closing(TaskManager(SOON, running=2, running_per_owner=1)) as tasks:
+        await begin(tasks, Work(), "ann")
+        second = Work()
+        waiting = asyncio.ensure_future(tasks.execute(second("second"), "report", "ann"))
+        await begin(tasks, Work(), "bob")
+        third = Work()
+        cancelled = asyncio.ensure_future(tasks.execute(third(), "report", "eve"))
+        await soon(lambda: third.begun)
+        cancelled.cancel()
+        await soon(lambda: third.cancelled)
+        second.go.set()
+        assert await waiting == "second"
+
+
+async def test_work_without_room_ends_at_the_limit_too() -> None:
+    work = Work()
+    with closing(TaskManager(0, running=0, task_seconds=0.01)) as tasks:
+        with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+            await tasks.execute(work(), "report")
+        await soon(lambda: work.cancelled)
+
+
+async def test_finished_tasks_go_after_their_time(tasks: TaskManager, clock: Clock) -> None:
+    work = Work()
+    task_id = await begin(tasks, work)
+    work.go.set()
+    await awaited(tasks, task_id)
+    clock.now += 86_399
+    assert tasks.get_result(task_id) is not None
+    clock.now += 1
+    assert tasks.get_result(task_id) is None
+    assert tasks.list_tasks("ann") == []
+
+
+async def test_the_oldest_finished_task_goes_for_the_newest_and_who_waits_still_gets_his() -> None:
+    with closing(TaskManager(SOON, finished_kept=0)) as tasks:
+        work = Work()
+        task_id = await begin(tasks, work)
+        waiting = asyncio.ensure_future(tasks.await_result(task_id))
+        await asyncio.sleep(0)
+        work.go.set()
+        task = await waiting
+        assert task is not None
+        assert task.text == "done"
+        assert tasks.get_result(task_id) is None
+
+
+@pytest.mark.parametrize("name", ["timeout", "task_seconds", "finished_kept", "result_bytes"])
+def test_a_limit_that_cannot_be_one_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is -1, it must be a number of at least 0"):
+        TaskManager(**{name: -1})  # type: ignore[arg-type]
+
+
+# ── being told ──
+
+
+async def test_subscribers_are_told_of_their_tasks_until_they_leave(
+    tasks: TaskManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[tuple[str, str]] = []
+
+    def broken(task: Task) -> None:
+        raise RuntimeError("no")
+
+    tasks.subscribe(broken)
+    leave = tasks.subscribe(lambda task: told.append(("all", task.owner)))
+    tasks.subscribe(lambda task: told.append(("ann's", task.owner)), "ann")
+    with caplog.at_level(logging.ERROR):
+        for user_id in ("ann", "bob"):
+            assert tasks.cancel(await begin(tasks, Work(), user_id))
+    leave()
+    leave()
+    tasks.cancel(await begin(tasks, Work(), "bob"))
+    assert told == [("all", "ann"), ("ann's", "ann"), ("all", "bob")]
+    assert "a callback failed for <Task" in caplog.text
+
+
+async def test_events_hear_of_each_task_from_when_they_are_made_until_the_end(clock: Clock) -> None:
+    tasks = TaskManager(SOON, clock=clock)
+    events, anns = tasks.events(), tasks.events("ann")
+    async with tasks.events() as left:
+        pass
+    ids = [await begin(tasks, Work(), user_id) for user_id in ("ann", "bob")]
+    assert tasks.cancel(ids[0])
+    async with asyncio.timeout(PATIENCE):
+        assert (await anext(events)).task_id == ids[0]
+        tasks.close()
+        assert [task.task_id async for task in events] == [ids[1]]
+        assert [task.task_id async for task in anns] == [ids[0]]
+        assert [task async for task in left] == []
+        assert [task async for task in tasks.events()] == []
+
+
+async def test_events_without_results_hold_none_for_a_reader_who_is_behind(tasks: TaskManager) -> None:
+    work = Work()
+    async with tasks.events(results=False) as events:
+        task_id = await begin(tasks, work)
+        work.go.set()
+        assert (await awaited(tasks, task_id)).result is not None
+        async with asyncio.timeout(PATIENCE):
+            told = await anext(events)
+    assert (told.task_id, told.status, told.result) == (task_id, Status.COMPLETED, None)
+
+
+async def test_a_result_is_sent_on_when_it_is_there(tasks: TaskManager) -> None:
+    async with Receiver() as receiver:
+        work, told = Work(), list[Task]()
+        task_id = await begin(tasks, work)
+        assert tasks.set_output_redirect(task_id, told.append)
+        assert tasks.set_output_redirect(task_id, receiver.url, "ann")
+        work.go.set()
+        await awaited(tasks, task_id)
+        await soon(lambda: bool(receiver.posts))
+        assert receiver.posts[0][1]["text"] == "done"
+        assert told == []  # the later target took its place
+        assert tasks.set_output_redirect(task_id, told.append)
+        assert told == [found(tasks, task_id)]
+        assert tasks.set_output_redirect(task_id, None)
+        assert not tasks.set_output_redirect("task_never", print)
+    with pytest.raises(ValueError, match="leads away from this machine"):
+        tasks.set_output_redirect(task_id, "http://example.com/")
+
+
+# ── threads and loops ──
+
+
+async def test_loops_of_other_threads_wait_for_the_same_task(tasks: TaskManager) -> None:
+    work = Work()
+    task_id = await begin(tasks, work)
+    texts: list[str] = []
+    waiting = threading.Barrier(4)
+
+    async def wait() -> None:
+        waiting.wait(PATIENCE)
+        task = await tasks.await_result(task_id, PATIENCE)
+        assert task is not None
+        texts.append(task.text)
+
+    threads = [threading.Thread(target=lambda: asyncio.run(wait())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    await asyncio.to_thread(waiting.wait, PATIENCE)
+    await soon(lambda: len(tasks._work[task_id].waiters) == 3)
+    work.go.set()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, PATIENCE)
+    assert texts == ["done"] * 3
+
+
+async def test_work_of_another_loop_is_cancelled_there(tasks: TaskManager) -> None:
+    ids: list[str] = []
+    cancelled: list[bool] = []
+
+    async def elsewhere() -> None:
+        work = Work()
+        ids.append(await begin(tasks, work))
+        await soon(lambda: work.cancelled)
+        cancelled.append(True)
+
+    thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    thread.start()
+    await soon(lambda: bool(ids))
+    assert tasks.cancel(ids[0])
+    await asyncio.to_thread(thread.join, PATIENCE)
+    assert cancelled == [True]
+
+
+def test_work_whose_loop_ends_has_failed_and_who_waited_on_a_closed_loop_is_forgotten(tasks: TaskManager) -> None:
+    task_id = asyncio.run(begin(tasks, Work()))
+    assert "the event loop that ran it has ended" in found(tasks, task_id).text
+
+    loop = asyncio.new_event_loop()
+    waiter: asyncio.Future[Task] = loop.create_future()
+    events = loop.run_until_complete(_events(tasks))
+    other = loop.run_until_complete(begin(tasks, Work()))
+    tasks._work[other].waiters.add(waiter)
+    left = asyncio.all_tasks(loop)
+    loop.close()
+    assert tasks.cancel(other)
+    assert found(tasks, other).status is Status.FAILED
+    events.close()
+    for task in left:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+async def _events(tasks: TaskManager) -> Events:
+    return tasks.events()
+
+
+# ── restarts ──
+
+
+async def test_what_has_ended_is_there_after_a_restart_and_what_ran_has_failed(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "tasks.db"
+    with closing(TaskManager(SOON, path=path, clock=clock)) as tasks:
+        done, cut_off = Work(), Work()
+        first, second = await begin(tasks, done), await begin(tasks, cut_off)
+        done.go.set()
+        task = await awaited(tasks, first)
+    await soon(lambda: cut_off.cancelled)
+    with closing(TaskManager(path=path, clock=clock)) as tasks:
+        assert found(tasks, first, "ann") == task
+        assert "the program that ran it ended before it was done" in found(tasks, second, "ann").text
+        assert "it may have run, so it was not tried again" in found(tasks, second, "ann").text
+        assert tasks.get_result(first, "bob") is None
+
+
+def test_what_ran_when_a_program_was_killed_has_failed_at_the_next_start(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "tasks.db"
+    with closing(Shelf(path, KIB)) as shelf:
+        shelf.put(running())
+    for _ in range(2):
+        with closing(TaskManager(path=path, clock=clock)) as tasks:
+            task = found(tasks, "task_1", "ann")
+            assert (task.status, task.ended) == (Status.FAILED, clock.now)
+            assert "the program that ran it ended" in task.text
+
+
+async def test_what_is_dropped_or_too_old_is_not_there_after_a_restart_either(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "tasks.db"
+    ids = []
+    with closing(TaskManager(SOON, path=path, clock=clock, finished_kept=2)) as tasks:
+        for _ in range(3):
+            ids.append(await begin(tasks, Work()))
+            clock.now += 10
+            assert tasks.cancel(ids[-1])
+    with closing(TaskManager(path=path, clock=clock, finished_kept=2)) as tasks:
+        assert [task.task_id for task in tasks.list_tasks("ann")] == [ids[2], ids[1]]
+    with closing(TaskManager(path=path, clock=clock, finished_kept=1)) as tasks:
+        assert [task.task_id for task in tasks.list_tasks("ann")] == [ids[2]]
+    clock.now += 86_400
+    for finished_kept in (1, 500):
+        with closing(TaskManager(path=path, clock=clock, finished_kept=finished_kept)) as tasks:
+            assert tasks.list_tasks("ann") == []
+
+
+async def test_a_large_result_is_there_until_the_restart(tmp_path: Path) -> None:
+    path, work = tmp_path / "tasks.db", Work()
+    with closing(TaskManager(SOON, path=path, result_bytes=100)) as tasks:
+        task_id = await begin(tasks, work, answer="x" * 200)
+        work.go.set()
+        assert (await awaited(tasks, task_id)).text == "x" * 200
+    with closing(TaskManager(path=path)) as tasks:
+        assert "its result of 202 bytes is not there any more: it was too large" in found(tasks, task_id).text
+
+
+async def test_a_file_that_is_named_later_takes_in_what_there_is(tmp_path: Path, tasks: TaskManager) -> None:
+    path = tmp_path / "tasks.db"
+    with closing(TaskManager(SOON, path=path)) as before:
+        old = await begin(before, Work())
+    ids = [await begin(tasks, Work()), await begin(tasks, Work())]
+    tasks.cancel(ids[0])
+    tasks.keep_in(path)
+    assert {task.task_id for task in tasks.list_tasks("ann")} == {old, *ids}
+    with pytest.raises(SetupError, match=r"are kept in .*tasks\.db already"):
+        tasks.keep_in(tmp_path / "other.db")
+    tasks.close()
+    with closing(TaskManager(path=path, clock=Clock())) as again:
+        assert {task.task_id for task in again.list_tasks("ann")} == {old, *ids}
+
+
+# ── the end ──
+
+
+async def test_closing_ends_all_work_and_what_comes_later_is_waited_for(tasks: TaskManager) -> None:
+    work, later = Work(), Work()
+    task_id = await begin(tasks, work)
+    tasks.close()
+    tasks.close()
+    await soon(lambda: work.cancelled)
+    assert found(tasks, task_id).status is Status.FAILED
+    later.go.set()
+    assert await tasks.execute(later(), "report", "ann") == "done"
+
+
+def test_nothing_is_made_for_a_program_that_keeps_nothing() -> None:
+    before = threading.active_count()
+    with closing(TaskManager()):
+        assert threading.active_count() == before

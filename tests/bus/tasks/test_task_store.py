@@ -1,0 +1,246 @@
+"""The shelf: what was kept comes back after any end, and no file keeps a program from starting that may be replaced."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.bus.tasks.samples import finished, running
+from toolbus.bus.tasks.task import Task
+from toolbus.bus.tasks.task_store import APPLICATION_ID, Shelf
+from toolbus.errors import SetupError
+from toolbus.functions.reply import image
+from toolbus.tool import KIB, Result
+
+
+@contextmanager
+def opened(path: Path, result_bytes: int = KIB) -> Iterator[Shelf]:
+    with closing(Shelf(path, result_bytes)) as shelf:
+        yield shelf
+
+
+def loaded(path: Path) -> list[Task]:
+    with opened(path) as shelf:
+        return list(shelf.load())
+
+
+def fill(path: Path, *tasks: Task) -> None:
+    with opened(path) as shelf:
+        for task in tasks:
+            shelf.put(task)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "tasks.db"
+
+
+def test_every_field_of_a_task_comes_back_as_it_was(path: Path) -> None:
+    result = Result("task_1", '{"天気":"☀"}', content=(image(b"\x00\xff"),))
+    task = Task("task_1", "天気", "猫", 1.25, channel_id="#a", platform="matrix").with_result(result, 2.5)
+    failed = Task("task_2", "t", "", 3.0).with_error("no \0 'quotes'\n", 4.0)
+    fill(path, task, failed)
+    assert loaded(path) == [task, failed]
+
+
+def test_finished_tasks_come_back_in_the_order_of_their_ends_and_running_ones_last(path: Path) -> None:
+    tasks = [running("a"), finished("b", ended=9.0), finished("c", ended=3.0), running("d")]
+    fill(path, *tasks)
+    assert [task.task_id for task in loaded(path)] == ["c", "b", "a", "d"]
+
+
+def test_the_last_word_about_a_task_counts(path: Path) -> None:
+    with opened(path) as shelf:
+        shelf.put(running("a"))
+        shelf.put(running("b"))
+        shelf.put(finished("a"))
+        shelf.remove(["b", "never"])
+        assert shelf.flush()
+        shelf.put(running("c"))
+    assert loaded(path) == [finished("a"), running("c")]
+
+
+def test_a_result_that_is_too_large_for_the_disk_is_left_out_with_the_reason(path: Path) -> None:
+    large = finished(output_json='"' + "x" * 2000 + '"')
+    fill(path, large)
+    (kept,) = loaded(path)
+    assert (kept.status, kept.result) == ("completed", None)
+    assert "its result of 2002 bytes is not there any more: it was too large to be written to disk" in kept.text
+
+
+def test_the_file_is_its_owners_alone(path: Path) -> None:
+    with opened(path) as shelf:
+        shelf.put(running())
+        assert shelf.flush()
+        modes = {part.name: stat.S_IMODE(part.stat().st_mode) for part in path.parent.iterdir()}
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_file_that_came_back_readable_by_others_is_taken_from_them(path: Path) -> None:
+    fill(path, finished())
+    path.chmod(0o644)
+    assert loaded(path) == [finished()]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_empty_file_is_what_a_killed_program_left(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    fill(path, finished())
+    assert loaded(path) == [finished()]
+
+
+def test_a_second_program_cannot_use_the_file(path: Path) -> None:
+    with opened(path), pytest.raises(SetupError, match="Close the other program that uses it, or name another"):
+        Shelf(path, KIB)
+    assert loaded(path) == []
+
+
+@pytest.mark.parametrize("where", [100, 4096, 12288])
+def test_a_damaged_file_is_moved_aside_and_said_so(path: Path, where: int, caplog: pytest.LogCaptureFixture) -> None:
+    fill(path, *(finished(f"task_{number}", output_json='"' + "x" * 800 + '"') for number in range(20)))
+    sound = path.read_bytes()
+    damaged = sound[:where] + b"\xa5" * 2000 + sound[where + 2000 :]
+    path.write_bytes(damaged)
+    with opened(path) as shelf, caplog.at_level(logging.ERROR):
+        assert list(shelf.load()) == []
+        shelf.put(finished("new", ended=99.0))
+    assert loaded(path)[-1].task_id == "new"
+    assert "is damaged" in caplog.text
+    assert "xxx" not in caplog.text
+    assert Path(f"{path}.damaged").read_bytes() == damaged
+
+
+def test_a_flipped_byte_costs_its_own_row_only(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(path, finished("a"), finished("b", output_json='"abcdefgh"'), finished("c"))
+    path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abcdefgi"))
+    assert [task.task_id for task in loaded(path)] == ["a", "c"]
+    assert "a task in" in caplog.text
+    assert "its checksum fails" in caplog.text
+    caplog.clear()
+    assert [task.task_id for task in loaded(path)] == ["a", "c"]
+    assert not caplog.text  # it was taken out
+
+
+def edit(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        (
+            "PRAGMA user_version = 99",
+            r"a newer toolbus \(version 99 of the file; this one knows 1\).* Use that toolbus",
+        ),
+        ("PRAGMA application_id = 7", r"another program \(application_id 0x7\)"),
+    ],
+    ids=["newer", "foreign"],
+)
+def test_a_file_that_is_not_ours_to_replace_is_refused_and_left(path: Path, statement: str, words: str) -> None:
+    fill(path, finished())
+    edit(path, statement)
+    before = path.read_bytes()
+    with pytest.raises(SetupError, match=words):
+        Shelf(path, KIB)
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_sqlite_file_is_refused_and_left(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("my thesis")
+    with pytest.raises(SetupError, match=r"no SQLite file.* Move it away or name another file"):
+        Shelf(path, KIB)
+    assert path.read_text() == "my thesis"
+
+
+def test_a_path_that_cannot_be_written_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"it is no regular file.* Name another file"):
+        Shelf(tmp_path, KIB)
+
+
+def test_whose_file_it_is_stands_in_its_header_from_the_start(path: Path) -> None:
+    with opened(path):
+        assert int.from_bytes(path.read_bytes()[68:72], "big") == APPLICATION_ID
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_room_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(path, result_bytes=10**6) as shelf:
+        limit = shelf._connection.execute("PRAGMA page_count").fetchone()[0] + 2
+        shelf._connection.execute(f"PRAGMA max_page_count = {limit}")
+        for number in range(3):
+            shelf.put(finished(f"task_{number}", output_json='"' + "x" * 50_000 + '"'))
+        assert not shelf.flush(timeout=0.05)
+        assert not shelf.flush(timeout=0.05)
+        assert caplog.text.count("tasks cannot be written") == 1
+        assert "database or disk is full" in caplog.text
+        shelf._connection.execute("PRAGMA max_page_count = 100000")
+        shelf.remove(["task_1"])
+        assert shelf.flush()
+    assert [task.task_id for task in loaded(path)] == ["task_0", "task_2"]
+
+
+def test_a_task_that_cannot_be_written_costs_no_other(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(path, finished("a", output_json='"\ud800"'), finished("b"))
+    assert loaded(path) == [finished("b")]
+    assert "<Task a report completed> cannot be written: UnicodeEncodeError" in caplog.text
+
+
+def test_threads_may_all_write_at_once(path: Path) -> None:
+    with opened(path) as shelf:
+
+        def work(letter: str) -> None:
+            for number in range(50):
+                shelf.put(running(f"{letter}{number}"))
+                shelf.put(finished(f"{letter}{number}"))
+
+        threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {task.status for task in loaded(path)} == {"completed"}
+    assert len(loaded(path)) == 200
+
+
+IDS = st.sampled_from(["a", "b", "c"])
+CHANGES = st.one_of(
+    st.builds(running, IDS, st.text(max_size=5)),
+    st.builds(finished, IDS, ended=st.floats(allow_nan=False), output_json=st.sampled_from(["1", '"ä"', "no json"])),
+    IDS,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(CHANGES, st.booleans()), max_size=8))
+def test_any_history_leaves_what_a_dict_would_hold(
+    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[Task | str, bool]]
+) -> None:
+    path = tmp_path_factory.mktemp("shelf") / "tasks.db"
+    model: dict[str, Task] = {}
+    shelf = Shelf(path, KIB)
+    for change, restart in history:
+        if isinstance(change, str):
+            model.pop(change, None)
+            shelf.remove([change])
+        else:
+            model[change.task_id] = change
+            shelf.put(change)
+        if restart:
+            shelf.close()
+            shelf = Shelf(path, KIB)
+    shelf.close()
+    assert {task.task_id: task for task in loaded(path)} == model

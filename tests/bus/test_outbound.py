@@ -1,0 +1,48 @@
+"""Connections towards programs of this machine: kept for the next request, and no more of them than are needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from aiohttp import web
+
+from toolbus.bus import outbound
+
+
+async def test_of_the_connections_of_a_busy_moment_only_one_is_used_by_calls_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbound, "KEEP_ALIVE_SECONDS", 2.0)  # longer than a busy machine stands still
+    used: Counter[int] = Counter()  # requests by connection
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        used[request.transport.get_extra_info("peername")[1]] += 1
+        await asyncio.sleep(0.01)
+        return web.Response()
+
+    application = web.Application()
+    application.router.add_get("/", answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    async with outbound.open_session(connections=0, seconds=5.0) as session:
+
+        async def ask() -> None:
+            async with session.get(url) as response:
+                await response.read()
+
+        await asyncio.gather(*(ask() for _ in range(8)))
+        assert len(used) == 8
+        used.clear()
+        for _ in range(20):
+            await ask()
+        assert [*used.values()] == [20]
+        async with asyncio.timeout(30.0):
+            while len(runner.server.connections if runner.server else ()) > 1:  # the others are closed, being idle
+                await ask()
+        assert len(used) == 1
+    await runner.cleanup()

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tests.bus.upstream.main_server import MainServer
+from tests.support.core_model import PeerDouble, offered
+from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.catalog.view import View
+from toolbus.bus.upstream import Upstream, sync, sync_state, upstream_client
+from toolbus.tool import Tool
+
+BASE = "http://127.0.0.1:48916"
+
+
+class Side:
+    """Our side: a real registry whose changes wake the room, as the bus does it."""
+
+    def __init__(self, *roles: str, grace_seconds: float = 0.0) -> None:
+        self.registry = Registry(roles or ("default",), grace_seconds=grace_seconds)
+        self.view = View(self.registry, Policy())
+        self.told = 0  # how often watchers were told of warnings
+        self.upstream: Upstream | None = None
+        self._watchers: list[asyncio.Event] = []
+        self._warned = asyncio.Event()
+
+    def offer(self, source: str, *tools: Tool, qualified: bool = False) -> PeerDouble:
+        handler = PeerDouble(source)
+        self.registry.register(handler, offered(*tools), qualified=qualified)
+        self.changed()
+        return handler
+
+    def withdraw(self, handler: PeerDouble) -> None:
+        self.registry.withdraw(handler)
+        self.changed()
+
+    def changed(self) -> None:
+        for event in self._watchers:
+            event.set()
+
+    async def watch(self) -> AsyncIterator[object]:
+        event = asyncio.Event()
+        self._watchers.append(event)
+        while True:
+            yield None
+            await event.wait()
+            event.clear()
+
+    def _tell(self) -> None:
+        self.told += 1
+        self._warned.set()
+        self.changed()
+
+    async def connect(self, url: str, base: str = BASE) -> Upstream:
+        self.upstream = Upstream(
+            url,
+            self.registry,
+            self.view,
+            callback_base=base,
+            bus_id="b1",
+            changed=self.watch,
+            on_warning=self._tell,
+        )
+        await self.upstream.start()
+        return self.upstream
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition holds after some warning; fails after 5 s."""
+        async with asyncio.timeout(5):
+            while not condition():
+                self._warned.clear()
+                await self._warned.wait()
+
+    def warning(self, name: str, role: str = "") -> str:
+        entry = self.registry.find(name, role)
+        assert entry is not None
+        return entry.warnings.get("upstream", "")
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "POLL_SECONDS", 0.03)
+    monkeypatch.setattr(sync, "DEBOUNCE_SECONDS", 0.002)
+    monkeypatch.setattr(sync, "BACKOFF_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr(sync_state, "FIRST_RETRY_SECONDS", 0.03)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MainServer]:
+    async with MainServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def side() -> AsyncIterator[Side]:
+    made = Side()
+    yield made
+    if made.upstream is not None:
+        await made.upstream.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests end after a tenth of a second."""
+    monkeypatch.setattr(upstream_client, "REQUEST_SECONDS", 0.1)

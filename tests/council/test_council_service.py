@@ -1,0 +1,432 @@
+"""The council of a bus without a bus: its file, what is kept of runs, and those who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.council.shelf import Shelf, failed, tool
+from tests.council.test_sidecar import KEY, says, server_of
+from toolbus.council import council_service as service_room
+from toolbus.council.council_file import CouncilFile
+from toolbus.council.council_service import MOST_RUNS, CouncilService
+from toolbus.council.council_watcher import LOST, MOST_WAITING
+from toolbus.council.sidecar import API_KEY_VARIABLE
+from toolbus.errors import Code, PeerLost, SetupError
+
+ADA = {"id": "m1", "name": "Ada", "tools": ["ext:look"]}
+NO_CONNECTION = (
+    "no sidecar model: the settings name no connection; set it to the base URL of an OpenAI-compatible server, for "
+    "example http://127.0.0.1:8080/v1"
+)
+HELLO = {"messages": [{"role": "user", "content": "Hello?"}], "chat_id": "c1"}
+PROMPT = {"name": "feel", "prompt": "Say how it feels.", "variable": "mood", "store_in_deliberation": 0}
+
+
+def written(folder: Path, text: str, name: str = "council.toml") -> Path:
+    file = folder / name
+    file.write_text(text, "utf-8")
+    return file
+
+
+def loaded(file: Path, **environ: str) -> CouncilFile:
+    return CouncilFile.load(file, environ)
+
+
+async def ran(service: CouncilService, **more: Any) -> dict[str, Any]:
+    return await service.begin({**HELLO, "members": [ADA], **more})(None)
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+TOML = """
+prompt_tools = ["prompts"]
+bundled = false
+parallel = true
+
+[sidecar]
+connection = "http://127.0.0.1:8080/v1"
+model = "small"
+
+[[members]]
+name = "Ada"
+tools = ["memory:recall", "feel"]
+chance = 50
+"""
+
+
+def test_a_file_holds_members_settings_model_and_prompt_tools(tmp_path: Path) -> None:
+    (tmp_path / "prompts").mkdir()
+    written(tmp_path / "prompts", json.dumps(PROMPT), "feel.json")
+    told = loaded(written(tmp_path, TOML))
+    (ada,) = told.settings.members
+    assert (ada.id, ada.tools, ada.chance, told.settings.parallel) == ("Ada", ("memory:recall", "feel"), 50, True)
+    assert (told.sidecar.model, told.model is not None) == ("small", True)
+    assert [each.name for each in told.prompt_tools] == ["feel"]
+
+
+def test_the_file_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rest.md").read_text("utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "prompts").mkdir()
+    written(tmp_path / "prompts", json.dumps(PROMPT), "feel.json")
+    told = loaded(written(tmp_path, shown))
+    (ada,) = told.settings.members
+    assert (ada.history_retention, ada.tools[1]) == ({"memory:recall": 2}, "propose_twist")
+    assert told.model is not None
+    assert {"feel", "propose_twist"} <= {each.name for each in told.prompt_tools}
+
+
+def test_bundled_prompt_tools_come_last_so_that_they_count(tmp_path: Path) -> None:
+    written(tmp_path, json.dumps(PROMPT), "feel.json")
+    told = loaded(written(tmp_path, '{"prompt_tools": ["feel.json"]}', "c.json"))
+    names = [each.name for each in told.prompt_tools]
+    assert (names[0], len(names) > 5, told.model) == ("feel", True, None)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"sidecar": {"connection": "home", "model": "m"}},
+        {"sidecarSettings": {"connectionProfileId": "home", "model": "m"}},
+        {"toolsSettings": {"sidecar": {"connectionProfileId": "home", "model": "m"}}},
+    ],
+)
+def test_the_model_may_be_described_where_hosts_keep_it_and_its_connection_named(
+    tmp_path: Path, said: dict[str, Any]
+) -> None:
+    said = {**said, "connections": {"home": "http://127.0.0.1:8080/v1"}}
+    assert loaded(written(tmp_path, json.dumps(said), "c.json")).model is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "cannot be read"),
+        ("timeout_ms = 'soon'", "council settings: timeout_ms: 'soon' is no number"),
+        ("[[members]]\nrole = 'x'", "members[0]: has no name: give it one"),
+        ("sidecar = 5", "sidecar is 5, it must be a mapping"),
+        ("[sidecar]\nconnection = 'home'\nmodel = 'm'", "the name of a connection (there are: none)"),
+        ("[sidecar]\n[sidecarSettings]", "under sidecar and sidecarSettings, which mean the same"),
+        (f"[sidecar]\napi_key = '{KEY}'", f"settings hold no key: take it out, and set {API_KEY_VARIABLE} in the env"),
+        (f"[sidecar]\nconnection = 'http://u:{KEY}@h/v1'", f"leave them out, and set {API_KEY_VARIABLE} in the env"),
+        ("connections = ['x']", "connections must be a table"),
+        ("bundled = 1", "bundled is 1, it must be true or false"),
+        ("prompt_tools = 'prompts'", "they must be a list of files and folders"),
+        ("prompt_tools = ['nowhere']", "nowhere is not there: write it, or name a file or folder that is"),
+        ("prompt_tools = ['empty']", "empty holds none: name the file or folder that has them"),
+    ],
+)
+def test_a_fault_in_the_file_is_refused_with_its_name_and_a_cure(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "empty").mkdir()
+    file = written(tmp_path, text)
+    with pytest.raises(SetupError) as refusal:
+        loaded(file)
+    assert str(refusal.value).startswith(f"{file}: ")
+    assert words in str(refusal.value)
+    assert KEY not in str(refusal.value)
+
+
+def test_a_file_that_plans_without_a_model_is_refused_with_its_name(tmp_path: Path) -> None:
+    file = written(tmp_path, "plan_arguments = true")
+    with pytest.raises(SetupError, match=f"^{file}: plan_arguments is on"):
+        CouncilService.of_file(Shelf(), file)
+
+
+def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="it holds no object"):
+        loaded(written(tmp_path, "[1]", "c.json"))
+
+
+async def test_the_key_of_the_model_comes_from_the_environment_and_is_shown_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv(API_KEY_VARIABLE, KEY)
+    async with server_of((200, says("calm"))) as server:
+        said = {"sidecar": {"connection": server.url, "model": "small"}, "prompt_tools": ["feel.json"]}
+        written(tmp_path, json.dumps(PROMPT), "feel.json")
+        service = CouncilService.of_file(Shelf(), written(tmp_path, json.dumps(said), "c.json"))
+        answer = await ran(service, members=[{**ADA, "tools": ["feel"]}])
+    assert answer["results"][0]["content"] == "calm"
+    assert answer["namedResults"] == {"mood": "calm"}
+    assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {KEY}"]
+    assert KEY not in f"{service!r} {service.described()} {answer} {caplog.text} {loaded(tmp_path / 'c.json')}"
+
+
+def test_what_is_in_force_can_be_sent_as_a_run_s_own(tmp_path: Path) -> None:
+    service = CouncilService.of_file(Shelf(), written(tmp_path, "timeout_seconds = 60\n[[members]]\nname = 'Ada'"))
+    shown = json.loads(json.dumps(service.described()))
+    assert (shown["settings"]["timeout_seconds"], shown["members"][0]["name"]) == (60.0, "Ada")
+    assert shown["sidecar"]["available"] is False
+    assert "name no connection" in shown["sidecar"]["reason"]
+    service.begin({**HELLO, "members": shown["members"], "settings": shown["settings"]})
+
+
+def test_the_bus_loads_nothing_of_councils_before_it_needs_them() -> None:
+    script = "import sys, toolbus.bus; print([name for name in sys.modules if name.startswith('toolbus.extension')])"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert (ran.stdout.strip(), ran.stderr) == ("[]", "")
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_s_settings_and_members_are_its_own() -> None:
+    shelf = Shelf(tool("ext:look"))
+    service = CouncilService(shelf)
+    answer = await ran(service, settings={"timeoutMs": 45_000})
+    assert shelf.asked[0].timeout == 45.0
+    assert [each["content"] for each in answer["results"]] == ["what ext:look says"]
+    assert service.described()["members"] == []
+    assert service.described()["settings"]["timeout_seconds"] == 30.0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"members": None}, "there are no members"),
+        ({"members": [{"name": "Ada"}]}, "no member has tools"),
+        ({"members": [{**ADA, "chance": 0}]}, "the dice left everybody out"),
+        ({"settings": {"mode": "inline"}}, "the mode is inline: the main model calls the tools itself"),
+    ],
+)
+async def test_where_nobody_takes_part_the_answer_says_why(more: dict[str, Any], words: str) -> None:
+    answer = await ran(CouncilService(Shelf(tool("ext:look"))), **more)
+    assert words in answer.pop("reason")
+    assert answer == {"ok": True, "active": False, "results": []}
+
+
+async def test_a_run_whose_tools_are_all_gone_is_not_active_and_says_which_they_are() -> None:
+    service = CouncilService(Shelf(tool("ext:look")))
+    answer = await ran(service, members=[{**ADA, "tools": ["ext:loook"]}])
+    assert (answer["active"], answer["results"]) == (False, [])
+    assert "skipped says why" in answer["reason"]
+    assert [(each["memberId"], each["toolName"]) for each in answer["skipped"]] == [("m1", "ext:loook")]
+    assert service.find(answer["runId"]) == answer
+
+
+async def test_keys_that_mean_nothing_are_named_in_the_answer() -> None:
+    service = CouncilService(Shelf(tool("ext:look")))
+    answer = await ran(
+        service,
+        settings={"paralel": True, "toolsSettings": {"timeOut": 5, "enabled": True}},
+        members=[{**ADA, "mood": 1, "bad\nkey": 2}],
+        unknown=["mesages"],
+    )
+    assert answer["ignored"] == [
+        "mesages",
+        "settings.paralel",
+        "settings.toolsSettings.timeOut",
+        "members[0].mood",
+        r"members[0].bad\nkey",
+    ]
+    assert "ignored" not in await ran(service)
+    assert len((await ran(service, unknown=[str(number) for number in range(1000)]))["ignored"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"members": [{"name": "x", "chance": 10**400}]}, "is no number"),
+        ({"members": [ADA, ADA]}, "is the id of two members"),
+        ({"settings": {"members": []}}, "members stand beside the settings"),
+        ({"settings": {"Members": []}}, "members stand beside the settings"),
+        ({"members": [{**ADA, "definition": "\ud800"}]}, "holds half of a surrogate pair"),
+        ({"settings": {"plan_arguments": True}}, "there is no model that plans"),
+        ({"settings": {"mode": "sideways"}}, "is no mode"),
+    ],
+)
+def test_a_run_that_breaks_a_rule_is_refused_before_it_begins(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        CouncilService(Shelf()).begin({**HELLO, "members": [ADA], **more})
+
+
+def test_unknown_keys_cannot_fill_the_log_or_write_lines_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    keys = {f"x\nERROR forged {number}": 1 for number in range(1000)}
+    CouncilService(Shelf()).begin({**HELLO, "members": [{**ADA, **keys}]})
+    (line,) = caplog.messages
+    assert "\n" not in line
+    assert len(line) < 1000
+
+
+async def test_earlier_results_are_kept_by_chat_and_not_at_all_without_one() -> None:
+    service = CouncilService(Shelf(tool("ext:look")))
+    ada = {**ADA, "history_retention": {"ext:look": 2}}
+    assert (await ran(service, members=[ada]))["history"] == ""
+    assert "1 deliberation ago - Ada / look\nwhat ext:look says" in (await ran(service, members=[ada]))["history"]
+    for _ in range(2):
+        assert (await ran(service, members=[ada], chat_id=""))["history"] == ""
+
+
+async def test_a_reply_that_is_made_again_uses_the_run_of_another_request() -> None:
+    shelf = Shelf(tool("ext:look"))
+    service = CouncilService(shelf)
+    keeping = {"settings": {"retain_results_for_regens": True}, "regenerates": True}
+    first, again = await ran(service, **keeping), await ran(service, **keeping)
+    assert (first["reused"], again["reused"], len(shelf.asked)) == (False, True, 1)
+    assert again["results"] == first["results"]
+    assert service.find(again["runId"]) == again
+
+
+async def test_a_retry_takes_the_run_s_own_members_messages_and_user() -> None:
+    shelf = Shelf(tool("ext:look"), tool("ext:listen"), look=failed(Code.TOOL, "fog"))
+    service = CouncilService(shelf)
+    ada = {**ADA, "tools": ["ext:look", "ext:listen"]}
+    run = await ran(service, members=[ada], user_id="ann", attributes={"level": "5"}, persona="A sailor")
+    assert (run["successCount"], run["failedCount"]) == (1, 1)
+    shelf.answers["look"] = "a wolf"
+    for useless in ([("m1", "ext:listen")], []):
+        with pytest.raises(SetupError, match="what failed in this run is: m1 ext:look"):
+            service.begin_retry(run["runId"], useless)
+    for only, times in (([("m1", "ext:look")], 3), (None, 3)):
+        start = service.begin_retry(run["runId"], only)
+        assert start is not None
+        answer = await start(None)
+        assert len(shelf.asked) == times
+    assert [each["content"] for each in answer["results"]] == ["a wolf", "what ext:listen says"]
+    assert service.find(run["runId"]) == answer
+    assert (shelf.asked[2].name, shelf.asked[2].context.messages) == ("ext:look", shelf.asked[0].context.messages)
+    assert (shelf.asked[2].context.user_id, dict(shelf.asked[2].context.attributes)) == ("ann", {"level": "5"})
+    assert service.begin_retry("unknown") is None
+
+
+async def test_two_retries_at_once_lose_nothing_of_each_other() -> None:
+    shelf = Shelf(tool("ext:look"), tool("ext:listen"), look=failed(Code.TOOL), listen=failed(Code.TOOL))
+    service = CouncilService(shelf)
+    run = await ran(service, members=[{**ADA, "tools": ["ext:look", "ext:listen"]}])
+    shelf.answers = {}
+    starts = [service.begin_retry(run["runId"], [("m1", f"ext:{name}")]) for name in ("look", "listen")]
+    await asyncio.gather(*(start(None) for start in starts if start is not None))
+    found = service.find(run["runId"])
+    assert found is not None
+    assert (found["successCount"], found["failedCount"]) == (2, 0)
+
+
+async def test_a_retry_that_waited_for_one_of_the_same_tool_runs_it_no_more() -> None:
+    shelf = Shelf(tool("ext:look"), look=failed(Code.TOOL))
+    service = CouncilService(shelf)
+    run = await ran(service)
+    shelf.answers = {}
+    starts = [service.begin_retry(run["runId"], [("m1", "ext:look")]) for _ in range(2)]
+    first, second = await asyncio.gather(*(start(None) for start in starts if start is not None))
+    assert first == second
+    assert len(shelf.asked) == 2
+
+
+async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> None:
+    shelf = Shelf(tool("ext:look"), look=failed(Code.TOOL))
+    service = CouncilService(shelf)
+    run = await ran(service)
+    begun = asyncio.Event()
+
+    async def hang(asked: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    shelf.answers["look"] = hang
+    start = service.begin_retry(run["runId"])
+    assert start is not None
+    retrying = asyncio.ensure_future(start(None))
+    await asyncio.wait_for(begun.wait(), 5)
+    retrying.cancel()
+    await asyncio.wait((retrying,))
+    assert service.find(run["runId"]) == run
+    shelf.answers = {}
+    assert (await asyncio.wait_for(start(None), 5))["failedCount"] == 0
+
+
+async def test_the_newest_runs_are_kept_and_fewer_of_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = CouncilService(Shelf(tool("ext:look")))
+    ids = [(await ran(service))["runId"] for _ in range(MOST_RUNS + 1)]
+    assert [service.find(run_id) is not None for run_id in ids] == [False, *([True] * MOST_RUNS)]
+    monkeypatch.setattr(service_room, "MOST_CHARACTERS", 10)
+    newest = (await ran(service))["runId"]
+    assert service.find(newest) is not None
+    assert service.find(ids[-1]) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"world_info": "x" * 5000}, {"members": [{**ADA, "definition": "x" * 5000}]}, {"attributes": {"a": "x" * 5000}}],
+)
+async def test_what_was_asked_counts_towards_the_size_of_the_runs_that_are_kept(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_room, "MOST_CHARACTERS", 9000)
+    service = CouncilService(Shelf(tool("ext:look")))
+    older, newer = (await ran(service, **more))["runId"], (await ran(service, **more))["runId"]
+    assert (service.find(older), service.find(newer) is not None) == (None, True)
+
+
+async def test_a_crowd_of_names_that_are_nobodys_does_not_hold_up_the_bus() -> None:
+    service = CouncilService(Shelf(*(tool(f"ext:t{number}") for number in range(200))))
+    crowd = {**ADA, "tools": [f"q{number}" for number in range(100_000)] + ["t7"]}
+    began = time.process_time()
+    run = await ran(service, members=[crowd])
+    assert time.process_time() - began < 5  # a look at every tool for every name takes longer
+    assert [each["toolName"] for each in run["results"]] == ["t7"]
+
+
+# -- those who watch -------------------------------------------------------------------------------------------------
+
+
+async def test_a_watcher_hears_of_its_chat_and_the_asker_of_its_run() -> None:
+    service = CouncilService(Shelf(tool("ext:look"), look=failed(Code.TOOL)))
+    everything, of_c2, told = service.watch(), service.watch("c2"), list[Mapping[str, Any]]()
+    await service.begin({**HELLO, "members": [ADA]})(told.append)
+    kinds = ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED", "COUNCIL_TOOLS_FAILED"]
+    assert [each["event"] for each in told] == kinds
+    await ran(service, chat_id="c2")
+    service.close()
+    assert [each["event"] async for each in everything] == kinds * 2
+    assert [each["chatId"] async for each in of_c2] == ["c2"] * 4
+    assert [each async for each in service.watch()] == []
+
+
+async def test_a_slow_watcher_loses_the_oldest_and_is_told_how_many() -> None:
+    service = CouncilService(Shelf(tool("ext:look")))
+    watcher = service.watch("c1")
+    for number in range(MOST_WAITING + 3):
+        watcher.put({"event": "X", "chatId": "c1", "number": number})
+    watcher.close()
+    lost, *kept = [each async for each in watcher]
+    assert lost == {"event": LOST, "chatId": "c1", "count": 3}
+    assert [each["number"] for each in kept] == [*range(3, MOST_WAITING + 3)]
+
+
+async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(asked: Any) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    service = CouncilService(Shelf(tool("ext:look"), look=hang))
+    running = asyncio.ensure_future(ran(service))
+    await asyncio.wait_for(begun.wait(), 5)
+    service.close()
+    with pytest.raises(PeerLost, match="the bus stopped"):
+        await asyncio.wait_for(running, 5)
+    assert ended.is_set()
+    with pytest.raises(PeerLost):
+        await ran(service)
+
+
+async def test_prompt_tools_are_listed_as_unavailable_where_there_is_no_model() -> None:
+    listed = {each["name"]: each for each in await CouncilService(Shelf(tool("ext:look"))).tools()}
+    assert (listed["ext:look"]["available"], listed["ext:look"]["source"]) == (True, "ext")
+    assert (listed["propose_twist"]["available"], listed["propose_twist"]["reason"]) == (False, NO_CONNECTION)

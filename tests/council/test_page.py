@@ -1,0 +1,102 @@
+"""The tables of docs/extensions.md are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.council import test_parity
+from toolbus.council.council import MAX_PARALLEL
+from toolbus.council.history import CHATS_KEPT, ENTRIES_OF_CHAT, ENTRY_CHARACTERS
+from toolbus.council.prompt_tool import ATTEMPTS
+from toolbus.extension import (
+    CouncilCompleted,
+    CouncilEvent,
+    CouncilSettings,
+    CouncilStarted,
+    Member,
+    MemberDone,
+    SidecarSettings,
+    ToolsFailed,
+    bundled_prompt_tools,
+)
+from toolbus.functions.scope import ToolScope
+from toolbus.sdk.invocation import ToolInvocation
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text("utf-8")
+ANN = Member("m1", "Ann")
+EVENTS: tuple[CouncilEvent, ...] = (
+    CouncilStarted("r", "c", 1),
+    MemberDone("r", "c", ANN, ()),
+    CouncilCompleted("r", "c", 1.0, 1),
+    ToolsFailed("r", "c", (), 0),
+)
+
+
+def rows(head: str) -> list[list[str]]:
+    """Returns the cells below the table head that begins with a text."""
+    lines = PAGE.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
+    end = next(number for number in range(start, len(lines)) if not lines[number].startswith("|"))
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start:end]]
+
+
+def names(cells: Iterable[str]) -> list[str]:
+    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+
+@pytest.mark.parametrize(
+    ("head", "record"), [("| council setting |", CouncilSettings), ("| sidecar setting |", SidecarSettings)]
+)
+def test_every_setting_is_told_with_its_default(head: str, record: Any) -> None:
+    told = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows(head)}
+    assert told == {each.name: each.default for each in fields(record) if each.default is not MISSING}
+    assert len(told) == len(fields(record))
+
+
+def test_every_event_is_told_with_its_fields() -> None:
+    assert {type(event) for event in EVENTS} == set(typing.get_args(CouncilEvent))
+    for event, (kind, name, told) in zip(EVENTS, rows("| event |"), strict=True):
+        described = event.described()
+        assert (kind, name) == (f"`{type(event).__name__}`", f"`{described.pop('event')}`")
+        assert names([told]) == [key for key in described if key not in ("generationId", "chatId")]
+
+
+def test_every_key_of_an_invocation_and_of_a_member_is_told() -> None:
+    told = rows("| key | attribute |")
+    call = ToolInvocation.of({}, ToolScope())
+    assert names(row[0] for row in told) == list(call)
+    assert names(row[1] for row in told) == [each.name for each in fields(ToolInvocation)]
+    (of_member,) = (row[2] for row in told if row[0] == "`councilMember`")
+    assert names([of_member]) == list(ANN.described())
+
+
+def test_every_defect_of_the_table_has_its_test() -> None:
+    tested = set(re.findall(r"test_defect_(\d+)_", " ".join(vars(test_parity))))
+    assert {row[0] for row in rows("| | there | here |")} == tested
+
+
+@pytest.mark.parametrize(
+    ("sentence", "number"),
+    [
+        (r"at most (\d+) run at a time", MAX_PARALLEL),
+        (r"cut to ([\d,]+)\s+characters", ENTRY_CHARACTERS),
+        (r"a chat keeps (\d+)", ENTRIES_OF_CHAT),
+        (r"of the ([\d,]+) chats", CHATS_KEPT),
+    ],
+)
+def test_the_numbers_of_the_page_are_those_of_the_code(sentence: str, number: int) -> None:
+    assert [int(found.replace(",", "")) for found in re.findall(sentence, PAGE)] == [number]
+
+
+def test_the_words_for_numbers_are_true() -> None:
+    words = {"ten": len(bundled_prompt_tools()), "three times in all": ATTEMPTS, "twelve": len(ANN.described())}
+    assert words == {"ten": 10, "three times in all": 3, "twelve": 12}
+    assert all(word in PAGE for word in words)

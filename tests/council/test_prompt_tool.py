@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.council.shelf import Model
+from toolbus.council.council_settings import CouncilSettings
+from toolbus.council.language_model import Completion, Question
+from toolbus.council.member import Member
+from toolbus.council.prompt_tool import PromptTool, PromptTools, instructions, read_prompt_tools, run_prompt_tool
+from toolbus.council.sidecar import SidecarError, SidecarSettings
+from toolbus.errors import InvalidTool, ToolBusError
+
+ADA = Member(
+    "1",
+    "Ada",
+    role="archivist",
+    definition="Keeps the books.",
+    personality="Dry.",
+    behavior="Whispers.",
+    gender_identity=0,
+)
+TWIST = PromptTool("propose_twist", description="One turn.", prompt="Propose one twist.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    max_words_per_tool: int = 250
+    allow_user_control: bool = False
+    timeout_seconds: float = 30.0
+
+
+class Pauses:
+    """Notes pauses instead of making them."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_member_answers_the_prompt_as_itself_with_the_context_as_the_users_message() -> None:
+    model = Model("  A letter arrives.  ")
+    sidecar = SidecarSettings(model="small", temperature=0.3, top_p=0.5, max_tokens=200)
+    assert await run_prompt_tool(TWIST, ADA, "user: hi\n", Settings(), model, sidecar=sidecar) == "A letter arrives."
+    (question,) = model.asked
+    assert question.messages[1] == {"role": "user", "content": "user: hi"}
+    assert question.messages[0] == {"role": "system", "content": instructions(TWIST, ADA, Settings())}
+    assert (question.model, question.temperature, question.top_p, question.max_tokens) == ("small", 0.3, 0.5, 200)
+    assert question.function is None
+
+
+def test_the_instructions_hold_identity_task_brevity_and_whose_the_users_character_is() -> None:
+    text = instructions(TWIST, ADA, Settings())
+    order = ["You are Ada", "archivist", "she/her", "Keeps the books.", "Dry.", "Whispers."]
+    order += ["Propose Twist", "One turn.", "Propose one twist.", "at most 250 words", "belongs to the user"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gone"),
+    [
+        (Settings(max_words_per_tool=0), "words."),
+        (Settings(allow_user_control=True), "belongs to the user"),
+    ],
+)
+def test_brevity_and_user_control_can_be_switched_off(settings: Settings, gone: str) -> None:
+    assert gone not in instructions(TWIST, ADA, settings)
+
+
+def test_a_member_of_whom_nothing_is_known_leaves_no_gaps() -> None:
+    text = instructions(TWIST, Member("1", "Bo"), Settings())
+    assert "pronouns" not in text
+    assert "role" not in text
+    assert ": \n" not in text
+    assert "\n\n\n" not in text
+
+
+async def test_the_councils_own_settings_fit() -> None:
+    assert await run_prompt_tool(TWIST, ADA, "", CouncilSettings(), Model("Yes.")) == "Yes."
+
+
+@pytest.mark.parametrize("bad", [RuntimeError("busy"), "", "  \n", Completion(""), "<think>hm</think>", None, 7])
+async def test_a_failure_or_an_empty_answer_is_asked_again_after_a_pause(bad: Any) -> None:
+    model, pauses = Model(bad, bad, "At last."), Pauses()
+    assert await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses) == "At last."
+    assert pauses.seconds == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (RuntimeError("busy"), "busy"),
+        (KeyError(), "KeyError"),
+        ("", "the model's answer was empty"),
+        (asyncio.CancelledError(), "cancelled on its way"),
+    ],
+)
+async def test_after_three_attempts_the_last_failure_is_told(bad: Any, why: str) -> None:
+    model, pauses = Model(bad, bad, bad, "never asked"), Pauses()
+    with pytest.raises(ToolBusError, match=f'"Propose Twist" failed 3 times, at last: .*{why}'):
+        await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
+    assert (len(model.asked), pauses.seconds) == (3, [0.5, 1.0])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_a_server_that_refuses_the_question_is_not_asked_again(status: int) -> None:
+    model, pauses = Model(SidecarError("no such model", status), "never asked"), Pauses()
+    with pytest.raises(ToolBusError, match='"Propose Twist" failed: the sidecar model failed: no such model'):
+        await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
+    assert (len(model.asked), pauses.seconds) == (1, [])
+
+
+async def test_a_server_that_has_too_much_to_do_is_asked_again() -> None:
+    model = Model(SidecarError("busy", 429), SidecarError("broken", 500), "At last.")
+    assert await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=Pauses()) == "At last."
+
+
+async def test_cancelling_ends_it_at_once_without_another_attempt() -> None:
+    asked = asyncio.Event()
+    questions = []
+
+    async def silent(question: Question) -> str:
+        questions.append(question)
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), silent))
+    await asyncio.wait_for(asked.wait(), 5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(questions) == 1
+
+
+async def test_cancelling_during_a_pause_ends_it_too() -> None:
+    pausing = asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        pausing.set()
+        await asyncio.Event().wait()
+
+    model = Model("")
+    running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pause))
+    await asyncio.wait_for(pausing.wait(), 5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(model.asked) == 1
+
+
+async def test_all_attempts_together_end_at_the_timeout() -> None:
+    async def silent(question: Question) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), 5)
+
+
+async def test_a_model_that_makes_an_error_of_its_own_of_the_timeout_is_not_asked_again() -> None:
+    questions = []
+
+    async def wrapping(question: Question) -> str:
+        questions.append(question)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise RuntimeError("the client was closed") from None
+        return ""
+
+    with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), wrapping), 5)
+    assert len(questions) == 1
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_display_name_is_made_of_the_name_where_there_is_none() -> None:
+    assert TWIST.display_name == "Propose Twist"
+    assert PromptTool("x", "The X", prompt="p").display_name == "The X"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"name": "a b", "prompt": "p"}, "'a b': its name has to be 1 to 64 of [A-Za-z0-9_.-]"),
+        ({"name": "source:x", "prompt": "p"}, "its name has to be"),
+        ({"name": 7, "prompt": "p"}, "7: its name has to be"),
+        ({"name": "x"}, "it has no prompt: say what the model is to do"),
+        ({"name": "x", "prompt": 7}, "prompt is 7, it must be a text: quote it"),
+        ({"name": "x", "prompt": "p", "category": ["a"]}, "category is ['a'], it must be a text"),
+        ({"name": "x", "prompt": "p", "deliberates": "no"}, "deliberates is 'no', it must be true or false"),
+        ({"name": "x", "prompt": "p", "parameters": 5}, "parameters are 5, they must be a JSON Schema"),
+    ],
+)
+def test_a_prompt_tool_that_breaks_a_rule_is_refused_with_value_rule_and_cure(said: Any, sentence: str) -> None:
+    with pytest.raises(InvalidTool) as caught:
+        PromptTool(**said)
+    assert sentence in str(caught.value)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, content: Any) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    return path
+
+
+def names(found: PromptTools) -> list[str]:
+    return [tool.name for tool in found.tools]
+
+
+def entry(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "prompt": f"Do {name}.", **more}
+
+
+def test_a_file_holds_one_tool_a_list_or_a_list_under_tools(tmp_path: Path) -> None:
+    written(tmp_path / "a.json", entry("one"))
+    written(tmp_path / "b.json", [entry("two"), entry("three")])
+    written(tmp_path / "c.json", {"tools": [entry("four")]})
+    written(tmp_path / "d.toml", '[[tools]]\nname = "five"\nprompt = "Do five."\n[[tools]]\nname="six"\nprompt="6"')
+    written(tmp_path / "e.toml", 'name = "seven"\nprompt = """\nDo\nseven."""\n')
+    written(tmp_path / "readme.txt", "no tool")
+    written(tmp_path / ".hidden.json", "{")
+    found = read_prompt_tools(tmp_path)
+    assert names(found) == ["one", "two", "three", "four", "five", "six", "seven"]
+    assert (found.problems, found.warnings) == ((), ())
+    assert names(read_prompt_tools(str(tmp_path / "b.json"))) == ["two", "three"]
+
+
+def test_the_originals_keys_are_read_as_its_database_keeps_them(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"mood": {"type": "string"}}}
+    row = {
+        "id": "7f",
+        "tool_name": "expression",
+        "display_name": "Expression",
+        "description": "d",
+        "prompt": "p",
+        "input_schema": json.dumps(schema),
+        "result_variable": "mood",
+        "store_in_deliberation": 0,
+    }
+    found = read_prompt_tools(written(tmp_path / "rows.json", [row, entry("x", resultVariable="y", category=None)]))
+    assert found.tools[0] == PromptTool("expression", "Expression", "d", "p", schema, "mood", False)
+    assert found.tools[1].variable == "y"
+    assert not found.problems + found.warnings
+
+
+@pytest.mark.parametrize("schema", ["{broken", "[]", 5, [], {"type": "array"}, {"properties": 3}, "[" * 100_000])
+def test_a_broken_schema_becomes_that_of_no_arguments_with_a_warning(tmp_path: Path, schema: Any) -> None:
+    found = read_prompt_tools(written(tmp_path / "a.json", [entry("one", input_schema=schema), entry("two")]))
+    assert names(found) == ["one", "two"]
+    assert dict(found.tools[0].parameters) == {"type": "object", "properties": {}}
+    assert "is no JSON Schema of an object: the tool is taken without parameters" in found.warnings[0]
+    assert "a.json, tool 1" in found.warnings[0]
+    assert not found.problems
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "is left out: it is no JSON ("),
+        ("[" * 100_000, "is left out: it is nested too deep"),
+        ("7", "7 is no prompt tool: write an object with name and prompt"),
+        ({"tools": {}}, "tools are {}, they must be a list"),
+        ([entry("bad name")], "tool 1: prompt tool 'bad name': its name has to be"),
+        ([{"prompt": "p"}], "a prompt tool without a name"),
+        (["x"], "'x' is no prompt tool"),
+        ("x" * (1024 * 1024 + 1), "it has more than 1048576 bytes"),
+    ],
+)
+def test_what_is_broken_is_a_problem_and_the_rest_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: Any, problem: str
+) -> None:
+    written(tmp_path / "a.json", entry("one"))
+    written(tmp_path / "b.json", content)
+    written(tmp_path / "c.json", entry("two"))
+    found = read_prompt_tools(tmp_path)
+    assert names(found) == ["one", "two"]
+    (sentence,) = found.problems
+    assert problem in sentence
+    assert str(tmp_path / "b.json") in sentence
+    assert sentence in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.toml", b"name =", "it is no TOML ("),
+        ("a.json", b"\xff\xfe", "it is no UTF-8 text"),
+        ("a.yaml", b"name: x", "it is no .json or .toml file"),
+    ],
+)
+def test_a_file_of_another_kind_is_a_problem(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    found = read_prompt_tools(tmp_path / name)
+    assert found.tools == ()
+    assert problem in found.problems[0]
+
+
+def test_a_path_that_is_not_there_is_a_problem_and_no_exception(tmp_path: Path) -> None:
+    for gone in ("gone.json", "gone"):
+        (problem,) = read_prompt_tools(tmp_path / gone).problems
+        assert problem == f"{tmp_path / gone} is not there: write it, or name a file or folder that is"
+
+
+def test_of_two_with_one_name_the_later_counts_in_the_place_of_the_first(tmp_path: Path) -> None:
+    written(tmp_path / "a.json", [entry("one"), entry("two")])
+    written(tmp_path / "b.json", entry("one", display_name="Newer"))
+    found = read_prompt_tools(tmp_path)
+    assert [tool.display_name for tool in found.tools] == ["Newer", "Two"]
+    assert "prompt tool 'one' is there twice, the later one counts" in found.warnings[0]
+
+
+def test_parameters_cannot_be_changed_from_outside() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    tool = PromptTool("x", prompt="p", parameters=schema)
+    schema["type"] = "array"
+    assert isinstance(tool.parameters, Mapping)
+    assert tool.parameters["type"] == "object"

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.council.shelf import USER, Rolls, Shelf, member, outcome, settings, tool
+from toolbus.council.regeneration import RetainedRuns, fingerprint
+from toolbus.extension import Council, Deliberation, Scene, SidecarSettings
+
+SCENE = Scene(chat_id="chat", world_info="Snow.")
+
+
+def council(shelf: Shelf, **fields: Any) -> Council:
+    chosen = {"retain_results_for_regens": True, **fields}
+    return Council(shelf, settings(member("Ann", "look"), **chosen))
+
+
+async def test_a_reply_that_is_made_again_uses_the_earlier_run_if_nothing_changed() -> None:
+    told: list[Any] = []
+    shelf = Shelf(tool("look"))
+    retaining = council(shelf)
+    first = await retaining.run([USER], scene=SCENE)
+    again = await retaining.run([USER], scene=SCENE, regenerates=True, run_id="r2", on_event=told.append)
+    assert first is not None
+    assert again is not None
+    assert (again.reused, first.reused, again.run_id) == (True, False, "r2")
+    assert (again.outcomes, again.block) == (first.outcomes, first.block)
+    assert len(shelf.asked) == 1
+    assert told == []
+
+
+async def test_by_default_and_for_a_new_reply_the_tools_run_again() -> None:
+    shelf = Shelf(tool("look"))
+    for retaining in (council(shelf, retain_results_for_regens=False), council(shelf)):
+        for regenerates in (True, False):
+            await retaining.run([USER], scene=SCENE, regenerates=regenerates)
+    assert len(shelf.asked) == 4
+
+
+async def test_whatever_a_tool_could_see_runs_the_tools_again_when_it_changes() -> None:
+    shelf = Shelf(tool("look"))
+    retaining = council(shelf)
+    await retaining.run([USER], scene=SCENE)
+    changes: tuple[dict[str, Any], ...] = (
+        {"messages": [USER, USER]},
+        {"scene": Scene(chat_id="chat", world_info="Rain.")},
+        {"scene": Scene(chat_id="another", world_info="Snow.")},
+        {"user_id": "somebody else"},
+        {"attributes": {"channel": "dm"}},
+        {"members": [member("Ann", "look", role="Scout")]},
+    )
+    for number, change in enumerate(changes, 2):
+        await retaining.run(**{"messages": [USER], "scene": SCENE, "regenerates": True, **change})
+        assert len(shelf.asked) == number
+
+
+async def test_a_run_with_failures_is_not_used_again_until_a_retry_has_mended_it() -> None:
+    def look(asked: object) -> str:
+        if len(shelf.asked) < 3:
+            raise RuntimeError("fog")
+        return "wolf"
+
+    shelf = Shelf(tool("look"), look=look)
+    retaining = council(shelf)
+    await retaining.run([USER], scene=SCENE)
+    second = await retaining.run([USER], scene=SCENE, regenerates=True)
+    assert second is not None
+    assert len(shelf.asked) == 2
+    await retaining.retry(second, [USER], scene=SCENE)
+    mended = await retaining.run([USER], scene=SCENE, regenerates=True)
+    assert mended is not None
+    assert (mended.reused, mended.outcomes[0].content, len(shelf.asked)) == (True, "wolf", 3)
+
+
+async def test_a_council_that_stayed_silent_stays_silent_without_another_roll() -> None:
+    rolls = Rolls(0.9, 0.1)
+    silent = Council(
+        Shelf(tool("look")), settings(member("Ann", "look", chance=50), retain_results_for_regens=True), rng=rolls
+    )
+    assert await silent.run([USER], scene=SCENE) is None
+    assert await silent.run([USER], scene=SCENE, regenerates=True) is None
+    assert rolls.left == [0.1]
+    assert await silent.run([USER], scene=SCENE) is not None
+
+
+def test_a_fingerprint_names_content_and_not_order_of_keys_or_kind_of_list() -> None:
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": (2,), "a": 1})
+    assert fingerprint(SidecarSettings()) == fingerprint(SidecarSettings())
+    assert fingerprint(SidecarSettings()) != fingerprint(SidecarSettings(model="other"))
+    assert fingerprint(settings(member("Ann", "look"))) != fingerprint(settings(member("Ann", "listen")))
+    assert fingerprint("half \ud83d") != fingerprint("half")
+
+
+def test_the_chat_that_was_not_used_for_longest_is_forgotten_first() -> None:
+    runs = RetainedRuns(most_chats=2)
+    for chat in "abc":
+        runs.keep(chat, "mark", None)
+    assert [chat for chat in "abc" if runs.find(chat, "mark") is not None] == ["b", "c"]
+    runs.keep("c", "mark", Deliberation("r", (), "block"))
+    assert runs.find("c", "mark") is None
+
+
+def test_retained_runs_have_a_bound_in_all_and_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbus.council.regeneration.MOST_CHARACTERS", 100)
+    runs = RetainedRuns()
+    for chat, size in (("a", 60), ("b", 30), ("c", 50)):
+        runs.keep(chat, "mark", Deliberation("r", (outcome("Ann", "look", "x" * size),), ""))
+    assert [runs.find(chat, "mark") is not None for chat in "abc"] == [False, True, True]
+    runs.keep("d", "mark", Deliberation("r", (outcome("Ann", "look"),), "x" * 500))
+    assert [runs.find(chat, "mark") is not None for chat in "bcd"] == [False, False, True]

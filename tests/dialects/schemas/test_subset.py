@@ -1,0 +1,434 @@
+"""Schemas as providers take them: always within their rules, never changed in silence, never an exception."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import time
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from google.genai import types
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.dialects.samples import SAMPLES, TREE
+from toolbus.dialects.schemas.subset import (
+    ANTHROPIC_SCHEMAS,
+    ANY_SCHEMAS,
+    GEMINI_SCHEMAS,
+    OPENAI_SCHEMAS,
+    Inexpressible,
+    Loss,
+    SchemaRules,
+    convert,
+)
+from toolbus.tool import Tool
+
+Json = dict[str, Any]
+ALL = {"openai": OPENAI_SCHEMAS, "anthropic": ANTHROPIC_SCHEMAS, "gemini": GEMINI_SCHEMAS, "any": ANY_SCHEMAS}
+NOT_AT_ROOT = {"anyOf", "oneOf", "allOf", "enum", "not", "const", "$ref"}
+ONLY_FOR = {
+    "string": {"enum", "format", "pattern", "minLength", "maxLength"},
+    "integer": {"minimum", "maximum", "format"},
+    "number": {"minimum", "maximum", "format"},
+    "array": {"items", "minItems", "maxItems"},
+    "object": {"properties", "required", "propertyOrdering", "minProperties", "maxProperties"},
+}
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+META = jsonschema_rs.Draft202012Validator({"$ref": DRAFT})
+FOR_ALL = {"type", "title", "description", "nullable", "default", "example"}
+
+
+def gemini(**properties: Any) -> tuple[Json, list[Loss]]:
+    """Converts properties for Gemini."""
+    schema, losses = convert({"type": "object", "properties": properties}, GEMINI_SCHEMAS, "t")
+    hold_gemini(schema)
+    return schema["properties"], losses
+
+
+def hold(schema: Json, rules: SchemaRules) -> None:
+    """Checks a converted schema against the rules of its provider."""
+    json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
+    assert schema["type"] == "object"
+    if rules is GEMINI_SCHEMAS:
+        hold_gemini(schema)
+    elif rules is not ANY_SCHEMAS:
+        assert not NOT_AT_ROOT & schema.keys()
+        assert isinstance(schema["properties"], dict)
+        META.validate(schema)  # as OpenAI does
+    if rules is ANTHROPIC_SCHEMAS:
+        assert all(re.fullmatch("[a-zA-Z0-9_.-]{1,64}", name) for name in schema["properties"])
+
+
+def hold_gemini(schema: Json) -> None:
+    """Checks what Gemini refuses a request for."""
+    types.FunctionDeclaration.model_validate({"name": "t", "parameters": schema})
+    assert schema["type"] == "object"
+    _hold_gemini_schema(schema)
+
+
+def _hold_gemini_schema(schema: Json) -> None:
+    if "anyOf" in schema:
+        assert schema.keys() == {"anyOf"}
+        assert len(schema["anyOf"]) > 1
+        for branch in schema["anyOf"]:
+            _hold_gemini_schema(branch)
+        return
+    assert schema.keys() <= FOR_ALL | ONLY_FOR.get(schema["type"], set())
+    assert all(schema.get("enum", ["a"]))
+    assert set(schema.get("required", ())) <= schema.get("properties", {}).keys()
+    assert schema["type"] != "array" or "items" in schema
+    for inner in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
+        _hold_gemini_schema(inner)
+
+
+# -- every rule at once ----------------------------------------------------------------------------------------------
+
+
+VALUES = st.recursive(
+    st.sampled_from(
+        [None, True, False, 0, 1, -1, 2.5, 10**30, 1e300, "", "a", "date-time", "object", "#", "#/$defs/a"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "type", "$ref"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+REFERENCES = st.sampled_from(
+    ["#", "#/$defs/a", "#/$defs/b", "#/properties/a", "#/anyOf/0", "#/$defs/gone", "#b", "x", 3]
+)
+NAMES = st.sampled_from(["a", "b", "type", "$ref", "enum", "属性", "a b", "/~"])
+TYPES = st.sampled_from(["string", "number", "integer", "boolean", "object", "array", "null", "any"])
+
+
+def _keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
+    maps = st.dictionaries(NAMES, inner, max_size=3)
+    lists = st.lists(inner, max_size=3)
+    known = {
+        **dict.fromkeys(("properties", "patternProperties"), maps),
+        **dict.fromkeys(("$defs", "definitions"), st.dictionaries(st.sampled_from("ab"), inner, max_size=2)),
+        **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), lists),
+        **dict.fromkeys(("items", "additionalProperties", "not", "if", "contains", "additionalItems"), inner),
+        "type": TYPES | st.lists(TYPES, max_size=3),
+        "$ref": REFERENCES,
+        "required": st.lists(NAMES, max_size=3),
+        **dict.fromkeys(("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"), VALUES),
+        **dict.fromkeys(("minLength", "maxItems", "const", "default", "example", "pattern", "format"), VALUES),
+        "enum": st.lists(VALUES, max_size=3),
+        **dict.fromkeys(("title", "description", "nullable", "$anchor", "x-other", "propertyOrdering"), VALUES),
+    }
+    well = st.fixed_dictionaries({}, optional=known)
+    broken = st.dictionaries(st.sampled_from(sorted(known)), VALUES, max_size=3)
+    return well | well | broken
+
+
+SCHEMAS = st.recursive(st.booleans() | VALUES, _keywords, max_leaves=10)
+ROOTS = _keywords(SCHEMAS)
+
+
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=ROOTS)
+def test_any_object_becomes_a_schema_within_the_rules_or_is_refused_with_a_reason(
+    rules: SchemaRules, schema: Json
+) -> None:
+    before = copy.deepcopy(schema)
+    try:
+        converted, losses = convert(schema, rules, "t")
+    except Inexpressible:
+        pass
+    else:
+        hold(converted, rules)
+        again, more = convert(converted, rules, "t")
+        assert not more
+        assert again == converted
+        assert all(loss.tool == "t" and loss.why for loss in losses)
+    assert repr(schema) == repr(before)
+
+
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("tool", SAMPLES, ids=lambda tool: tool.name)
+def test_the_sample_tools_fit_everywhere(tool: Tool, rules: SchemaRules) -> None:
+    if tool.name == "查询天气" and rules is ANTHROPIC_SCHEMAS:
+        converted, losses = convert(tool.parameters, rules, tool.name)
+        assert converted["properties"] == {}
+        assert losses[0].keyword == "properties"
+        return
+    converted, _ = convert(tool.parameters, rules, tool.name)
+    hold(converted, rules)
+    if "properties" in tool.parameters:
+        assert converted["properties"].keys() == tool.parameters["properties"].keys() - (
+            {"$ref"} if rules is ANTHROPIC_SCHEMAS else set()
+        )
+
+
+# -- the root ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rules", [OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS, GEMINI_SCHEMAS])
+@pytest.mark.parametrize("schema", [{}, {"type": ["object", "null"]}, {"properties": {}}, {"allOf": [{}, True]}])
+def test_a_root_that_can_only_be_an_object_says_so_without_a_loss(schema: Json, rules: SchemaRules) -> None:
+    assert convert(schema, rules, "t") == ({"type": "object", "properties": {}}, [])
+
+
+@pytest.mark.parametrize("rules", [OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS, GEMINI_SCHEMAS])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array"},
+        {"type": ["string", "null"]},
+        {"enum": [1, 2]},
+        {"const": None},
+        {"anyOf": [{"type": "string"}, False]},
+        {"allOf": [{"type": "object"}, {"type": "string"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}},
+    ],
+)
+def test_a_root_that_is_no_object_is_refused_with_the_cure(schema: Json, rules: SchemaRules) -> None:
+    with pytest.raises(Inexpressible, match='give it "type": "object"'):
+        convert(schema, rules, "t")
+
+
+def test_a_root_of_alternatives_becomes_one_object_that_allows_all_of_them() -> None:
+    schema = {
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": {"a": {"type": "string"}, "k": {"type": "string"}},
+                "required": ["a", "k"],
+            },
+            {"type": "object", "properties": {"b": {"type": "string"}, "k": {"type": "number"}}, "required": ["k"]},
+            {"type": "string"},
+        ]
+    }
+    converted, losses = convert(schema, OPENAI_SCHEMAS, "t")
+    assert converted == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string"},
+            "k": {"anyOf": [{"type": "string"}, {"type": "number"}]},
+            "b": {"type": "string"},
+        },
+        "required": ["k"],
+    }
+    assert [(loss.path, loss.keyword) for loss in losses] == [("", "oneOf")]
+
+
+def test_a_root_of_parts_becomes_one_object_with_all_of_them() -> None:
+    schema = {
+        "$defs": {"base": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}},
+        "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"name": {"type": "string"}}}],
+    }
+    converted, losses = convert(schema, GEMINI_SCHEMAS, "t")
+    assert converted["properties"] == {"id": {"type": "integer"}, "name": {"type": "string"}}
+    assert converted["required"] == ["id"]
+    assert losses == []
+
+
+# -- OpenAI and Anthropic ----------------------------------------------------------------------------------------------
+
+
+def test_openai_gets_what_it_misses_and_loses_what_is_malformed() -> None:
+    properties = {
+        "list": {"type": "array"},
+        "map": {"type": ["object", "null"]},
+        "pair": {"type": "array", "items": [{"type": "string"}, {"type": "number"}]},
+        "odd": {"type": "any", "required": True, "minLength": "3", "enum": []},
+        "gone": {"$ref": "#/$defs/gone"},
+    }
+    converted, losses = convert({"type": "object", "properties": properties}, OPENAI_SCHEMAS, "t")
+    assert converted["properties"] == {
+        "list": {"type": "array", "items": {}},
+        "map": {"type": ["object", "null"], "properties": {}},
+        "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}], "items": {}},
+        "odd": {},
+        "gone": {},
+    }
+    assert {(loss.path, loss.keyword) for loss in losses} == {
+        *(("/properties/odd", keyword) for keyword in ("type", "required", "minLength", "enum")),
+        ("/properties/gone", "$ref"),
+    }
+
+
+def test_values_that_look_like_schemas_are_left_alone() -> None:
+    value = {"type": "any", "$ref": "#/nowhere", "properties": []}
+    schema = {"type": "object", "properties": {"a": {"enum": [value], "default": value}}}
+    assert convert(schema, OPENAI_SCHEMAS, "t") == (schema, [])
+
+
+def test_references_into_what_was_merged_away_are_dropped() -> None:
+    schema = {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#/anyOf/1/properties/b"}}},
+                        {"type": "object", "properties": {"b": {"type": "string"}}}]}  # fmt: skip
+    converted, losses = convert(schema, OPENAI_SCHEMAS, "t")
+    assert converted["properties"]["a"] == {}
+    assert [loss.keyword for loss in losses] == ["anyOf", "$ref"]
+
+
+def test_anthropic_loses_properties_whose_names_it_refuses_but_never_one_that_has_to_be_given() -> None:
+    schema = {"type": "object", "properties": {"城市": {"type": "string"}, "ok": {"type": "string"}}}
+    converted, losses = convert(schema, ANTHROPIC_SCHEMAS, "t")
+    assert list(converted["properties"]) == ["ok"]
+    assert [(loss.path, loss.keyword) for loss in losses] == [("", "properties")]
+    with pytest.raises(Inexpressible, match=r"城市.*has to be given.*rename it"):
+        convert(schema | {"required": ["城市"]}, ANTHROPIC_SCHEMAS, "t")
+
+
+# -- Gemini ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "converted", "lost"),
+    [
+        ({"const": "x"}, {"type": "string", "enum": ["x"]}, []),
+        ({"enum": ["a", "b", None]}, {"type": "string", "enum": ["a", "b"], "nullable": True}, []),
+        ({"type": ["integer", "null"]}, {"type": "integer", "nullable": True}, []),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+         {"type": "integer", "nullable": True, "default": None}, []),
+        ({"type": ["string", "integer"]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}, []),
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}], "description": "d"},
+         {"anyOf": [{"type": "string", "description": "d"}, {"type": "integer", "description": "d"}]}, ["oneOf"]),
+        ({"allOf": [{"type": "string", "minLength": 2}, {"minLength": 3, "maxLength": 9}]},
+         {"type": "string", "minLength": 3, "maxLength": 9}, []),
+        ({"enum": [1, 2]}, {"type": "integer", "description": "Allowed values: 1, 2."}, ["enum"]),
+        ({"type": "string", "enum": ["a", ""]},
+         {"type": "string", "description": 'Allowed values: "a", "".'}, ["enum"]),
+        ({"type": "integer", "exclusiveMinimum": 0, "maximum": 5}, {"type": "integer", "minimum": 1, "maximum": 5}, []),
+        ({"type": "integer", "exclusiveMaximum": 4.5}, {"type": "integer", "maximum": 4}, []),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, {"type": "integer", "minimum": 4}, []),
+        ({"type": "number", "exclusiveMinimum": 0}, {"type": "number", "minimum": 0, "description": "More than 0."},
+         ["exclusiveMinimum"]),
+        ({"type": "integer", "multipleOf": 5}, {"type": "integer", "description": "A multiple of 5."}, ["multipleOf"]),
+        ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]},
+         {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}}, ["prefixItems"]),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+         {"type": "array", "items": {"type": "string"}}, ["uniqueItems"]),
+        ({"type": "string", "format": "uuid"}, {"type": "string", "description": "Format: uuid."}, ["format"]),
+        ({"type": "string", "format": "date-time"}, {"type": "string", "format": "date-time"}, []),
+        ({"properties": {"b": {"type": "string"}}, "required": ["b", "c"], "additionalProperties": {"type": "string"}},
+         {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]},
+         ["additionalProperties", "required"]),
+        ({"type": "object", "patternProperties": {"^x": {}}, "if": {}, "not": {}}, {"type": "object"},
+         ["patternProperties", "if", "not"]),
+        ({"type": "string", "examples": ["e"], "$comment": "c", "default": {"$ref": "#"}}, {"type": "string"},
+         ["examples", "$comment", "default"]),
+        ({"type": "object", "properties": {"b": {}}, "default": {"const": 1, "$ref": "x"}},
+         None, ["type", "items"]),
+    ],
+)  # fmt: skip
+def test_gemini_gets_its_own_words(schema: Json, converted: Json | None, lost: list[str]) -> None:
+    properties, losses = gemini(a=schema)
+    if converted is not None:
+        assert properties["a"] == converted
+    assert [loss.keyword for loss in losses] == lost
+    assert all(loss.path.startswith("/properties/a") for loss in losses)
+
+
+def test_alternatives_are_written_with_what_stands_beside_them() -> None:
+    shape = {
+        "type": "object",
+        "properties": {"kind": {"type": "string"}},
+        "required": ["kind"],
+        "anyOf": [
+            {"properties": {"r": {"type": "number"}}, "required": ["r"]},
+            {"properties": {"w": {"type": "number"}}},
+        ],
+    }
+    properties, losses = gemini(shape=shape)
+    first, second = properties["shape"]["anyOf"]
+    assert first["required"] == ["kind", "r"]
+    assert list(second["properties"]) == ["kind", "w"]
+    assert losses == []
+
+
+def test_references_are_written_out_and_cut_where_they_return() -> None:
+    converted, losses = convert(TREE.parameters, GEMINI_SCHEMAS, "t")
+    inner = converted["properties"]["children"]["items"]
+    assert inner["properties"]["children"]["items"] == {"type": "object"}
+    assert [(loss.path, loss.keyword) for loss in losses] == [
+        ("", "$schema"),
+        ("/$defs/Node/properties/children/items", "$ref"),
+    ]
+
+
+def test_a_property_called_like_a_keyword_is_none() -> None:
+    names = ["type", "$ref", "additionalProperties", "anyOf", "enum", "properties", "items", "required"]
+    properties, losses = gemini(**{name: {"type": "string"} for name in names})
+    assert list(properties) == names
+    assert losses == []
+
+
+def test_what_nothing_can_satisfy_is_left_out() -> None:
+    properties, losses = gemini(never=False, nor={"allOf": [False]}, yes={"type": "string"})
+    assert list(properties) == ["yes"]
+    assert [loss.keyword for loss in losses] == ["properties"]
+
+
+# -- what would hurt ---------------------------------------------------------------------------------------------------
+
+
+def _doubling(levels: int) -> Json:
+    """Returns a schema that doubles with each reference."""
+    definitions: Json = {"d0": {"type": "string"}}
+    for level in range(1, levels):
+        inner = {"$ref": f"#/$defs/d{level - 1}"}
+        definitions[f"d{level}"] = {"type": "object", "properties": {"x": inner, "y": inner}}
+    return {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{levels - 1}"}}, "$defs": definitions}
+
+
+def _each_other(count: int) -> Json:
+    """Returns a schema whose definitions all refer to all others."""
+    inner = {f"p{index}": {"$ref": f"#/$defs/d{index}"} for index in range(count)}
+    return {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "$defs": {f"d{index}": {"type": "object", "properties": inner} for index in range(count)},
+    }
+
+
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _doubling(40),
+        _each_other(12),
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}},
+         "$defs": {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(5000)}},
+        {"$ref": "#/$defs/d0", "$defs": {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(5000)}},
+        {"properties": {f"p{index}": {"anyOf": [{"$ref": "#"}, {"type": "null"}]} for index in range(50)}},
+        {"type": "object", "properties": {"a": {"enum": list(range(20_000))}}},
+        {"allOf": [{"anyOf": [{"properties": {f"{row}{index}": {}}} for index in range(9)]} for row in range(9)]},
+        {"properties": {"a": {"allOf": [{"anyOf": [{"minimum": row}, {"maximum": row}]} for row in range(30)]}}},
+    ],
+    ids=["doubling", "each other", "chain", "root chain", "self", "enum", "root alternatives", "alternatives"],
+)  # fmt: skip
+def test_schemas_that_grow_are_bounded(schema: Json, rules: SchemaRules) -> None:
+    started = time.process_time()
+    try:
+        converted, _ = convert(schema, rules, "t")
+    except Inexpressible:
+        pass
+    else:
+        hold(converted, rules)
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+def test_a_schema_that_is_nested_too_deep_is_refused(rules: SchemaRules) -> None:
+    schema: Json = {}
+    for _ in range(20_000):
+        schema = {"items": schema}
+    with pytest.raises(Inexpressible, match="deeper than 128 levels: flatten it"):
+        convert(schema, rules, "t")
+
+
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [('{"title": "\\ud800"}', "half of a surrogate pair"), ('{"default": 1e999}', "no JSON")],
+)
+def test_what_a_request_cannot_hold_is_refused(text: str, why: str, rules: SchemaRules) -> None:
+    with pytest.raises(Inexpressible, match=why):
+        convert(json.loads(text), rules, "t")

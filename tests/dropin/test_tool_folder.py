@@ -1,0 +1,259 @@
+"""A folder of tools that changes while it is offered: what the bus lists, what calls notice, and what is said."""
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import alive, until
+from tests.support.tool_folders import offered, slow, tool
+from toolbus.dropin import tool_folder
+from toolbus.processes.supervisor import Happened, Restarts
+from toolbus.sdk import Host
+from toolbus.testing import running_bus
+
+
+async def test_files_that_are_added_changed_and_removed_take_effect_and_keep_their_places(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"), b=tool("two", "2"))
+        await folder.lists(("one", "1"), ("two", "2"))
+        folder.write(a=tool("one", "first"))
+        await folder.lists(("one", "first"), ("two", "2"))
+        assert await folder.call("one") == "first"
+        folder.write(c=tool("three", "3"))
+        await folder.lists(("one", "first"), ("two", "2"), ("three", "3"))
+        (tmp_path / "b.py").unlink()
+        await folder.lists(("one", "first"), ("three", "3"))
+        (tmp_path / "a.py").unlink()
+        (tmp_path / "c.py").unlink()
+        await folder.lists()
+
+
+async def test_a_file_longer_than_what_is_held_of_it_takes_effect_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_folder, "_MOST_CODE", 10)
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        folder.write(a=tool("one", "2"))
+        await folder.lists(("one", "2"))
+        assert len(tool_folder._code(tmp_path / "a.py")) < 100
+
+
+async def test_no_call_fails_while_the_file_of_its_tool_changes_ten_times(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "0"))
+        await folder.lists(("one", "0"))
+        answers = []
+        changing = True
+
+        async def call_on() -> None:
+            while changing:
+                answers.append(await folder.call("one"))
+
+        calling = asyncio.create_task(call_on())
+        for number in range(1, 11):
+            folder.write(a=tool("one", str(number)))
+            await folder.lists(("one", str(number)))
+        changing = False
+        await calling
+        assert set(answers) <= {str(number) for number in range(11)}
+        assert answers == sorted(answers, key=int)
+        assert len(answers) > 100
+
+
+async def test_a_call_in_flight_ends_on_the_old_code_while_new_ones_run_the_new(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "_manifest.json").write_text(json.dumps({"files": {"a.py": {"write": ["scratch"]}}}))
+    async with offered(tmp_path) as folder:
+        folder.write(a=slow("one", "old", scratch))
+        await folder.lists(("one", "old"))
+        old = asyncio.create_task(folder.call("one"))
+        await asyncio.to_thread(until, (scratch / "called").exists, "the call")
+        folder.write(a=tool("one", "new"))
+        await folder.lists(("one", "new"))
+        assert await folder.call("one") == "new"
+        assert not old.done()
+        (scratch / "go").touch()
+        assert await old == "old"
+        await folder.says(r"dropin:a#1 ended .*exit code 0")
+
+
+async def test_a_file_that_breaks_loses_its_tool_only_and_the_problem_is_said(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"), b=tool("two", "2"))
+        await folder.lists(("one", "1"), ("two", "2"))
+        folder.write(a="def broken(:\n")
+        await folder.lists(("two", "2"))
+        assert await folder.says(r"tools output (a\.py: SyntaxError.*\(line 1\))")
+        folder.write(a=tool("one", "again"))
+        await folder.lists(("two", "2"), ("one", "again"))
+
+
+async def test_a_file_that_hangs_is_skipped_and_the_others_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_folder, "FILE_SECONDS", 0.5)
+    async with offered(tmp_path) as folder:
+        folder.write(a="while True:\n    pass\n", b=tool("two", "2"))
+        await folder.lists(("two", "2"))
+        await folder.says(r"tools output a\.py: takes longer than 0\.5 s to load.*\(line [12]\)")
+
+
+async def test_a_file_that_hangs_in_native_code_is_skipped_too_and_operators_see_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_folder, "FILE_SECONDS", 0.5)
+    async with offered(tmp_path, restarts=Restarts(wanted=False)) as folder:
+        folder.write(a="import re\nre.match('(a+)+$', 'a' * 64 + 'b')\n", b=tool("two", "2"))
+        await folder.lists(("two", "2"))
+        async with Host(folder.bus.grpc_addresses[0]) as host:
+            notices = (await host.list()).notices
+        late = "a.py: takes longer than 0.5 s to load: leave what is slow to the first call (line 2)"
+        assert ("dropin", late) in notices
+        monkeypatch.setattr(tool_folder, "FILE_SECONDS", 20.0)
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("two", "2"), ("one", "1"))
+
+
+@pytest.mark.parametrize("granted", ["a.py", "b.py"])
+async def test_of_two_groups_with_one_name_the_later_file_has_it_and_that_is_said(tmp_path: Path, granted: str) -> None:
+    (tmp_path / "_manifest.json").write_text(json.dumps({"files": {granted: {"connect": ["127.0.0.1:9"]}}}))
+    said = r'tools output a\.py: tool "one" registered twice \(later wins\): again in b\.py\. Rename one of them'
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "a") + tool("two", "2"), b=tool("one", "b"))
+        await folder.says(said)
+        await folder.says(r"offers two \(")
+        assert await folder.call("one") == "b"
+        folder.write(a=tool("one", "A") + tool("two", "3"))
+        await folder.says(said, 2)
+        await folder.lists(("one", "b"), ("two", "3"))
+        folder.write(b=tool("three", "3"))
+        await folder.says(r"offers one, two \(", 2)
+        assert await folder.call("one") == "A"
+
+
+async def test_a_process_that_does_not_load_in_time_is_ended_and_the_old_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        monkeypatch.setattr(tool_folder, "START_SECONDS", 0.5)
+        folder.write(a=tool("one", "2", "import time; time.sleep(9)"))
+        await folder.says("dropin#2 has not loaded its files after 0.5 s: it is ended")
+        await folder.says("dropin#2 does not take the place of dropin#1, which goes on")
+        assert await folder.call("one") == "1"
+        monkeypatch.setattr(tool_folder, "START_SECONDS", 60.0)
+        folder.write(a=tool("one", "3"))
+        await folder.lists(("one", "3"))
+
+
+async def test_a_change_is_not_kept_waiting_by_a_process_that_hangs(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1", "import time; time.sleep(99)"))
+        await folder.says("dropin#1 started")
+        folder.write(a=tool("one", "2"))
+        await folder.lists(("one", "2"))
+
+
+async def test_many_files_at_once_are_one_start(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"f{number:03}.py").write_text(tool(f"t{number:03}", str(number)))
+    async with offered(tmp_path) as folder:
+        await folder.lists(*((f"t{number:03}", str(number)) for number in range(200)))
+        assert folder.count(Happened.STARTED) == 1
+        for number in range(200):
+            (tmp_path / f"f{number:03}.py").write_text(tool(f"t{number:03}", "x"))
+        await folder.lists(*((f"t{number:03}", "x") for number in range(200)))
+        await folder.says(r"dropin#\d+ ended")
+        assert folder.count(Happened.STARTED) <= 3
+        assert await folder.says("offers t000, t001,.* 180 more")
+
+
+async def test_what_changes_nothing_that_is_run_starts_nothing(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        os.utime(tmp_path / "a.py")
+        folder.write(a=tool("one", "1"))
+        for name in (".a.py.swp", "a.py~", "#a.py#", ".#a.py", "4913", "a.pyc", "notes.txt", ".a.py"):
+            (tmp_path / name).write_text("x")
+            (tmp_path / name).unlink()
+        (tmp_path / "a.py.tmp").write_text(tool("one", "2"))
+        os.replace(tmp_path / "a.py.tmp", tmp_path / "a.py")  # as many editors save
+        await folder.lists(("one", "2"))
+        assert folder.count(Happened.STARTED) == 2
+
+
+async def test_a_folder_that_is_deleted_and_made_again_is_followed(tmp_path: Path) -> None:
+    home = tmp_path / "tools"
+    home.mkdir()
+    async with offered(home) as folder:
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        shutil.rmtree(home)
+        await folder.says("No such file or directory.*: what runs goes on as it is")
+        await folder.says("No such file or directory.*: its tools are gone")
+        await folder.lists()
+        home.mkdir()
+        folder.write(b=tool("two", "2"))
+        await folder.lists(("two", "2"))
+        folder.write(b=tool("two", "3"))
+        await folder.lists(("two", "3"))
+
+
+async def test_a_link_is_followed_and_so_is_what_it_leads_to(tmp_path: Path) -> None:
+    home, other = tmp_path / "tools", tmp_path / "other.py"
+    home.mkdir()
+    other.write_text(tool("one", "1"))
+    (home / "a.py").symlink_to(other)
+    (home / "b.py").symlink_to(tmp_path / "nowhere.py")
+    async with offered(home) as folder:
+        await folder.lists(("one", "1"))
+        await folder.says(r"tools output b\.py: is no file that can be read")
+        other.write_text(tool("one", "2"))
+        await folder.lists(("one", "2"))
+
+
+async def test_what_is_no_readable_file_is_said_and_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "secret.py").write_text(tool("secret", "1"))
+    (tmp_path / "secret.py").chmod(0)
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"))
+        await folder.says(r"pipe\.py: is no file")
+        await folder.says(r"folder\.py: is no file")
+        if os.getuid():  # root reads everything
+            await folder.says(r"secret\.py: PermissionError")
+            (tmp_path / "secret.py").chmod(0o600)
+        await folder.lists(("one", "1"), ("secret", "1"))
+
+
+async def test_a_change_while_the_bus_is_away_is_there_when_it_comes_back(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        (old,) = await folder.pids()
+        await folder.bus.stop()
+        folder.write(a=tool("one", "2"))
+        await folder.says("dropin#2 started")
+        async with running_bus() as bus:
+            folder.bus = bus
+            folder.tools.move(await bus.dropin_address())
+            await folder.lists(("one", "2"))
+            await asyncio.to_thread(until, lambda: not alive(old), "the end of the old process")
+            assert await folder.call("one") == "2"
+
+
+async def test_stopping_while_a_process_starts_leaves_none(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1", "import time; time.sleep(99)"))
+        (pid,) = await folder.pids()
+    assert not alive(pid)

@@ -1,0 +1,249 @@
+"""What a folder of tools does about tools that the bus refuses, and about processes that hang."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import alive, until
+from tests.support.tool_folders import SECONDS, Offered, offered, tool
+from toolbus.cli.serve_command import _log_report
+from toolbus.dropin import tool_folder
+from toolbus.processes.supervisor import Happened, Report
+from toolbus.sdk import Host
+
+REFUSED = """
+register_tool(
+    name={name!r},
+    execute=lambda args, env: 1,
+    definition={{"description": "-", "parameters": {{"type": "object", "required": "nonsense"}}}},
+    **{options},
+)
+"""
+
+
+def refused(name: str, **options: object) -> str:
+    """The text of a file with a tool that only the bus finds wrong."""
+    return REFUSED.format(name=name, options=options)
+
+
+def manifest(folder: Path, said: object) -> None:
+    (folder / "_manifest.json").write_text(said if isinstance(said, str) else json.dumps(said))
+
+
+async def test_a_file_whose_tool_the_bus_refuses_is_skipped_and_the_others_are_offered(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(tool("one", "1"))
+    (tmp_path / "b.py").write_text(tool("fine", "-") + refused("bad"))
+    (tmp_path / "c.py").write_text(refused("worse"))
+    (tmp_path / "d.py").write_text(tool("four", "4"))
+    async with offered(tmp_path) as folder:
+        await folder.lists(("one", "1"), ("four", "4"))
+        said = await folder.says(
+            r"tools output ([bc]\.py: the bus refuses its tools: tool '(?:bad|worse)': schema at .*)", 2
+        )
+        assert "nonsense" in said[0]
+        async with Host(folder.bus.grpc_addresses[0]) as host:
+            notices = (await host.list()).notices
+        assert {text[:32] for _, text in notices if "refuses" in text} == {
+            "b.py: the bus refuses its tools:",
+            "c.py: the bus refuses its tools:",
+        }
+        assert folder.count(Happened.GIVEN_UP) == 0
+        assert folder.count(Happened.DIED) == 0
+        folder.write(b=tool("fine", "now"))
+        await folder.lists(("one", "1"), ("four", "4"), ("fine", "now"))
+
+
+async def test_a_tool_that_the_bus_refuses_does_not_keep_other_edits_from_taking_effect(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"), b=tool("two", "2"))
+        await folder.lists(("one", "1"), ("two", "2"))
+        folder.write(b=refused("two"))
+        await folder.lists(("one", "1"))
+        folder.write(a=tool("one", "new"))
+        await folder.lists(("one", "new"))
+        folder.write(c=tool("three", "3"))
+        await folder.lists(("one", "new"), ("three", "3"))
+
+
+async def test_a_tool_for_a_role_that_nobody_configured_is_skipped_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(tool("one", "1"))
+    (tmp_path / "b.py").write_text('TOOLS = [{"name": "two", "handler": lambda: 2, "role": "nobody"}]\n')
+    async with offered(tmp_path) as folder:
+        await folder.lists(("one", "1"))
+        await folder.says(r"b\.py: the bus refuses its tools: .*nobody")
+
+
+async def test_a_process_that_was_stopped_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_folder, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(tool_folder, "FROZEN_SECONDS", 1.0)
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        await folder.says("dropin#1 offered")
+        (pid,) = await folder.pids()
+        os.kill(pid, signal.SIGSTOP)
+        await folder.says("tools output dropin#1 has said nothing for 1 s: it is killed and started again")
+        await folder.says(r"dropin#1 died .*\(SIGKILL\)")
+        await folder.says("dropin#1 offered", 2)
+        await folder.lists(("one", "1"))
+        await asyncio.to_thread(until, lambda: not alive(pid), "the end of the stopped process")
+        assert await folder.call("one") == "1"
+
+
+async def test_a_process_that_works_for_long_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_folder, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(tool_folder, "FROZEN_SECONDS", 1.0)
+    naps = "import time\ndef run():\n    time.sleep(2)\n    return 'done'\nTOOL_NAME = 'naps'\n"
+    async with offered(tmp_path) as folder:
+        folder.write(a=naps)
+        await folder.lists(("naps", ""))
+        assert await folder.call("naps") == "done"
+        assert "has said nothing" not in folder.text
+
+
+async def test_an_edit_while_the_right_to_offer_is_missing_is_what_is_offered_with_it(tmp_path: Path) -> None:
+    (tmp_path / "_manifest.json").write_text(json.dumps({"files": {"note.py": {"connect": ["127.0.0.1:9"]}}}))
+    async with offered(tmp_path) as folder:
+        folder.write(note=tool("note", "old"), other=tool("other", "1"))
+        await folder.lists(("note", "old"), ("other", "1"))
+        await folder.bus.call("toolbus:revoke", {"source": "dropin:note"})
+        await folder.lists(("other", "1"))
+        folder.write(note=tool("note", "new"))
+        await folder.says(r"tools output dropin:note#\d+ waits, for the bus does not take its tools: .+")
+        await folder.says("dropin:note#1 ended")
+        folder.write(other=tool("other", "2"))
+        await folder.lists(("other", "2"))
+        await folder.bus.call("toolbus:grant", {"source": "dropin:note"})
+        await folder.lists(("other", "2"), ("note", "new"))
+        assert await folder.call("note") == "new"
+
+
+async def notices(folder: Offered, *texts: str) -> None:
+    """Waits until operators are told something that holds each of these texts; none: until they are told nothing."""
+    async with asyncio.timeout(SECONDS), Host(folder.bus.grpc_addresses[0]) as host:
+        while True:
+            said = [text for _, text in (await host.list()).notices if not text.startswith("protected by")]
+            if all(any(text in each for each in said) for text in texts) and bool(said) == bool(texts):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_grant_that_cannot_be_had_leaves_what_runs_alone_until_it_can(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a=tool("one", "1"), b=tool("two", "2"))
+        manifest(tmp_path, {"files": {"b.py": {"connect": ["127.0.0.1:9"]}}})
+        await folder.lists(("one", "1"), ("two", "2"))
+        wanted = {"write": ["nofolder/x"]}
+        manifest(tmp_path, {"files": {"a.py": wanted, "b.py": {"connect": ["127.0.0.1:9"]} | wanted, "c.py": wanted}})
+        folder.write(c=tool("three", "3"))
+        text = r"tools output {}\.py is granted to write what it cannot: .*/nofolder': make it; until then it is run {}"
+        await folder.says(text.format("a", "with the grants that it had"))
+        await folder.says(text.format("b", "with the grants that it had"))
+        await folder.says(text.format("c", "not at all"))
+        assert [await folder.call("one"), await folder.call("two")] == ["1", "2"]
+        await notices(folder, "a.py is granted to write what it cannot", "b.py is granted", "c.py is granted")
+        folder.write(a=tool("one", "new"))
+        await folder.lists(("one", "new"), ("two", "2"))
+        (tmp_path / "nofolder").mkdir()
+        await folder.says("dropin:c#\\d+ offered")
+        await folder.says("dropin:a#\\d+ offered")
+        await notices(folder)
+        assert await folder.call("three") == "3"
+        assert {source for source, _, _ in folder.catalogue()} == {"dropin:a", "dropin:b", "dropin:c"}
+
+
+async def test_a_grant_that_cannot_be_had_keeps_nothing_that_was_taken_away(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        manifest(tmp_path, {"files": {"a.py": {"connect": ["127.0.0.1:9"]}}})
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        manifest(tmp_path, {"files": {"a.py": {"write": ["nofolder/x"]}}})
+        await folder.lists()
+        await folder.says("until then it is run not at all")
+
+
+async def test_operators_are_told_what_no_process_of_the_tools_can_tell(tmp_path: Path) -> None:
+    async with offered(tmp_path, require_manifest=True) as folder:
+        folder.write(a=tool("one", "1"), b=tool("two", "2"))
+        await notices(folder, "has no _manifest.json, so nothing of it may be loaded")
+        manifest(tmp_path, "{")
+        await notices(folder, "_manifest.json is no JSON")
+        entry = {"secrets": ["NOT_SET_HERE"], "read": ["data.txt"]}
+        manifest(tmp_path, {"allow": ["a.py", "gone.py"], "files": {"a.py": entry, "rely.py": {}}})
+        await folder.lists(("one", "1"))
+        await notices(
+            folder,
+            "b.py is not on the allow list",
+            "gone.py is on the allow list of _manifest.json, but not in the folder",
+            'rely.py has an entry in _manifest.json under "files", but is not in the folder',
+            "a.py is granted the secret NOT_SET_HERE, which is not set",
+            f"a.py is granted to read '{tmp_path / 'data.txt'}', which does not exist",
+        )
+        await folder.says("tools output a.py is granted the secret NOT_SET_HERE, which is not set")
+        manifest(tmp_path, {})
+        await folder.lists(("one", "1"), ("two", "2"))
+        await notices(folder)
+
+
+async def test_operators_are_told_of_a_process_that_was_given_up_until_its_file_is_corrected(tmp_path: Path) -> None:
+    async with offered(tmp_path) as folder:
+        folder.write(a="import os\nos._exit(3)\n")
+        await notices(
+            folder, "a.py: dropin#1 died 3 times within 30 s, the last time with exit code 3: given up: correct"
+        )
+        folder.write(a=tool("one", "1"))
+        await folder.lists(("one", "1"))
+        await notices(folder)
+
+
+async def test_a_call_that_is_lost_to_a_limit_says_which_in_the_log_and_to_operators(tmp_path: Path) -> None:
+    manifest(tmp_path, {"files": {"a.py": {"cpu_seconds": 1}}})
+    async with offered(tmp_path) as folder:
+        folder.write(a="def run():\n    while True: pass\nTOOL_NAME = 'burns'\n")
+        await folder.lists(("burns", ""))
+        await folder.call("burns")
+        text = "was ended by its limit cpu_seconds = 1: a call, or a minute without one, took more processor time"
+        await folder.says(f"tools output dropin:a#1 {text}")
+        await notices(folder, f"a.py: dropin:a#1 {text}")
+
+
+async def test_relative_paths_begin_in_the_folder_and_temporary_files_go_where_a_file_may_write(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    manifest(tmp_path, {"files": {"a.py": {"write": ["data", "log.txt"]}}})
+    text = """
+import tempfile
+def run():
+    with open("log.txt", "a") as log, open("data/x", "w") as made:
+        log.write("1")
+        made.write("2")
+    with tempfile.NamedTemporaryFile() as made:
+        return made.name
+TOOL_NAME = "one"
+"""
+    async with offered(tmp_path) as folder:
+        folder.write(a=text)
+        folder.write(b="import tempfile\ndef run():\n    return tempfile.mkdtemp()\nTOOL_NAME = 'two'\n")
+        await folder.lists(("one", ""), ("two", ""))
+        assert (await folder.call("one")).startswith(f"{tmp_path}/data/")
+        assert ((tmp_path / "log.txt").read_text(), (tmp_path / "data/x").read_text()) == ("1", "2")
+        assert "tools have no temporary folder: grant the file a folder" in (await folder.call("two")).message
+
+
+@pytest.mark.parametrize(
+    ("happened", "level"),
+    [
+        *((Happened.DIED, logging.WARNING), (Happened.GIVEN_UP, logging.WARNING)),
+        *((Happened.STARTED, logging.INFO), (Happened.OFFERED, logging.INFO), (Happened.ENDED, logging.INFO)),
+    ],
+)
+def test_what_needs_somebody_is_a_warning_in_the_log_of_the_bus(
+    happened: Happened, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        _log_report(Report("dropin#1", happened, "so it is"))
+    assert [(each.levelno, each.getMessage()) for each in caplog.records] == [(level, "dropin#1: so it is")]

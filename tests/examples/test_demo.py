@@ -1,0 +1,51 @@
+"""The demo shows what it promises, is in nobody's way, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.support.processes import ROOT, alive, environment, until
+
+SECONDS = 40.0  # it starts seven processes and builds an index
+
+
+def test_the_demo_calls_every_kind_of_plugin_beside_any_other_bus_and_ends_with_all_it_started(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with open(said, "wb") as out, subprocess.Popen(
+        [sys.executable, "-m", "examples.demo"],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        env=environment({"XDG_DATA_HOME": str(tmp_path / "data")}),
+        start_new_session=True,
+    ) as demo:  # fmt: skip
+        try:
+            until(
+                lambda: "Ctrl-C ends everything." in said.read_text() or demo.poll() is not None,
+                "its last line",
+                SECONDS,
+            )
+            assert demo.poll() is None, said.read_text()
+            started = [child.pid for child in psutil.Process(demo.pid).children(recursive=True)]
+            demo.send_signal(signal.SIGINT)
+            assert demo.wait(SECONDS) == 0
+        finally:
+            demo.kill()
+    shown = said.read_text()
+    answered = re.search(r"demo calls roll_dice of dice .*\n  with .*\n  answer after .*\n +(\{.*\})\n", shown)
+    assert answered is not None, shown
+    assert re.fullmatch(r'\{"dice":"3d6\+2","rolls":\[\d,\d,\d\],"total":\d+\}', answered[1])
+    assert len(re.findall(r"^demo calls ", shown, re.MULTILINE)) == 8
+    ready = re.match(r"toolbus ready grpc=127\.0\.0\.1:(\d+) http=127\.0\.0\.1:(\d+)\n", shown)
+    assert ready is not None, shown
+    assert not {"48930", "48911"} & set(ready.groups())
+    assert len(started) >= 6
+    until(lambda: not any(map(alive, started)), "the end of what it started")
+    assert not (tmp_path / "data").exists(), "it keeps something"

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import asyncio
+
+from toolbus.functions.threads import Inbox
+
+
+def test_an_inbox_of_a_closed_loop_takes_nothing_however_often_it_is_asked() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    inbox = Inbox(loop)
+    ran: list[int] = []
+    assert [inbox.put(ran.append, number) for number in range(3)] == [False, False, False]
+    inbox.run_left()
+    assert ran == []
+
+
+def test_what_was_put_before_a_loop_closed_is_run_by_whoever_closed_it() -> None:
+    loop = asyncio.new_event_loop()
+    inbox = Inbox(loop)
+    ran: list[int] = []
+    assert inbox.put(ran.append, 1)
+    inbox.run_left()
+    assert ran == []  # the loop may still come to it
+    loop.close()
+    assert not inbox.put(ran.append, 2)
+    inbox.run_left()
+    assert ran == [1]
+
+
+def test_a_loop_runs_what_is_put_in_order() -> None:
+    loop = asyncio.new_event_loop()
+    inbox = Inbox(loop)
+    ran: list[int] = []
+    for number in range(3):
+        assert inbox.put(ran.append, number)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert ran == [0, 1, 2]

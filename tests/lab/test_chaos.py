@@ -1,0 +1,298 @@
+"""The chaos harness itself: schedules repeat, each check can fail, and a short run leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.chaos import checks
+from lab.chaos.cast import BUS, cast, tools
+from lab.chaos.checks import CHECKS, judge
+from lab.chaos.evidence import Evidence
+from lab.chaos.line import Line
+from lab.chaos.scene import Trouble
+from lab.chaos.schedule import Act, plan
+from lab.chaos.watcher import AWAY, Move
+from tests.support.processes import ROOT, alive, environment, until
+
+PARTS = cast()
+TOOLS = tools(PARTS)
+SECONDS = 5.0
+BUS_PID, HOST_PID, SOLO_PID = 1, 2, 3
+
+Spoil = Callable[[Evidence], object]
+
+
+def evidence(*troubles: Trouble, moves: tuple[Move, ...] = ()) -> Evidence:
+    return Evidence({part.name: part for part in PARTS}, troubles, moves)
+
+
+def ask(it: Evidence, tool: str = "solo_once", host: str = "raw-host", at: float = 100.0, **more: Any) -> str:
+    """A call is asked; returns its token."""
+    token = f"t{len(it.calls)}"
+    line = {"asked": token, "host": host, "tool": tool, "at": at, "pid": HOST_PID}
+    line |= {"timeout": 8.0, "seconds": 0.0, "refuse": False, "leave": 0.0, **more}
+    it.take_call_line(line, TOOLS)
+    return token
+
+
+def run(it: Evidence, token: str, at: float = 100.1, *, ends: bool = True, part: str = "solo") -> None:
+    """A plugin runs a call."""
+    it.take_run_line({"began": token, "part": part, "at": at, "pid": SOLO_PID})
+    if ends:
+        it.take_run_line({"ended": token, "part": part, "at": at + 0.1, "pid": SOLO_PID})
+
+
+def tell(it: Evidence, token: str, code: str = "OK", stage: str = "", at: float = 100.3, **more: Any) -> None:
+    """A host hears a result."""
+    ran = token if code == "OK" else None
+    line = {"told": token, "host": "raw-host", "at": at, "pid": HOST_PID, "code": code, "stage": stage, "ran": ran}
+    it.take_call_line({**line, "retry_safe": False, "limit": "", "message": "", **more}, TOOLS)
+
+
+def whole(it: Evidence, **more: Any) -> str:
+    """A call that goes well; returns its token."""
+    token = ask(it, **more)
+    run(it, token)
+    tell(it, token)
+    return token
+
+
+def strangers_result(it: Evidence) -> None:
+    token = ask(it)
+    run(it, token)
+    tell(it, token, ran="another")
+
+
+def stray(it: Evidence, *, again: bool) -> None:
+    it.take_call_line({"stray": "7", "again": again, "host": "raw-host", "at": 1.0, "pid": HOST_PID}, TOOLS)
+
+
+def failed(it: Evidence, code: str, stage: str, *, ran: bool, tool: str = "solo_once", **more: Any) -> None:
+    token = ask(it, tool)
+    if ran:
+        run(it, token, ends=False)
+    tell(it, token, code, stage, **more)
+
+
+def unheard_of() -> Evidence:
+    """Returns a death that a host had time to hear of, and did not, before it was killed itself."""
+    it = evidence(killed(), Trouble("raw-host", Act.KILL, 110.0, 111.0, {HOST_PID}))
+    run(it, ask(it), ends=False)
+    return it
+
+
+def lost_long_before_a_kill() -> Evidence:
+    it = evidence(Trouble("raw-host", Act.KILL, 400.0, 401.0, {HOST_PID}))
+    run(it, ask(it))
+    return it
+
+
+def killed() -> Trouble:
+    return Trouble("solo", Act.KILL, 100.2, 101.0, {SOLO_PID})
+
+
+def frozen() -> Trouble:
+    return Trouble("solo", Act.FREEZE, 100.2, 125.0)
+
+
+def cut_off(told_at: float) -> Evidence:
+    it = evidence(killed())
+    token = ask(it)
+    run(it, token, ends=False)
+    tell(it, token, "UNAVAILABLE", "DISPATCHED", told_at)
+    return it
+
+
+def seen(*moves: tuple[float, str], trouble: Trouble) -> Evidence:
+    it = evidence(trouble, moves=tuple(Move(at, "solo_once", state) for at, state in ((90.0, "live"), *moves)))
+    whole(it)
+    return it
+
+
+def spoilt(spoil: Spoil) -> Evidence:
+    it = evidence(Trouble(BUS, Act.FREEZE, 85.0, 101.0))  # so that failures have a cause
+    spoil(it)
+    return it
+
+
+ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG = CHECKS
+
+
+@pytest.mark.parametrize(
+    ("rule", "it"),
+    [
+        (ANSWERED, spoilt(lambda it: run(it, ask(it)))),
+        (ANSWERED, spoilt(lambda it: tell(it, whole(it)))),
+        (ANSWERED, lost_long_before_a_kill()),
+        (ANSWERED, spoilt(lambda it: tell(it, ask(it), "DEADLINE_EXCEEDED", "UNKNOWN", at=112.0))),
+        (ONCE, spoilt(lambda it: run(it, whole(it)))),
+        (ONCE, spoilt(lambda it: run(it, "nobody asked"))),
+        (OWN, spoilt(lambda it: tell(it, ask(it)))),
+        (OWN, spoilt(strangers_result)),
+        (STRAYS, spoilt(lambda it: stray(it, again=True))),
+        (STRAYS, spoilt(lambda it: stray(it, again=False))),
+        (HONEST, spoilt(lambda it: failed(it, "UNAVAILABLE", "NOT_DISPATCHED", ran=True))),
+        (HONEST, spoilt(lambda it: failed(it, "UNAVAILABLE", "DISPATCHED", ran=True, retry_safe=True))),
+        (HONEST, spoilt(lambda it: failed(it, "UNAVAILABLE", "DISPATCHED", ran=True, tool="solo_again"))),
+        (HONEST, spoilt(lambda it: failed(it, "UNAVAILABLE", "ACCEPTED", ran=False))),
+        (HONEST, spoilt(lambda it: failed(it, "NOT_FOUND", "DISPATCHED", ran=False))),
+        (HONEST, spoilt(lambda it: failed(it, "INTERNAL", "UNKNOWN", ran=False))),
+        (HONEST, spoilt(lambda it: failed(it, "DEADLINE_EXCEEDED", "DISPATCHED", ran=True, limit="timeout_seconds"))),
+        (DEATH, cut_off(told_at=103.0)),
+        (DEATH, unheard_of()),
+        (DEATH, seen(trouble=killed())),
+        (DEATH, seen((102.0, AWAY), trouble=killed())),
+        (HANG, seen(trouble=frozen())),
+        (HANG, seen((112.0, "suspect"), (122.0, AWAY), trouble=frozen())),
+        (HANG, seen((108.0, "suspect"), (124.5, AWAY), trouble=frozen())),
+    ],
+)  # fmt: skip
+def test_each_rule_is_seen_to_be_broken(rule: str, it: Evidence) -> None:
+    broken = {verdict.rule for verdict in judge(it) if verdict.broken}
+    assert rule in broken
+
+
+def test_a_finished_run_that_nobody_heard_of_is_seen_as_lost_and_as_a_failure_without_a_cause() -> None:
+    it = evidence()
+    token = ask(it)
+    run(it, token)
+    tell(it, token, "UNAVAILABLE", "DISPATCHED")
+    assert {verdict.rule for verdict in judge(it) if verdict.broken} == {DELIVERED, CAUSE}
+
+
+@pytest.mark.parametrize(
+    "it",
+    [
+        spoilt(whole),
+        cut_off(told_at=100.3),
+        seen((100.3, AWAY), trouble=killed()),
+        seen((108.0, "suspect"), (122.0, AWAY), trouble=frozen()),
+        spoilt(lambda it: failed(it, "UNAVAILABLE", "NOT_DISPATCHED", ran=False, retry_safe=True)),
+        spoilt(lambda it: failed(it, "UNAVAILABLE", "DISPATCHED", ran=True, tool="solo_again", retry_safe=True)),
+        spoilt(lambda it: failed(it, "DEADLINE_EXCEEDED", "DISPATCHED", ran=True, at=108.1, limit="timeout_seconds")),
+        spoilt(lambda it: run(it, whole(it, tool="solo_again"))),
+    ],
+)
+def test_what_a_disturbance_explains_breaks_no_rule(it: Evidence) -> None:
+    assert [finding for verdict in judge(it) for finding in verdict.broken] == []
+
+
+def test_a_host_that_was_killed_need_not_have_heard_its_results() -> None:
+    it = evidence(Trouble("raw-host", Act.KILL, 100.2, 101.0, {HOST_PID}))
+    run(it, ask(it))
+    assert not any(verdict.broken for verdict in judge(it))
+
+
+def test_a_host_that_was_killed_and_is_back_need_not_hear_that_a_plugin_died_with_its_old_call() -> None:
+    host = Trouble("raw-host", Act.KILL, 100.2, 101.0, {HOST_PID})
+    it = evidence(host, Trouble("solo", Act.KILL, 104.0, 105.0, {SOLO_PID}))
+    run(it, ask(it), ends=False)
+    assert not any(verdict.broken for verdict in judge(it))
+
+
+def test_a_drain_does_not_excuse_a_lost_result() -> None:
+    it = evidence(Trouble("solo", Act.DRAIN, 100.0, 103.0))
+    token = ask(it)
+    run(it, token)
+    tell(it, token, "UNAVAILABLE", "DISPATCHED")
+    assert list(filter(None, checks.delivered(it)))
+
+
+def test_a_seed_makes_the_same_schedule_and_another_one_another() -> None:
+    assert plan(7, 600, PARTS) == plan(7, 600, PARTS) != plan(8, 600, PARTS)
+
+
+def test_a_schedule_does_nothing_to_a_part_twice_at_once_and_undoes_everything_before_the_calm() -> None:
+    for seed in range(20):
+        for each in plan(seed, 180, PARTS):
+            ends = dict.fromkeys((part.name for part in PARTS), 0.0)
+            for event in each.events:
+                assert event.at >= ends[event.part]
+                ends[event.part] = event.at + event.seconds
+                assert ends[event.part] <= each.seconds
+
+
+def test_ten_minutes_do_everything_to_every_kind_of_part() -> None:
+    kinds = {part.name: part.kind for part in PARTS}
+    done = {(kinds[event.part], event.act) for each in plan(1, 600, PARTS) for event in each.events}
+    assert {kind for kind, _ in done} == set(kinds.values())
+    assert {act for _, act in done} == set(Act)
+
+
+async def test_a_line_passes_on_stalls_and_resets() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(100):
+            writer.write(piece)
+        writer.close()
+
+    async with asyncio.timeout(SECONDS), await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        spare = await asyncio.start_server(echo, "127.0.0.1", 0)
+        port = spare.sockets[0].getsockname()[1]
+        spare.close()
+        await spare.wait_closed()
+        line = Line(port, server.sockets[0].getsockname()[1])
+        await line.open()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"one")
+        assert await reader.readexactly(3) == b"one"
+        line.stall()
+        writer.write(b"two")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(3), 0.05)
+        line.flow()
+        assert await reader.readexactly(3) == b"two"
+        line.reset()
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
+        writer.close()
+        await line.close()
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lab.chaos", "--few", "--seed", "11", "--folder", str(folder), *words]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
+    process = start(tmp_path, "--seconds", "5", "--json", str(tmp_path / "outcome.json"))
+    said, _ = process.communicate(timeout=50)
+    assert process.returncode == 0, said
+    assert "python -m lab.chaos --seed 11 --seconds 5 --few" in said
+    assert (tmp_path / "outcome.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(tmp_path)
+    try:
+        until(lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus")
+        pids = started_in(tmp_path)
+        assert len(pids) >= 3
+    finally:
+        process.send_signal(number)
+    process.communicate(timeout=20)
+    until(lambda: not any(map(alive, pids)), f"the end of {pids}")
+
+
+def started_in(folder: Path) -> list[int]:
+    """Returns the processes that have a folder among their arguments."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if str(folder).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it has just ended
+    return found

@@ -1,0 +1,237 @@
+"""The fuzz targets in short: seeds through the oracles, a bounded search, and for each a fault that it has to find."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.fuzz.choices import Choices, block_of
+from lab.fuzz.search import ROOT, search
+from lab.fuzz.target import Finding, Target, hold
+from lab.fuzz.targets import NAMES, load
+from toolbus.bus import loopback
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog import schema
+from toolbus.bus.catalog.entry import Handler
+from toolbus.bus.gateway import callback_messages
+from toolbus.council.council_settings import CouncilSettings
+from toolbus.dialects import find_dialect
+from toolbus.dialects.names import NameTable
+from toolbus.dropin import file_grants
+from toolbus.sdk.outgoing_calls import Calls
+from toolbus.tool import Result
+
+RUNS = 60  # of each target in the bounded search: enough to see that libFuzzer, atheris and the target work together
+SEEDS = 10  # of them in its corpus, so that most of the runs are of inputs that nobody wrote
+needs_atheris = pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this platform or Python"
+)
+
+
+# -- seeds, without atheris ------------------------------------------------------------------------------------------
+
+
+def run_all(target: Target) -> None:
+    for seed in target.seeds():
+        target.run(seed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_seed_and_the_empty_input_pass_the_oracle(name: str) -> None:
+    target = load(name)
+    seeds = list(target.seeds())
+    assert seeds
+    assert max(map(len, seeds)) <= max(target.most_bytes, 4096)
+    for seed in [b"", *seeds]:
+        target.run(seed)
+
+
+def test_what_a_block_says_about_its_length_is_read_back_and_nothing_is_read_behind_the_end() -> None:
+    choose = Choices(b"\2" + block_of("né".encode()) + b"\1")
+    assert (choose.pick("abc"), choose.text(), choose.flag(), bool(choose)) == ("c", "né", True, False)
+    assert (choose.byte(), choose.block(), choose.pick("xy")) == (0, b"", "x")
+    with pytest.raises(ValueError, match="two bytes"):
+        block_of(b"x" * 70_000)
+
+
+# -- each oracle can fail --------------------------------------------------------------------------------------------
+
+
+def _answers_twice(patch: pytest.MonkeyPatch) -> None:
+    """A bus that answers a call twice."""
+    results = Dispatcher.results
+
+    def twice(self: Dispatcher, handler: Handler, given: Any, now: float) -> None:
+        for result in given:
+            call = handler.owed.get(result.call_id)
+            results(self, handler, [result], now)
+            if call is not None and not call.active:
+                call.caller.deliver([(call.call_id, "1")])
+
+    patch.setattr(Dispatcher, "results", twice)
+
+
+def _leaks(patch: pytest.MonkeyPatch) -> None:
+    """A bus that forgets to give back what a lost plugin held."""
+    patch.setattr(Dispatcher, "handler_ended", lambda self, calls, why, now: None)
+
+
+def _delivers_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
+    """A peer whose callers hear nothing when their connection breaks."""
+    patch.setattr(Calls, "lost", lambda self, session, owed, *, all_read: None)
+
+
+def _rounds(patch: pytest.MonkeyPatch) -> None:
+    """A reader that loses the digits of wide integers."""
+    patch.setattr(schema, "_load_exactly", lambda text: schema._loads(text))
+
+
+def _takes_constants(patch: pytest.MonkeyPatch) -> None:
+    """A gateway that takes NaN for JSON."""
+    patch.setattr(callback_messages, "_DECODER", json.JSONDecoder())
+
+
+def _takes_all_values(patch: pytest.MonkeyPatch) -> None:
+    """A checker that finds everything valid."""
+    patch.setattr(schema.ArgumentChecker, "explain", lambda self, arguments: "")
+
+
+def _takes_all_hosts(patch: pytest.MonkeyPatch) -> None:
+    """A parser that takes any host for this machine."""
+    patch.setattr(loopback, "_host", lambda spelling: spelling or None)
+
+
+def _follows_dots(patch: pytest.MonkeyPatch) -> None:
+    """A manifest that grants its own folder to be written."""
+    patch.setattr(file_grants, "_writable", lambda text, where, folder: (folder / text).resolve())
+
+
+def _keeps_unknown(patch: pytest.MonkeyPatch) -> None:
+    """Settings that are read otherwise the second time."""
+    read, times = CouncilSettings.read.__func__, iter(range(10**6))  # type: ignore[attr-defined]
+
+    def otherwise(cls: type[CouncilSettings], said: Any) -> CouncilSettings:
+        settings: CouncilSettings = read(cls, said)
+        return settings.changed({"timeoutSeconds": 100 + next(times)})
+
+    patch.setattr(CouncilSettings, "read", classmethod(otherwise))
+
+
+def _knows_all_names(patch: pytest.MonkeyPatch) -> None:
+    """A dialect that takes an invented name for one that was offered."""
+    from toolbus.dialects import ollama, openai_chat_answer, shape
+
+    def known(*given: Any, **more: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(model_call(*given, **more), known=True, wire_name="invented")
+
+    model_call = shape.model_call
+    for module in (ollama, openai_chat_answer):
+        patch.setattr(module, "model_call", known)
+
+
+FAULTS: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
+    ("frames", _answers_twice),
+    ("frames", _leaks),
+    ("responses", _delivers_after_a_cancel),
+    ("json_texts", _rounds),
+    ("json_texts", _takes_constants),
+    ("schemas", _takes_all_values),
+    ("callback_urls", _takes_all_hosts),
+    ("manifests", _follows_dots),
+    ("settings", _keeps_unknown),
+    ("deltas", _knows_all_names),
+)
+
+
+@pytest.mark.parametrize(("name", "plant"), FAULTS, ids=[f"{name}-{plant.__name__[1:]}" for name, plant in FAULTS])
+def test_a_planted_fault_is_found_by_the_seeds(
+    name: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load(name)
+    plant(monkeypatch)
+    with pytest.raises(Finding):
+        run_all(target)
+
+
+def test_every_target_has_a_planted_fault() -> None:
+    assert {name for name, _ in FAULTS} == set(NAMES)
+
+
+# -- searching -------------------------------------------------------------------------------------------------------
+
+
+def _never_four(data: bytes) -> None:
+    """What a target of somebody else looks like; this one breaks on four bytes."""
+    hold(len(data) != 4, "four bytes")
+
+
+def _near() -> Iterator[bytes]:
+    yield b"abc"
+
+
+TARGET = Target("broken", "breaks on purpose, to see that it is told", _never_four, _near, most_bytes=8)
+
+
+@needs_atheris
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bounded_search_finds_nothing(name: str, tmp_path: Path) -> None:
+    outcome = search(name, tmp_path, runs=RUNS, most_seeds=SEEDS)
+    assert outcome.why == "", outcome.log[-3_000:]
+    assert outcome.runs >= RUNS
+
+
+@needs_atheris
+def test_a_finding_is_kept_told_and_repeated_by_the_command_that_is_printed(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "lab.fuzz",
+        "tests.lab.test_fuzz",
+        "--runs",
+        "100000",
+        "--folder",
+        str(tmp_path),
+        "--json",
+    ]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert told.returncode == 1, told.stderr
+    (outcome,) = json.loads(told.stdout)
+    assert outcome["why"] == "Finding: four bytes"
+    assert len(Path(outcome["finding"]).read_bytes()) == 4
+    again = [sys.executable, *outcome["repeat"].split()[1:]]
+    repeated = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert (repeated.returncode, "four bytes" in repeated.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("words", [["nothing"], ["--replay", "x"], ["--seconds", "0"]])
+def test_a_wrong_command_ends_with_2_and_says_why(words: list[str]) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "lab.fuzz", *words], cwd=ROOT, capture_output=True, timeout=50, check=False
+    )
+    assert told.returncode == 2
+    assert b"error" in told.stderr
+
+
+# -- what was found --------------------------------------------------------------------------------------------------
+
+
+def test_an_output_that_is_nested_too_deep_is_refused_as_other_unreadable_ones_are() -> None:
+    with pytest.raises(ValueError, match="nested too deep"):
+        _ = Result(output_json="[" * 100_000).output
+
+
+def test_an_entry_of_ollamas_calls_that_is_no_object_is_passed_over() -> None:
+    dialect = find_dialect("ollama")
+    stream = dialect.stream(NameTable.build(["echo"], dialect.name_rule))  # type: ignore[union-attr]
+    stream.feed({"message": {"content": "x", "tool_calls": [None, {"function": {"name": "echo", "arguments": {}}}]}})
+    stream.feed({"message": {"content": ""}, "done": True, "done_reason": "stop"})
+    assert [call.name for call in stream.finish().calls] == ["echo"]

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+import toolbus
+from tests.loop.played import PlayedModel, Shelf, call, says
+from toolbus.bus.config import Config
+from toolbus.errors import Code, SetupError
+from toolbus.functions.scope import CallContext, ToolScope
+from toolbus.loop import ToolLoop, ToolSource, source_of
+from toolbus.tool import Progress
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[toolbus.Bus]:
+    config = Config(grpc=("127.0.0.1:0",), http="off", roles=("mia", "tom"), data_dir=None, grace_seconds=0.001)
+    async with toolbus.Bus(config) as bus:
+
+        @bus.tool(description="Adds.")  # type: ignore[untyped-decorator]
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        @bus.tool(description="Tells who asks.")  # type: ignore[untyped-decorator]
+        async def who(scope: ToolScope) -> dict[str, Any]:
+            scope.progress(1, message="looking")
+            return {"user": scope.context.user_id, **scope.context.attributes}
+
+        @bus.tool(description="Only mia's.", role="mia")  # type: ignore[untyped-decorator]
+        def sing() -> str:
+            return "la"
+
+        yield bus
+
+
+@pytest.fixture(params=["bus", "host"])
+async def offered(request: pytest.FixtureRequest, bus: toolbus.Bus) -> AsyncIterator[Any]:
+    if request.param == "bus":
+        yield bus
+        return
+    async with toolbus.Host(bus.grpc_addresses[0], source="host") as host:
+        yield host
+
+
+async def names(source: ToolSource) -> list[str]:
+    _, tools = await source.tools()
+    return [tool.name for tool in tools]
+
+
+async def test_a_bus_and_a_host_list_their_tools_in_order(offered: Any) -> None:
+    assert await names(source_of(offered, role="mia")) == ["add", "who", "sing"]
+    assert await names(source_of(offered, role="tom")) == ["add", "who"]
+    assert await names(source_of(offered, names=["who", "add"])) == ["add", "who"]
+    assert await names(source_of(offered, names=[])) == []
+
+
+async def test_a_revision_is_listed_once_and_a_change_at_once(offered: Any, bus: toolbus.Bus) -> None:
+    source = source_of(offered)
+    revision, tools = await source.tools()
+    assert (await source.tools())[1] is tools
+    bus.remove_tool("sing")
+    changed, fewer = await source.tools()
+    assert changed > revision
+    assert [tool.name for tool in fewer] == ["add", "who"]
+
+
+async def test_a_call_carries_context_and_reports_progress(offered: Any) -> None:
+    source = source_of(offered)
+    _, tools = await source.tools()
+    hashes = {tool.name: tool.schema_hash for tool in tools}
+    seen: list[Progress] = []
+    context = CallContext(user_id="ann", attributes={"round": "1"})
+    result = await source.call(
+        "who", "{}", context=context, schema_hash=hashes["who"], timeout=5, on_progress=seen.append
+    )
+    assert result.output == {"user": "ann", "round": "1"}
+    assert [progress.message for progress in seen] == ["looking"]
+
+
+async def test_the_context_of_a_source_holds_for_calls_that_say_nothing_else(offered: Any) -> None:
+    source = source_of(offered, context=CallContext(user_id="bob"))
+    result = await source.call("who", "{}", context=None, schema_hash="")
+    assert result.output == {"user": "bob"}
+    model = PlayedModel(says("", call("who")), says("bob"))
+    reply = await ToolLoop(source, model.endpoint).run("?")
+    assert reply.calls[0].result.output == {"user": "bob", "round": "1", "order": "0"}
+
+
+async def test_a_role_sees_and_calls_its_own_tools_only(offered: Any) -> None:
+    source = source_of(offered, role="tom")
+    result = await source.call("sing", "{}", context=None, schema_hash="")
+    assert result.error is not None
+    assert result.error.code is Code.NOT_FOUND
+
+
+async def test_a_source_lists_what_its_user_may_call(offered: Any, bus: toolbus.Bus) -> None:
+    sources = {user: source_of(offered, context=CallContext(user_id=user)) for user in ("ann", "bob")}
+    bus.permit("tools", "who", ["ann"])
+    assert await names(sources["ann"]) == ["add", "who", "sing"]
+    assert await names(sources["bob"]) == ["add", "sing"]
+    bus.permit("tools", "who", None)
+    assert await names(sources["bob"]) == ["add", "who", "sing"]
+
+
+async def test_a_call_that_outlives_its_patience_becomes_a_task_and_the_model_reads_its_id(
+    offered: Any, bus: toolbus.Bus
+) -> None:
+    go = asyncio.Event()
+
+    @bus.tool(description="Waits.")  # type: ignore[untyped-decorator]
+    async def wait() -> str:
+        await go.wait()
+        return "waited"
+
+    model = PlayedModel(says("", call("wait")), says("it goes on"))
+    reply = await ToolLoop(source_of(offered, background_after=0.01), model.endpoint).run("?")
+    begun = reply.calls[0].result.output
+    assert begun["status"] == "running"
+    assert begun["task_id"] in model.results(1)[0]
+    go.set()
+    task = await asyncio.wait_for(bus.tasks.await_result(begun["task_id"]), 5)
+    assert task is not None
+    assert task.text == "waited"
+
+
+async def test_a_call_with_an_old_hash_is_refused(offered: Any) -> None:
+    result = await source_of(offered).call("add", '{"a":1,"b":2}', context=None, schema_hash="0" * 32)
+    assert result.error is not None
+    assert result.error.code is Code.CATALOG_STALE
+
+
+async def test_changes_are_told_as_revisions(offered: Any, bus: toolbus.Bus) -> None:
+    source = source_of(offered)
+    async with asyncio.timeout(5), aclosing(source.changes()) as changes:  # type: ignore[type-var]
+        before = await anext(changes)
+        bus.remove_tool("sing")
+        after = await anext(changes)
+    assert before < after == (await source.tools())[0]
+
+
+async def test_a_loop_runs_on_a_bus_and_on_a_host(offered: Any) -> None:
+    model = PlayedModel(says("", call("add", {"a": 1, "b": 2}), call("add", {"a": "x"})), says("3"))
+    reply = await ToolLoop(offered, model.endpoint).run("?")
+    assert reply.text == "3"
+    assert [done.outcome for done in reply.calls] == ["ok", "invalid_arguments"]
+
+
+async def test_a_tool_of_several_roles_is_offered_once_as_it_would_be_called(bus: toolbus.Bus) -> None:
+    @bus.tool(name="sing", description="Only tom's.", role="tom")  # type: ignore[untyped-decorator]
+    def sing_low() -> str:
+        return "lo"
+
+    source = source_of(bus)
+    _, tools = await source.tools()
+    assert [tool.description for tool in tools if tool.name == "sing"] == ["Only mia's."]
+    result = await source.call("sing", "{}", context=None, schema_hash=tools[-1].schema_hash)
+    assert result.output == "la"
+
+
+def test_a_source_is_returned_as_it_is_and_takes_no_further_words() -> None:
+    shelf = Shelf()
+    assert source_of(shelf) is shelf
+    with pytest.raises(SetupError, match="is a source of tools already"):
+        source_of(shelf, role="mia")
+    with pytest.raises(SetupError, match="is a source of tools already"):
+        source_of(shelf, background_after=1)
+
+
+@pytest.mark.parametrize("offered", [None, 42, toolbus.SyncHost("127.0.0.1:1"), toolbus.Plugin("p")])
+def test_anything_else_is_refused_with_what_is_taken(offered: Any) -> None:
+    with pytest.raises(SetupError, match=r"is no source of tools: give a toolbus\.Bus"):
+        source_of(offered)

@@ -1,0 +1,359 @@
+"""Second implementations that the core is tested with: a peer without a stream, a stream without a socket, a clock.
+
+Nothing here is a mock: `PeerDouble` runs and asks for calls by the same two protocols as a stream does, and
+`StreamDouble` is a shell round real sessions, as the gRPC server is one, whose wire is a list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from toolbus.bus.calls.call import Budget, Call
+from toolbus.bus.calls.call_records import Records
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.offer import Offered, prepare
+from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.presence import Presence
+from toolbus.errors import Code, RequestError, Stage, ToolBusError, grpc_status
+from toolbus.session import State
+from toolbus.tool import Annotations, CallError, Limits, Result, Tool
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+IDEMPOTENT = Annotations(idempotent=True)
+NUMBER = Tool("n", parameters_json='{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
+
+
+class PeerDouble:
+    """Runs and asks for calls; its wire is a list that is handed over when the test says so."""
+
+    session_state = wire.SESSION_STATE_LIVE
+
+    def __init__(
+        self,
+        source: str,
+        dispatcher: Dispatcher | None = None,
+        *,
+        instance: str = "",
+        max_in_flight: int = 256,
+        shares: bool = True,
+        trusted: bool = True,
+        qualified: bool = False,
+        max_item_bytes: int = 1 << 40,
+    ) -> None:
+        self.source = source
+        self.instance = instance
+        self.max_in_flight = max_in_flight
+        self.shares = shares
+        self.remote = True
+        self.kept = False
+        self.trusted = trusted
+        self.qualified = qualified
+        self.max_item_bytes = max_item_bytes
+        self.administers = True
+        self.unnamed_may = False
+        self.longest_timeout = 300.0
+        self.takes_calls = True
+        self.owed: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
+        self.stuck = 0
+        self.budget = dispatcher.budget(source) if dispatcher else Budget()
+        self.allowed: set[Entry] = set()
+        self.allowed_at = 0
+        self.waiting: dict[str, Call] = {}  # calls that have not been handed over
+        self.received: list[Call] = []  # calls that were, in order
+        self.cancelled: list[tuple[str, str]] = []  # (id, reason) of cancels that were sent
+        self.results: dict[str, list[Result]] = {}  # what came back, by call_id
+        self.signs: list[pb.ToolProgress] = []  # progress of its own calls
+
+    def __repr__(self) -> str:
+        return f"<PeerDouble {self.source}/{self.instance} owed={list(self.owed)} asked={list(self.asked)}>"
+
+    # -- as handler
+
+    def send(self, calls: Sequence[Call], now: float) -> None:
+        for call in calls:
+            assert self.owed[call.id] is call
+            self.waiting[call.id] = call
+
+    def hand_over(self) -> list[Call]:
+        """Does what a writer does: whatever waits reaches the plugin."""
+        calls = list(self.waiting.values())
+        self.waiting.clear()
+        self.received += calls
+        return calls
+
+    def cancel(self, call: Call, reason: str) -> bool:
+        if self.waiting.pop(call.id, None) is not None:
+            return True
+        self.cancelled.append((call.id, reason))
+        return False
+
+    def stage(self, call: Call) -> Stage:
+        return Stage.NOT_DISPATCHED if call.id in self.waiting else Stage.DISPATCHED
+
+    # -- as caller
+
+    def deliver(self, results: Sequence[tuple[str, str]]) -> None:
+        for call_id, output_json in results:
+            self.results.setdefault(call_id, []).append(Result(call_id, output_json))
+
+    def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
+        result.call_id = call_id
+        self.results.setdefault(call_id, []).append(Result.from_wire(result))
+
+    def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
+        copy = pb.ToolProgress()
+        copy.CopyFrom(progress)
+        copy.call_id = call_id
+        self.signs.append(copy)
+
+
+class KeeperDouble:
+    """Adopts calls that outlive the patience of their callers, as long as it has room."""
+
+    def __init__(self, core: Core, room: int = 1_000) -> None:
+        self.peer = core.peer("keeper")  # who asks for them from then on
+        self.room = room
+        self.adopted: list[Call] = []
+        core.dispatcher.background = self
+
+    def adopt(self, call: Call, now: float) -> tuple[PeerDouble, str, Result] | None:
+        if len(self.peer.asked) >= self.room:
+            return None
+        self.adopted.append(call)
+        task_id = f"task{len(self.adopted)}"
+        return self.peer, task_id, Result(call.call_id, f'{{"task_id":"{task_id}"}}')
+
+
+class Core:
+    """Registry, dispatcher and presence wired as the bus wires them, on a clock that the test moves."""
+
+    def __init__(
+        self,
+        roles: Sequence[str] = ("default",),
+        *,
+        limits: Limits | None = None,
+        silenced: frozenset[str] = frozenset(),
+        guarded: Iterable[str] = (),
+        grace_seconds: float = 5.0,
+    ) -> None:
+        self.now = 1_000.0
+        self.armed_at = math.inf  # when the bus's timer would fire
+        self.limits = limits or Limits()
+        self.registry = Registry(roles, grace_seconds=grace_seconds)
+        self.policy = Policy(silenced, guarded=guarded)
+        self.records = Records()
+        self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)
+        self.sources: list[str] = []  # sources whose health may have changed
+        self.changes = 0  # how often the catalogue may have changed
+        self.presence = Presence(
+            self.registry,
+            self.dispatcher,
+            self.policy,
+            self.limits,
+            identity=("bus", "boot", "0"),
+            on_source=self.sources.append,
+            on_change=self._changed,
+        )
+
+    def _arm(self, when: float) -> None:
+        self.armed_at = when  # one timer, as in the bus: the newest request replaces the one before
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock, firing the timer as often as it asks to be fired."""
+        until = self.now + seconds
+        while self.armed_at <= until:
+            self.now, self.armed_at = max(self.now, self.armed_at), math.inf
+            self.dispatcher.sweep(self.now)
+        self.now = until
+
+    def peer(self, source: str, **more: Any) -> PeerDouble:
+        return PeerDouble(source, self.dispatcher, **more)
+
+    def plugin(self, source: str, *tools: Tool, **more: Any) -> PeerDouble:
+        """Returns a double that offers tools."""
+        plugin = self.peer(source, trusted=False, **more)
+        self.registry.register(plugin, offered(*tools), qualified=plugin.qualified)
+        return plugin
+
+    def call(self, caller: PeerDouble, name: str, arguments: str = "{}", *, call_id: str = "", **more: Any) -> str:
+        """Asks for one call; returns its id."""
+        call_id = call_id or f"c{len(caller.results) + len(caller.asked) + 1}"
+        message = pb.ToolCall(call_id=call_id, name=name, arguments_json=arguments, **more)
+        self.dispatcher.calls(caller, [message], self.now)
+        return call_id
+
+    def refusal(self, caller: PeerDouble, name: str, arguments: str = "{}", **more: Any) -> CallError:
+        """Asks for one call that is refused at once; returns why."""
+        call_id = self.call(caller, name, arguments, **more)
+        assert call_id not in caller.asked
+        return error_of(caller, call_id)
+
+    def answer(self, plugin: PeerDouble, output: str = "1", **more: Any) -> None:
+        """Has a plugin answer the oldest call that it owes."""
+        plugin.hand_over()
+        result = pb.ToolResult(call_id=next(iter(plugin.owed)), output_json=output, **more)
+        self.dispatcher.results(plugin, [result], self.now)
+
+    def progress(self, plugin: PeerDouble, call_id: str, **more: Any) -> None:
+        self.dispatcher.progress(plugin, [pb.ToolProgress(call_id=call_id, **more)], self.now)
+
+    def cancel(self, caller: PeerDouble, call_id: str, reason: str = "") -> None:
+        self.dispatcher.cancels(caller, [pb.ToolCancel(call_id=call_id, reason=reason)], self.now)
+
+    def lose(self, plugin: PeerDouble, why: str = "its connection broke") -> None:
+        """Breaks a double off, in the order in which presence ends a session."""
+        self.registry.lose(plugin, why, self.now)
+        plugin.takes_calls = False
+        owed, asked = list(plugin.owed.values()), list(plugin.asked.values())
+        plugin.owed.clear()
+        plugin.asked.clear()
+        self.dispatcher.handler_ended(owed, why, self.now)
+        self.dispatcher.caller_ended(asked, self.now)
+        plugin.waiting.clear()
+
+    @property
+    def held(self) -> int:
+        """Bytes of arguments that the bus holds."""
+        return self.dispatcher.held_bytes
+
+    def stream(self) -> StreamDouble:
+        return StreamDouble(self)
+
+    def attached(self, source: str, *tools: Tool, **attach: Any) -> StreamDouble:
+        """Returns a stream whose attach was answered."""
+        stream = self.stream()
+        stream.attach(source, *tools, **attach)
+        assert stream.status is None, stream.status
+        return stream
+
+
+class StreamDouble:
+    """A shell round a real peer of the bus: frames go in as messages, and come out as a list."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.peer = Peer(core.limits, core.now)
+        self.peer.close = self._close
+        self.peer.outbox.flooded = self._flood
+        self.status: tuple[str, str] | None = None  # how the RPC ended: (gRPC status, text)
+        self.closes = 0
+        self.floods = 0
+
+    def _close(self, status: str, text: str) -> None:
+        self.status = (status, text)
+        self.closes += 1
+
+    def _flood(self) -> None:
+        self.floods += 1
+
+    def attach(self, source: str, *tools: Tool, **more: Any) -> None:
+        attach = wire.Attach(**{"protocol_version": 1, "source": source, **more})
+        attach.tools.extend(tool.to_wire() for tool in tools)
+        self.send(attach=attach)
+
+    def send(self, **arms: Any) -> None:
+        """Takes in one frame, parsed from its bytes, as the server's read loop does."""
+        core, peer = self._core, self.peer
+        frame = wire.InvokeRequest.FromString(wire.InvokeRequest(**arms).SerializeToString())
+        handle = {
+            "attach": lambda value: core.presence.attach(peer, value, core.now),
+            "calls": lambda value: core.dispatcher.calls(peer, value, core.now),
+            "progress": lambda value: core.dispatcher.progress(peer, value, core.now),
+            "results": lambda value: core.dispatcher.results(peer, value, core.now),
+            "cancels": lambda value: core.dispatcher.cancels(peer, value, core.now),
+            "heartbeat": lambda value: None,
+            "drain": lambda value: core.presence.goodbye(peer),
+        }
+        suspect = peer.suspect
+        try:
+            for arm, value in peer.receive(frame, core.now):
+                handle[arm](value)
+        except (RequestError, ToolBusError) as error:
+            status, text = grpc_status(error)
+            core.presence.end(peer, text, core.now, status=status)
+        if suspect:
+            core.presence.recovered(peer)
+
+    def half_close(self) -> None:
+        self._core.presence.half_closed(self.peer, self._core.now)
+
+    def end(self, why: str = "its connection broke", status: str = "UNAVAILABLE") -> None:
+        self._core.presence.end(self.peer, why, self._core.now, status=status)
+
+    def written(self) -> list[wire.InvokeResponse]:
+        """Takes every frame that waits, as the peer gets them."""
+        frames = []
+        while (frame := self.peer.outbox.take()) is not None:
+            frames.append(wire.InvokeResponse.FromString(frame.SerializeToString()))
+        return frames
+
+    def read(self, arm: str) -> list[Any]:
+        """Takes every frame and returns the items of one arm; the rest is gone."""
+        found: list[Any] = []
+        for frame in self.written():
+            for field, value in frame.ListFields():
+                if field.name == arm:
+                    found.extend([value] if arm in ("attached", "heartbeat", "drain") else value)
+        return found
+
+    @property
+    def ended(self) -> bool:
+        return self.peer.state is State.CLOSED
+
+
+def tool(name: str, description: str = "", **more: Any) -> Tool:
+    """Returns a tool that takes any arguments."""
+    return Tool(name, description, **more)
+
+
+def offered(*tools: Tool) -> list[Offered]:
+    return prepare(list(tools), Limits())
+
+
+def error_of(caller: PeerDouble, call_id: str) -> CallError:
+    """Returns how a call failed, having checked that it ended once."""
+    (result,) = caller.results[call_id]
+    assert result.is_error
+    assert result.error is not None
+    return result.error
+
+
+def outputs(caller: PeerDouble) -> list[str]:
+    """Returns what came back, each call having ended once."""
+    return [result.output_json for (result,) in caller.results.values()]
+
+
+def names(core: Core, *, include_offline: bool = False) -> list[str]:
+    return [listing.tool.name for listing in core.registry.listings(include_offline=include_offline)]
+
+
+def call(stream: StreamDouble, name: str, call_id: str = "1", **more: Any) -> None:
+    stream.send(calls=[pb.ToolCall(call_id=call_id, name=name, **more)])
+
+
+def answer(stream: StreamDouble, call_id: str, output: str = "1") -> None:
+    stream.send(results=[pb.ToolResult(call_id=call_id, output_json=output)])
+
+
+def codes(stream: StreamDouble) -> dict[str, Code]:
+    return {result.call_id: Code(result.error.code) for result in stream.read("results")}
+
+
+def one_call(*tools: Tool, limits: Limits | None = None) -> tuple[Core, PeerDouble, PeerDouble]:
+    core = Core(limits=limits)
+    return core, core.peer("host"), core.plugin("plugin", *(tools or (tool("t"),)))
+
+
+def nested(core: Core, plugin: PeerDouble, name: str, call_id: str = "child", **more: Any) -> str:
+    """Has a plugin call another tool while it answers the oldest call that it owes."""
+    return core.call(plugin, name, call_id=call_id, parent_call_id=next(iter(plugin.owed)), **more)

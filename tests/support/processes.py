@@ -1,0 +1,116 @@
+"""Real processes for tests: started, waited for by what they print, and ended by their own process id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 10.0
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
+    """Waits for something that a foreign process does."""
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends_at, f"{what}: not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a test's process: ours without what would steer the command line."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TOOLBUS_", "NEKO_", "MAIN_SERVER"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **more}
+
+
+def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "toolbus.cli", *map(str, words)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment(env),
+        check=False,
+    )
+
+
+class Running:
+    """A ``toolbus`` command that goes on; its output lands in files."""
+
+    def __init__(self, folder: Path, *words: str | Path, **env: str) -> None:
+        self._out = folder / f"{words[0]}-{time.monotonic_ns()}.out"
+        self._err = self._out.with_suffix(".err")
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "toolbus.cli", *map(str, words)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment(env),
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    def says(self, text: str) -> None:
+        """Waits until it has printed a text, on either stream."""
+        until(
+            lambda: text in self.out or text in self.err or self.process.poll() is not None,
+            f"{text!r} in the output",
+        )
+        assert text in self.out or text in self.err, f"ended with {self.process.poll()}: {self.out}{self.err}"
+
+    def says_or_ends(self, text: str) -> None:
+        """Waits for a text where nobody has entered yet, and so nobody would end the process."""
+        try:
+            self.says(text)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def code(self) -> int:
+        """Waits for its end; returns the exit code."""
+        return self.process.wait(SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()

@@ -1,0 +1,130 @@
+"""Why a call is not sent, or a tool not taken: words of the bus that name the value, the rule and the cure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from toolbus.bus.catalog.entry import Declaration, Entry
+from toolbus.bus.catalog.schema import ArgumentChecker
+from toolbus.bus.catalog.staleness import explain_change
+from toolbus.errors import Code, Stage
+from toolbus.tool import MAX_CALL_ID, CallError
+from toolbus.v1 import tool_pb2 as pb
+
+MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to call again: a day
+RETRY_SECONDS = 0.05  # the hint to a caller that met a full handler: about the time a call takes
+NAMES_SHOWN = 20  # of the tools there are, in an error for one that is not
+
+
+class Refused(Exception):
+    """A call that could not be sent; becomes its result. One that has nothing of its own in it serves many calls."""
+
+    def __init__(self, code: Code, message: str, **more: Any) -> None:
+        self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
+        super().__init__(message)
+
+    @cached_property
+    def result(self) -> pb.ToolResult:
+        """The result on the wire, but for the call's id."""
+        return pb.ToolResult(is_error=True, error=self.error.to_wire())
+
+
+def bounded_hint(seconds: float) -> float:
+    """Returns a tool's own hint when to call again as callers can use it: from 0, for none, to a day."""
+    return min(seconds, MAX_RETRY_SECONDS) if seconds > 0 else 0.0  # NaN is no hint
+
+
+def lacks_tools(source: str) -> str:
+    """Returns why a source may not offer tools, a sentence."""
+    return f"source {source!r} lacks the right 'tools': an operator grants it with `toolbus grant {source}`"
+
+
+def bad_call_id(call_id: str) -> Refused:
+    """The id is empty, too long, or in flight already."""
+    if not call_id:
+        return Refused(Code.INVALID_ARGUMENTS, "call_id is empty: give each call an id of its own")
+    if len(call_id) > MAX_CALL_ID:
+        return Refused(Code.INVALID_ARGUMENTS, f"call_id has {len(call_id)} characters: use at most {MAX_CALL_ID}")
+    return Refused(
+        Code.INVALID_ARGUMENTS,
+        f"call_id {call_id!r} is already in flight on this stream: give each call an id of its own",
+    )
+
+
+def invalid(text: str, arguments: object, checker: ArgumentChecker) -> Refused:
+    """The arguments are no object, or break the schema."""
+    if type(arguments) is not dict:
+        return Refused(Code.INVALID_ARGUMENTS, f"the arguments are {shown(text)}, they must be a JSON object")
+    return Refused(Code.INVALID_ARGUMENTS, checker.explain(arguments))
+
+
+def must_fit(text: str, context: pb.CallContext | None, name: str, largest: int) -> None:
+    """Refuses arguments that are larger than the plugin can receive."""
+    size = len(text.encode()) + (context.ByteSize() if context is not None else 0)
+    if size > largest:
+        raise Refused(
+            Code.INVALID_ARGUMENTS,
+            f"the arguments have {size} bytes; the plugin of {name!r} receives only {largest} at once: send less",
+            limit=("max_message_bytes", largest),
+        )
+
+
+def declared_as(entry: Entry, wanted: str) -> Declaration:
+    """Returns the declaration that a caller knows, where a live session still makes it."""
+    declaration = entry.declarations.get(wanted)
+    if declaration is not None:
+        return declaration
+    raise Refused(
+        Code.CATALOG_STALE,
+        f"tool {entry.name!r} has changed since it was listed{explain_change(entry.former.get(wanted), entry.tool)}. "
+        "List the tools again and call it as it is now.",
+    )
+
+
+def no_room(entry: Entry, declaration: Declaration) -> Refused:
+    """No session that offers the tool takes another call."""
+    answering = [handler for handler in declaration.handlers if handler.takes_calls]
+    if not answering:
+        return Refused(
+            Code.UNAVAILABLE,
+            f"tool {entry.name!r} does not answer: its plugin has stopped responding to heartbeats",
+            retry_safe=True,
+            retry_after_seconds=1.0,
+        )
+    room = sum(handler.max_in_flight for handler in answering)
+    return overloaded(f"tool {entry.name!r} has {room} calls in flight, all that it takes", ("calls_in_flight", room))
+
+
+def window_full(source: str, most: int) -> Refused:
+    """The caller waits for as many calls as it may."""
+    return overloaded(f"{source!r} has {most} calls in flight on this session", ("calls_in_flight", most))
+
+
+def overloaded(sentence: str, limit: tuple[str, float]) -> Refused:
+    """Something is full; trying again helps."""
+    return Refused(
+        Code.OVERLOADED, f"{sentence}: try again later", retry_safe=True, limit=limit, retry_after_seconds=RETRY_SECONDS
+    )
+
+
+def clamped_timeout(asked: float, longest: float) -> float:
+    """Returns the longest timeout there is for one that is longer, and refuses what is no timeout."""
+    if asked > 0.0:
+        return min(asked, longest)
+    raise Refused(
+        Code.INVALID_ARGUMENTS, f"timeout_seconds is {asked:g}, it must be more than 0, or 0 for the tool's own"
+    )
+
+
+def some(names: Iterable[str]) -> str:
+    """Lists names, cut after the first few."""
+    first = list(itertools.islice(names, NAMES_SHOWN + 1))
+    return (", ".join(first[:NAMES_SHOWN]) or "none") + (" and others" if len(first) > NAMES_SHOWN else "")
+
+
+def shown(text: str) -> str:
+    """Quotes a text, cut so that a hostile one cannot flood a log."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")

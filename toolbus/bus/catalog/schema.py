@@ -1,0 +1,356 @@
+"""Arguments and their JSON Schema: reading both, checking one against the other, saying what is wrong.
+
+JSON Schema 2020-12, unless ``$schema`` names 2019-09, 07, 06 or 04; ``format`` and ``content…`` are annotations, as
+2020-12 has them by default. Knows no tools, sessions or calls. What a schema may be is decided in
+``toolbus.bus.catalog.schema_graph`` before the native validator sees it; here are the bounds on the arguments.
+Figures were measured with jsonschema-rs 0.60.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from toolbus.bus.catalog.schema_graph import (
+    MANY,
+    MEMBER,
+    Graph,
+    Node,
+    SchemaFault,
+    Size,
+    cut,
+    pointer,
+    raise_unless_panic,
+    show,
+)
+from toolbus.tool import Limits
+
+__all__ = ["ArgumentChecker", "SchemaFault", "compile_schema", "load_arguments"]
+
+ARGUMENT_DEPTH = 128  # 1,000 levels of a recursive schema overflowed 8 MiB of native stack, which ends the process
+WIDE_INTEGERS = 256  # of more than 64 bits: 1,000 of them in an array with uniqueItems took 0.5 s, 40,000 took 79 s
+CHECK_STEPS = 8_000_000  # schemas times values of one check, about 30 ns each
+PATTERN_STEPS = 60_000_000  # states times characters of one check, about 8 ns each
+FREE_STEPS, FREE_STATES = 20, 60  # up to here 1 MiB of arguments stays near the two bounds above, whatever it holds
+EXPLAIN_STEPS = 20_000  # each may become an error record of about 10 µs
+EXPLAIN_DEPTH = 512  # steps above one another; each takes up to 1.5 KB of native stack where errors are collected
+SHOWN_FAULTS = 5
+# Compiled schemas outlive their tools, so that a plugin that comes back costs nothing: 5 KB each, 57 KB with 30 fields.
+SCHEMAS_KEPT = 1_024
+CACHED_CHARACTERS = 4096  # longer schemas are seldom shared, and so many of them would be much to hold
+
+TOO_MUCH_TO_EXPLAIN = (
+    "arguments: they break the tool's schema, and are too many or too deeply nested for the bus to say where: "
+    "send fewer values"
+)
+
+_loads = orjson.loads  # a name less to look up on every call
+_PLAIN = frozenset({str, int, bool, type(None)})
+_no_digit_in = frozenset("0123456789").isdisjoint
+_find_wide_integer = re.compile(r"[:,\[ \n\r\t-][0-9]{19}").search  # not in strings, as far as that is seen cheaply
+# Keywords under which an integer that became a float would lie; a backslash could spell any of them otherwise.
+_ASKS_FOR_VALUES = re.compile(
+    r'"(?:minimum|maximum|exclusiveMinimum|exclusiveMaximum|multipleOf|const|enum|uniqueItems)"|\\'
+).search
+_CHOICES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
+_TYPE = jsonschema_rs.ValidationErrorKind.Type
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class ArgumentChecker:
+    """One compiled schema.
+
+    Attributes:
+        load: reads arguments for this schema; exactly, where the value of a wide integer can matter to it.
+        is_valid: tells whether arguments fit: the validator's own method, or one that counts the arguments first
+            where the schema could make a check slow. It expects what `load_arguments` returned, which bounds their
+            depth and their wide integers.
+    """
+
+    __slots__ = ("_is_free", "_limits", "_size", "_text", "_validator", "is_valid", "load")
+
+    def __init__(self, validator: jsonschema_rs.Validator, size: Size, text: str, limits: Limits) -> None:
+        self._validator = validator
+        self._size = size
+        self._text = text  # `explain` builds the graph from it again, rather than every tool keeping its own
+        self._limits = limits
+        self.load: Callable[[str], Any] = load_arguments if _ASKS_FOR_VALUES(text) else _load_quickly
+        self._is_free = size.repeated <= FREE_STEPS and size.states <= FREE_STATES
+        self.is_valid: Callable[[object], bool] = validator.is_valid if self._is_free else self._is_valid_if_few
+
+    def __repr__(self) -> str:
+        return f"ArgumentChecker({len(self._text)} characters, {self._size})"
+
+    def explain(self, arguments: object) -> str:
+        """Says what is wrong with arguments, for a model to act on; empty where they fit."""
+        if is_deeper(arguments, ARGUMENT_DEPTH):
+            return f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them"
+        graph = Graph(_read(self._text, self._limits), self._limits)
+        try:
+            if excess := self._excess(arguments):
+                return excess
+            if _is_explainable(graph.root, arguments):
+                errors = iter(self._validator.iter_errors(arguments))
+                faults = [_sentence(error) for error in itertools.islice(errors, SHOWN_FAULTS)]
+                more = sum(1 for _ in errors)
+                return "; ".join(faults) + (f"; and {more} more" if more else "")
+            if self._is_free and not graph.branches:
+                self._validator.validate(arguments)  # stops at the first error, which is then the only one made
+            return "" if self._validator.is_valid(arguments) else TOO_MUCH_TO_EXPLAIN
+        except jsonschema_rs.ValidationError as error:
+            return _sentence(error)
+        except (ValueError, TypeError) as problem:  # what JSON cannot hold: lone surrogates, values of other types
+            return f"arguments: they are no JSON: {cut(str(problem))}"
+        except BaseException as problem:
+            raise_unless_panic(problem)
+            return "arguments: the validator failed on them: send simpler values"
+
+    def _is_valid_if_few(self, arguments: object) -> bool:
+        return not self._excess(arguments) and self._validator.is_valid(arguments)
+
+    def _excess(self, arguments: object) -> str:
+        """Says in which way arguments are too many for this schema; empty where they are not."""
+        if self._is_free:
+            return ""
+        most_values = CHECK_STEPS // max(self._size.repeated, FREE_STEPS)
+        most_characters = PATTERN_STEPS // max(self._size.states, FREE_STATES)
+        characters = 0
+        values: list[Any] = [arguments]
+        for value in values:
+            kind = type(value)
+            if kind is str:
+                characters += len(value)
+            elif kind is dict:
+                characters += sum(map(len, value))
+                values.extend(value.values())
+            elif kind is list:
+                values.extend(value)
+            if len(values) > most_values:
+                return (
+                    f"arguments: they hold more than {most_values} values, the most that can be checked in time "
+                    f"against this tool's schema: send fewer"
+                )
+        if characters > most_characters:
+            return (
+                f"arguments: their texts have {characters} characters, the most that can be checked in time against "
+                f"the patterns in this tool's schema is {most_characters}: send shorter ones"
+            )
+        return ""
+
+
+def compile_schema(parameters_json: str, limits: Limits) -> ArgumentChecker:
+    """Compiles the schema of a tool's arguments; equal short texts share one checker.
+
+    No reference is followed out of the text, neither to a URL nor to a file.
+
+    Raises:
+        SchemaFault: where the schema breaks a rule, exceeds a limit or could stop the bus.
+    """
+    if len(parameters_json) <= CACHED_CHARACTERS:
+        return _compile_once(parameters_json, limits)
+    return _compile(parameters_json, limits)
+
+
+def load_arguments(text: str) -> Any:
+    """Reads arguments as JSON: integers are exact up to 308 digits, empty text is ``{}``.
+
+    Raises:
+        ValueError: saying where the text is no JSON, or which bound it exceeds.
+    """
+    try:
+        value = _loads(text)
+    except orjson.JSONDecodeError as problem:
+        if text == "":
+            return {}
+        cure = "send it as a string" if "infinity" in str(problem) else "correct it"
+        raise ValueError(f"arguments are no JSON: {cut(str(problem))}: {cure}") from None
+    # Most arguments: one level deep, and no integer became a float. What follows reads the whole text again.
+    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
+        return value
+    if (
+        len(text) > 2 * ARGUMENT_DEPTH
+        and text.count("{") + text.count("[") > ARGUMENT_DEPTH
+        and is_deeper(value, ARGUMENT_DEPTH)
+    ):
+        raise ValueError(f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them")
+    # A run of 19 digits is the shortest that can exceed 64 bits, and has one of them at some 19th place.
+    if _no_digit_in(text[18::19]) or not (_find_wide_integer(text) or type(value) is float):
+        return value
+    return _load_exactly(text)
+
+
+def _load_quickly(text: str) -> Any:
+    """Does what `load_arguments` does, but turns integers beyond 64 bits into floats."""
+    if len(text) > 2 * ARGUMENT_DEPTH:
+        return load_arguments(text)
+    try:
+        return _loads(text)
+    except orjson.JSONDecodeError:
+        return load_arguments(text)
+
+
+def _load_exactly(text: str) -> Any:
+    """Reads again what orjson found to be JSON, because it turns integers beyond 64 bits into floats."""
+    wide = 0
+
+    def integer(digits: str) -> int:
+        nonlocal wide
+        value = int(digits)
+        if not -(2**63) <= value < 2**64:
+            wide += 1
+            if wide > WIDE_INTEGERS:
+                raise ValueError(
+                    f"arguments hold more than {WIDE_INTEGERS} integers beyond 64 bits: send them as strings"
+                )
+        return value
+
+    return json.loads(text, parse_int=integer)
+
+
+@functools.lru_cache(maxsize=SCHEMAS_KEPT)
+def _compile_once(text: str, limits: Limits) -> ArgumentChecker:
+    return _compile(text, limits)  # what raises is not kept
+
+
+def _compile(text: str, limits: Limits) -> ArgumentChecker:
+    schema = _read(text, limits)
+    graph = Graph(schema, limits)
+    size, engine = graph.measure()
+    try:
+        validator = graph.draft(
+            {key: value for key, value in schema.items() if key != "$schema"},
+            validate_formats=False,
+            pattern_options=engine,
+            offline=True,
+        )
+    except jsonschema_rs.ValidationError as problem:
+        raise SchemaFault(f"schema at {pointer(problem.instance_path)}: {cut(problem.message)}: correct it") from None
+    except (ValueError, TypeError, jsonschema_rs.ReferencingError) as problem:
+        raise SchemaFault(f"schema at #: it does not compile: {cut(str(problem))}: correct it") from None
+    except BaseException as problem:
+        raise_unless_panic(problem)
+        raise SchemaFault("schema at #: the validator failed on it: simplify it") from None
+    if not graph.takes_objects():
+        raise SchemaFault(
+            'schema at #: it accepts no JSON object, and arguments always are one: declare "type": "object"'
+        )
+    return ArgumentChecker(validator, size, text, limits)
+
+
+def _read(text: str, limits: Limits) -> dict[str, Any]:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > limits.schema_bytes:
+        raise SchemaFault(
+            f"schema at #: it has {size} bytes, more than the limit schema_bytes = {limits.schema_bytes}: shorten it"
+        )
+    try:
+        value = orjson.loads(text)
+        if is_deeper(value, limits.schema_depth):
+            raise SchemaFault(
+                f"schema at #: it is nested deeper than the limit schema_depth = {limits.schema_depth}: "
+                f"move inner parts to $defs"
+            )
+        if _find_wide_integer(text):
+            value = _load_exactly(text)
+    except orjson.JSONDecodeError as problem:
+        raise SchemaFault(f"schema at #: it is no JSON: {cut(str(problem))}: correct it") from None
+    except SchemaFault:
+        raise
+    except ValueError as problem:
+        raise SchemaFault(f"schema at #: {str(problem).replace('arguments hold', 'it holds')}") from None
+    if not isinstance(value, dict):
+        raise SchemaFault(f"schema at #: it is {cut(text)}, it must be a JSON object such as {{}}")
+    return value
+
+
+def is_deeper(value: object, limit: int) -> bool:
+    """Tells whether a JSON value has more levels of objects and arrays than a limit."""
+    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(limit):
+        if not level:
+            return False
+        level = [
+            item
+            for container in level
+            for item in (container.values() if type(container) is dict else container)
+            if type(item) is dict or type(item) is list
+        ]
+    return bool(level)
+
+
+def _is_explainable(root: Node, arguments: object) -> bool:
+    """Walks the schema along the arguments as the validator would, to see whether collecting errors stays cheap.
+
+    Where errors are wanted the validator tries every branch, remembers nothing and quotes the value in each error: 18
+    levels of a schema with two branches took more than 20 s.
+    """
+    sizes: dict[int, int] = {}
+    _measure_texts(arguments, sizes)
+    budget: float = EXPLAIN_STEPS
+    waiting: list[tuple[Node, Any, int]] = [(root, arguments, 1)]
+    while waiting:
+        node, value, depth = waiting.pop()
+        budget -= 1 + (sizes[id(value)] if isinstance(value, (dict, list)) else _length(value)) / 1000
+        if budget < 0 or depth > EXPLAIN_DEPTH or len(waiting) > EXPLAIN_STEPS:
+            return False
+        for edge in node.edges:
+            for item in _members(value, edge.key) if edge.applies in (MEMBER, MANY) else (value,):
+                waiting.append((edge.target, item, depth + 1))
+    return True
+
+
+def _members(value: Any, key: str | int | None) -> Iterable[Any]:
+    if key is None:
+        return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        return (value[key],) if key in value else ()
+    return value[key : key + 1] if isinstance(value, list) and isinstance(key, int) else ()
+
+
+def _measure_texts(value: Any, sizes: dict[int, int]) -> int:
+    """Notes about how many characters each object and array has as JSON; arguments are known not to be deep."""
+    if not isinstance(value, (dict, list)):
+        return _length(value)
+    items = value.values() if isinstance(value, dict) else value
+    keys = sum(map(len, value)) if isinstance(value, dict) else 0
+    size = sizes[id(value)] = keys + sum(_measure_texts(item, sizes) + 2 for item in items)
+    return size
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str) else value.bit_length() // 3 if isinstance(value, int) else 8
+
+
+def _place(error: jsonschema_rs.ValidationError) -> str:
+    place = "arguments"
+    for part in error.instance_path:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        else:
+            place += f".{part}" if _PLAIN_KEY.fullmatch(part) else f"[{json.dumps(part, ensure_ascii=False)}]"
+    return cut(place)
+
+
+def _sentence(error: jsonschema_rs.ValidationError) -> str:
+    message = error.message
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Constant):  # the one message that leaves the value out
+        message = f"{show(error.instance)} is not what it must be: {message}"
+    return f"{_place(error)}: {cut(message)} (rule {pointer(error.schema_path)[1:] or '/'}){_closest(error)}"
+
+
+def _closest(error: jsonschema_rs.ValidationError) -> str:
+    """Says, where no branch of a choice fits, what is wrong with the one that came furthest into the value."""
+    if not isinstance(error.kind, _CHOICES):
+        return ""
+    firsts = [branch[0] for branch in error.kind.context if branch]
+    if not firsts:
+        return ""
+    best = max(firsts, key=lambda first: (len(first.instance_path), not isinstance(first.kind, _TYPE)))
+    return f", closest: {_place(best)}: {cut(best.message)}"

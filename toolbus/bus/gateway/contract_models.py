@@ -1,0 +1,296 @@
+"""What requests must look like and what answers do look like: the contract in types (REST-2 to REST-8).
+
+Fields stand in the order of the contract, since their errors are listed in that order. Unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from toolbus.bus.loopback import parse_callback_url
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
+
+_PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_CALLBACK = "http://127.0.0.1:9876/tool_invoke"
+
+
+def leads_here(text: str) -> str:
+    """Refuses a callback URL that does not lead to this machine."""
+    parse_callback_url(text)
+    return text
+
+
+def _short_or_qualified(name: str) -> str:
+    """Lets `source:name` pass, which is longer than the name that a tool may have."""
+    source, _, bare = name.rpartition(":")
+    if len(name) > MAX_NAME and not (is_source(source) and len(bare) <= MAX_NAME):
+        raise PydanticCustomError(
+            "string_too_long", "String should have at most {max_length} characters", {"max_length": MAX_NAME}
+        )
+    return name
+
+
+def _whole(text: str) -> str:
+    """Refuses half of a surrogate pair; pydantic itself does so only where a length is given."""
+    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+        raise PydanticCustomError(
+            "string_unicode",
+            "Input should be a valid string: it holds half of a surrogate pair, which UTF-8 cannot carry",
+        )
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+RoleName = Annotated[Text | None, Field(description='One role; null and "" mean all of them.', examples=[None])]
+
+
+class RegisterBody(BaseModel):
+    """A tool and where its calls are posted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "get_weather",
+                    "description": "Looks up the weather in a city.",
+                    "parameters": _PARAMETERS,
+                    "callback_url": _CALLBACK,
+                    "role": None,
+                    "source": "weather",
+                    "timeout_seconds": 30,
+                }
+            ]
+        }
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME, description="What the model calls it.")]
+    description: Annotated[Text, Field(description="When and for what a model should call it.")] = ""
+    parameters: Annotated[dict[str, Any], Field(description="The JSON Schema of the arguments.")] = Field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
+    callback_url: Annotated[
+        str,
+        Field(min_length=1, description="Where calls are posted: http or https on 127.0.0.0/8, ::1 or localhost."),
+        AfterValidator(leads_here),
+    ]
+    role: RoleName = None
+    source: Annotated[Text, Field(description="Whose tool it is: the label that `clear` goes by.")] = "external"
+    timeout_seconds: Annotated[
+        float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, description="How long a call may take, in seconds.")
+    ] = DEFAULT_TIMEOUT_SECONDS
+    via: Annotated[Any, Field(description="Buses that the tool has come through; set by `serve --upstream` only.")] = (
+        None
+    )
+
+
+class UnregisterBody(BaseModel):
+    """A tool that is to go."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "get_weather", "role": None}]})
+
+    name: Annotated[str, Field(min_length=1), AfterValidator(_short_or_qualified)]
+    role: RoleName = None
+
+
+class ClearBody(BaseModel):
+    """A source whose tools are to go."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"source": "weather", "role": None}]})
+
+    source: Annotated[str, Field(min_length=1)]
+    role: RoleName = None
+
+
+class FailedRole(BaseModel):
+    """A role that could not take a tool."""
+
+    role: str
+    error: Annotated[str, Field(description="What and why, as `Type: message`.")]
+
+
+class Registered(BaseModel):
+    """What became of a registration; `ok` is false, with `error`, where no role took it."""
+
+    ok: bool
+    registered: str
+    affected_roles: list[str]
+    failed_roles: list[FailedRole]
+    error: str | None = None
+
+
+class Unregistered(BaseModel):
+    """What became of an unregister; an unknown tool is no error."""
+
+    ok: bool
+    removed: bool
+    name: str
+    affected_roles: list[str]
+    failed_roles: list[FailedRole]
+
+
+class Cleared(BaseModel):
+    """What became of a clear; a tool counts once per role."""
+
+    ok: bool
+    removed: int
+    source: str
+    affected_roles: list[str]
+    failed_roles: list[FailedRole]
+
+
+class ListedTool(BaseModel):
+    """A tool as it is listed."""
+
+    name: str
+    description: str
+    source: str
+    callback_url: Annotated[str | None, Field(description="Null for tools of sessions and of the bus's process.")]
+    is_remote: Annotated[bool, Field(description="Whether it runs in another process.")]
+
+
+class Listed(BaseModel):
+    """The tools of each role, in the order in which they were registered."""
+
+    ok: bool
+    tools_by_role: dict[str, list[ListedTool]]
+
+
+class ContextMessage(BaseModel):
+    """One message of the conversation."""
+
+    role: str = ""
+    content: str = ""
+    name: str = ""
+
+
+class Context(BaseModel):
+    """What the tool may know about the circumstances; nothing of it comes from the model."""
+
+    user_id: str = ""
+    attributes: dict[str, str] = {}
+    member: dict[str, Any] | None = None
+    messages: list[ContextMessage] = []
+    traceparent: str = ""
+
+
+class InvokeBody(BaseModel):
+    """A call."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "get_weather", "arguments": {"city": "Oslo"}, "timeout_seconds": 10}],
+        }
+    )
+
+    name: Annotated[str, Field(min_length=1, description="The tool's listed name.")]
+    arguments: Annotated[
+        Any,
+        Field(description="An object; or text: the arguments as the model wrote them.", examples=[{"city": "Oslo"}]),
+    ] = None
+    role: RoleName = None
+    call_id: Annotated[
+        str,
+        Field(max_length=MAX_CALL_ID, description="The host's own name for the call; one is drawn where it is empty."),
+    ] = ""
+    timeout_seconds: Annotated[
+        float | None, Field(gt=0, le=MAX_TIMEOUT_SECONDS, description="Null: the tool's own.")
+    ] = None
+    context: Context | None = None
+    schema_hash: Annotated[
+        str, Field(description="Refuses the call where the tool has changed since it was listed.")
+    ] = ""
+    background_after_seconds: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=MAX_TIMEOUT_SECONDS,
+            description="After so long the call becomes a task: the answer's output is then an object with its "
+            "`task_id`, and the work goes on. Null: never.",
+        ),
+    ] = None
+
+
+class Limit(BaseModel):
+    """A limit that ended a call."""
+
+    name: str
+    value: float
+
+
+class CallFault(BaseModel):
+    """Why a call failed."""
+
+    code: Annotated[str, Field(examples=["TOOL", "DEADLINE_EXCEEDED"])]
+    message: str
+    stage: Annotated[str, Field(examples=["NOT_DISPATCHED", "ACCEPTED"])]
+    retry_safe: Annotated[bool, Field(description="Whether calling again cannot run the tool twice.")]
+    limit: Limit | None = None
+    retry_after_seconds: float = 0.0
+    reason: str = ""
+
+
+class Invoked(BaseModel):
+    """How a call ended."""
+
+    call_id: str
+    output: Any
+    is_error: bool
+    error: CallFault | None = None
+    content: Annotated[
+        list[dict[str, Any]], Field(description="Parts that JSON cannot hold, as the wire has them.")
+    ] = []
+
+
+class CallbackBody(BaseModel):
+    """A call as a main server posts it (REST-40)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "get_weather",
+                    "arguments": {"city": "Oslo"},
+                    "call_id": "call_1",
+                    "raw_arguments": '{"city":"Oslo"}',
+                }
+            ]
+        }
+    )
+
+    name: Any = ""
+    arguments: Any = None
+    call_id: Any = ""
+    raw_arguments: Any = ""
+
+
+class Envelope(BaseModel):
+    """A result as a main server expects it (REST-42)."""
+
+    output: Any
+    is_error: bool
+    error: str | None = None
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    detail: str
+
+
+class FieldProblem(BaseModel):
+    """One rule that a request breaks."""
+
+    type: str
+    loc: list[str | int]
+    msg: str
+    input: Any = None
+    ctx: dict[str, Any] | None = None
+
+
+class Invalid(BaseModel):
+    """Every rule that a request breaks, in the order of its fields."""
+
+    detail: list[FieldProblem]

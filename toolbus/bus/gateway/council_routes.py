@@ -1,0 +1,170 @@
+"""The council over HTTP: members that run tools before the main model is asked, for hosts in any language.
+
+A tool that fails is part of an answer, never an error of the request. Whoever goes away before the answer ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from toolbus.bus.gateway import callback_messages
+from toolbus.bus.gateway.call_routes import GONE, unless_gone
+from toolbus.bus.gateway.contract_models import Problem
+from toolbus.bus.gateway.council_models import (
+    MAX_ID,
+    CouncilAnswer,
+    CouncilRetryBody,
+    CouncilRunBody,
+    CouncilShown,
+    CouncilTools,
+)
+from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
+from toolbus.bus.gateway.host_models import Level, UserId
+from toolbus.bus.gateway.parts import CouncilRun, Parts
+from toolbus.bus.gateway.tool_routes import REFUSALS
+from toolbus.errors import PeerLost, SetupError
+
+MAX_ECHO = 80  # characters of an unknown id that its error repeats
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"model": CouncilAnswer, "content": {"text/event-stream": {}}},
+    503: {"model": Problem, "description": "The bus stopped meanwhile."},
+}
+_NO_RUN: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "No such run is kept."}}
+
+
+def router(parts: Parts) -> APIRouter:
+    """Returns the endpoints over one bus."""
+    routes = APIRouter(prefix="/api/council", tags=["council"], responses=REFUSALS)
+    for add in (_shows, _runs, _follows):
+        add(routes, parts)
+    return routes
+
+
+def _shows(routes: APIRouter, parts: Parts) -> None:
+    @routes.get("", responses={200: {"model": CouncilShown}})
+    async def get_council() -> Response:
+        """Shows settings and members in force: those of the council file."""
+        return _json({"ok": True, **parts.council.described()})
+
+    @routes.get("/tools", responses={200: {"model": CouncilTools}})
+    async def list_council_tools(user_id: UserId = "", level: Level = 0) -> Response:
+        """Lists what members can be assigned for a user: tools made for councils, and prompt tools."""
+        tools = await parts.council.tools(user_id, {"level": str(level)})
+        return _json({"ok": True, "count": len(tools), "tools": tools})
+
+    @routes.get("/runs/{run_id}", responses={200: {"model": CouncilAnswer}, **_NO_RUN})
+    async def get_council_run(
+        run_id: Annotated[str, Path(description="`runId` of its answer.", examples=["0123456789abcdef"])],
+    ) -> Response:
+        """Shows what became of a run, retries included. The newest are kept."""
+        answer = parts.council.find(run_id)
+        return _unknown(run_id) if answer is None else _json(answer)
+
+
+def _runs(routes: APIRouter, parts: Parts) -> None:
+    @routes.post("/run", responses=_ANSWERS)
+    async def run_council(body: CouncilRunBody, request: Request) -> Response:
+        """Rolls the dice and runs the tools of whoever takes part. A failed tool is a result like any other.
+
+        With `Accept: text/event-stream` the answer is a stream: the run's events as they happen, then one event
+        `result`. Closing the connection ends the run and cancels its calls.
+        """
+        said = body.said()
+        try:
+            run = parts.council.begin({**said, "unknown": body.unknown})
+        except SetupError as problem:
+            raise _invalid(problem, said) from None
+        return await _answered(request, run)
+
+    @routes.post("/retry", responses={**_ANSWERS, **_NO_RUN})
+    async def retry_council(body: CouncilRetryBody, request: Request) -> Response:
+        """Runs again what failed in a run, without dice, and answers with the whole run.
+
+        The answer is a stream where a run's is.
+        """
+        only = None if body.only is None else [(each.member_id, each.tool_name) for each in body.only]
+        try:
+            run = parts.council.begin_retry(body.run_id, only, body.unknown)
+        except SetupError as problem:
+            raise _invalid(problem, body.said()) from None
+        return _unknown(body.run_id) if run is None else await _answered(request, run)
+
+
+def _follows(routes: APIRouter, parts: Parts) -> None:
+    @routes.get(
+        "/events",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    )
+    async def council_events(
+        chat_id: Annotated[str, Query(max_length=MAX_ID, description="Of this chat only; empty: of all.")] = "",
+    ) -> Response:
+        """Streams what councils do, as it happens, under the events' own names.
+
+        Nothing is repeated: whoever comes back has missed what happened meanwhile. Whoever reads too slowly loses the
+        oldest, and is told how many by `COUNCIL_EVENTS_LOST`.
+        """
+        return EventStream(_followed(parts, chat_id))
+
+
+async def _answered(request: Request, run: CouncilRun) -> Response:
+    if wants_events(request):
+        return EventStream(_streamed(run))
+    answer = await unless_gone(request, run(None))
+    return Response(status_code=GONE) if answer is None else _json(answer)
+
+
+async def _streamed(run: CouncilRun) -> AsyncGenerator[bytes]:
+    """Yields what happens in a run, then what became of it; that is missing where the bus stopped."""
+    told: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()  # the run itself bounds it; None at its end
+    running = asyncio.ensure_future(run(told.put_nowait))
+    running.add_done_callback(lambda task: told.put_nowait(None))
+    try:
+        while (said := await told.get()) is not None:
+            yield _event(said)
+        yield event("result", running.result())
+    except PeerLost:
+        return
+    finally:
+        running.cancel()
+
+
+async def _followed(parts: Parts, chat_id: str) -> AsyncGenerator[bytes]:
+    watcher = parts.council.watch(chat_id)
+    try:
+        yield b"retry: 1000\n\n"  # whoever has read this hears of everything from now on
+        async for said in watcher:
+            yield _event(said)
+    finally:
+        watcher.close()
+
+
+def _event(said: Mapping[str, Any]) -> bytes:
+    return event(said["event"], dict(said))
+
+
+def _invalid(problem: SetupError, said: Any) -> RequestValidationError:
+    """Returns what answers a body that breaks a rule; of something that is missing, what lacks it is echoed."""
+    for step in problem.loc:
+        try:
+            said = said[step]
+        except (LookupError, TypeError):
+            break
+    error = {"type": "value_error", "loc": ("body", *problem.loc), "msg": str(problem), "input": said}
+    return RequestValidationError([error])
+
+
+def _unknown(run_id: str) -> Response:
+    shown = run_id if len(run_id) <= MAX_ECHO else f"{run_id[: MAX_ECHO - 1]}…"
+    detail = f"there is no run {shown!r}: it has not ended, or newer ones have taken its place. Run the council again"
+    return JSONResponse({"detail": detail}, status_code=404)
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(callback_messages.write_json(content), media_type="application/json")

@@ -1,0 +1,173 @@
+"""What the endpoints for hosts and operators answer, in types: exports, search, tasks, records."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from toolbus.bus.catalog.policy import MAX_USER
+from toolbus.bus.gateway.contract_models import Invoked, Text, leads_here
+from toolbus.tool import MAX_LEVEL
+
+UserId = Annotated[
+    str,
+    Field(max_length=MAX_USER, description="For which user; empty: for calls that name none."),
+]
+Level = Annotated[
+    int,
+    Field(ge=0, le=MAX_LEVEL, description="The user's access level; tools that ask for more are not shown."),
+]
+
+
+# -- tools for a model -----------------------------------------------------------------------------------------------
+
+
+class ExportLoss(BaseModel):
+    """What a schema lost on its way into a dialect."""
+
+    tool: str
+    path: Annotated[str, Field(description="Where in its schema, as a JSON pointer; empty is the root.")]
+    keyword: str
+    why: str
+
+
+class ExportLeftOut(BaseModel):
+    """A tool that is not among those exported, and why."""
+
+    tool: str
+    why: str
+
+
+class Exported(BaseModel):
+    """Tools as one provider's API takes them, in the order of the catalogue."""
+
+    ok: bool
+    dialect: str
+    revision: Annotated[int, Field(description="Of the catalogue.")]
+    tools: Annotated[list[dict[str, Any]], Field(description="For the provider, as they are.")]
+    names: Annotated[dict[str, str], Field(description="The way back: from the name that a model writes to the bus's.")]
+    hashes: Annotated[dict[str, str], Field(description="By the bus's name: to be sent with a call as `schema_hash`.")]
+    losses: list[ExportLoss]
+    left_out: list[ExportLeftOut]
+    tokens: Annotated[int, Field(description="What they cost a model, as an estimate.")]
+
+
+class FoundTool(BaseModel):
+    """A tool that was found."""
+
+    name: str
+    description: str
+    parameters: Annotated[dict[str, Any] | None, Field(description="Only with `include_parameters`.")] = None
+    score: Annotated[float, Field(description="Higher is better, within one answer.")]
+
+
+class FoundTools(BaseModel):
+    """What was found, best first; `success` is false, with `error`, where the mode does not exist."""
+
+    success: bool
+    mode: Annotated[str, Field(description="The one that answered.")]
+    fallback: Annotated[bool, Field(description="Whether that is not the one that was asked for.")]
+    query: str
+    result_count: int
+    results: list[FoundTool]
+    error: str | None = None
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+class TaskProgress(BaseModel):
+    """The last sign of life."""
+
+    done: float
+    total: float
+    message: str
+
+
+class TaskLine(BaseModel):
+    """How a task is."""
+
+    task_id: str
+    tool: str
+    status: Annotated[str, Field(examples=["running", "completed", "failed"])]
+    seconds: Annotated[float, Field(description="How long it has run, or ran.")]
+    started: Annotated[float, Field(description="Seconds since the epoch.")]
+    ended: Annotated[float | None, Field(description="Null while it runs.")]
+    progress: Annotated[TaskProgress | None, Field(description="Null where the tool said nothing, or has ended.")]
+    error: Annotated[str | None, Field(description="Why it failed, or why its result is lost.")]
+
+
+class TaskLines(BaseModel):
+    """A user's tasks: those that run, then the finished ones, each newest first."""
+
+    ok: bool
+    count: int
+    tasks: list[TaskLine]
+
+
+class TaskShown(TaskLine):
+    """A task with its result."""
+
+    result: Annotated[Invoked | None, Field(description="As an invoke answers it; null where there is none.")]
+
+
+class TaskCancelled(BaseModel):
+    """What became of a cancel; a task that had ended is no error."""
+
+    ok: bool
+    task_id: str
+    cancelled: bool
+    status: str
+
+
+class RedirectBody(BaseModel):
+    """Where a task's result is posted when it ends."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]})
+
+    url: Annotated[
+        Annotated[str, Field(min_length=1), AfterValidator(leads_here)] | None,
+        Field(description="http or https on 127.0.0.0/8, ::1 or localhost; null: nowhere any more."),
+    ]
+    user_id: Annotated[Text, Field(max_length=MAX_USER, description="Whose task it is.")] = ""
+
+
+class TaskRedirected(BaseModel):
+    """Where a task's result goes."""
+
+    ok: bool
+    task_id: str
+    url: Annotated[str | None, Field(description="As it may be shown: without its password.")]
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+class RecordedCall(BaseModel):
+    """One call that has ended."""
+
+    number: Annotated[int, Field(description="Which ended call of this bus it was, from 1.")]
+    call_id: str
+    name: str
+    source: Annotated[str, Field(description="Whose tool was called.")]
+    caller: str
+    user_id: str
+    round: Annotated[int, Field(description="Which round of a turn asked for it, from 1; 0: not said.")]
+    order: Annotated[int, Field(description="Its place among the calls of that round, from 0.")]
+    started: Annotated[float, Field(description="Seconds since the epoch.")]
+    ended: float
+    seconds: float
+    outcome: Annotated[str, Field(description="`OK`, or the code of its error.", examples=["OK", "TOOL"])]
+    arguments_size: int
+    output_size: int
+    arguments: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
+    output: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
+
+
+class RecordedCalls(BaseModel):
+    """Records of ended calls."""
+
+    ok: bool
+    newest: Annotated[int, Field(description="The number of the newest record there is: the next `since`.")]
+    calls: list[RecordedCall]

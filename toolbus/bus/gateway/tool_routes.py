@@ -1,0 +1,185 @@
+"""Register, unregister, clear, list: the contract's endpoints below ``/api/tools`` (REST-1 to REST-12)."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from toolbus.bus.catalog.entry import Listing, Outcome
+from toolbus.bus.catalog.schema import is_deeper
+from toolbus.bus.gateway.contract_models import (
+    ClearBody,
+    Cleared,
+    Invalid,
+    Listed,
+    Problem,
+    RegisterBody,
+    Registered,
+    UnregisterBody,
+    Unregistered,
+)
+from toolbus.bus.gateway.host_models import Level, UserId
+from toolbus.bus.gateway.parts import Parts
+from toolbus.bus.loopback import CallbackUrl, parse_callback_url
+from toolbus.errors import InvalidTool
+from toolbus.tool import Limits, Tool
+
+CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
+LISTS_KEPT = 64  # of a large catalogue one takes a megabyte
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
+    403: {
+        "model": Problem,
+        "description": "Who asks may not: another machine, a web page, a source without the right.",
+    },
+    413: {"model": Problem, "description": "The body is longer than the limit `http_body_bytes`."},
+    422: {"model": Invalid, "description": "The request breaks rules; all of them are listed."},
+}
+UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "Nobody configured that role."}}
+NOT_KEPT: dict[int | str, dict[str, Any]] = {503: {"model": Problem, "description": "It could not be written down."}}
+
+
+def router(parts: Parts) -> APIRouter:
+    """Returns the endpoints over one bus."""
+    routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
+    shown = _Lists(parts)
+
+    @routes.post("/register", responses={200: {"model": Registered}, **UNKNOWN_ROLE, **NOT_KEPT})
+    async def register(body: RegisterBody) -> Response:
+        """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
+        tool, target = _tool(body, parts.limits), parse_callback_url(body.callback_url)
+        if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
+            not_to_us(parts, "callback_url", target)
+        outcome = parts.registrations.register(body.source, tool, target)
+        answer: dict[str, Any] = {
+            "ok": bool(outcome.roles),
+            "registered": body.name,
+            "affected_roles": outcome.roles,
+            "failed_roles": [{"role": role, "error": error} for role, _, error in outcome.failed if role],
+        }
+        if not outcome.roles:
+            answer["error"] = "no role accepted the registration"
+        return JSONResponse(answer)
+
+    @routes.post("/unregister", responses={200: {"model": Unregistered}, **UNKNOWN_ROLE, **NOT_KEPT})
+    async def unregister(body: UnregisterBody) -> Response:
+        """Withdraws a tool, whoever offers it; an unknown one is no error."""
+        outcome = parts.withdrawal.unregister(body.name, body.role or "")
+        parts.registrations.sync(strict=True)
+        return JSONResponse({"ok": True, "removed": outcome.count > 0, "name": body.name, **_roles(outcome)})
+
+    @routes.post("/clear", responses={200: {"model": Cleared}, **UNKNOWN_ROLE, **NOT_KEPT})
+    async def clear(body: ClearBody) -> Response:
+        """Withdraws every tool of a source."""
+        outcome = parts.withdrawal.clear(body.source, body.role or "")
+        parts.registrations.sync(strict=True)
+        return JSONResponse({"ok": True, "removed": outcome.count, "source": body.source, **_roles(outcome)})
+
+    @routes.get("", responses={200: {"model": Listed}, **UNKNOWN_ROLE})
+    async def list_tools(
+        role: Annotated[str | None, Query(description="Only this role; empty means all.")] = None,
+        user_id: UserId = "",
+        level: Level = 0,
+    ) -> Response:
+        """Lists what a user may call, by role."""
+        return Response(shown.of(role or "", user_id, level), media_type="application/json")
+
+    return routes
+
+
+class _Lists:
+    """Listings as bytes, made once a revision: main servers and plugins ask every few seconds."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._registry = parts.registry
+        self._view = parts.view
+        self._revision = 0  # for which the bytes hold
+        self._bytes: dict[tuple[str, str, int], bytes] = {}  # by role, "" being all, user and level
+
+    def of(self, role: str, user_id: str, level: int) -> bytes:
+        """Returns the answer for one role or for all.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        if self._revision != self._registry.revision:
+            self._revision = self._registry.revision
+            self._bytes.clear()
+        key = (role, user_id if self._view.permissions else "", level)  # else it is the same list for everyone
+        if key not in self._bytes:
+            roles = (role,) if role else self._registry.roles
+            tools = {each: [line(listing) for listing in self._view.listings(each, user_id, level)] for each in roles}
+            answer = {"ok": True, "tools_by_role": tools}
+            if len(self._bytes) >= LISTS_KEPT:
+                self._bytes.clear()
+            self._bytes[key] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        return self._bytes[key]
+
+
+def not_to_us(parts: Parts, field: str, target: CallbackUrl) -> None:
+    """Refuses a URL at which this bus would post to itself.
+
+    Raises:
+        RequestValidationError: naming the field of the body.
+    """
+    if target.meets(parts.own):
+        raise _invalid(field, "it leads to this bus: give the URL at which your own program listens", target.shown)
+
+
+def line(listing: Listing) -> dict[str, Any]:
+    """Returns a tool with exactly the keys of REST-8."""
+    return {
+        "name": listing.tool.name,
+        "description": listing.tool.description,
+        "source": listing.source,
+        "callback_url": listing.tool.callback_url or None,
+        "is_remote": any(handler.remote for handler in listing.entry.handlers()),
+    }
+
+
+def _roles(outcome: Outcome) -> dict[str, Any]:
+    return {"affected_roles": outcome.roles, "failed_roles": []}
+
+
+def _tool(body: RegisterBody, limits: Limits) -> Tool:
+    """Returns the tool of a registration.
+
+    Raises:
+        RequestValidationError: it breaks a limit of this bus.
+    """
+    try:
+        parameters_json = json.dumps(body.parameters, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        if any("\ud800" <= each <= "\udfff" for each in parameters_json):
+            parameters_json = json.dumps(body.parameters, separators=(",", ":"))  # with escapes UTF-8 can carry it
+    except (ValueError, RecursionError) as problem:
+        raise _invalid("parameters", f"JSON cannot hold it: {problem}", None) from None
+    for name, size, limit, most in (
+        ("description", len(body.description.encode()), "description_bytes", limits.description_bytes),
+        ("parameters", len(parameters_json.encode()), "schema_bytes", limits.schema_bytes),
+    ):
+        if size > most:
+            raise _invalid(name, f"it has {size} bytes, more than the limit {limit} = {most}: shorten it", None)
+    if is_deeper(body.parameters, limits.schema_depth):
+        raise _invalid("parameters", f"it is nested deeper than the limit schema_depth = {limits.schema_depth}", None)
+    via = [str(each)[:200] for each in body.via] if isinstance(body.via, list) else []
+    try:
+        return Tool(
+            name=body.name,
+            description=body.description,
+            parameters_json=parameters_json,
+            role=body.role or None,
+            timeout_seconds=body.timeout_seconds,
+            callback_url=parse_callback_url(body.callback_url).shown,
+            metadata_json=json.dumps({"via": via[:8]}) if via else "",
+        )
+    except InvalidTool as problem:
+        raise _invalid("parameters", str(problem), None) from None
+
+
+def _invalid(field: str, why: str, value: object) -> RequestValidationError:
+    return RequestValidationError([{"type": "value_error", "loc": ("body", field), "msg": why, "input": value}])

@@ -1,0 +1,258 @@
+"""Functions and callers of this process.
+
+A LocalHandler runs one function on the bus's own loop (async) or on a thread (sync), with the rules for returns and
+raises that plugins have. A LocalCaller asks for calls and waits for their results as futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.entry import Entry
+from toolbus.errors import Stage
+from toolbus.functions.runner import RunSync, run_handler
+from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_spec import ToolSpec
+from toolbus.tool import MAX_TIMEOUT_SECONDS, Progress, Result
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus.local")
+
+MAX_IN_FLIGHT = 4096
+OnProgress = Callable[[Progress], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """Where calls were sent: a loop, its thread, and the dispatcher that waits for their results there."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: int
+    dispatcher: Dispatcher
+
+
+class LocalHandler:
+    """Runs one function of this process.
+
+    Args:
+        home: returns the dispatcher of the running loop, to which the results of calls that it sends go.
+        run_sync: runs a plain function off the loop.
+    """
+
+    instance = ""
+    shares = False
+    remote = False
+    kept = False
+    takes_calls = True
+    session_state = wire.SESSION_STATE_LIVE
+    max_item_bytes = 1 << 62
+
+    def __init__(
+        self,
+        source: str,
+        spec: ToolSpec,
+        home: Callable[[], Dispatcher],
+        max_in_flight: int = 256,
+        run_sync: RunSync = asyncio.to_thread,
+    ) -> None:
+        self.source = source
+        self.max_in_flight = max_in_flight
+        self.owed: dict[str, Any] = {}
+        self.stuck = 0
+        self._spec = spec
+        self._home = home
+        self._run_sync = run_sync
+        self._on_threads: set[str] = set()  # calls whose plain function has not returned
+        self._running: dict[str, tuple[asyncio.Task[None], ToolScope]] = {}  # by call id, until the function is done
+
+    def __repr__(self) -> str:
+        return f"<LocalHandler {self._spec.tool.name} of {self.source} running={len(self._running)}>"
+
+    def send(self, calls: Sequence[Call], now: float) -> None:
+        """Starts the function in a task of its own, once a call."""
+        here = _Here(asyncio.get_running_loop(), threading.get_ident(), self._home())
+        for call in calls:
+            self._start(here, call, now)
+
+    def _start(self, here: _Here, call: Call, now: float) -> None:
+        message = pb.ToolCall(call_id=call.id, name=call.entry.bare_name, timeout_seconds=call.deadline - now)
+        if call.context is not None:
+            message.context.CopyFrom(call.context)
+        scope = ToolScope.of(
+            message,
+            send_progress=functools.partial(self._progress, here),
+            caller=functools.partial(self._call, here),
+            caller_source=_root(call).caller.source,
+        )
+        task = here.loop.create_task(self._run(here, call.id, call.arguments_json, scope))
+        self._running[call.id] = (task, scope)
+        task.add_done_callback(functools.partial(self._done, here, call.id))
+
+    def _done(self, here: _Here, call_id: str, task: asyncio.Task[None]) -> None:
+        """Answers for a task that was cancelled before its first step, which runs nothing of it."""
+        self._running.pop(call_id, None)
+        if call_id in self.owed:
+            here.dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
+
+    async def _run(self, here: _Here, call_id: str, arguments_json: str, scope: ToolScope) -> None:
+        async def run_sync(function: Callable[[], Any]) -> Any:
+            self._on_threads.add(call_id)
+            try:
+                return await self._run_sync(function)
+            finally:
+                self._on_threads.discard(call_id)
+
+        result = await run_handler(self._spec, arguments_json, scope, run_sync)
+        message = result.to_wire()
+        message.call_id = call_id
+        here.dispatcher.results(self, [message], time.monotonic())
+
+    def _call(
+        self,
+        here: _Here,
+        name: str,
+        arguments_json: str,
+        *,
+        parent_call_id: str,
+        timeout: float | None,
+        role: str | None,
+        schema_hash: str,
+    ) -> concurrent.futures.Future[Result]:
+        """Calls another tool for the function, as part of the call that it answers."""
+        call = pb.ToolCall(
+            name=name,
+            arguments_json=arguments_json,
+            parent_call_id=parent_call_id,
+            timeout_seconds=timeout or 0.0,
+            role=role,
+            schema_hash=schema_hash,
+        )
+        nested = LocalCaller(self.source, here.dispatcher, owed=self.owed)
+        return asyncio.run_coroutine_threadsafe(nested.call(call), here.loop)
+
+    def _progress(self, here: _Here, progress: pb.ToolProgress) -> None:
+        if threading.get_ident() == here.thread:  # at once: what came later would come after the result
+            self._take_progress(here, progress)
+        else:
+            here.loop.call_soon_threadsafe(self._take_progress, here, progress)
+
+    def _take_progress(self, here: _Here, progress: pb.ToolProgress) -> None:
+        here.dispatcher.progress(self, [progress], time.monotonic())
+
+    def cancel(self, call: Call, reason: str) -> bool:
+        """Cancels the function's task; one on a thread is told through its scope, and keeps its slot until it ends."""
+        running = self._running.get(call.id)
+        if running is not None:
+            task, scope = running
+            scope.cancel(reason)
+            if call.id not in self._on_threads:
+                task.cancel()
+        return False
+
+    def stage(self, call: Call) -> Stage:
+        """A function begins as soon as it is sent."""
+        return Stage.DISPATCHED
+
+
+class LocalCaller:
+    """Asks for calls on behalf of a program in the bus's process.
+
+    Args:
+        owed: for a function that calls other tools: the calls that it answers, one of which each of its calls is
+            part of. A function may not say what the context of a call is, and does not administer the bus.
+        administers: whether it may call the bus's own tools.
+        unnamed_may: whether its calls that name no user pass where users are named.
+        longest_timeout: seconds; a call that asks for more gets this.
+    """
+
+    max_item_bytes = 1 << 62
+
+    def __init__(
+        self,
+        source: str,
+        dispatcher: Dispatcher,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        *,
+        owed: dict[str, Any] | None = None,
+        administers: bool = True,
+        unnamed_may: bool = False,
+        longest_timeout: float = MAX_TIMEOUT_SECONDS,
+    ) -> None:
+        self.source = source
+        self.max_in_flight = max_in_flight
+        self.asked: dict[str, Any] = {}
+        self.owed: dict[str, Any] = {} if owed is None else owed
+        self.trusted = owed is None
+        self.administers = administers and owed is None
+        self.unnamed_may = unnamed_may
+        self.longest_timeout = longest_timeout
+        self.budget = dispatcher.budget(source)
+        self.allowed: set[Entry] = set()
+        self.allowed_at = 0
+        self._dispatcher = dispatcher
+        self._ids = itertools.count(1)
+        self._waiting: dict[str, tuple[asyncio.Future[Result], OnProgress | None]] = {}  # by call_id
+
+    def __repr__(self) -> str:
+        return f"<LocalCaller {self.source} asked={len(self.asked)}>"
+
+    async def call(self, call: pb.ToolCall, on_progress: OnProgress | None = None) -> Result:
+        """Makes one call and waits for its result. Cancelling the wait cancels the call."""
+        if not call.call_id:
+            call.call_id = f"{self.source}-{next(self._ids)}"
+        call_id = call.call_id
+        if call_id in self._waiting:
+            raise ValueError(f"call_id {call_id!r} is already in flight: give each call an id of its own")
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = (future, on_progress)
+        try:
+            self._dispatcher.calls(self, [call], time.monotonic())
+            return await future
+        except asyncio.CancelledError:
+            self._dispatcher.cancels(self, [pb.ToolCancel(call_id=call_id, reason="cancelled")], time.monotonic())
+            raise
+        finally:
+            self._waiting.pop(call_id, None)
+
+    def deliver(self, results: Sequence[tuple[str, str]]) -> None:
+        """Takes plain results."""
+        for call_id, output_json in results:
+            self._settle(call_id, Result(call_id, output_json or "null"))
+
+    def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
+        """Takes any other result."""
+        result.call_id = call_id
+        self._settle(call_id, Result.from_wire(result))
+
+    def _settle(self, call_id: str, result: Result) -> None:
+        waiting = self._waiting.get(call_id)
+        if waiting is not None and not waiting[0].done():
+            waiting[0].set_result(result)
+
+    def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
+        """Hands a sign of life on to whoever watches the call."""
+        waiting = self._waiting.get(call_id)
+        if waiting is not None and waiting[1] is not None:
+            try:
+                waiting[1](Progress.from_wire(progress))
+            except Exception:  # it runs in the middle of the plugin's frame
+                log.exception("on_progress failed for call %s", call_id)
+
+
+def _root(call: Call) -> Call:
+    """Returns the call that this one is part of in the end."""
+    while call.parent is not None:
+        call = call.parent
+    return call

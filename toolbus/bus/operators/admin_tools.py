@@ -1,0 +1,244 @@
+"""The bus's own tools, of source ``toolbus``.
+
+They are called over Invoke like any other, listed only when that source is asked for, and never exported to models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any
+
+from toolbus.bus.calls.call_records import Records, Wanted
+from toolbus.bus.catalog.entry import BUS_SOURCE
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.catalog.view import View
+from toolbus.bus.operators.grants import TOOLS, Rights
+from toolbus.bus.operators.introspection import Sight
+from toolbus.bus.streams.presence import Presence
+from toolbus.errors import ToolBusError
+from toolbus.sdk import ToolScope, llm_tool
+from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
+from toolbus.tool import level_of
+
+DRAIN_SECONDS = 30.0
+WAIT_SECONDS = 60.0  # that a follower of the records is kept waiting, at most
+# That of a loop's own tool promises that found tools can be added; a host that is offered this one may not do so.
+SEARCH_DESCRIPTION = (
+    "Find tools by what they do, best first. Call this when the task needs something that none of your tools does. "
+    "Do NOT call it when one of your tools fits, nor to look up facts, files or web pages: it finds tools. "
+    "A tool that it found can be called by its name only if your host offers it to you; if it does not, tell the user "
+    "which tool is missing. If results is empty, there is no such tool: try other words once, then say that you cannot "
+    "do it. Never invent a tool."
+)
+LOOK_SECONDS = 0.1  # how often the records are looked at meanwhile: they tell nobody, since that would cost every call
+
+
+class Admin:
+    """Operators' tools of one bus.
+
+    Args:
+        stop: starts the end of the whole bus; called after the drain has been answered.
+        changed: told when a role came or went, so that watchers hear of it.
+        rights: where rules are changed.
+        dropin_address: opens the way in for sandboxed tools where it is not open yet, and says where it is.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        presence: Presence,
+        records: Records,
+        view: View,
+        *,
+        stop: Callable[[], None],
+        changed: Callable[[], None],
+        rights: Rights,
+        dropin_address: Callable[[int], Awaitable[str]],
+    ) -> None:
+        self._registry = registry
+        self._presence = presence
+        self._records = records
+        self._view = view
+        self._stop = stop
+        self._changed = changed
+        self._rights = rights
+        self._dropin_address = dropin_address
+        self._sight = Sight(presence, records, view)
+        self._indexes = IndexCache()
+
+    def tools(self) -> list[Callable[..., Any]]:
+        """The methods that are tools."""
+        return [
+            *(self.drain, self.calls, self.stats, self.role_add, self.role_remove, self.dropin_address),
+            *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._sight.this_bus),
+        ]
+
+    def offers(
+        self, tasks: Iterable[Callable[..., Any]], groups: Iterable[str]
+    ) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """Yields what the bus offers itself, with its source: to operators all of it, to models what is in groups.
+
+        Args:
+            tasks: the tools for tasks.
+            groups: ``tasks``, ``search``.
+        """
+        by_group = {"tasks": [*tasks], "search": [self.search_tools]}
+        for method in (*self.tools(), *by_group["tasks"]):
+            yield BUS_SOURCE, method
+        for group in groups:
+            for method in by_group[group]:
+                yield f"{BUS_SOURCE}.{group}", method
+
+    @llm_tool(description="Asks a source's sessions to finish their calls and leave; without a source, the whole bus.")
+    async def drain(self, source: str = "", grace_seconds: float = DRAIN_SECONDS) -> dict[str, Any]:
+        """Drains a source or the bus."""
+        if source:
+            return {"source": source, "sessions": self._presence.drain_source(source, grace_seconds, time.monotonic())}
+        sessions = len(self._presence.sessions)
+        asyncio.get_running_loop().call_soon(self._stop)
+        return {"source": "", "sessions": sessions}
+
+    @llm_tool(description="The newest calls, newest first, or with `since` those after a number, oldest first.")
+    async def calls(
+        self,
+        limit: int = 50,
+        source: str = "",
+        name: str = "",
+        caller: str = "",
+        user_id: str = "",
+        outcome: str = "",
+        since: int = -1,
+        wait_seconds: float = 0.0,
+    ) -> list[dict[str, Any]]:
+        """Lists records of ended calls.
+
+        Args:
+            limit: at most this many.
+            source: only calls of this source's tools.
+            name: only calls of this tool.
+            caller: only calls by this source.
+            user_id: only calls for this user.
+            outcome: only calls that ended so: OK, or a code such as TOOL.
+            since: only calls with a higher number.
+            wait_seconds: how long to wait for one, at most 60.
+        """
+        wanted = Wanted(source, name, caller, user_id, outcome)
+        until = time.monotonic() + min(wait_seconds, WAIT_SECONDS)
+        if since > self._records.ended:
+            since = 0  # a number of the bus that was here before this one
+        looked = since
+        while not (found := self._calls(wanted, looked, limit, since)) and time.monotonic() < until:
+            if self._presence.draining:  # whoever waits for news must not keep the bus from ending
+                break
+            looked = self._records.ended  # what was looked at once need not be again
+            await asyncio.sleep(LOOK_SECONDS)
+        return found
+
+    def _calls(self, wanted: Wanted, looked: int, limit: int, since: int) -> list[dict[str, Any]]:
+        records = self._records
+        found = records.newest(wanted, limit) if since < 0 else records.after(wanted, looked, limit)
+        return [record.described(records.began) for record in found]
+
+    @llm_tool(description="What the bus has counted since it started.")
+    async def stats(self) -> dict[str, Any]:
+        """Counts sessions, tools and outcomes."""
+        records = self._records
+        return {
+            "sessions": len(self._presence.sessions),
+            "sources": len(self._presence.by_source),
+            "revision": self._registry.revision,
+            "roles": list(self._registry.roles),
+            "late_results": records.late,
+            "unowed_results": records.unowed,
+            "outcomes": records.counts(),
+        }
+
+    @llm_tool(description="Adds a role; it gets every tool that is registered for all roles.")
+    async def role_add(self, role: str) -> list[str]:
+        """Adds a role."""
+        if not role:
+            raise ToolBusError("role is empty: name the role to add")
+        self._registry.add_role(role)
+        self._changed()
+        return list(self._registry.roles)
+
+    @llm_tool(description="Removes a role and the tools that it alone has.")
+    async def role_remove(self, role: str) -> list[str]:
+        """Removes a role."""
+        self._registry.remove_role(role)
+        self._changed()
+        return list(self._registry.roles)
+
+    @llm_tool(description="Says which users may call a tool, the tools of a role, or those of a source.")
+    async def permit(self, kind: str, name: str, users: list[str] | None = None) -> dict[str, Any]:
+        """Puts a rule in force, at once and across restarts.
+
+        Args:
+            kind: tools, roles or sources.
+            name: of the tool, role or source.
+            users: ids of those who may; ["*"] is everyone, [] nobody; null takes the rule away.
+
+        The answer is the rules in force, with a `note` where the rule is for a tool that nobody offers.
+        """
+        self._rights.permit(kind, name, users)
+        tables: dict[str, Any] = {**self._view.permissions.as_tables()}
+        if kind == "tools" and users is not None and not self._offers(name):
+            tables["note"] = f"nobody offers such a tool now: the rule for {name[:80]!r} waits for one"
+        return tables
+
+    def _offers(self, name: str) -> bool:
+        entries = (entry for listing in self._registry.listings() for entry in listing.entries)
+        return any(name in (entry.name, entry.bare_name) for entry in entries)
+
+    @llm_tool(
+        description="Lets a source offer tools; it has the right from the start unless the bus was told otherwise."
+    )
+    async def grant(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
+        """Gives a source the right to offer tools, at once and across restarts."""
+        self._rights.grant(source, permission)
+        return {"source": source, "permission": permission, "granted": True}
+
+    @llm_tool(description="Forbids a source to offer tools, and withdraws those that it has.")
+    async def revoke(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
+        """Takes the right to offer tools from a source, at once and across restarts."""
+        known = source in self._presence.by_source or bool(self._registry.offered_by(source))
+        count = self._rights.revoke(source, permission)
+        said: dict[str, Any] = {"source": source, "permission": permission, "granted": False, "removed": count}
+        if not known:
+            said["note"] = f"no source {source!r} is here now: it will not be able to offer tools when it comes"
+        return said
+
+    @llm_tool(
+        description="Where sandboxed tools attach: a port that takes guarded sources only; it opens when asked for."
+    )
+    async def dropin_address(self, port: int = 0) -> str:
+        """Says where.
+
+        Args:
+            port: which one to open, where it is free and none is open yet; 0: any.
+        """
+        return await self._dropin_address(port)
+
+    @llm_tool(description="Which users may call what: tables of tools, roles and sources; which sources may not offer.")
+    async def permissions(self) -> dict[str, Any]:
+        """Shows the rules in force."""
+        return {**self._view.permissions.as_tables(), "silenced": sorted(self._rights.silenced)}
+
+    @llm_tool(name=SEARCH_TOOLS, description=SEARCH_DESCRIPTION, parameters=search_tool().parameters)
+    def search_tools(
+        self,
+        scope: ToolScope,
+        query: str,
+        mode: str = "bm25",
+        top_k: int = 10,
+        include_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """Finds tools that the caller may call. Runs on a thread: a new catalogue takes a while to be indexed."""
+        user_id, level = scope.context.user_id, level_of(scope.context.attributes)
+        # The revision is read first: what changes meanwhile is found the next time.
+        catalogue = (self._view.revision, user_id if self._view.permissions else "", level)
+        tools = [listing.tool for listing in self._view.listings(None, user_id, level)]
+        index = self._indexes.index_of(catalogue, tools)
+        return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)

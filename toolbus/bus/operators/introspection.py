@@ -1,0 +1,122 @@
+"""What a caller may see of the bus itself: plugins, tools, calls that ended, counts. A tool of the bus.
+
+Tools that tell users about the bus ask it (`examples/dropin/this_host.py` does). The caller is the user of the call:
+what is shown is what they could call and what was called for them; all of it is for operators.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Any, Literal
+
+from toolbus.bus.calls.call_records import Records, Wanted
+from toolbus.bus.catalog.entry import Handler, Listing
+from toolbus.bus.catalog.view import View
+from toolbus.bus.streams.catalog_messages import best_state
+from toolbus.bus.streams.presence import Presence
+from toolbus.sdk import ToolScope, llm_tool
+from toolbus.tool import level_of
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+OPERATOR_LEVEL = 90  # of users who may see everything, as hosts state it
+MOST_ROWS = 10_000
+MOST_DESCRIPTION = 200  # characters: with this many rows a result stays below its limit
+
+_STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
+
+Row = dict[str, Any]
+
+
+class Sight:
+    """What one bus tells about itself."""
+
+    def __init__(self, presence: Presence, records: Records, view: View) -> None:
+        self._presence = presence
+        self._records = records
+        self._view = view
+        self._started = time.monotonic()
+
+    @llm_tool(
+        description="What runs on this bus, as far as the user of the call may see it: plugins, tools, calls that "
+        "ended lately, counts.",
+        read_only=True,
+        allow_repeat=True,
+    )
+    def this_bus(self, scope: ToolScope, kind: Literal["plugins", "tools", "recent_calls", "stats"]) -> list[Row] | Row:
+        """Shows one kind of thing, at most 10,000 rows of it.
+
+        Args:
+            kind: `plugins`: source, state, sessions, in_flight; `tools`: name, source, description, read_only;
+                `recent_calls`, newest first: name, source, user_id, outcome, seconds, ended (seconds since the epoch),
+                arguments_size, output_size; `stats`: outcomes, and for operators sessions, up_seconds.
+        """
+        user_id, level = scope.context.user_id, level_of(scope.context.attributes)
+        everything = level >= OPERATOR_LEVEL
+        if kind in ("recent_calls", "stats"):
+            calls = self._calls(None if everything else user_id)
+            return self._stats(calls, everything) if kind == "stats" else calls[:MOST_ROWS]
+        listings = self._view.listings(None, user_id, level)
+        if kind == "tools":
+            return [_tool(each) for each in listings[:MOST_ROWS]]
+        hosts = tuple(self._presence.by_source) if everything else ()
+        return _plugins(listings, hosts, self._presence)[:MOST_ROWS]
+
+    def _calls(self, user_id: str | None) -> list[Row]:
+        """Returns the calls made for a user; None means everybody's, and nobody has any of "nobody named"."""
+        if user_id == "":
+            return []
+        found = self._records.newest(Wanted(user_id=user_id or ""), len(self._records))
+        return [
+            {
+                "name": each.name,
+                "source": each.source,
+                "user_id": each.user_id,
+                "outcome": each.outcome,
+                "seconds": round(each.seconds, 6),
+                "ended": round(self._records.began + each.ended, 3),
+                "arguments_size": each.arguments_size,
+                "output_size": each.output_size,
+            }
+            for each in found
+        ]
+
+    def _stats(self, calls: Iterable[Row], everything: bool) -> Row:
+        if not everything:
+            return {"outcomes": dict(Counter(each["outcome"] for each in calls))}
+        return {
+            "sessions": len(self._presence.sessions),
+            "outcomes": self._records.counts(),
+            "up_seconds": round(time.monotonic() - self._started, 3),
+        }
+
+
+def _tool(listing: Listing) -> Row:
+    tool = listing.tool
+    return {
+        "name": tool.name,
+        "source": listing.source,
+        "description": tool.description[:MOST_DESCRIPTION],
+        "read_only": bool(tool.annotations.read_only),
+    }
+
+
+def _plugins(listings: Iterable[Listing], hosts: Iterable[str], presence: Presence) -> list[Row]:
+    """Returns a row for each source: those that offer what is listed, then those that only call."""
+    handlers: dict[str, dict[Handler, None]] = {}
+    for listing in listings:
+        of_source = handlers.setdefault(listing.source, {})
+        of_source.update(dict.fromkeys(listing.entry.handlers()))
+    for source in hosts:
+        handlers.setdefault(source, {}).update(dict.fromkeys([*presence.by_source.get(source, {}).values()]))
+    return [_plugin(source, of_source) for source, of_source in handlers.items()]
+
+
+def _plugin(source: str, handlers: Collection[Handler]) -> Row:
+    return {
+        "source": source,
+        "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
+        "sessions": sum(each.session_state != wire.SESSION_STATE_OFFLINE for each in handlers),
+        "in_flight": sum(len(each.owed) - each.stuck for each in handlers),
+    }

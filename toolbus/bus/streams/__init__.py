@@ -1,0 +1,1 @@
+"""Peers on gRPC streams."""

@@ -1,0 +1,175 @@
+"""The catalogue in the words of the wire: requests read, listings and changes written.
+
+Stands between the registry, which knows only records, and whoever speaks protobuf.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from toolbus.bus.catalog.entry import BUS_SOURCE, Changes, Handler, Listing, Outcome
+from toolbus.bus.catalog.offer import Offered, prepare
+from toolbus.bus.catalog.policy import Caller
+from toolbus.bus.catalog.view import View
+from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
+from toolbus.tool import KIB, MIB, Limits, Tool, level_of
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+PAGE_BYTES = 3 * MIB  # below the 4 MiB that a default gRPC client receives
+EVENT_BYTES = 512 * KIB  # so that a full list shares frames with calls
+_BEST_FIRST = (
+    wire.SESSION_STATE_LIVE,
+    wire.SESSION_STATE_SUSPECT,
+    wire.SESSION_STATE_DRAINING,
+    wire.SESSION_STATE_OFFLINE,
+)
+
+
+def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool = False) -> list[Offered]:
+    """Reads, checks and compiles declared tools, all or none.
+
+    Raises:
+        InvalidTool: naming every fault of every tool.
+        InvalidRequest: a tool of a session has a callback_url.
+        LimitExceeded: more tools than a session may have.
+    """
+    if len(messages) > limits.tools:
+        raise LimitExceeded("tools", limits.tools, f"{len(messages)} tools are too many for one session")
+    tools: list[Tool] = []
+    faults: list[str] = []
+    for message in messages:
+        if message.callback_url:
+            raise InvalidRequest(
+                f"tool {message.name!r} has a callback_url, but it belongs to a session and is called over its stream: "
+                "leave callback_url empty, or register without session_id"
+            )
+        try:
+            tools.append(Tool.from_wire(message, limits))
+        except InvalidTool as fault:
+            faults.extend(fault.faults)
+    try:
+        offered = prepare(tools, limits, qualified=qualified)
+    except InvalidTool as fault:
+        faults.extend(fault.faults)
+    if faults:
+        raise InvalidTool(faults)
+    return offered
+
+
+def registered(*outcomes: Outcome) -> wire.RegisterResponse:
+    """Answers Register, which may have taken several steps."""
+    return wire.RegisterResponse(
+        registered=[name for outcome in outcomes for name in outcome.names],
+        affected_roles=dict.fromkeys(role for outcome in outcomes for role in outcome.roles),
+        failed_roles=[failed for outcome in outcomes for failed in _failed(outcome)],
+        ok=all(outcome.accepted for outcome in outcomes),
+    )
+
+
+def unregistered(name: str, outcome: Outcome) -> wire.UnregisterResponse:
+    """Answers Unregister."""
+    return wire.UnregisterResponse(removed=bool(outcome.names), name=name, affected_roles=outcome.roles, ok=True)
+
+
+def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:
+    """Answers Clear."""
+    return wire.ClearResponse(removed=outcome.count, source=source, affected_roles=outcome.roles, ok=True)
+
+
+def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.ListResponse:
+    """Answers List, one page of it.
+
+    Raises:
+        UnknownRole: the role is not configured.
+        InvalidRequest: the page_token is none of ours.
+    """
+    revision = view.revision
+    response = wire.ListResponse(revision=revision)
+    if request.if_revision and request.if_revision == revision:
+        return response
+    start = _page_start(request.page_token)
+    if request.source == BUS_SOURCE:
+        listings = view.own(caller)
+    else:
+        listings = view.listings(
+            request.role or None,
+            request.context.user_id,
+            level_of(request.context.attributes),
+            caller=caller,
+            include_offline=request.include_offline,
+        )
+    size = 0
+    wanted = view.named(request.names, listings) if request.names else listings
+    # By place, not by index: tools may go between two pages.
+    begin = bisect.bisect_left(wanted, start, key=lambda listing: listing.place) if start else 0
+    for listing in itertools.islice(wanted, begin, None):
+        if request.source and request.source != listing.source:
+            continue
+        item = listed(listing)
+        size += item.ByteSize() + 8
+        if size > PAGE_BYTES and response.tools:
+            response.next_page_token = str(listing.place)
+            break
+        response.tools.append(item)
+    return response
+
+
+def listed(listing: Listing) -> wire.ListedTool:
+    """Returns a line of the catalogue with the state that it has now."""
+    entry = listing.entry
+    handlers = entry.handlers()
+    stuck = sum(handler.stuck for handler in handlers)
+    return wire.ListedTool(
+        tool=listing.tool.to_wire(),
+        source=listing.source,
+        session_state=best_state(handlers),  # type: ignore[arg-type]  # protoc's enum types are ints
+        roles=listing.roles,
+        schema_hash=listing.tool.schema_hash,
+        last_error=entry.last_error if entry.current is None else "",
+        sessions=sum(handler.session_state != wire.SESSION_STATE_OFFLINE for handler in handlers),
+        in_flight=sum(len(handler.owed) for handler in handlers) - stuck,
+        stuck=stuck,
+        warnings=entry.warnings.values(),
+    )
+
+
+def best_state(handlers: Iterable[Handler]) -> int:
+    """Returns how the best of some handlers is; OFFLINE where there is none."""
+    states = {handler.session_state for handler in handlers}
+    return next((state for state in _BEST_FIRST if state in states), wire.SESSION_STATE_OFFLINE)
+
+
+def changes(missed: Changes) -> Iterator[wire.Event]:
+    """Turns what a watcher missed into events small enough to share frames with calls."""
+    event = wire.Event()
+    change = event.catalog
+    change.revision, change.full = missed.revision, missed.full
+    size = 0
+    for field, listings in (("added", missed.added), ("changed", missed.changed)):
+        for listing in listings:
+            item = listed(listing)
+            size += item.ByteSize()
+            if size > EVENT_BYTES:
+                yield event
+                event = wire.Event()
+                change = event.catalog
+                change.revision = missed.revision
+                size = item.ByteSize()
+            getattr(change, field).append(item)
+    change.removed.extend(wire.ToolRef(name=name, source=source) for name, source in missed.removed)
+    yield event
+
+
+def _failed(outcome: Outcome) -> list[wire.FailedRole]:
+    return [wire.FailedRole(role=role, tool=tool, error=error) for role, tool, error in outcome.failed]
+
+
+def _page_start(token: str) -> int:
+    if not token:
+        return 0
+    if not token.isascii() or not token.isdecimal() or len(token) > 18:
+        raise InvalidRequest(f"page_token {token[:40]!r} is none of this bus: pass on ListResponse.next_page_token")
+    return int(token)

@@ -1,0 +1,386 @@
+"""Plugins and hosts, over gRPC: the shell round the sessions.
+
+One read loop and one write loop per stream; everything between them is decided by session, presence and dispatcher,
+which never wait. Unary RPCs change and read the catalogue. ``_abort`` is the one place where an error becomes a gRPC
+status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.entry import Outcome
+from toolbus.bus.catalog.view import ONLOOKER
+from toolbus.bus.streams import catalog_messages
+from toolbus.bus.streams.health import SERVICE, Health
+from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.presence import Presence
+from toolbus.errors import InvalidRequest, LimitExceeded, SetupError, ToolBusError, grpc_status
+from toolbus.session import Pool, State
+from toolbus.tool import Limits, level_of
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
+
+log = logging.getLogger("toolbus.grpc")
+
+READ_AHEAD_BYTES = 1 << 19
+# so_reuseport: two buses would else share a port in silence (design.md 8). Plugins may ping to keep their side awake.
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.so_reuseport", 0),
+    # What a peer may have sent before it is read. Left to itself, HTTP/2 would measure the way to the peer and, where
+    # the bus cannot keep up, let megabytes pile up there: calls that wait for seconds before the bus sees them.
+    ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+OPENING_SECONDS = 30.0  # how long a stream may wait with its attach; until then nothing asks whether it is alive
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class ToolBusService(wire_grpc.ToolBusServiceServicer):
+    """The five RPCs over one bus."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        presence: Presence,
+        limits: Limits,
+        register_callbacks: Callable[[wire.RegisterRequest], Sequence[Outcome]],
+    ) -> None:
+        self._register_callbacks = register_callbacks  # registers tools that have a callback_url
+        self._dispatcher = dispatcher
+        self._presence = presence
+        self._limits = limits
+        self._pool = Pool(limits.held_bytes)  # what waits for all peers together
+        self._streams = 0  # open Invoke RPCs, zombies included
+
+    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
+        """Offers tools of a live session."""
+        return await _answered(self._register, request, context)
+
+    def _register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+        if request.session_id:
+            return self._presence.register(request)
+        if request.tools and all(tool.callback_url for tool in request.tools):
+            return catalog_messages.registered(*self._register_callbacks(request))
+        raise InvalidRequest(
+            "session_id is empty, so every tool needs a callback_url: give each one, or attach first and pass "
+            "Attached.session_id"
+        )
+
+    async def Unregister(self, request: wire.UnregisterRequest, context: Context) -> wire.UnregisterResponse:
+        """Withdraws one tool."""
+        return await _answered(self._unregister, request, context)
+
+    def _unregister(self, request: wire.UnregisterRequest) -> wire.UnregisterResponse:
+        return self._presence.unregister(request)
+
+    async def Clear(self, request: wire.ClearRequest, context: Context) -> wire.ClearResponse:
+        """Withdraws every tool of a source."""
+        return await _answered(self._clear, request, context)
+
+    def _clear(self, request: wire.ClearRequest) -> wire.ClearResponse:
+        return self._presence.clear(request)
+
+    async def List(self, request: wire.ListRequest, context: Context) -> wire.ListResponse:
+        """Lists what is offered."""
+        return await _answered(self._list, request, context)
+
+    def _list(self, request: wire.ListRequest) -> wire.ListResponse:
+        response = catalog_messages.list_tools(request, self._dispatcher.view, ONLOOKER)
+        if not request.page_token:
+            hides, level = self._dispatcher.view.hides_source, level_of(request.context.attributes)
+            response.notices.extend(
+                wire.SourceNotice(source=source, text=text)
+                for source, text in self._presence.notices(request.source)
+                if not hides(source, level)
+            )
+        return response
+
+    # The coroutine form, which writes instead of yielding; the stubs know only generators.
+    async def Invoke(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Context
+    ) -> None:
+        """Carries one peer's session."""
+        if self._streams >= self._limits.sessions:
+            limit = self._limits.sessions
+            await _abort(context, LimitExceeded("sessions", limit, "the bus has all the streams it takes"))
+        self._streams += 1
+        try:
+            peer = Peer(self._limits, time.monotonic())
+            peer.outbox.pool = self._pool
+            await _Stream(self._presence, self._dispatcher, peer, context, self._attach).run()
+        finally:
+            self._streams -= 1
+
+    def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
+        self._presence.attach(peer, attach, now)
+
+
+class _Stream:
+    """One Invoke RPC: reads frames into the session, writes what waits in its outbox."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        dispatcher: Dispatcher,
+        peer: Peer,
+        context: Context,
+        attach: Callable[[Peer, wire.Attach, float], None],
+    ) -> None:
+        self._presence = presence
+        self._peer = peer
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()  # how the RPC is to end
+        self._idle: asyncio.Future[None] | None = None  # what the writer waits on while nothing is to be written
+        peer.close = self._close
+        peer.outbox.wake = self._wake
+        peer.outbox.flooded = self._flooded
+        self._handle: dict[str, Callable[[Any, float], None]] = {
+            "attach": lambda frame, now: attach(peer, frame, now),
+            "calls": lambda calls, now: dispatcher.calls(peer, calls, now),
+            "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
+            "results": lambda results, now: dispatcher.results(peer, results, now),
+            "cancels": lambda cancels, now: dispatcher.cancels(peer, cancels, now),
+            "heartbeat": _take_no_notice,  # any frame counts as a sign of life; an echo is never answered
+            "drain": lambda drain, now: presence.goodbye(peer),
+        }
+
+    async def run(self) -> None:
+        """Runs both loops until the session has ended, then ends the RPC.
+
+        Not a TaskGroup: it would cancel a blocked write, which poisons every later one, and wait for it. A writer that
+        is stuck on a peer that never reads is left behind; the RPC ends with the connection.
+        """
+        reading = self._loop.create_task(self._read())
+        writing = self._loop.create_task(self._write())
+        opening = self._loop.call_later(OPENING_SECONDS, self._never_attached)
+        try:
+            status, text = await self._ended
+            reading.cancel()
+            # A status sent beside a pending write fails (TOO_MANY_OPERATIONS), and the RPC would never end.
+            await asyncio.shield(writing)
+            if status != "OK":
+                await self._context.abort(grpc.StatusCode[status], text)
+        except asyncio.CancelledError:
+            self._lost("its connection broke")
+            raise
+        finally:
+            opening.cancel()
+            reading.cancel()
+            self._peer.outbox.discard()
+            self._wake()
+
+    async def _read(self) -> None:
+        peer, read, handle = self._peer, self._context.read, self._handle
+        clock = time.monotonic
+        try:
+            while True:
+                frame = await read()
+                now = clock()
+                if frame is grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag behind
+                    break
+                suspect = peer.suspect
+                for arm, value in peer.receive(frame, now):
+                    handle[arm](value, now)
+                if suspect:
+                    self._presence.recovered(peer)
+                if peer.state is State.LEAVING:
+                    self._leave_if_done()
+            if peer.state is State.OPENING:
+                self._end("INVALID_ARGUMENT", "the stream ended before its first message: send attach first")
+            elif peer.state is not State.CLOSED:
+                self._presence.half_closed(peer, clock())
+                self._leave_if_done()
+        except ToolBusError as error:
+            self._end(*grpc_status(error))
+        except DecodeError as error:
+            self._end("INVALID_ARGUMENT", f"a message is no InvokeRequest: {error}")
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith("grpc"):
+                self._lost("its connection broke")
+            else:
+                log.exception("a fault of the bus ended the session of %s", peer.source or "a new peer")
+                self._end(*grpc_status(error))
+
+    async def _write(self) -> None:
+        outbox, write = self._peer.outbox, self._context.write
+        try:
+            while True:
+                frame = outbox.take()
+                if frame is not None:
+                    await write(frame)
+                    continue
+                if self._peer.state is State.LEAVING:
+                    self._leave_if_done()
+                if self._peer.state is State.CLOSED:
+                    return
+                self._idle = self._loop.create_future()
+                await self._idle
+        except Exception:  # whatever a write raises means that the peer is gone (design.md 4)
+            self._lost("its connection broke")
+
+    def _wake(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _never_attached(self) -> None:
+        if self._peer.state is State.OPENING:
+            self._lost(f"no attach came within {OPENING_SECONDS:g} s: send it as the first message")
+
+    def _leave_if_done(self) -> None:
+        if self._peer.idle:
+            self._end("OK", "its stream ended" if self._peer.half_closed else "it left")
+
+    def _flooded(self) -> None:
+        outbox = self._peer.outbox
+        if outbox.waiting_bytes > outbox.most_bytes:
+            limit, why = "waiting_bytes", f"more than {outbox.most_bytes} bytes wait for it"
+        else:
+            limit, why = "held_bytes", f"of {outbox.pool.most_bytes} bytes that may wait for all, it holds the most"
+        text = f"the peer reads too slowly: {why} (limit {limit})"
+        # Not now: the dispatcher is in the middle of a frame.
+        self._loop.call_soon(self._end, "RESOURCE_EXHAUSTED", text)
+
+    def _lost(self, why: str) -> None:
+        self._end("UNAVAILABLE", why)
+
+    def _end(self, status: str, text: str) -> None:
+        self._presence.end(self._peer, text, time.monotonic(), status=status)
+
+    def _close(self, status: str, text: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result((status, text))
+        self._wake()
+
+
+class GrpcServer:
+    """The listening side: addresses, health and reflection round the service; without ``health`` neither of the two."""
+
+    def __init__(
+        self, service: ToolBusService, limits: Limits, *, health: Health | None = None, reflection: bool = False
+    ) -> None:
+        self._server = grpc.aio.server(
+            options=(*_OPTIONS, ("grpc.max_receive_message_length", limits.message_bytes)),
+        )
+        wire_grpc.add_ToolBusServiceServicer_to_server(service, self._server)
+        if health is not None:
+            health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        if health is not None and reflection:
+            from grpc_reflection.v1alpha import reflection as grpc_reflection
+
+            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, grpc_reflection.SERVICE_NAME)
+            grpc_reflection.enable_server_reflection(names, self._server)
+        self._locks: list[IO[str]] = []  # held as long as the unix sockets beside them
+        self.addresses: tuple[str, ...] = ()  # where it listens, ports filled in
+
+    async def start(self, addresses: tuple[str, ...]) -> None:
+        """Binds every address and starts to serve.
+
+        Raises:
+            SetupError: an address is taken or cannot be bound; none is served then.
+        """
+        try:
+            self.addresses = tuple(self._bind(address) for address in addresses)
+        except SetupError:
+            await self._server.start()  # grpcio lets go of ports that it has bound only where it has served
+            await self.stop()
+            raise
+        await self._server.start()
+
+    def _bind(self, address: str) -> str:
+        if address.startswith("unix:"):
+            self._locks.append(_claim_socket(Path(address[5:])))
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if address.startswith("unix:"):
+            if not port:
+                raise SetupError(f"cannot listen on {address}: choose another path with --grpc unix:PATH")
+            return address
+        host, _, _ = address.rpartition(":")
+        if not port:
+            raise SetupError(
+                f"{address} is taken, perhaps by another toolbus: stop that one, or choose another address with "
+                f"--grpc {host}:PORT (port 0 picks a free one)"
+            )
+        return f"{host}:{port}"
+
+    async def stop(self) -> None:
+        """Stops at once; grpcio's own grace would refuse unary calls right away (design.md 4)."""
+        await self._server.stop(0)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
+
+
+def _claim_socket(path: Path) -> IO[str]:
+    """Locks a unix socket's path for this process; gRPC itself would take over a socket that is in use.
+
+    Raises:
+        SetupError: another process holds it, or the directory is open to others.
+    """
+    directory = path.parent
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if stat.S_IMODE(directory.stat().st_mode) & 0o077:
+        raise SetupError(
+            f"the directory {directory} of the socket is open to other users: chmod 0700 it, or use another directory"
+        )
+    lock = open(f"{path}.lock", "a", encoding="ascii")  # noqa: SIM115  # held as long as the server; not emptied yet
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise SetupError(
+            f"unix:{path} is taken by another toolbus: stop that one, or choose another path with --grpc unix:PATH"
+        ) from None
+    lock.truncate(0)  # only now: until it is locked, it says whose it is
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+async def _answered(function: Callable[[Request], Response], request: Request, context: Context) -> Response:
+    try:
+        return function(request)
+    except Exception as error:
+        await _abort(context, error)
+        raise  # never reached: abort raises
+
+
+async def _abort(context: Context, error: BaseException) -> None:
+    """Ends an RPC with the status of an error; this is where exceptions become the wire."""
+    status, text = grpc_status(error)
+    if status == "INTERNAL":
+        log.error("a fault of the bus", exc_info=error)
+    await context.abort(grpc.StatusCode[status], text)
+
+
+def _take_no_notice(arm: object, now: float) -> None:
+    """Handles an arm that asks for nothing."""

@@ -1,0 +1,169 @@
+"""One attached peer, as the bus sees it: its session, who it is, and its two parts as handler and caller.
+
+A peer is handed to the registry as the handler of its tools and to the dispatcher as the caller of what it asks.
+Both parts only build items into the outbox; the one writer of the stream sends them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from toolbus.bus.calls.call import Budget, Call
+from toolbus.bus.catalog.entry import Entry
+from toolbus.errors import Stage
+from toolbus.session import Session, Side, State
+from toolbus.tool import MAX_TIMEOUT_SECONDS, Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+CALL_OVERHEAD = 96  # bytes of a call or result beside its JSON, about
+
+
+class Peer(Session[wire.InvokeResponse]):
+    """A stream's session with the identity that its attach gave it."""
+
+    __slots__ = (
+        "administers",
+        "allowed",
+        "allowed_at",
+        "budget",
+        "close",
+        "guarded",
+        "instance",
+        "leave_by",
+        "notices",
+        "offers_tools",
+        "qualified",
+        "session_id",
+        "source",
+        "stuck",
+    )
+
+    shares = True
+    remote = True
+    kept = False
+    unnamed_may = False
+    longest_timeout = MAX_TIMEOUT_SECONDS
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        super().__init__(Side.BUS, wire.InvokeResponse, now)
+        self.outbox.most_bytes = limits.waiting_bytes
+        self.session_id = ""  # set when attached
+        self.source = ""  # set when attached
+        self.instance = ""  # set when attached; may stay empty
+        self.notices: tuple[str, ...] = ()  # what an operator should know about the source
+        self.budget = Budget()  # its source's, once attached
+        self.qualified = False  # whether its tools are listed as source:name
+        self.offers_tools = False  # whether it ever offered one: that ends its right to say what a context is
+        self.allowed: set[Entry] = set()  # what it may call, as of allowed_at
+        self.allowed_at = 0  # the revision for which allowed holds
+        self.guarded = False  # whether its source is trusted less than others, see Policy.guards
+        self.administers = True  # every caller is on loopback until credentials exist
+        self.stuck = 0  # calls that have ended for their caller but hold a slot until the plugin confirms
+        self.leave_by = math.inf  # when a session that was asked to leave is ended
+        self.close: Callable[[str, str], None] = _nothing_to_close  # ends the RPC with a gRPC status name and a text
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.source}/{self.instance} {super().__repr__()}>"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may say what the context of a call is: hosts may, plugins and guarded sources may not."""
+        return not (self.offers_tools or self.guarded)
+
+    @property
+    def session_state(self) -> int:
+        """How the session is, as listings show it."""
+        if self.suspect:
+            return wire.SESSION_STATE_SUSPECT
+        if self.state is State.LIVE:
+            return wire.SESSION_STATE_LIVE
+        return wire.SESSION_STATE_DRAINING if self.state is State.LEAVING else wire.SESSION_STATE_OFFLINE
+
+    # -- as handler ------------------------------------------------------------------------------------------------
+
+    def send(self, calls: Sequence[Call], now: float) -> None:
+        """Puts calls into the outbox."""
+        outbox = self.outbox
+        least, space, add = outbox.least, outbox.space, outbox.add_call
+        for call in calls:
+            size = call.size + CALL_OVERHEAD
+            if call.context is not None:
+                size += call.context.ByteSize()
+            if size < least:
+                size = least
+            if size > space:
+                outbox.open()
+                space, add = outbox.space, outbox.add_call
+            space -= size
+            call.frame = outbox.opened
+            message = add()
+            message.call_id = call.id
+            message.name = call.entry.bare_name
+            message.arguments_json = call.arguments_json or "{}"
+            message.timeout_seconds = call.deadline - now
+            role = call.declaration.tool.role
+            if role:
+                message.role = role
+            if call.context is not None:
+                message.context.CopyFrom(call.context)
+            if self.qualified:
+                message.request_id = call.call_id
+        outbox.space = space
+
+    def cancel(self, call: Call, reason: str) -> bool:
+        """Takes a call back that still waits, or asks the plugin to stop it. Returns whether it never left."""
+        if call.frame > self.outbox.taken and self.outbox.recall(call.frame, call.id):
+            return True
+        self.outbox.room(CALL_OVERHEAD).cancels.add(call_id=call.id, reason=reason)
+        return False
+
+    def recall(self, calls: Sequence[Call]) -> None:
+        """Takes out of the outbox what the peer has not seen: it is still read, and the calls may run elsewhere now."""
+        for call in calls:
+            self.outbox.recall(call.frame, call.id)
+
+    def stage(self, call: Call) -> Stage:
+        """How far a call has got: its frame was handed to the writer, or was not."""
+        return Stage.DISPATCHED if call.frame <= self.outbox.taken else Stage.NOT_DISPATCHED
+
+    # -- as caller -------------------------------------------------------------------------------------------------
+
+    def deliver(self, results: Sequence[tuple[str, str]]) -> None:
+        """Puts plain results into the outbox."""
+        outbox = self.outbox
+        least, space, add = outbox.least, outbox.space, outbox.add_result
+        for call_id, output_json in results:
+            size = len(output_json) + CALL_OVERHEAD
+            if size < least:
+                size = least
+            if size > space:
+                outbox.open()
+                space, add = outbox.space, outbox.add_result
+            space -= size
+            message = add()
+            message.call_id = call_id
+            message.output_json = output_json
+        outbox.space = space
+
+    def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
+        """Puts any result into the outbox."""
+        message = self.outbox.room(result.ByteSize() + CALL_OVERHEAD).results.add()
+        message.CopyFrom(result)
+        message.call_id = call_id
+
+    def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
+        """Puts a sign of life into the outbox."""
+        message = self.outbox.room(progress.ByteSize() + CALL_OVERHEAD).progress.add()
+        message.CopyFrom(progress)
+        message.call_id = call_id
+
+    def tell(self, event: wire.Event) -> None:
+        """Puts an event into the outbox."""
+        if self.state in (State.LIVE, State.LEAVING):
+            self.outbox.room(event.ByteSize()).events.add().CopyFrom(event)
+
+
+def _nothing_to_close(status: str, text: str) -> None:
+    """Stands in until a shell has said how to end its RPC."""

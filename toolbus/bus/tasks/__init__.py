@@ -1,0 +1,21 @@
+"""Tasks: calls, and other work, that outlive their caller's patience. Their results are asked for later."""
+
+from toolbus.bus.tasks.background import LoopTasks
+from toolbus.bus.tasks.task import Status, Task, owner_of
+from toolbus.bus.tasks.task_caller import TaskCaller
+from toolbus.bus.tasks.task_manager import TaskManager
+from toolbus.bus.tasks.task_tools import TaskTools
+from toolbus.bus.tasks.task_watchers import Events
+
+__all__ = [
+    # keeping tasks
+    "TaskManager",
+    "Task",
+    "Status",
+    "Events",
+    # for the bus: what a dispatcher's calls become, who takes their results, whose they are, and the tools for models
+    "LoopTasks",
+    "TaskCaller",
+    "owner_of",
+    "TaskTools",
+]

@@ -1,0 +1,81 @@
+"""The caller of calls that became tasks: it takes their results when whoever asked first has gone on.
+
+To the dispatcher it is a caller like any other, but one that makes no calls itself. Each task has its own, because
+a call goes on being charged to the budget of the source that made it, and listed under its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolbus.bus.tasks.task import owner_of
+from toolbus.tool import TASK_SECONDS, Progress, Result
+from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:  # at run time it would bring the whole core along
+    from toolbus.bus.calls.call import Budget, Call
+    from toolbus.bus.catalog.entry import Entry
+
+MAX_MESSAGE = 1_024  # characters of a sign of life that are kept: 1,000 tasks may run, and models read it
+
+
+class TaskCaller:
+    """Takes the result of one call, whose ``call_id`` is now its ``task_id``.
+
+    Args:
+        source: whose call it was; ``budget`` is the one that source shares.
+        ended: called once with the result, in the middle of the handler's frame.
+
+    Attributes:
+        latest: the last sign of life that says how far it is.
+    """
+
+    __slots__ = (
+        *("_ended", "administers", "allowed", "allowed_at", "asked", "budget", "latest", "longest_timeout"),
+        *("max_in_flight", "max_item_bytes", "owed", "source", "trusted", "unnamed_may"),
+    )
+
+    def __init__(self, source: str, budget: Budget, ended: Callable[[str, Result], object]) -> None:
+        self.source = source
+        self.budget = budget
+        self.asked: dict[str, Any] = {}
+        self.owed: dict[str, Any] = {}  # it answers nothing
+        self.allowed: set[Entry] = set()  # it calls nothing
+        self.allowed_at = 0
+        self.max_in_flight = 1
+        self.max_item_bytes = 1 << 62  # nothing is sent anywhere
+        self.longest_timeout = TASK_SECONDS
+        self.administers = False
+        self.unnamed_may = False
+        self.trusted = False
+        self.latest: Progress | None = None
+        self._ended = ended
+
+    def __repr__(self) -> str:
+        return f"<TaskCaller {', '.join(self.asked) or 'done'} of {self.source!r}>"
+
+    def deliver(self, results: Sequence[tuple[str, str]]) -> None:
+        """Takes a plain result."""
+        for call_id, output_json in results:
+            self._ended(call_id, Result(call_id, output_json or "null"))
+
+    def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
+        """Takes any other result."""
+        self._ended(call_id, Result.from_wire(result))
+
+    def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
+        """Keeps what says how far it is; pieces of the output come again with the result."""
+        if progress.progress or progress.message:
+            # A plugin may say anything, and JSON has no NaN.
+            done, total = (each if math.isfinite(each) else 0.0 for each in (progress.progress, progress.total))
+            self.latest = Progress(done, total, progress.message[:MAX_MESSAGE])
+
+
+def owner_of_call(call: Call) -> str:
+    """Returns who owns the task that a call becomes: the user it is made for, else whoever made its first call."""
+    root = call
+    while root.parent is not None:
+        root = root.parent
+    return owner_of(call.context.user_id if call.context is not None else "", root.caller.source)

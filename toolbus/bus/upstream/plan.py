@@ -1,0 +1,184 @@
+"""Which of the bus's tools another main server should have, and as what (REST-3, REST-51).
+
+Pure: listings in, registrations out. Nothing here knows what the other side has, or that there is a network.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from toolbus.bus.catalog.entry import BUS_SOURCE, Entry, Listing
+from toolbus.bus.loopback import CallbackUrl, parse_callback_url
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
+
+PREFIX = "plugin:"  # of every source over there; set once, never doubled (REST-51)
+CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
+# Our own limit ends the call first and says so; the other side's would only say `ReadTimeout:` (REST-53).
+MARGIN_SECONDS = 2.0
+
+_UNFIT = re.compile(r"[^A-Za-z0-9_.-]", re.ASCII)  # what model providers refuse in a function's name
+_DOTS = (".", "..")  # as a part of a path they are taken out of it by every client
+
+_SAME_HOST = frozenset({"localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1"})
+
+Key = tuple[str, str | None]  # name over there, role; None is all roles
+Print = tuple[str, str, str, float]  # all that a registration says, for comparing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """One registration that the other side should have.
+
+    Attributes:
+        name: over there.
+        entries: the tool's entries, one for each of our roles that has it.
+    """
+
+    name: str
+    role: str | None
+    source: str
+    callback_url: str
+    tool: Tool
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.role
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long the other side should wait for an answer of ours."""
+        return min(MAX_TIMEOUT_SECONDS, (self.tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS) + MARGIN_SECONDS)
+
+    @property
+    def print(self) -> Print:
+        return self.source, self.callback_url, self.tool.schema_hash, self.timeout_seconds
+
+    def body(self, role: str | None, via: str) -> bytes:
+        """Returns the body that registers it; the schema stands in it byte for byte as its author wrote it.
+
+        Args:
+            role: may be narrower than its own.
+            via: the name of this bus, by which buses know what must not go round in circles.
+        """
+        rest = {
+            "name": self.name,
+            "description": self.tool.description,
+            "callback_url": self.callback_url,
+            "role": role,
+            "source": self.source,
+            "timeout_seconds": self.timeout_seconds,
+            "via": [via],
+        }
+        return f'{json.dumps(rest)[:-1]}, "parameters": {self.tool.parameters_json}}}'.encode()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What the other side should have.
+
+    Attributes:
+        wanted: in the order in which it should be registered.
+        by_name: the same, by name and then by role, None first: a registration for all roles takes the place of
+            those for one role (REST-5), so those have to follow it.
+        refused: tools that it cannot have, with the reason.
+        sources: of all that is wanted, as they are called over there.
+    """
+
+    wanted: dict[Key, Wanted] = field(default_factory=dict)
+    by_name: dict[str, dict[str | None, Wanted]] = field(default_factory=dict)
+    refused: dict[Entry, str] = field(default_factory=dict)
+    sources: set[str] = field(default_factory=set)
+
+
+def make_plan(listings: Iterable[Listing], callback_base: str, upstream: str) -> Plan:
+    """Decides which tools the other side should have.
+
+    Args:
+        listings: in catalogue order; the same tool may come several times, once for each role.
+        callback_base: scheme and authority of our own gateway.
+        upstream: the URL of the other side. Tools that came from there are not sent back.
+    """
+    plan = Plan()
+    back = parse_callback_url(upstream)
+    offered = [listing for listing in listings if _is_offered(listing, back)]
+    # A name as it is goes before one that had to be spelled in another way, however late it came.
+    owners = {listing.tool.name: listing.tool.name for listing in offered if not _is_qualified(listing)}
+    for listing in offered:
+        name, fault = _name(listing, owners)
+        if not fault:
+            fault = _put(plan, listing, name, callback_base)
+        if fault:
+            plan.refused[listing.entry] = fault
+    for name, by_role in plan.by_name.items():
+        plan.by_name[name] = dict(sorted(by_role.items(), key=lambda item: item[0] is not None))
+    return plan
+
+
+def _is_offered(listing: Listing, back: CallbackUrl) -> bool:
+    entry, tool = listing.entry, listing.tool
+    if listing.source == BUS_SOURCE or (entry.current is None and entry.suspended is not None):
+        return False
+    if tool.callback_url and _leads_to(parse_callback_url(tool.callback_url), back):
+        return False
+    return not _came_from_a_bus(tool)
+
+
+def _leads_to(target: CallbackUrl, server: CallbackUrl) -> bool:
+    """Whether a callback leads to a server that may listen under every common address of this machine."""
+    hosts = {target.host, server.host}
+    return target.port == server.port and (len(hosts) == 1 or hosts <= _SAME_HOST)
+
+
+def _came_from_a_bus(tool: Tool) -> bool:
+    if '"via"' not in tool.metadata_json:
+        return False
+    try:
+        metadata = json.loads(tool.metadata_json)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(metadata, dict) and bool(metadata.get("via"))
+
+
+def _is_qualified(listing: Listing) -> bool:
+    return listing.tool.name != listing.entry.bare_name
+
+
+def _name(listing: Listing, owners: dict[str, str]) -> tuple[str, str]:
+    """Returns the name over there and why it will not do, or nothing."""
+    listed = listing.tool.name
+    name = _UNFIT.sub("_", listed) if _is_qualified(listing) else listed
+    if len(name) > MAX_NAME:
+        return name, (
+            f"its name there would be {name!r}, {len(name)} characters of at most {MAX_NAME}: "
+            "shorten the name of the tool or of its source"
+        )
+    owner = owners.setdefault(name, listed)
+    if owner != listed:
+        return name, f"its name there would be {name!r}, which {owner!r} has: rename one of them"
+    return name, ""
+
+
+def _put(plan: Plan, listing: Listing, name: str, callback_base: str) -> str:
+    """Adds a registration to the plan. Returns why it cannot be, or nothing."""
+    tool, entry = listing.tool, listing.entry
+    plugin = listing.source.removeprefix(PREFIX)
+    for label, part in (("source", plugin), ("name", entry.bare_name)):
+        if not part or part in _DOTS:
+            return f"its {label} {part!r} cannot stand in a callback URL: give it another {label}"
+    url = f"{callback_base.rstrip('/')}{CALLBACK_PATH}{quote(plugin, safe='')}/{quote(entry.bare_name, safe='')}"
+    if tool.role is not None:  # a source may have one tool for each role under one name
+        url += f"?role={quote(tool.role, safe='')}"
+    wanted = Wanted(name, tool.role, f"{PREFIX}{plugin}", url, tool)
+    known = plan.wanted.setdefault(wanted.key, wanted)
+    if known.print != wanted.print:
+        role = "all roles" if tool.role is None else f"role {tool.role!r}"
+        return f"{name!r} is wanted for {role} in another form too, of source {known.source!r}: keep one of them"
+    known.entries.append(entry)
+    plan.by_name.setdefault(name, {})[tool.role] = known
+    plan.sources.add(known.source)
+    return ""

@@ -1,0 +1,120 @@
+"""``toolbus search`` and ``export``: the catalogue as models get it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolbus.cli import bus_client, terminal
+from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
+from toolbus.cli.call_command import administer
+from toolbus.cli.manual import manual
+
+if TYPE_CHECKING:
+    from toolbus.dialects import Dialect, Export, RealtimeDialect
+
+SEARCH_MANUAL = manual(
+    ("toolbus search 'send an email'", "toolbus search 天气 --top-k 3", "toolbus search mail --mode keyword --json"),
+    """
+    Finds tools as a model would, by the words of names, descriptions and parameters, best first. Modes: bm25 ranks by
+    words, keyword takes the query as it is, semantic ranks by meaning where the bus can, and by words where it cannot.
+    With --user and --level it looks at what that user may call. A score compares results of one answer only.
+    """,
+    "0 done (also where nothing is found), 1 the bus said no, 2 wrong usage, 3 no bus there.",
+)
+EXPORT_MANUAL = manual(
+    (
+        "toolbus export --dialect openai",
+        "toolbus export get_weather --dialect gemini --json > tools.json",
+        "toolbus export --dialect anthropic --role Lanlan --user u-17",
+    ),
+    """
+    Dialects: openai, openai-responses, anthropic, gemini, ollama, mcp, and for realtime sessions openai-realtime, grok,
+    glm-realtime, qwen-realtime, stepfun-realtime, gemini-live.
+
+    The table shows what each tool is called on the wire, about how many tokens it costs, and what its schema loses; the
+    bus checks arguments against the whole schema all the same. Below it stand the tokens of all. Tools that the dialect
+    cannot express are listed with the reason on standard error, and names that nobody offers. With --json the tools
+    themselves are printed, as they stand in a request.
+    """,
+    "0 done (also where tools are left out), 1 the bus said no (an unknown role, say), 2 wrong usage, 3 no bus there.",
+)
+MOST_RESULTS = 50  # that the bus answers with
+
+
+def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What the tool should do, in a few words.")],
+    bus: BusOption = None,
+    mode: Annotated[str, typer.Option(metavar="bm25|keyword|semantic", help="How to rank.")] = "bm25",
+    top_k: Annotated[int, typer.Option(min=1, max=MOST_RESULTS, help="At most this many.")] = 10,
+    user: UserOption = None,
+    level: LevelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find tools by what they do."""
+    from toolbus.search import MODES
+
+    if mode not in MODES:
+        terminal.fail(f"--mode is {mode!r}, it must be one of {', '.join(MODES)}", terminal.USAGE)
+    found = administer(bus, "search_tools", {"query": query, "mode": mode, "top_k": top_k}, user, level)
+    if as_json:
+        terminal.say_json(found)
+        return
+    rows = [(f"{each['score']:.3f}", each["name"], each["description"]) for each in found["results"]]
+    terminal.table(("SCORE", "NAME", "DESCRIPTION"), rows)
+    if found["fallback"]:
+        print(f"toolbus: this bus cannot rank by {mode}, so {found['mode']} answered", file=sys.stderr)
+
+
+def export(
+    dialect: Annotated[str, typer.Option(metavar="NAME", help="Whose form, see below.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Only these tools.")] = None,
+    bus: BusOption = None,
+    role: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this role.")] = None,
+    user: UserOption = None,
+    level: LevelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the tools in the form of a model's provider."""
+    writer = _dialect(dialect)
+    listing = bus_client.listing(bus, user, level, names=names or (), role=role)
+    exported = writer.export(listed.tool for listed in listing)
+    if as_json:
+        terminal.say_json(list(exported.tools))
+    else:
+        _show(exported)
+    if unknown := [name for name in names or () if name not in {listed.name for listed in listing}]:
+        whom = f" to user {user!r}" if user else ""
+        told = ", ".join(map(repr, dict.fromkeys(unknown)))
+        print(
+            terminal.clean(f"toolbus: nobody offers {told}{whom}: `toolbus list` shows what there is"), file=sys.stderr
+        )
+    if exported.left_out:
+        terminal.table(("LEFT OUT", "WHY"), [(each.tool, each.why) for each in exported.left_out], stream=sys.stderr)
+
+
+def _dialect(name: str) -> Dialect | RealtimeDialect:
+    from toolbus.dialects import find_dialect
+    from toolbus.errors import InvalidRequest
+
+    try:
+        return find_dialect(name)
+    except InvalidRequest as problem:
+        terminal.fail(str(problem), terminal.USAGE)
+
+
+def _show(exported: Export) -> None:
+    from toolbus.dialects.cost import costs
+
+    lost: dict[str, list[str]] = {}
+    for loss in exported.losses:
+        lost.setdefault(loss.tool, []).append(f"{loss.path}: {loss.why}" if loss.path else loss.why)
+    cost = costs(exported)
+    rows = [
+        (name, exported.names.to_wire[name], str(tokens), "; ".join(lost.get(name, ())))
+        for name, tokens in cost.items()
+    ]
+    terminal.table(("NAME", "ON THE WIRE", "TOKENS", "LOSSES"), rows)
+    print(f"about {sum(cost.values())} tokens in all")

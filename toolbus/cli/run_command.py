@@ -1,0 +1,168 @@
+"""``toolbus run``: plugin files as supervised processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolbus.cli import terminal
+from toolbus.cli.bus_client import BusOption, check_shape
+from toolbus.cli.manual import manual
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from toolbus.dropin.tool_folder import ToolFolder
+    from toolbus.processes.supervisor import Report
+
+MANUAL = manual(
+    (
+        "toolbus run weather.py",
+        "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
+        "toolbus run tools/",
+    ),
+    """
+    Each file is a process of its own; what it prints comes out with its name. One that dies is started again, after a
+    pause that doubles from 0.25 s to 30 s; one that dies 5 times within 30 s, or cannot start, is given up, and the
+    others go on. A plugin that ends by itself with exit code 0 is done.
+
+    A folder holds drop-in tools: files with a function each, run in sandboxed processes. Adding, changing or removing
+    a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a file may
+    write nothing, start nothing and connect to nothing but a port that the bus has for such tools.
+
+    SIGINT and SIGTERM end them all. Each is asked first: it withdraws its tools and finishes its calls. What has not
+    ended after --stop-seconds is told to (SIGTERM to it and all that it started), and killed 5 s later; a second signal
+    kills at once. The plugins need not find a bus at once; they attach when there is one.
+    """,
+    "0 all ended as asked, 1 a plugin was given up, 2 wrong usage.",
+)
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the terminal: cyan, yellow, green, magenta, blue, and bright
+
+
+def run(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...|DIR", help="Python files, one plugin each; or one folder of drop-in tools."),
+    ],
+    bus: BusOption = None,
+    require_manifest: Annotated[
+        bool, typer.Option("--require-manifest", help="Load nothing from a folder without a _manifest.json.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Start nothing again that has died.")] = False,
+    stop_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long a plugin gets to finish its calls when it is asked to end.")
+    ] = 12.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print output and events as JSON lines on standard output.")
+    ] = False,
+) -> None:
+    """Run plugin files and start again what dies."""
+    folder = _folder(files)
+    address = check_shape(bus)
+    from toolbus.dropin.tool_folder import ToolFolder
+    from toolbus.processes.supervisor import Command, Restarts, Supervisor, plugin_names
+
+    emit = _say_json if as_json else _Prefixed()
+    how: dict[str, Any] = {"restarts": Restarts(wanted=not once), "stop_seconds": stop_seconds}
+    plugins: Supervisor | ToolFolder
+    if folder is None:
+        plugins = Supervisor(emit, **how)
+        # Nobody else can claim the sources of these plugins while they run, a restart of one included.
+        environment = {"TOOLBUS_TOKEN": secrets.token_hex(16), **os.environ, "TOOLBUS_ADDRESS": address}
+        for name, file in zip(plugin_names(files), files, strict=True):
+            plugins.add(name, Command.of_file(file, environment))
+    else:
+        plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **how)
+
+    async def until_stopped() -> bool:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, plugins.stop)
+        if isinstance(plugins, Supervisor):
+            return await plugins.run()
+        async with _entrance(address, plugins, emit):
+            return await plugins.run()
+
+    try:
+        well = asyncio.run(until_stopped())
+    except* BrokenPipeError:  # whoever read our output has gone; the plugins have been ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        well = False
+    if not well:
+        raise typer.Exit(terminal.REFUSED)
+
+
+@contextlib.asynccontextmanager
+async def _entrance(bus: str, folder: ToolFolder, emit: Callable[[Report], None]) -> AsyncIterator[None]:
+    """Tells a folder where the bus takes its tools in, whenever that changes, and operators what goes wrong there."""
+    from toolbus.dropin.guarded_address import follow_entrance
+    from toolbus.dropin.tool_folder import NAME
+    from toolbus.processes.supervisor import Happened, Report
+
+    loop = asyncio.get_running_loop()
+
+    def say(text: str) -> None:
+        emit(Report(NAME, Happened.OUTPUT, text, "stderr"))
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            loop.call_soon_threadsafe(say, f"{record.levelname} {record.name}: {record.getMessage()}")
+
+    heard = Heard(logging.WARNING)
+    logging.getLogger("toolbus").addHandler(heard)  # that there is no bus, says the connection
+    following = asyncio.create_task(follow_entrance(bus, folder.move, say))
+    following.add_done_callback(lambda task: folder.stop())
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        logging.getLogger("toolbus").removeHandler(heard)
+        if not following.cancelled():
+            following.result()
+
+
+def _folder(files: list[Path]) -> Path | None:
+    """Returns the folder of drop-in tools that was named; None where plugin files were."""
+    folders = [file for file in files if file.is_dir()]
+    if folders and len(files) > 1:
+        terminal.fail(f"{folders[0]} is a folder: name one folder of drop-in tools, or files", terminal.USAGE)
+    for file in files:
+        if not file.is_dir() and not file.is_file():
+            terminal.fail(f"{file} does not exist: check the path", terminal.USAGE)
+    return folders[0] if folders else None
+
+
+class _Prefixed:
+    """Prints lines of output where they belong and events to standard error, each with the plugin's name."""
+
+    def __init__(self) -> None:
+        self._width = 0  # of the longest name so far
+
+    def __call__(self, report: Report) -> None:
+        stream = sys.stdout if report.stream == "stdout" else sys.stderr
+        self._width = max(self._width, len(report.plugin))
+        mark = "|" if report.stream else "*"
+        head = f"{report.plugin.ljust(self._width)} {mark}"
+        if stream.isatty() and not os.environ.get("NO_COLOR"):
+            colour = _COLOURS[zlib.crc32(report.plugin.encode()) % len(_COLOURS)]
+            head = f"\x1b[{colour}m{head}\x1b[0m"
+        print(head, terminal.utf8(report.text), file=stream, flush=True)
+
+
+def _say_json(report: Report) -> None:
+    event: dict[str, str] = {"plugin": report.plugin, "event": report.happened.value}
+    if report.stream:
+        event["stream"] = report.stream
+    terminal.say_json({**event, "text": report.text}, line=True)

@@ -1,0 +1,69 @@
+"""The model behind an endpoint of the tool loop, asked one question at a time, whatever the provider."""
+
+from __future__ import annotations
+
+import json
+
+from toolbus.council.language_model import Completion, Question
+from toolbus.council.sampling import place_of, refused_places, wishes, written
+from toolbus.dialects.names import NameTable
+from toolbus.dialects.shape import Export, HistoryItem, Json, Message, Turn
+from toolbus.loop.endpoint import Endpoint
+from toolbus.tool import Tool
+
+
+class EndpointModel:
+    """Answers questions with the model of an endpoint, and remembers what it refused to be told.
+
+    Args:
+        model: asked instead of the endpoint's; "" for that.
+    """
+
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self._endpoint = endpoint
+        self._model = model  # "" leaves it to the endpoint
+        self._refused: set[str] = set()  # places in requests that this endpoint does not take
+
+    def __repr__(self) -> str:
+        return f"<model of {self._endpoint!r}>"
+
+    async def __call__(self, question: Question) -> Completion:
+        dialect = self._endpoint.dialect
+        items: list[HistoryItem] = [Message(each["role"], each["content"]) for each in question.messages]  # type: ignore[arg-type]
+        while True:
+            refused = frozenset(self._refused)  # another question may learn more while this one waits
+            export = self._export(question)
+            wire = next(iter(export.names.to_bus), "") if export is not None else ""
+            wanted = wishes(dialect.name, question, wire)
+            request = written(dialect.request(items, export), dialect.name, wanted, refused)
+            if model := question.model or self._model:
+                request["model"] = model
+            try:
+                return _completion(await self._turn(request, export))
+            except Exception as error:
+                places = {place_of(dialect.name, wish, refused) for wish in wanted} - {""}
+                news = refused_places(error, places | ({"tools"} if wire else set()))
+                if not news:
+                    raise
+                self._refused |= news  # one more each time, so this comes to an end
+
+    def _export(self, question: Question) -> Export | None:
+        """Returns the function to be called as the dialect offers it; None where there is none or it cannot."""
+        if question.function is None or "tools" in self._refused:
+            return None
+        schema = json.dumps(question.function.get("parameters") or {"type": "object"})
+        description = question.function.get("description") or ""
+        export = self._endpoint.dialect.export([Tool(question.function["name"], description, schema)])
+        return export if export.tools else None
+
+    async def _turn(self, request: Json, export: Export | None) -> Turn:
+        turn = Turn()
+        async for piece in self._endpoint.answer(request, export.names if export is not None else NameTable.empty()):
+            if isinstance(piece, Turn):
+                turn = piece
+        return turn
+
+
+def _completion(turn: Turn) -> Completion:
+    """Returns a turn as an answer. Only one function was offered, so whatever a call names, that one is meant."""
+    return Completion(turn.text, turn.calls[0].arguments_json if turn.calls else None)

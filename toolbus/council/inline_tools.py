@@ -1,0 +1,240 @@
+"""Tools offered to the main model itself, each once for every member that has it, and the way back from its calls.
+
+A model knows one flat list of names. Each of them stands for a tool and, where a member has it, for the member; the
+way back is a table, so no name is ever taken apart. Whatever goes wrong with a call is a result that the model reads:
+a turn never ends because of a tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolbus.council.available_tools import available_tools, by_any_name
+from toolbus.council.cancellation import being_cancelled
+from toolbus.council.member import Member
+from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
+from toolbus.errors import Code, InvalidRequest, Stage, ToolBusError
+from toolbus.functions.scope import NO_CONTEXT, CallContext
+from toolbus.loop.tool_source import ToolSource
+from toolbus.loop.turn_reply import refused
+from toolbus.tool import CallError, Progress, Result, Tool
+
+log = logging.getLogger("toolbus.extension")
+
+PREFIX = 8  # characters of a member's id that begin its names; those that share them keep all of it
+EMPTY_RESULT = "(empty result)"  # some providers refuse a result without a text
+
+_Key = tuple[str, str]  # id of a member, "" for none; name of the tool as listed
+
+
+@dataclass(frozen=True, slots=True)
+class InlineTarget:
+    """What one offered name stands for: a tool as the bus lists it, and the member that has it; None for nobody."""
+
+    tool_name: str
+    member: Member | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InlineExport:
+    """The functions for one model.
+
+    Attributes:
+        tools: under the names that the model sees, the members' first, in their order; any dialect exports them. Each
+            keeps the schema_hash of the declaration behind it.
+        targets: what each of these names stands for.
+        missing: (member id, name) of what was assigned and is no tool of the bus that is meant for councils.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    targets: Mapping[str, InlineTarget] = field(default_factory=dict)
+    missing: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def build(
+        cls, tools: Iterable[Tool], members: Iterable[Member] = (), *, rule: NameRule = PLAIN_NAMES
+    ) -> InlineExport:
+        """Returns what to offer: each tool of each member, and the tools that are `inline_available`.
+
+        The same tools and members give the same names, in whatever order they come.
+
+        Args:
+            tools: as the bus lists them.
+            members: everyone who takes part; there are no dice.
+            rule: which names the provider accepts.
+
+        Raises:
+            InvalidRequest: two members have the same id, or one has none.
+        """
+        members = _distinct(members)
+        listed = tuple(tools)
+        eligible = by_any_name(available_tools(listed, ()))
+        wanted: dict[_Key, tuple[Tool, Member | None]] = {}
+        missing: list[tuple[str, str]] = []
+        for member in members:
+            for assigned in member.tools:
+                found = eligible.get(assigned)
+                if found is None or not isinstance(found.tool, Tool):
+                    missing.append((member.id, assigned))
+                else:
+                    wanted[member.id, found.tool.name] = (found.tool, member)
+        for tool in listed:
+            if tool.inline_available:
+                wanted["", tool.name] = (tool, None)
+        names = _names(wanted, rule)
+        return cls(
+            tuple(_offered(tool, names[key], member) for key, (tool, member) in wanted.items()),
+            {names[key]: InlineTarget(tool.name, member) for key, (tool, member) in wanted.items()},
+            tuple(missing),
+        )
+
+    def resolve(self, name: str) -> InlineTarget | None:
+        """Returns what a name stands for; None where the model invented it."""
+        return self.targets.get(name)
+
+
+class InlineTools:
+    """A source of tools for a `toolbus.loop.ToolLoop`: those of another source, as a main model is offered them.
+
+    Args:
+        source: where the tools are.
+        members: everyone who takes part.
+        rule: which names the provider accepts.
+
+    Raises:
+        InvalidRequest: two members have the same id, or one has none.
+    """
+
+    def __init__(self, source: ToolSource, members: Iterable[Member] = (), *, rule: NameRule = PLAIN_NAMES) -> None:
+        self.members = _distinct(members)
+        self._source = source
+        self._rule = rule
+        self._export: InlineExport | None = None  # of `_revision`; None until tools were listed
+        self._revision = -1
+
+    def __repr__(self) -> str:
+        offered = len(self._export.tools) if self._export is not None else 0
+        return f"<InlineTools {self._source!r} members={len(self.members)} offered={offered}>"
+
+    @property
+    def context(self) -> CallContext | None:
+        """On whose behalf the source lists and calls."""
+        context: CallContext | None = getattr(self._source, "context", None)
+        return context
+
+    async def export(self) -> InlineExport:
+        """Returns what is offered now.
+
+        Raises:
+            ToolBusError: the source cannot list its tools.
+        """
+        revision, listed = await self._source.tools()
+        if self._export is None or revision != self._revision:
+            self._revision, self._export = revision, InlineExport.build(listed, self.members, rule=self._rule)
+        return self._export
+
+    async def tools(self) -> tuple[int, Sequence[Tool]]:
+        """Returns the revision of the source, and what is offered; see `ToolSource`."""
+        export = await self.export()
+        return self._revision, export.tools
+
+    async def call(
+        self,
+        name: str,
+        arguments_json: str,
+        *,
+        context: CallContext | None,
+        schema_hash: str,
+        timeout: float | None = None,
+        on_progress: Callable[[Progress], object] | None = None,
+    ) -> Result:
+        """Calls what a name stands for, on behalf of its member. Never raises, unless this task is cancelled.
+
+        Args:
+            context: what the host says of the circumstances, the conversation included; None means that of the source.
+                Who the member is comes from the name, whatever stands there.
+        """
+        try:
+            target = (self._export or await self.export()).resolve(name)
+            if target is None:
+                return refused(Code.NOT_FOUND, f"there is no tool {name[:80]!r}: call one that is offered")
+            member = None if target.member is None else target.member.described()
+            result = await self._source.call(
+                target.tool_name,
+                arguments_json,
+                context=dataclasses.replace(context or self.context or NO_CONTEXT, member=member),
+                schema_hash=schema_hash,
+                timeout=timeout,
+                on_progress=on_progress,
+            )
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            return _lost(Code.CANCELLED, f"the call of {name[:80]!r} was cancelled on its way")
+        except TimeoutError:
+            return _lost(Code.DEADLINE_EXCEEDED, f"Tool invocation {name[:80]!r} timed out")
+        except ToolBusError as problem:
+            return _lost(Code.UNAVAILABLE, str(problem))
+        except Exception as problem:
+            log.exception("calling %r failed", name[:80])
+            return _lost(Code.INTERNAL, f"the call of {name[:80]!r} failed on its way: {type(problem).__name__}")
+        if (
+            result.output_json in ('""', "null", "")
+            and not result.content
+            and result.error is None
+            and not result.is_error
+        ):
+            return dataclasses.replace(result, output_json=json.dumps(EMPTY_RESULT))
+        return result
+
+    def changes(self) -> AsyncIterator[int]:
+        """Yields the revisions of the source; see `ToolSource`."""
+        return self._source.changes()
+
+
+def _distinct(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Returns members that can be told apart."""
+    told = tuple(members)
+    for member_id, times in Counter(member.id for member in told).items():
+        if times > 1 or not member_id:
+            raise InvalidRequest(f"{times} members have the id {member_id[:80]!r}: give each an id of its own")
+    return told
+
+
+def _names(wanted: Iterable[_Key], rule: NameRule) -> dict[_Key, str]:
+    """Returns a name for each, one that nobody else has: the tool's, behind the beginning of the member's id."""
+    plain = {(member_id, tool): f"{member_id[:PREFIX]}_{tool}" if member_id else tool for member_id, tool in wanted}
+    times = Counter(plain.values())
+    # What the table fits to the provider's rule has to be unique: those that begin alike get the whole id behind them.
+    unique = {key: name for key, name in plain.items() if times[name] == 1}
+    taken = set(unique.values())
+    for key in sorted(plain.keys() - unique.keys()):
+        name = f"{plain[key]}\0{key[0]}"
+        while name in taken:
+            name += "\0"
+        unique[key] = name
+        taken.add(name)
+    table = NameTable.build(unique.values(), rule)
+    return {key: table.to_wire[name] for key, name in unique.items()}
+
+
+def _offered(tool: Tool, name: str, member: Member | None) -> Tool:
+    """Returns a tool as the model sees it, with the hash of its own declaration: a call is checked against that."""
+    changes: dict[str, Any] = {"name": name}
+    if member is not None:
+        voice = f"{member.name} - {member.role}" if member.role else member.name
+        changes |= {"description": f"[{voice}] {tool.description}"}
+    offered = dataclasses.replace(tool.renamed(name), **changes)  # renamed first: a listed name may break the rule
+    object.__setattr__(offered, "schema_hash", tool.schema_hash)
+    return offered
+
+
+def _lost(code: Code, sentence: str) -> Result:
+    return Result(is_error=True, error=CallError(code, sentence, Stage.UNKNOWN))

@@ -1,0 +1,133 @@
+"""How each provider is told temperature, length and which function to call, and what to leave out where it refuses.
+
+Models differ in what they take even behind one API: reasoning models refuse a temperature, older servers a forced
+function. Whatever is refused is left out from then on; it is a wish about the answer, not the question.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from toolbus.council.language_model import Question
+from toolbus.dialects.shape import Json
+from toolbus.loop.tools_refused import STATUSES, refuses_tools, status_of, text_of_error
+
+# Dialect → wish → where it stands in a request. Anthropic's models refuse temperature and top_p together, and the
+# newest both of them; Ollama cannot be told which function to call.
+_PLACES: dict[str, dict[str, str]] = {
+    "openai": {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "max_tokens": "max_tokens",
+        "choice": "tool_choice",
+    },
+    "openai-responses": {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "max_tokens": "max_output_tokens",
+        "choice": "tool_choice",
+    },
+    "anthropic": {
+        "temperature": "temperature",
+        "max_tokens": "max_tokens",
+        "choice": "tool_choice",
+    },
+    "gemini": {
+        "temperature": "config.temperature",
+        "top_p": "config.top_p",
+        "max_tokens": "config.max_output_tokens",
+        "choice": "config.tool_config",
+    },
+    "ollama": {
+        "temperature": "options.temperature",
+        "top_p": "options.top_p",
+        "max_tokens": "options.num_predict",
+    },
+}
+
+_FORCED: dict[str, Callable[[str], Json]] = {
+    "openai": lambda name: {"type": "function", "function": {"name": name}},
+    "openai-responses": lambda name: {"type": "function", "name": name},
+    "anthropic": lambda name: {"type": "tool", "name": name},
+    "gemini": lambda name: {"function_calling_config": {"mode": "ANY", "allowed_function_names": [name]}},
+}
+
+# Where a wish goes that was refused in its first place: OpenAI's newer models know the length by another name only.
+_SECOND_PLACES = {("openai", "max_tokens"): "max_completion_tokens"}
+
+_REFUSES = re.compile(
+    r"unsupported|not (?:currently )?(?:supported|permitted|allowed|available)|(?:do|does) ?n[o']t support|unrecognized"
+    r"|unknown|deprecated|may not|cannot both|extra inputs|不支持",
+    re.IGNORECASE,
+)
+_WORDS_OF_CHOICE = ("tool_choice", "tool_config", "function_calling_config", "tool choice")
+
+
+def wishes(dialect: str, question: Question, function: str) -> dict[str, Any]:
+    """Returns what a request should ask for, by wish; those that the dialect has no place for are left out.
+
+    Args:
+        function: the name, as the provider sees it, of the one that has to be called; "" for none.
+    """
+    # Anthropic's scale ends at 1.
+    temperature = min(question.temperature, 1.0) if dialect == "anthropic" else question.temperature
+    wanted: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": question.top_p,
+        "max_tokens": question.max_tokens,
+    }
+    if function and dialect in _FORCED:
+        wanted["choice"] = _FORCED[dialect](function)
+    places = _PLACES.get(dialect, {})
+    return {wish: value for wish, value in wanted.items() if wish in places}
+
+
+def written(request: Json, dialect: str, wanted: dict[str, Any], refused: Iterable[str] = ()) -> Json:
+    """Returns a request that asks for what is wanted, except for what was refused.
+
+    Args:
+        refused: places that were.
+    """
+    request = copy.copy(request)
+    for wish, value in wanted.items():
+        place = place_of(dialect, wish, refused)
+        if not place:
+            continue
+        branch, _, key = place.rpartition(".")
+        if branch:
+            request[branch] = {**request.get(branch, {}), key: value}
+        else:
+            request[key] = value
+    return request
+
+
+def place_of(dialect: str, wish: str, refused: Iterable[str]) -> str:
+    """Returns where a wish stands in a request, "" where no place is left."""
+    for place in (_PLACES[dialect][wish], _SECOND_PLACES.get((dialect, wish), "")):
+        if place not in refused:
+            return place
+    return ""
+
+
+def refused_places(error: BaseException, places: Iterable[str]) -> set[str]:
+    """Returns which of the places of a request an endpoint's error refuses; "tools" among them for tools at all."""
+    places = set(places)
+    if isinstance(error, TypeError):  # a provider's client that does not know what its older or newer version does
+        return {place for place in places if f"unexpected keyword argument '{place}'" in str(error)}
+    status = status_of(error)
+    if status not in STATUSES:
+        return {"tools"} if "tools" in places and refuses_tools(error) else set()
+    text = text_of_error(error)
+    if not _REFUSES.search(text):
+        return set()
+    named = {place for place in places - {"tools"} if _names(text, place)}
+    return named or ({"tools"} if "tools" in places and refuses_tools(error) else set())
+
+
+def _names(text: str, place: str) -> bool:
+    key = place.rpartition(".")[2]
+    words = _WORDS_OF_CHOICE if key in _WORDS_OF_CHOICE else (key,)
+    return any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in words)

@@ -1,0 +1,1 @@
+"""JSON Schemas as providers accept them."""

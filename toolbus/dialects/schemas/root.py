@@ -1,0 +1,185 @@
+"""The root of a schema as the plain object that providers insist on.
+
+Arguments are always an object, so a root that says so in a roundabout way (a reference, allOf, alternatives) can be
+written as one. What goes beyond is widened, never narrowed: the bus still checks arguments against the whole schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolbus.dialects.schemas.losses import Inexpressible, Report, escaped, shown
+
+_MOST_STEPS = 64  # of references and combinations on the way to a root's properties
+_MOST_PARTS = 2000
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "not")
+_ALWAYS_KEPT = ("$schema", "$id", "$defs", "definitions")
+_NO_OBJECT = 'the root of its schema does not allow an object, which arguments always are: give it "type": "object"'
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What a part of the root says about the object: its properties with all schemas that hold for each."""
+
+    properties: dict[str, list[Any]] = field(default_factory=dict)
+    required: list[str] = field(default_factory=list)
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+def typed_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema whose root says that it is an object.
+
+    Raises:
+        Inexpressible: it says that it is none.
+    """
+    if not _may_be_object(schema):
+        raise Inexpressible(_NO_OBJECT)
+    return schema if schema.get("type") == "object" else {**schema, "type": "object"}
+
+
+def plain_root(schema: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Returns a schema whose root is a plain object schema with `properties`.
+
+    Raises:
+        Inexpressible: the root allows no object.
+    """
+    own = {key: value for key, value in schema.items() if key != "nullable"}
+    if not any(key in own for key in _COMBINING) and isinstance(own.get("properties", {}), dict):
+        return {**typed_root(own), "properties": own.get("properties", {})}
+    shape = _Root(report).read(schema, frozenset(), 0)
+    if shape is None:
+        raise Inexpressible(_NO_OBJECT)
+    kept = {key: schema[key] for key in _ALWAYS_KEPT if key in schema}
+    root = {**shape.others, **kept, "type": "object"}
+    root["properties"] = {
+        name: _joined(schemas, "allOf", report, f"/properties/{escaped(name)}")
+        for name, schemas in shape.properties.items()
+    }
+    if shape.required:
+        root["required"] = list(dict.fromkeys(shape.required))
+    return root
+
+
+class _Root:
+    """Reads everything that applies to the root into one shape."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._parts = 0
+
+    def read(self, schema: Any, references: frozenset[str], steps: int) -> _Shape | None:
+        """Returns what a schema says about an object, None where it allows none."""
+        self._parts += 1
+        if steps > _MOST_STEPS or self._parts > _MOST_PARTS:
+            raise Inexpressible("the root of its schema is combined of too many parts: write it as one object schema")
+        if not isinstance(schema, dict):
+            return None if schema is False else _Shape()
+        if not _may_be_object(schema):
+            return None
+        shape = self._own(schema)
+        for part, behind in self._all_of(schema, references):
+            more = self.read(part, behind, steps + 1)
+            if more is None:
+                return None
+            self._add(shape, more, schema)
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(branches := schema.get(keyword), list) and branches:
+                read = [self.read(branch, references, steps + 1) for branch in branches]
+                shapes = [branch for branch in read if branch is not None]
+                if not shapes:
+                    return None
+                if len(shapes) > 1:
+                    self._report.lose(schema, keyword, _why_merged(keyword))
+                self._add(shape, self._either(shapes, schema), schema)
+        return shape
+
+    def _own(self, schema: dict[str, Any]) -> _Shape:
+        """Returns what a schema says by itself."""
+        for keyword in ("enum", "const", "not"):
+            if keyword in schema:
+                why = f"the root may not have {keyword}, {shown(schema[keyword])} was dropped"
+                self._report.lose(schema, keyword, why)
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict):
+            self._report.lose(schema, "properties", f"{shown(properties)} is no object of schemas and was dropped")
+            properties = {}
+        if not isinstance(required, list):
+            self._report.lose(schema, "required", f"{shown(required)} is no list of names and was dropped")
+            required = []
+        known = {*_COMBINING, *_ALWAYS_KEPT, "type", "properties", "required", "nullable"}
+        return _Shape(
+            properties={name: [value] for name, value in properties.items()},
+            required=[name for name in required if isinstance(name, str)],
+            others={key: value for key, value in schema.items() if key not in known},
+        )
+
+    def _all_of(self, schema: dict[str, Any], references: frozenset[str]) -> list[tuple[Any, frozenset[str]]]:
+        """Returns the schemas that hold as well, with the references that led there."""
+        parts: list[tuple[Any, frozenset[str]]] = []
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in references:
+            target = self._report.target(reference)
+            if target is None:
+                self._report.lose(schema, "$ref", f"{shown(reference)} points to no schema in here and was dropped")
+            else:
+                parts.append((target, references | {reference}))
+        if isinstance(all_of := schema.get("allOf"), list):
+            parts += [(part, references) for part in all_of]
+        return parts
+
+    def _add(self, shape: _Shape, more: _Shape, schema: dict[str, Any]) -> None:
+        """Adds what holds as well."""
+        closed = [one for one in (shape, more) if one.others.get("additionalProperties") is False]
+        if closed and shape.properties and more.properties:
+            why = "false would forbid the properties of the other parts of the root, so it was dropped"
+            self._report.lose(schema, "additionalProperties", why)
+            for one in closed:
+                del one.others["additionalProperties"]
+        for name, schemas in more.properties.items():
+            known = shape.properties.setdefault(name, [])
+            known += [value for value in schemas if value not in known]
+        shape.required += more.required
+        for keyword, value in more.others.items():
+            own = shape.others.setdefault(keyword, value)
+            if keyword == "description" and own != value:
+                shape.others[keyword] = f"{own}\n{value}"
+            elif keyword != "title" and own != value:
+                why = f"two parts of the root say different things, {shown(value)} was dropped"
+                self._report.lose(schema, keyword, why)
+
+    def _either(self, shapes: list[_Shape], schema: dict[str, Any]) -> _Shape:
+        """Returns what alternatives have in common, with the properties of each."""
+        if len(shapes) == 1:
+            return shapes[0]
+        either = _Shape(required=[name for name in shapes[0].required if all(name in one.required for one in shapes)])
+        for name in dict.fromkeys(name for one in shapes for name in one.properties):
+            path = f"{self._report.path(schema)}/properties/{escaped(name)}"
+            found = [
+                _joined(one.properties[name], "allOf", self._report, path) for one in shapes if name in one.properties
+            ]
+            different = [value for index, value in enumerate(found) if value not in found[:index]]
+            either.properties[name] = [_joined(different, "anyOf", self._report, path)]
+        sets = [", ".join(one.required) for one in shapes]
+        if all(sets) and not either.properties:  # nothing but which names have to be there: that can be said in words
+            either.others["description"] = f"Give at least one of: {'; '.join(dict.fromkeys(sets))}."
+        return either
+
+
+def _may_be_object(schema: dict[str, Any]) -> bool:
+    """Whether a schema's own type and values allow an object; a type that does not exist says nothing."""
+    types = schema.get("type", "object")
+    if isinstance(types, str | list) and "object" not in ([types] if isinstance(types, str) else types):
+        return False
+    if "const" in schema and not isinstance(schema["const"], dict):
+        return False
+    values = schema.get("enum")
+    return not (isinstance(values, list) and values and not any(isinstance(value, dict) for value in values))
+
+
+def _joined(schemas: list[Any], keyword: str, report: Report, path: str) -> Any:
+    return schemas[0] if len(schemas) == 1 else report.made({keyword: schemas}, path)
+
+
+def _why_merged(keyword: str) -> str:
+    return f"the root may not have {keyword}: its alternatives were merged into one object that allows all of them"

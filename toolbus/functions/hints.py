@@ -1,0 +1,288 @@
+"""JSON Schema from a function's type hints and docstring, and the way back from JSON to the hinted types.
+
+What a model may send is read off the signature once, when a tool is declared. A hint that cannot be resolved or that
+JSON Schema has no word for becomes ``{}`` (anything) and never an error: an author's unusual hint must not keep a
+plugin from starting. Injected parameters (see `scope_parameter`) are no arguments and do not appear.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime
+import enum
+import functools
+import inspect
+import json
+import pathlib
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toolbus.functions import docstring
+from toolbus.functions.fields import enum_values, record_fields, resolved
+from toolbus.functions.scope import ToolScope
+
+_PLAIN: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    None: {"type": "null"},
+    types.NoneType: {"type": "null"},
+    datetime.datetime: {"type": "string", "format": "date-time"},
+    datetime.date: {"type": "string", "format": "date"},
+    datetime.time: {"type": "string", "format": "time"},
+    uuid.UUID: {"type": "string", "format": "uuid"},
+    pathlib.Path: {"type": "string"},
+    list: {"type": "array"},
+    tuple: {"type": "array"},
+    collections.abc.Sequence: {"type": "array"},
+    collections.abc.Iterable: {"type": "array"},
+    collections.abc.Collection: {"type": "array"},
+    set: {"type": "array", "uniqueItems": True},
+    frozenset: {"type": "array", "uniqueItems": True},
+    collections.abc.Set: {"type": "array", "uniqueItems": True},
+    dict: {"type": "object"},
+    collections.abc.Mapping: {"type": "object"},
+    collections.abc.MutableMapping: {"type": "object"},
+}
+_UNIONS = (typing.Union, types.UnionType)
+_TRANSPARENT = (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
+# Attributes of the `annotated-types` vocabulary (Ge, Lt, Len …), by their JSON Schema keywords.
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signature:
+    """What calling a function takes.
+
+    Attributes:
+        parameters: those that arguments may fill, in order; without `self` and the injected one.
+        hints: the resolved hints of those that have one.
+        scope: the name of the parameter that gets the `ToolScope`; empty where there is none.
+        any_keyword: whether the function takes any other keyword (`**kwargs`).
+        positional_only: names that cannot be passed by keyword.
+    """
+
+    parameters: tuple[inspect.Parameter, ...]
+    hints: Mapping[str, Any]
+    scope: str
+    any_keyword: bool
+    positional_only: tuple[str, ...]
+
+
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """Reads a function, method, partial or callable object; one that cannot be read takes anything."""
+    try:
+        listed = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        return Signature((), {}, "", True, ())
+    if listed and listed[0].name in ("self", "cls") and listed[0].annotation is inspect.Parameter.empty:
+        listed = listed[1:]
+    hints = _hints(function)
+    scope = next((each.name for each in listed if _is_scope(each, hints)), "")
+    kinds = inspect.Parameter
+    return Signature(
+        parameters=tuple(
+            each
+            for each in listed
+            if each.name != scope and each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+        ),
+        hints=hints,
+        scope=scope,
+        any_keyword=any(each.kind is kinds.VAR_KEYWORD for each in listed),
+        positional_only=tuple(each.name for each in listed if each.kind is kinds.POSITIONAL_ONLY),
+    )
+
+
+def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the JSON Schema of a function's arguments.
+
+    A function without any hint has the empty object schema (REST-60); as soon as one parameter has a hint, those
+    without accept anything. Defaults are shown where JSON can hold them.
+    """
+    signature = signature_of(function)
+    if not any(each.name in signature.hints for each in signature.parameters):
+        return {"type": "object", "properties": {}}
+    described = docstring.parse(inspect.getdoc(function)).parameters
+    builder = _Builder()
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for each in signature.parameters:
+        schema = builder.schema(signature.hints.get(each.name, Any))
+        if each.name in described:
+            schema.setdefault("description", described[each.name])
+        if each.default is inspect.Parameter.empty:
+            required.append(each.name)
+        else:
+            _show_default(schema, each.default)
+        properties[each.name] = schema
+    result: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        result["required"] = required
+    if builder.defs:
+        result["$defs"] = builder.defs
+    return result
+
+
+def description_of(function: Callable[..., Any]) -> str:
+    """Returns the first paragraph of a function's docstring, on one line."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    return docstring.parse(inspect.getdoc(function)).summary
+
+
+def _is_scope(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    """Tells whether the SDK fills a parameter: annotated `ToolScope`, or called `ctx` and not annotated at all."""
+    if parameter.annotation is inspect.Parameter.empty:
+        return parameter.name == "ctx" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    hint = hints.get(parameter.name)
+    if hint is ToolScope or (typing.get_origin(hint) in _UNIONS and ToolScope in typing.get_args(hint)):
+        return True
+    # An annotation imported for type checkers only cannot be resolved; its last name is enough.
+    spelled = parameter.annotation
+    return isinstance(spelled, str) and spelled.removesuffix(" | None").rpartition(".")[2] == ToolScope.__name__
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Resolves a function's hints; those that cannot be resolved are `Any`."""
+    target: Any = function
+    while isinstance(target, functools.partial):
+        target = target.func
+    target = inspect.unwrap(target)
+    if not isinstance(target, type) and not hasattr(target, "__annotations__"):
+        target = getattr(type(target), "__call__", target)  # noqa: B004  # where a callable object keeps its hints
+    return resolved(target, getattr(getattr(target, "__func__", target), "__globals__", {}))
+
+
+def _show_default(schema: dict[str, Any], default: Any) -> None:
+    value = default.value if isinstance(default, enum.Enum) else default
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return
+    if value is None and schema and not _takes_null(schema):
+        # `name: str = None` is common and means that null is fine.
+        told = schema.pop("description", None)
+        inner = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [inner, {"type": "null"}]
+        if told is not None:
+            schema["description"] = told
+    schema["default"] = list(value) if isinstance(value, tuple) else value
+
+
+def _takes_null(schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_takes_null(each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return None in schema["enum"]
+    return schema.get("type") in ("null", None) and "$ref" not in schema
+
+
+class _Builder:
+    """Builds the schemas of one function.
+
+    Attributes:
+        defs: shared definitions that a class brought along (`model_json_schema`), for the root's `$defs`.
+    """
+
+    def __init__(self) -> None:
+        self.defs: dict[str, Any] = {}
+        self._open: list[Any] = []  # record classes being described, to stop at one that contains itself
+
+    def schema(self, hint: Any) -> dict[str, Any]:
+        """Returns a schema of its own for a hint; `{}` for one that it does not know."""
+        origin = typing.get_origin(hint)
+        if origin is typing.Annotated:
+            return self._annotated(*typing.get_args(hint))
+        if origin in _TRANSPARENT:
+            return self.schema(typing.get_args(hint)[0])
+        if origin in _UNIONS:
+            return self._union([self.schema(each) for each in typing.get_args(hint)])
+        if origin is typing.Literal:
+            return _choices(list(typing.get_args(hint)))
+        if isinstance(hint, typing.NewType):
+            return self.schema(hint.__supertype__)
+        if isinstance(hint, typing.TypeVar):
+            return self.schema(hint.__bound__ or Any)
+        if origin is not None:
+            return self._container(origin, typing.get_args(hint))
+        if isinstance(hint, type) and hint not in _PLAIN:
+            return self._class(hint)
+        return dict(_PLAIN.get(hint, {})) if isinstance(hint, type) or hint is None else {}
+
+    def _annotated(self, hint: Any, *extras: Any) -> dict[str, Any]:
+        schema = self.schema(hint)
+        for extra in extras:
+            said = (extra, getattr(extra, "description", None), getattr(extra, "documentation", None))
+            for text in said:
+                if isinstance(text, str) and text:
+                    schema["description"] = text
+            if isinstance(extra, Mapping):
+                schema.update(extra)
+            for attribute, keyword in _BOUNDS.items():
+                if isinstance(bound := getattr(extra, attribute, None), int | float):
+                    schema[keyword] = bound
+            kind = {"string": "Length", "array": "Items", "object": "Properties"}.get(str(schema.get("type")))
+            for attribute in ("min_length", "max_length"):
+                if kind and isinstance(bound := getattr(extra, attribute, None), int):
+                    schema[attribute[:3] + kind] = bound
+        return schema
+
+    def _union(self, members: list[dict[str, Any]]) -> dict[str, Any]:
+        if {} in members:
+            return {}
+        unique = [each for index, each in enumerate(members) if each not in members[:index]]
+        return unique[0] if len(unique) == 1 else {"anyOf": unique}
+
+    def _container(self, origin: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        schema = dict(_PLAIN.get(origin, {}))
+        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+            prefix = [self.schema(each) for each in arguments if each != ()]
+            schema |= {"prefixItems": prefix} if prefix else {}
+            return schema | {"minItems": len(prefix), "maxItems": len(prefix)}
+        inner = {"array": "items", "object": "additionalProperties"}.get(str(schema.get("type")))
+        held = self.schema(arguments[-1 if inner == "additionalProperties" else 0]) if inner and arguments else {}
+        return schema | ({inner: held} if inner and held else {})
+
+    def _class(self, kind: type) -> dict[str, Any]:
+        if issubclass(kind, enum.Enum):
+            return _choices(list(enum_values(kind)))
+        if callable(model := getattr(kind, "model_json_schema", None)):
+            schema: dict[str, Any] = dict(model())
+            self.defs |= schema.pop("$defs", {})
+            return schema
+        fields = record_fields(kind)
+        if fields is None:
+            for base in kind.__mro__[1:-1]:
+                if base in _PLAIN:
+                    return dict(_PLAIN[base])
+            return {}
+        if kind in self._open:
+            return {"type": "object"}
+        self._open.append(kind)
+        described = docstring.parse(kind.__doc__).parameters
+        properties = {name: self.schema(hint) for name, (hint, _) in fields.items()}
+        self._open.pop()
+        for name, text in described.items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        required = [name for name, (_, needed) in fields.items() if needed]
+        return {"type": "object", "properties": properties} | ({"required": required} if required else {})
+
+
+def _choices(values: Sequence[Any]) -> dict[str, Any]:
+    kinds = {type(each.value if isinstance(each, enum.Enum) else each) for each in values}
+    plain = [each.value if isinstance(each, enum.Enum) else each for each in values]
+    word = _PLAIN.get(next(iter(kinds)), {}) if len(kinds) == 1 else {}
+    return {**word, "enum": plain}

@@ -1,0 +1,260 @@
+"""Runs one handler and turns whatever it does into exactly one Result.
+
+Nothing that a handler does escapes: a return becomes the output, a raise (SystemExit included) the tool's error, a
+cancelled handler a CANCELLED result. Tracebacks go to the log of the plugin, never onto the wire. The module knows no
+connection: whoever has a call runs `run_handler` in a task of its own, on the loop that handlers share.
+
+What a handler may return (REST-62), in the order in which it is looked at:
+
+- `Reply`, `Ok`, `Err`: as their names say;
+- a `Result`, from calling another tool: passed on, its failure as this tool's;
+- a dict with a true `is_error`, or with `is_error` and `output`: an envelope. `error` is the tool's word, `output` the
+  output; a dict without `output` has as its output what is left of it, null if nothing is;
+- content blocks (`text`, `image` …), alone or as a list: content, with a null output;
+- anything else: the output.
+
+A generator's chunks, each a str, are shown as progress while they come, and joined they are the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from typing import Any
+
+from toolbus.errors import Code, RequestError, Stage
+from toolbus.functions.reply import Err, Ok, Reply, dump_output
+from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.tool import CallError, Result
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 4096  # characters of an exception's text that travel: a model needs a sentence, not a dump
+
+RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a function of no arguments off the loop; `functools.partial(loop.run_in_executor, pool)` is one."""
+
+
+async def run_handler(
+    spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope, run_sync: RunSync
+) -> Result:
+    """Runs a tool once. Never raises, apart from GeneratorExit where the coroutine itself is closed.
+
+    Cancelling the task that runs this gives a CANCELLED result instead of an exception, so it belongs at the top of
+    its task. A sync handler cannot be interrupted: it is told through the scope, and should be left to end.
+
+    Args:
+        arguments: parsed, or the JSON text of the call.
+        run_sync: runs a sync handler off the loop.
+    """
+    try:
+        given = _given(spec, arguments, scope)
+        if isinstance(given, Result):
+            return given
+        if spec.kind is Kind.ASYNC:
+            return _finish(scope, await _invoke(spec, given))
+        if spec.kind is Kind.ASYNC_GENERATOR:
+            return _finish(scope, await _drain_async(_invoke(spec, given), scope))
+        returned = await run_sync(lambda: _run_sync(spec, given, scope))
+        if isinstance(returned, Result):
+            return returned
+        # A plain function that handed back something to wait for: a lambda or a decorator round an async one.
+        if inspect.isasyncgen(returned):
+            return _finish(scope, await _drain_async(returned, scope))
+        return _finish(scope, await returned)
+    except GeneratorExit:
+        raise
+    except BaseException as problem:
+        return _failed(spec, scope, problem)
+    finally:
+        scope.end()
+
+
+def _given(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope) -> dict[str, Any] | Result:
+    """Returns the keywords for the handler, or the result that says why there are none."""
+    parsed = _parse(arguments)
+    if not isinstance(parsed, Mapping):
+        return _error(scope, Code.INVALID_ARGUMENTS, f"the arguments of {spec.tool.name} are no JSON object: send one")
+    keywords = dict(parsed) if spec.prepare is None else spec.prepare(dict(parsed), scope)
+    keys = keywords.keys()
+    if not spec.required <= keys or (spec.names is not None and not keys <= spec.names):
+        return _error(scope, Code.TOOL, f"TypeError: {_misfit(spec, keywords)}", "TypeError")
+    for name, convert in spec.converters:
+        if name in keywords:
+            try:
+                keywords[name] = convert(keywords[name])
+            except Exception as problem:
+                kind = type(problem).__name__
+                return _error(scope, Code.TOOL, _cut(f"{kind}: argument {name!r}: {problem}"), kind)
+    if spec.scope:
+        keywords[spec.scope] = scope
+    return keywords
+
+
+def _parse(arguments: Mapping[str, Any] | str) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        return None
+
+
+def _misfit(spec: ToolSpec, keywords: Mapping[str, Any]) -> str:
+    missing = sorted(spec.required - keywords.keys())
+    unexpected = sorted(keywords.keys() - (spec.names or keywords.keys()))
+    parts = [f"is missing {', '.join(map(repr, missing))}"] if missing else []
+    parts += [f"takes no argument {', '.join(map(repr, unexpected))}"] if unexpected else []
+    takes = f" (it takes {', '.join(sorted(spec.names)) or 'none'})" if spec.names is not None else ""
+    return f"{spec.tool.name}() {' and '.join(parts)}{takes}"
+
+
+def _invoke(spec: ToolSpec, keywords: dict[str, Any]) -> Any:
+    return spec.handler(keywords) if spec.takes_dict else spec.handler(**keywords)
+
+
+def _run_sync(spec: ToolSpec, keywords: dict[str, Any], scope: ToolScope) -> Any:
+    """Runs a sync handler on the thread that it was given: its Result, or what still has to be awaited.
+
+    Everything is caught here, because some exceptions (StopIteration, SystemExit) do not survive a future.
+    """
+    try:
+        scope.raise_if_cancelled()  # it may have waited for a thread
+        returned = _invoke(spec, keywords)
+        if inspect.isgenerator(returned):
+            returned = _drain(returned, scope)
+        if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+            return returned
+        return _finish(scope, returned)
+    except BaseException as problem:
+        return _failed(spec, scope, problem)
+
+
+def _drain(chunks: Generator[Any, Any, Any], scope: ToolScope) -> str:
+    kept: list[str] = []
+    try:
+        while True:
+            scope.raise_if_cancelled()
+            kept.append(_chunk(next(chunks), scope))
+    except StopIteration as end:
+        if end.value is not None:
+            raise TypeError("a generator's chunks are its output, it must not return a value: yield it") from None
+        return "".join(kept)
+    finally:
+        chunks.close()
+
+
+async def _drain_async(chunks: AsyncGenerator[Any, Any], scope: ToolScope) -> str:
+    kept: list[str] = []
+    try:
+        async for each in chunks:
+            kept.append(_chunk(each, scope))
+    finally:
+        await chunks.aclose()
+    return "".join(kept)
+
+
+def _chunk(each: Any, scope: ToolScope) -> str:
+    if not isinstance(each, str):
+        raise TypeError(f"a generator yields chunks of text, not {type(each).__name__}: yield str, or return the value")
+    scope.progress(chunk=each)
+    return each
+
+
+def _finish(scope: ToolScope, returned: Any) -> Result:
+    """Returns the result for what a handler returned.
+
+    Raises:
+        TypeError: JSON cannot hold it.
+    """
+    if isinstance(returned, Ok):
+        returned = returned.value
+    if isinstance(returned, Result):
+        return _passed_on(scope, returned)
+    if isinstance(returned, Reply):
+        content = _blocks(returned.content)
+        output = dump_output(returned.output)
+        if returned.error or returned.is_error:
+            return _tool_error(scope, returned.error, output, content)
+        return Result(scope.call_id, output, content=content)
+    if isinstance(returned, Err):
+        return _tool_error(scope, returned.error, "null")
+    if isinstance(returned, dict) and "is_error" in returned and (returned["is_error"] or "output" in returned):
+        rest = {key: each for key, each in returned.items() if key not in ("is_error", "error")}
+        output = dump_output(returned.get("output", rest or None))
+        if not returned["is_error"]:
+            return Result(scope.call_id, output)
+        return _tool_error(scope, returned.get("error"), output)
+    if isinstance(returned, pb.ContentBlock):
+        returned = [returned]
+    if isinstance(returned, list | tuple) and returned and all(isinstance(each, pb.ContentBlock) for each in returned):
+        return Result(scope.call_id, content=tuple(returned))
+    return Result(scope.call_id, dump_output(returned))
+
+
+def _passed_on(scope: ToolScope, inner: Result) -> Result:
+    """Returns another tool's result as this one's; its failure, of whatever code, is this tool saying no."""
+    if inner.error is None and not inner.is_error:
+        return Result(scope.call_id, inner.output_json, content=inner.content)
+    error = inner.error or CallError(Code.TOOL, "")
+    reason = error.reason or ("" if error.code is Code.TOOL else error.code.name)
+    message = error.message or error.code.name
+    return _error(scope, Code.TOOL, _cut(message), reason, inner.output_json, inner.content)
+
+
+def _blocks(content: Any) -> tuple[pb.ContentBlock, ...]:
+    for each in content:
+        if not isinstance(each, pb.ContentBlock):
+            raise TypeError(
+                f"Reply.content holds a {type(each).__name__}: make its parts with text(), image(), audio() or link()"
+            )
+    return tuple(content)
+
+
+def _tool_error(scope: ToolScope, error: Any, output: str, content: tuple[pb.ContentBlock, ...] = ()) -> Result:
+    """Returns the result of a tool that said no; its own word is the message and the reason."""
+    if isinstance(error, BaseException):
+        return _error(scope, Code.TOOL, _sentence(error), type(error).__name__, output, content)
+    word = error if isinstance(error, str) else "" if error is None else dump_output(error)
+    message = _cut(word) or "the tool reported an error and did not say which"
+    return _error(scope, Code.TOOL, message, word, output, content)
+
+
+def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
+    """Returns the result of a handler that raised."""
+    if isinstance(problem, asyncio.CancelledError):
+        why = scope.cancel_reason or "its handler was cancelled inside the plugin"
+        return _error(scope, Code.CANCELLED, f"the call of {spec.tool.name} was cancelled: {why}")
+    trace = None if isinstance(problem, RequestError) else problem  # it says all of what is wrong with a request
+    log.warning("tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=trace)
+    return _error(scope, Code.TOOL, _sentence(problem), type(problem).__name__)
+
+
+def _sentence(problem: BaseException) -> str:
+    try:
+        told = str(problem)
+    except Exception:  # an exception whose own text raises
+        told = ""
+    return _cut(f"{type(problem).__name__}: {told}" if told else type(problem).__name__)
+
+
+def _cut(sentence: str) -> str:
+    clean = sentence if sentence.isascii() else sentence.encode("utf-8", "replace").decode()
+    return clean if len(clean) <= MAX_MESSAGE else clean[: MAX_MESSAGE - 1] + "…"
+
+
+def _error(
+    scope: ToolScope,
+    code: Code,
+    message: str,
+    reason: str = "",
+    output: str = "null",
+    content: tuple[pb.ContentBlock, ...] = (),
+) -> Result:
+    error = CallError(code, message, Stage.ACCEPTED, reason=_cut(reason))
+    return Result(scope.call_id, output, is_error=True, error=error, content=content)

@@ -1,0 +1,199 @@
+"""Tools that are ready to be offered and run: one (`ToolSpec`), an object's (`collect`), a plugin's (`ToolSet`).
+
+`spec_of` joins what `llm_tool` was told with what the function itself says: the `Tool` as the bus hears of it, and how
+to run it. Running is the handler module's part.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolbus.functions import conversion, hints
+from toolbus.functions.declaration import LlmToolMeta, meta_of
+from toolbus.functions.scope import ToolScope
+from toolbus.tool import Tool
+
+
+class Kind(enum.Enum):
+    """How a handler has to be run."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async generator"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool and how to run it.
+
+    Attributes:
+        tool: what the bus and the models hear of.
+        handler: the function, bound to its object where it has one.
+        kind: how it has to be run.
+        scope: the name of the parameter that gets the `ToolScope`; empty where there is none.
+        names: the keywords it takes; None where it takes any.
+        required: those it cannot do without.
+        converters: what brings an argument into the hinted type, where the schema came from hints.
+        takes_dict: whether the handler takes all arguments as one dict (`ToolDefinition`) instead of as keywords.
+        prepare: what becomes of the arguments before they are checked and converted; None where nothing does.
+    """
+
+    tool: Tool
+    handler: Callable[..., Any] = field(compare=False)
+    kind: Kind
+    scope: str = ""
+    names: frozenset[str] | None = None
+    required: frozenset[str] = frozenset()
+    converters: tuple[tuple[str, conversion.Converter], ...] = ()
+    takes_dict: bool = False
+    prepare: Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None = field(default=None, compare=False)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether cancelling means cancelling a task; a sync handler is only told through its scope."""
+        return self.kind in (Kind.ASYNC, Kind.ASYNC_GENERATOR)
+
+
+def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, takes_dict: bool = False) -> ToolSpec:
+    """Returns how to run a decorated function or bound method, or any callable together with its record.
+
+    Raises:
+        TypeError: the function is not decorated, or has parameters that no keyword can fill.
+        InvalidTool: the record makes no tool.
+    """
+    meta = meta or meta_of(handler)
+    if meta is None:
+        raise TypeError(f"{handler!r} is no tool: put @llm_tool above it")
+    signature = hints.signature_of(handler)
+    if signature.positional_only and not takes_dict:
+        raise TypeError(
+            f"tool {meta.name!r}: parameter {signature.positional_only[0]!r} is positional-only, but arguments come by "
+            f"name: remove the '/' from the signature of {getattr(handler, '__qualname__', handler)}"
+        )
+    declared = None if meta.declared_json is None else meta.parameters.get("properties")
+    scope = signature.scope
+    if isinstance(declared, dict) and scope in declared:
+        scope = ""  # the author declared an argument of that name: it is the model's
+    names = frozenset(each.name for each in signature.parameters) | ({signature.scope} - {scope, ""})
+    return ToolSpec(
+        tool=_tool(meta, meta.declared_json or json.dumps(hints.parameters_schema(handler), ensure_ascii=False)),
+        handler=handler,
+        kind=_kind(handler),
+        scope=scope,
+        names=None if signature.any_keyword or takes_dict else names,
+        required=frozenset()
+        if takes_dict
+        else frozenset(each.name for each in signature.parameters if each.default is inspect.Parameter.empty),
+        converters=() if meta.declared_json is not None or takes_dict else _converters(signature),
+        takes_dict=takes_dict,
+    )
+
+
+def collect(owner: object) -> list[ToolSpec]:
+    """Returns an object's decorated methods, base classes first, in the order in which they are written.
+
+    A method that overrides another takes its place in that order. One that overrides without the decorator takes the
+    tool away. Properties are not touched.
+    """
+    found: dict[str, LlmToolMeta | None] = {}
+    for kind in reversed(type(owner).__mro__):
+        for name, raw in vars(kind).items():
+            meta = None if isinstance(raw, property | type) else meta_of(raw)
+            if meta is not None or name in found:
+                found[name] = meta
+    return [spec_of(getattr(owner, name), meta) for name, meta in found.items() if meta is not None]
+
+
+class ToolSet:
+    """The tools that one plugin offers, in order; safe from any thread.
+
+    Attributes:
+        on_change: called after each change, outside the lock and on the thread that made it, with the tool's name and
+            its spec, or None where it was withdrawn. None until a connection listens.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[str, ToolSpec | None], None] | None = None
+        self._lock = threading.Lock()
+        self._specs: dict[str, ToolSpec] = {}
+
+    def __repr__(self) -> str:
+        return f"<ToolSet of {len(self._specs)}: {', '.join(list(self._specs)[:10])}>"
+
+    def __iter__(self) -> Iterator[ToolSpec]:
+        return iter(list(self._specs.values()))
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def get(self, name: str) -> ToolSpec | None:
+        """Returns a tool by its bare name; None where there is none."""
+        return self._specs.get(name)
+
+    def add(self, spec: ToolSpec, *, replace: bool = False) -> bool:
+        """Offers a tool; returns False, and changes nothing, where the name is taken and may not be replaced."""
+        with self._lock:
+            if not replace and spec.tool.name in self._specs:
+                return False
+            self._specs[spec.tool.name] = spec
+        self._tell(spec.tool.name, spec)
+        return True
+
+    def remove(self, name: str) -> bool:
+        """Withdraws a tool; returns whether it was there."""
+        with self._lock:
+            gone = self._specs.pop(name, None) is not None
+        if gone:
+            self._tell(name, None)
+        return gone
+
+    def _tell(self, name: str, spec: ToolSpec | None) -> None:
+        if self.on_change is not None:
+            self.on_change(name, spec)
+
+
+def _kind(handler: Any) -> Kind:
+    target = handler
+    while isinstance(target, functools.partial):
+        target = target.func
+    if not inspect.isroutine(target) and not isinstance(target, type):
+        target = getattr(target, "__call__", target)  # noqa: B004  # an object with an async __call__
+    if inspect.isasyncgenfunction(target):
+        return Kind.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(target):
+        return Kind.ASYNC
+    return Kind.GENERATOR if inspect.isgeneratorfunction(target) else Kind.SYNC
+
+
+def _converters(signature: hints.Signature) -> tuple[tuple[str, conversion.Converter], ...]:
+    found = ((each.name, conversion.converter(signature.hints.get(each.name, Any))) for each in signature.parameters)
+    return tuple((name, own) for name, own in found if own is not None)
+
+
+def _tool(meta: LlmToolMeta, parameters_json: str) -> Tool:
+    return Tool(
+        name=meta.name,
+        description=meta.description,
+        parameters_json=parameters_json,
+        role=meta.role,
+        timeout_seconds=meta.timeout,
+        idle_timeout_seconds=meta.idle_timeout,
+        display_name=meta.display_name,
+        annotations=meta.annotations,
+        validate=meta.validate,
+        no_background=meta.no_background,
+        allow_repeat=meta.allow_repeat,
+        council_eligible=meta.council_eligible,
+        inline_available=meta.inline_available,
+        direct_reply=meta.direct_reply,
+        metadata_json=meta.metadata_json,
+        min_level=meta.min_level,
+    )

@@ -1,0 +1,53 @@
+"""What a realtime session tells beside the events of every loop, and what its `sync` found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from toolbus.dialects.shape import Export
+from toolbus.loop.loop_events import CallEvent, ReasoningDelta, TextDelta
+from toolbus.loop.turn_reply import CallDone
+
+
+class Sync(Enum):
+    """What `RealtimeSession.sync` found."""
+
+    UNCHANGED = "the session has these tools already"
+    SENT = "the session has them now"
+    NEW_SESSION = "its tools were fixed when it opened: only a new session can have them"
+    CLOSED = "the session is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class CallRefused:
+    """A call was not made: its tool is not offered, or there were too many calls."""
+
+    done: CallDone
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsSent:
+    """The session has these tools now; `export.left_out` and `export.losses` say what it could not have."""
+
+    export: Export
+
+
+@dataclass(frozen=True, slots=True)
+class NewSessionNeeded:
+    """The tools have changed, and the provider fixes them when a session opens."""
+
+    export: Export
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """Answers or tools could not be sent, or the catalogue is no longer followed. Tools go with the next `sync`."""
+
+    error: Exception
+
+
+RealtimeNews: TypeAlias = (
+    TextDelta | ReasoningDelta | CallEvent | CallRefused | ToolsSent | NewSessionNeeded | SendFailed
+)

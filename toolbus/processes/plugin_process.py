@@ -1,0 +1,92 @@
+"""Runs one plugin file: ``python -m toolbus.processes.plugin_process FILE``, started and supervised by `toolbus run`.
+
+It loads the file and runs the plugin until a signal ends it. It sees to it that it does not outlive its supervisor.
+How it ends tells the supervisor what to do: 0 means that the plugin wanted to end, `CANNOT_START` that starting it
+again would not help, anything else that it died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolbus.sdk.loader import LoadedPlugin
+
+CANNOT_START = 78  # EX_CONFIG of sysexits.h
+SUPERVISOR_VARIABLE = "TOOLBUS_SUPERVISOR"  # the supervisor's process id; unset where there is none
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_SECONDS = 0.5
+
+
+def end_with(supervisor: int) -> None:
+    """Makes this process end when its supervisor does.
+
+    On Linux the kernel kills it; elsewhere, or where the kernel refuses, a thread watches for a new parent.
+    """
+    if not _killed_with_parent():
+        threading.Thread(target=_watch_parent, args=(supervisor,), name="toolbus lifeline", daemon=True).start()
+    if os.getppid() != supervisor:  # it ended before we asked
+        os._exit(1)
+
+
+def _killed_with_parent() -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0  # type: ignore[no-any-return]
+    except (OSError, AttributeError):  # a libc without it
+        return False
+
+
+def _watch_parent(supervisor: int) -> None:
+    while os.getppid() == supervisor:
+        time.sleep(_POLL_SECONDS)
+    os.killpg(os.getpgrp(), signal.SIGKILL)  # the supervisor gave us a group of our own
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Loads and runs the plugin of a file; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
+    if supervisor:
+        end_with(int(supervisor))
+    if len(arguments) != 1:
+        print("usage: python -m toolbus.processes.plugin_process FILE", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    from toolbus.errors import PeerLost, RequestError, SetupError
+    from toolbus.sdk.loader import load_plugin_file
+
+    try:
+        _run(load_plugin_file(arguments[0]))
+    except (SetupError, RequestError) as error:
+        print(error, file=sys.stderr)
+        return CANNOT_START
+    except PeerLost as error:  # somebody took its place, or asked it to go: it is not to come back
+        print(error, file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _run(loaded: LoadedPlugin) -> None:
+    from toolbus.sdk.plugin_client import Plugin
+
+    if loaded.plugin is not None:
+        loaded.plugin.run()
+    elif loaded.neko is not None:
+        Plugin.from_object(loaded.neko, source=loaded.source).run()
+    else:
+        Plugin(loaded.source, tools=loaded.tools).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,327 @@
+"""`Plugin`: what an author makes to offer tools.
+
+It joins a set of tools, the connection and the runner of handlers, and gives them a life: `run` for a process that is
+the plugin, `start` and `close` for a program that also does other things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any, ClassVar, Self, TypeVar, overload
+
+from toolbus.errors import PeerLost, RequestError, SetupError
+from toolbus.functions.declaration import describe, meta_of
+from toolbus.functions.threads import Workers
+from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
+from toolbus.sdk.attempt import Settings
+from toolbus.sdk.connection import Connection
+from toolbus.sdk.delegate import Permissions, PluginDuties
+from toolbus.sdk.hooks import Hooks
+from toolbus.sdk.incoming_calls import Runner
+from toolbus.sdk.neko import NekoPluginBase, ToolDefinition, source_of, start_plugin, stop_plugin, tools_of
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GRACE_SECONDS = 10.0  # for calls in flight when the plugin is asked to end
+HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: why it was refused is the last they hear
+WORKERS = 32
+MOST_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
+
+
+class Plugin:
+    """A plugin of this process: its tools, and the connection over which they are called.
+
+    Handlers never run on the connection's thread. Async ones run on the loop that `start` was awaited on (`run` makes
+    one), plain functions on up to ``workers`` threads; one that blocks does not make the plugin look dead.
+
+    Args:
+        source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
+        address: where the bus listens; None means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+        instance: tells several processes of one source apart; None draws one.
+        max_in_flight: calls that it takes at once; 0 means 256.
+        qualified: lists the tools as ``source:name``, so that they never collide with another plugin's.
+        token: proves the right to a bound source; None means TOOLBUS_TOKEN.
+        workers: threads for handlers that are plain functions.
+        tools: a set that somebody else keeps; by default one of its own.
+        notices: what an operator should know about it, a sentence each; `toolbus list` shows them.
+
+    Attributes:
+        tools: the set of its tools.
+        permissions: the rights of its source, as far as the bus has told: ``permissions.has("tools")``.
+
+    Raises:
+        SetupError: an argument breaks its rule.
+    """
+
+    __toolbus_plugin__ = True  # how `toolbus run` finds it in a file
+    _operations: ClassVar[Mapping[str, str]] = {}  # words for what the bus may refuse, by the bus's own
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        address: str | None = None,
+        instance: str | None = None,
+        max_in_flight: int = 0,
+        qualified: bool = False,
+        token: str | None = None,
+        workers: int = WORKERS,
+        tools: ToolSet | None = None,
+        notices: Sequence[str] = (),
+    ) -> None:
+        self.tools = ToolSet() if tools is None else tools
+        self.permissions = Permissions()
+        self._settings = Settings(
+            source, address or "", instance or "", max_in_flight, qualified, token or "", tuple(notices)
+        )
+        self._workers = Workers(workers, f"toolbus-{source}-worker")
+        self._hooks = Hooks(self._workers.run)
+        self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # a handler that hangs must not hold up the end
+        self._owner: NekoPluginBase | None = None  # the object whose tools these are; None where there is none
+        self._connection: Connection | None = None  # None before the start
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.source} tools={len(self.tools)} {self._connection!r}>"
+
+    @classmethod
+    def from_object(cls, owner: NekoPluginBase, *, source: str | None = None, **options: Any) -> Self:
+        """Returns a plugin that offers an object's tools and runs its lifecycle methods.
+
+        Args:
+            source: None means ``plugin:`` and the object's ``plugin_id``.
+            options: as for the constructor.
+        """
+        plugin = cls(source or source_of(owner.plugin_id), tools=tools_of(owner), **options)
+        plugin._owner = owner
+        return plugin
+
+    @property
+    def source(self) -> str:
+        """Whose tools these are."""
+        return self._settings.source
+
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
+    def tool(self, /, **options: Any) -> Callable[[F], F]: ...
+    def tool(self, function: Any = None, /, **options: Any) -> Any:
+        """Offers a function; a decorator, with or without the options of `llm_tool`. Returns the function itself."""
+
+        def offer(function: F) -> F:
+            self.add_tool(function, **options)
+            return function
+
+        return offer if function is None else offer(function)
+
+    def add_tool(
+        self, tool: Callable[..., Any] | ToolDefinition | ToolSpec, *, replace: bool = False, **options: Any
+    ) -> ToolSpec:
+        """Offers a tool, from any thread and also while connected; `ready` waits until the bus has it.
+
+        Args:
+            tool: a function, decorated with `llm_tool` or not, a `ToolDefinition` or a `ToolSpec`.
+            replace: takes the place of the tool of that name, if there is one, without a moment in which there is none.
+            options: of `llm_tool`, for a function.
+
+        Raises:
+            SetupError: the plugin has a tool of that name, and it is not to be replaced.
+            ValueError, TypeError: as for `llm_tool`.
+        """
+        spec = made_of(tool, options)
+        if not self.tools.add(spec, replace=replace):
+            name = spec.tool.name
+            raise SetupError(f"{self.source!r} already has a tool {name!r}: pass replace=True, or rename one")
+        return spec
+
+    def remove_tool(self, name: str) -> bool:
+        """Withdraws a tool, from any thread; returns whether it was there. Calls that it has are finished."""
+        return self.tools.remove(name)
+
+    def on_permission_denied(self, function: F) -> F:
+        """Has a function hear, as ``(permission, operation)``, what the bus did not let this plugin do; a decorator.
+
+        Hooks may be async or plain. One that raises is logged and keeps no other from hearing.
+        """
+        return self._hooks.add("permission_denied", function)
+
+    def on_permission_changed(self, function: F) -> F:
+        """Has a function hear, as ``(permission, granted, all_granted)``, that a right came or went; a decorator.
+
+        Tools are declared anew by themselves when the right to offer them comes back.
+        """
+        return self._hooks.add("permission_changed", function)
+
+    def on_refused(self, function: F) -> F:
+        """Has a function hear, as ``(names, why)``, which tools the bus did not take; a decorator.
+
+        Of a declaration the bus takes all tools or none: `names` are those that its reason names, else all. It hears so
+        too where the bus refuses the plugin itself.
+        """
+        return self._hooks.add("refused", function)
+
+    def on_tools_changed(self, function: F) -> F:
+        """Has a function hear each `CatalogChange` of the bus's catalogue; a decorator."""
+        self._hooks.add("tools_changed", function)
+        if self._connection is not None:
+            self._connection.tools_changed()  # attaching again subscribes
+        return function
+
+    def run(self, on_ready: Callable[[], object] | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Offers the tools until the process is told to end by SIGINT or SIGTERM, or the bus sends it away for good.
+
+        On the first signal it says goodbye, finishes its calls and returns; a second one ends it at once.
+
+        Args:
+            on_ready: called once, when the bus offers the tools for the first time.
+            grace_seconds: how long it gives its calls.
+
+        Raises:
+            RequestError: the bus refuses this plugin; the text is the bus's.
+            PeerLost: another process took this plugin's place, or an operator asked it to go.
+            SetupError: a startup method of the plugin object failed.
+        """
+        asyncio.run(self._run(on_ready, grace_seconds))
+
+    async def start(self) -> None:
+        """Begins to connect, and to attach again for ever; handlers run on the loop that this is awaited on.
+
+        Returns before the bus has answered, and whether or not there is one; see `ready`.
+
+        Raises:
+            SetupError: a startup method of the plugin object failed, or the plugin was started before.
+        """
+        if self._connection is not None or self._closed:
+            raise SetupError(f"plugin {self.source!r} was started before: make a new one")
+        if self._owner is not None:
+            await start_plugin(self._owner, self._lifecycle.run)
+        loop = asyncio.get_running_loop()
+        self._hooks.open(loop)
+        runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MOST_IN_FLIGHT)
+        duties = PluginDuties(self.tools, runner, self.permissions, self._hooks, self._operations)
+        self._connection = connection = Connection(self._settings, duties)
+        duties.declare = connection.tools_changed
+        self.tools.on_change = lambda name, spec: connection.tools_changed()
+        connection.start()
+
+    async def ready(self) -> None:
+        """Waits until the bus offers exactly the tools that the plugin has now.
+
+        Raises:
+            RequestError: the bus refuses the plugin or its tools; the text says why.
+            PeerLost: the plugin was closed, or sent away.
+        """
+        connection = self._started()
+        await asyncio.wrap_future(connection.ask(connection.ready()))
+
+    async def ended(self) -> None:
+        """Waits until the connection has ended for good; raises as `run` does."""
+        connection = self._started()
+        await asyncio.wrap_future(connection.ask(connection.ended()))
+
+    def leave(self, reason: str = "closed", grace_seconds: float = GRACE_SECONDS) -> bool:
+        """Has `run` and `ended` come to their end: says goodbye and finishes the calls that it has. From any thread.
+
+        Does not wait, not even for a loop that is blocked. Returns False where it is not connecting: not yet, or not
+        any more.
+        """
+        if self._connection is None:
+            return False
+        with suppress(PeerLost):
+            self._connection.ask(self._connection.close(reason, grace_seconds))
+            return True
+        return False
+
+    async def close(self, grace_seconds: float = GRACE_SECONDS, *, reason: str = "closed") -> None:
+        """Says goodbye, finishes the calls that it has, and ends. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            self.tools.on_change = None
+            await asyncio.wrap_future(connection.ask(connection.close(reason, grace_seconds)))
+            await asyncio.to_thread(connection.stop_thread)
+            if self._owner is not None:
+                await stop_plugin(self._owner, self._lifecycle.run)
+        await self._hooks.settle(HOOK_SECONDS)
+        self._lifecycle.stop()
+        self._workers.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _started(self) -> Connection:
+        if self._connection is None:
+            raise SetupError(f"plugin {self.source!r} has not been started: await start() first")
+        return self._connection
+
+    async def _run(self, on_ready: Callable[[], object] | None, grace_seconds: float) -> None:
+        await self.start()
+        told = asyncio.ensure_future(self._tell(on_ready)) if on_ready is not None else None
+        with _signals(lambda name: self.leave(name, grace_seconds)):
+            try:
+                await self.ended()
+            finally:
+                if told is not None:
+                    told.cancel()
+                await self.close(0.0)
+
+    async def _tell(self, on_ready: Callable[[], object]) -> None:
+        with suppress(PeerLost, RequestError):  # `ended` raises them too
+            await self.ready()
+            on_ready()
+
+
+def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: Mapping[str, Any]) -> ToolSpec:
+    """Returns how to offer and run what an author hands in; see `Plugin.add_tool`."""
+    if isinstance(tool, ToolSpec):
+        return tool
+    if isinstance(tool, ToolDefinition):
+        return tool.spec()
+    return spec_of(tool, describe(tool, **options) if options else meta_of(tool) or describe(tool))
+
+
+@contextmanager
+def _signals(drain: Callable[[str], object]) -> Iterator[None]:
+    """Has SIGINT and SIGTERM drain, the second of them end the process.
+
+    Plain handlers, not the loop's: an async handler that blocks its loop must not keep the plugin from hearing them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        asked = True
+        name = signal.Signals(number).name
+        log.info("%s: finishing the calls in flight; again to end at once", name)
+        drain(name)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

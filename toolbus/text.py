@@ -1,0 +1,77 @@
+"""Makes texts fit to be sent or shown: repaired for UTF-8, shortened for a message, read and written as JSON.
+
+The one place for these: every floor uses it, and it uses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+MAX_SHOWN = 80  # characters of somebody's value that an error message repeats
+MAX_NAMES_SHOWN = 8  # names that an error message lists
+
+
+def shorten(text: str, limit: int = MAX_SHOWN) -> str:
+    """Returns a text of at most ``limit`` characters; a cut is marked with ``…``, which counts."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def quote(text: str, limit: int = MAX_SHOWN) -> str:
+    """Returns a text as an error message shows it: shortened, in quotes, control characters escaped."""
+    return repr(shorten(text, limit))
+
+
+def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:
+    """Returns the first names for an error message, ``none`` where there are none."""
+    first = list(names)
+    return (", ".join(first[:limit]) or "none") + (" and others" if len(first) > limit else "")
+
+
+def repair_utf8(text: str) -> str:
+    """Returns a text that UTF-8 can carry: each half of a surrogate pair, which models do write, becomes ``?``."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def is_utf8(text: str) -> bool:
+    """Tells whether UTF-8 can carry a text: JSON can also spell half of a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def refuse_constant(constant: str) -> NoReturn:
+    """Refuses what Python reads as JSON and others do not (NaN, Infinity): a ``parse_constant`` for `json`.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"JSON has no {constant}")
+
+
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)  # making one takes longer than a small text
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def parse_json(text: str) -> Any:
+    """Reads JSON strictly.
+
+    Raises:
+        ValueError: it is not JSON, or holds NaN or Infinity.
+        RecursionError: it is nested too deeply.
+    """
+    return _DECODER.decode(text)
+
+
+def dump_json(value: Any) -> str:
+    """Returns a value as compact JSON.
+
+    Raises:
+        TypeError, ValueError: JSON cannot hold it (NaN included).
+    """
+    return _ENCODER.encode(value)

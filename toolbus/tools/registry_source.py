@@ -1,0 +1,66 @@
+"""The tools of a registry as a tool loop sees them: a `toolbus.loop.ToolSource`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolbus.functions.scope import CallContext
+from toolbus.tool import Progress, Result, Tool
+from toolbus.tools.backend import Home, offered
+
+if TYPE_CHECKING:
+    from toolbus.tools.tool_registry import ToolRegistry
+
+LOOK_SECONDS = 0.05  # how often a revision is looked at: changes come from any thread, and cost nothing that way
+
+
+class RegistrySource:
+    """Lists and calls the tools of a registry on behalf of one user."""
+
+    def __init__(self, registry: ToolRegistry, home: Home, user_id: str, ctx: Any) -> None:
+        self._registry = registry
+        self._home = home
+        self._user_id = user_id
+        self._ctx = ctx
+
+    def __repr__(self) -> str:
+        return f"<RegistrySource {self._registry!r} user={self._user_id!r}>"
+
+    async def tools(self) -> tuple[int, Sequence[Tool]]:
+        """Returns the revision and the tools that the user may call."""
+        revision = self._home.registry.revision
+        return revision, [listing.tool for listing in offered(self._home, self._user_id)]
+
+    async def call(
+        self,
+        name: str,
+        arguments_json: str,
+        *,
+        context: CallContext | None,
+        schema_hash: str,
+        timeout: float | None = None,
+        on_progress: Callable[[Progress], object] | None = None,
+    ) -> Result:
+        """Calls a tool; a context without a user gets this source's."""
+        return await self._registry.call_result(
+            name,
+            arguments_json,
+            self._user_id,
+            self._ctx,
+            context=context,
+            schema_hash=schema_hash,
+            timeout=timeout,
+            on_progress=on_progress,
+        )
+
+    async def changes(self) -> AsyncIterator[int]:
+        """Yields the revision, then each newer one."""
+        known = -1
+        while True:
+            revision = self._home.registry.revision
+            if revision != known:
+                known = revision
+                yield revision
+            await asyncio.sleep(LOOK_SECONDS)
