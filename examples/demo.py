@@ -47,7 +47,7 @@ CALLS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("read_doc", {"id": "python:textwrap.shorten"}, "the index is there now"),
     ("convert_units", {"value": 42.195, "from": "km", "to": "mi"}, "a plugin on the generated stubs alone, no SDK"),
     ("convert_units", {"value": "far", "from": "km", "to": "mi"}, "refused by the bus; the plugin never sees it"),
-    ("text_statistics", {"text": "A tool bus. One stream a plugin, one catalogue for all."}, ""),
+    ("text_statistics", {"text": "A tool bus. One stream a plugin, one catalog for all."}, ""),
     ("roll_dice", {"dice": "3d6+2"}, "a legacy plugin: plain HTTP, registered by REST, called at its callback URL"),
 )
 EXPECTED = {name for name, _, _ in CALLS}

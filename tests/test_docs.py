@@ -169,7 +169,7 @@ def _bus(folder: Path) -> Iterator[Where]:
 
 @contextmanager
 def _watched(address: str) -> Iterator[Iterator[wire.CatalogChange]]:
-    """Yields the changes of a catalogue, the full list first."""
+    """Yields the changes of a catalog, the full list first."""
     attach = wire.Attach(protocol_version=1, source="docs", subscribe=[wire.SUBSCRIPTION_CATALOG])
     requests: queue.SimpleQueue[wire.InvokeRequest | None] = queue.SimpleQueue()
     requests.put(wire.InvokeRequest(attach=attach))

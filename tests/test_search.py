@@ -103,7 +103,7 @@ def test_filler_words_find_nothing_beside_others_but_are_looked_for_when_alone()
     assert names(index.search("with")) == ["a"]
 
 
-def test_equal_scores_keep_the_order_of_the_catalogue() -> None:
+def test_equal_scores_keep_the_order_of_the_catalog() -> None:
     index = ToolIndex(tool(f"{letter}_lamp") for letter in "zyxabc")
     assert names(index.search("lamp")) == ["z_lamp", "y_lamp", "x_lamp", "a_lamp", "b_lamp", "c_lamp"]
 
@@ -143,7 +143,7 @@ def test_an_empty_query_and_one_that_nothing_fits_are_answered_with_no_results(m
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_empty_catalogue_can_be_searched(mode: str) -> None:
+def test_an_empty_catalog_can_be_searched(mode: str) -> None:
     assert ToolIndex([]).search("weather", mode=mode)["result_count"] == 0
 
 
@@ -273,7 +273,7 @@ def test_a_revision_is_indexed_once_by_however_many_threads() -> None:
         assert len({id(index) for index in pool.map(get, range(4))}) == 1
 
 
-def test_an_empty_catalogue_is_kept_like_any_other() -> None:
+def test_an_empty_catalog_is_kept_like_any_other() -> None:
     cache = IndexCache()
     assert cache.index_of(1, []) is cache.index_of(1, [])
 

@@ -230,7 +230,7 @@ def test_waiting_bytes_tell_what_waits_and_return_to_nothing(steps: list[tuple[s
 
 def test_more_than_may_wait_for_a_slow_reader_is_told_and_discarding_forgets_it() -> None:
     outbox = live().outbox
-    outbox.most_bytes = 3 * MIB
+    outbox.max_bytes = 3 * MIB
     floods: list[int] = []
     outbox.flooded = lambda: floods.append(1)
     for _ in range(3):
@@ -262,7 +262,7 @@ def ladder(session: Session[Any], until: float, step: float = 0.5) -> list[tuple
 
 def test_a_peer_that_owes_calls_is_suspect_8_s_and_gone_22_s_after_it_hung() -> None:
     session = live()
-    session.owed["1"] = object()
+    session.pending["1"] = object()
     expected = [(2.0 * n, Pulse.PROBE) for n in range(1, 11)] + [(22.0, Pulse.GONE)]
     expected[3] = (8.0, Pulse.SUSPECT)
     assert ladder(session, 60) == expected
@@ -273,7 +273,7 @@ def test_a_peer_that_owes_calls_is_suspect_8_s_and_gone_22_s_after_it_hung() -> 
 @pytest.mark.parametrize("step", [0.499, 0.51, 0.7])
 def test_ticks_that_miss_the_moment_do_not_add_up(step: float) -> None:
     session = live()
-    session.owed["1"] = object()
+    session.pending["1"] = object()
     when = {pulse: at for at, pulse in ladder(session, 60, step)}
     assert when[Pulse.SUSPECT] <= 8.0 + step
     assert when[Pulse.GONE] <= 22.0 + step
@@ -296,7 +296,7 @@ def test_an_idle_peer_that_answers_is_asked_every_10_s_only() -> None:
 @pytest.mark.parametrize("arm", ["results", "calls", "progress", "heartbeat"])
 def test_any_frame_counts_as_a_sign_of_life(arm: str) -> None:
     session = live()
-    session.owed["1"] = object()
+    session.pending["1"] = object()
     asked = []
     for tick in range(1, 36):
         if session.pulse(float(tick)) is not Pulse.FINE:
@@ -319,7 +319,7 @@ def test_a_hung_peer_is_gone_in_time_whether_or_not_the_writer_is_stuck() -> Non
     ends = []
     for stuck in (True, False):
         session = live()
-        session.owed["1"] = object()
+        session.pending["1"] = object()
         for tick in range(1, 100):
             if session.pulse(tick * 0.5) is Pulse.GONE:
                 ends.append(tick * 0.5)
@@ -331,7 +331,7 @@ def test_a_hung_peer_is_gone_in_time_whether_or_not_the_writer_is_stuck() -> Non
 
 def test_a_frame_ends_the_suspicion_and_the_count_starts_anew() -> None:
     session = live()
-    session.owed["1"] = object()
+    session.pending["1"] = object()
     ladder(session, 20)
     session.receive(request("results"), 20.0)
     assert session.takes_calls
@@ -342,7 +342,7 @@ def test_a_frame_ends_the_suspicion_and_the_count_starts_anew() -> None:
 
 def test_a_half_closed_peer_is_never_asked() -> None:
     session = live()
-    session.asked["1"] = object()
+    session.in_flight["1"] = object()
     session.close_half()
     assert ladder(session, 120) == []
     assert not session.takes_calls
@@ -356,7 +356,7 @@ def test_a_stream_that_has_not_opened_or_has_ended_is_never_asked() -> None:
 
 def test_a_restarted_pulse_forgets_what_was_missed() -> None:
     session = live()
-    session.owed["1"] = object()
+    session.pending["1"] = object()
     ladder(session, 20)
     session.restart_pulse(1_000.0)
     assert session.pulse(1_001.5) is Pulse.FINE
@@ -392,18 +392,18 @@ def test_goodbye_is_said_once_and_ends_a_frame() -> None:
 
 def test_a_leaving_peer_gets_no_new_calls_and_is_idle_once_nothing_is_owed() -> None:
     session = live()
-    session.owed["1"] = object()
+    session.pending["1"] = object()
     session.leave()
     assert not session.takes_calls
     assert not session.idle
-    session.owed.clear()
+    session.pending.clear()
     assert session.idle
 
 
 def test_ending_hands_out_what_both_sides_owed_and_nothing_the_second_time() -> None:
     session = live()
-    session.owed["1"], session.asked["a"] = "owed", "asked"
-    assert session.end() == (["owed"], ["asked"])
+    session.pending["1"], session.in_flight["a"] = "pending", "asked"
+    assert session.end() == (["pending"], ["asked"])
     assert session.end() == ([], [])
     assert session.state is State.CLOSED
     assert not session.takes_calls

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from toolbus.errors import ProtocolError
-from toolbus.session import MOST_ITEMS, Outbox, Pool, Pulse, Session, Side, State
+from toolbus.session import MAX_ITEMS, Outbox, Pool, Pulse, Session, Side, State
 from toolbus.tool import KIB, MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 TICK = 0.5
-MOST_WAITING = 600 * KIB
+MAX_WAITING = 600 * KIB
 POOL_BYTES = 800 * KIB
 ITEMS = ("calls", "progress", "results", "cancels")
 # As docs/protocol.md has it: what a message is read as, and what each side may say.
@@ -84,8 +84,8 @@ class SessionModel:
         self.frame_bytes = MIB
         self.frames: list[Frame] = []
         self.taken = 0
-        self.owed: dict[str, int] = {}  # id → the number of its frame
-        self.asked: set[str] = set()
+        self.pending: dict[str, int] = {}  # id → the number of its frame
+        self.in_flight: set[str] = set()
         self.heard = self.probed = self.wrote = now
         self.unanswered = 0  # heartbeats since the last message
         self.seen_taken = 0  # messages written when the silence was judged last
@@ -127,7 +127,7 @@ class SessionModel:
         crossed = self.drained and "attach" in arms
         if self.state == "leaving" and "attach" in arms and not crossed:
             return None
-        if any(count > MOST_ITEMS for arm, count in arms.items() if arm in ITEMS):
+        if any(count > MAX_ITEMS for arm, count in arms.items() if arm in ITEMS):
             return None
         return [arm for arm in ORDER if arm in arms]
 
@@ -137,8 +137,9 @@ class SessionModel:
             return "fine"
         if self.taken != self.seen_taken:
             self.seen_taken, self.wrote = self.taken, now
-        patience = 2.0 if self.owed or self.unanswered else 10.0
-        overdue = now >= max(self.heard, self.probed) + patience
+        patience = 2.0 if self.pending or self.unanswered else 10.0
+        due = max(self.heard, self.probed) + patience
+        overdue = now >= due
         if not overdue and now < self.wrote + 10.0:
             return "fine"
         if overdue and self.unanswered >= 10:
@@ -147,14 +148,15 @@ class SessionModel:
         self.suspect |= newly
         self.probes += 1
         self.unanswered += 1
-        self.probed = self.wrote = now
+        self.wrote = now
+        self.probed = due if 0 <= now - due < patience / 2 else now  # late ticks do not add up
         self.put("heartbeat", str(self.probes), 0, 16)
         return "suspect" if newly else "probe"
 
 
 SIZES = st.sampled_from([0, 10, 10, 3_000, 9_000, 300_000, 900_000])
 WHICH = st.integers(0, 1)
-COUNTS = st.integers(0, 19).map(lambda draw: {0: MOST_ITEMS, 1: MOST_ITEMS + 1}.get(draw, draw % 3 + 1))
+COUNTS = st.integers(0, 19).map(lambda draw: {0: MAX_ITEMS, 1: MAX_ITEMS + 1}.get(draw, draw % 3 + 1))
 PLACES = st.integers(0, 5)
 PHASES = (Phase.generate,)  # a fault need not be shown at its smallest
 
@@ -173,7 +175,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.floods, self.wanted_floods = [0, 0], [0, 0]
         self.count = 0
         for index, session in enumerate(self.sessions):
-            session.outbox.pool, session.outbox.most_bytes = self.pool, MOST_WAITING
+            session.outbox.pool, session.outbox.max_bytes = self.pool, MAX_WAITING
             session.outbox.wake = lambda index=index: self._note(self.woken, index)  # type: ignore[misc]
             session.outbox.flooded = lambda index=index: self._note(self.floods, index)  # type: ignore[misc]
         self.opens(0, 0, 0)
@@ -187,7 +189,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert order, "the pool knows of nothing that waits"
             self.wanted_floods[max(order, key=held.__getitem__)] += 1
         index = self.models.index(grown)
-        if held[index] > MOST_WAITING:
+        if held[index] > MAX_WAITING:
             self.wanted_floods[index] += 1
 
     @staticmethod
@@ -229,13 +231,13 @@ class SessionMachine(RuleBasedStateMachine):
     def a_call_goes_out_where_there_is_room(self, index: int, size: int) -> None:
         session, model = self.sessions[index], self.models[index]
         assert session.takes_calls == model.takes_calls
-        if session.takes_calls and len(session.owed) < session.max_in_flight:
+        if session.takes_calls and len(session.pending) < session.max_in_flight:
             self.count += 1
             call_id = str(self.count)
             fill(session.outbox.room(size), "calls", call_id, size)
-            session.owed[call_id] = session.outbox.opened
+            session.pending[call_id] = session.outbox.opened
             model.put("calls", call_id, size, size)
-            model.owed[call_id] = model.number
+            model.pending[call_id] = model.number
 
     @rule(index=WHICH, size=SIZES, times=st.sampled_from([1, 1, 3, 200]))
     def results_go_out(self, index: int, size: int, times: int) -> None:
@@ -267,12 +269,12 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(index=WHICH, which=PLACES)
     def a_call_is_recalled(self, index: int, which: int) -> None:
         session, model = self.sessions[index], self.models[index]
-        if not model.owed:
+        if not model.pending:
             return
-        call_id = list(model.owed)[which % len(model.owed)]
-        number = model.owed.pop(call_id)
+        call_id = list(model.pending)[which % len(model.pending)]
+        number = model.pending.pop(call_id)
         waits = number > model.taken
-        assert session.outbox.recall(session.owed.pop(call_id), call_id) == waits
+        assert session.outbox.recall(session.pending.pop(call_id), call_id) == waits
         if waits:
             frame = model.frames[number - model.taken - 1]
             frame.items = [item for item in frame.items if item[:2] != ("calls", call_id)]
@@ -280,21 +282,21 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(index=WHICH, which=PLACES)
     def a_call_is_answered(self, index: int, which: int) -> None:
         model = self.models[index]
-        if model.owed:
-            call_id = list(model.owed)[which % len(model.owed)]
-            del model.owed[call_id], self.sessions[index].owed[call_id]
+        if model.pending:
+            call_id = list(model.pending)[which % len(model.pending)]
+            del model.pending[call_id], self.sessions[index].pending[call_id]
 
     @rule(index=WHICH, which=PLACES)
     def the_peer_asks_and_is_answered(self, index: int, which: int) -> None:
         model, call_id = self.models[index], f"asked {which}"
         if model.state == "closed":
             return
-        if call_id in model.asked:
-            model.asked.remove(call_id)
-            del self.sessions[index].asked[call_id]
+        if call_id in model.in_flight:
+            model.in_flight.remove(call_id)
+            del self.sessions[index].in_flight[call_id]
         else:
-            model.asked.add(call_id)
-            self.sessions[index].asked[call_id] = call_id
+            model.in_flight.add(call_id)
+            self.sessions[index].in_flight[call_id] = call_id
 
     @rule(index=WHICH)
     def what_comes_next_is_read_later(self, index: int) -> None:
@@ -348,10 +350,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     def ends(self, index: int) -> None:
         session, model = self.sessions[index], self.models[index]
-        owed, asked = session.end()
-        assert owed == list(model.owed.values())
-        assert set(asked) == model.asked
-        model.state, model.owed, model.asked = "closed", {}, set()
+        pending, asked = session.end()
+        assert pending == list(model.pending.values())
+        assert set(asked) == model.in_flight
+        model.state, model.pending, model.in_flight = "closed", {}, set()
 
     @rule(index=WHICH)
     def another_takes_its_place(self, index: int) -> None:
@@ -361,7 +363,7 @@ class SessionMachine(RuleBasedStateMachine):
             outbox = self.sessions[index].outbox
             self.sessions[index] = Session(self.side, WRITTEN[self.side], self.now)
             self.models[index] = SessionModel(self.side, self.now, self._grew)
-            self.sessions[index].outbox.pool, self.sessions[index].outbox.most_bytes = self.pool, MOST_WAITING
+            self.sessions[index].outbox.pool, self.sessions[index].outbox.max_bytes = self.pool, MAX_WAITING
             self.sessions[index].outbox.wake, self.sessions[index].outbox.flooded = outbox.wake, outbox.flooded
             self.woken[index] = 0
 
@@ -371,7 +373,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert session.state is State(model.state)
             assert (session.takes_calls, session.suspect) == (model.takes_calls, model.suspect)
             assert (session.half_closed, session.drain_sent) == (model.half_closed, model.drained)
-            assert session.idle == (not model.owed and not model.asked and not model.frames)
+            assert session.idle == (not model.pending and not model.in_flight and not model.frames)
             assert session.max_in_flight == model.max_in_flight
             assert (session.outbox.opened, session.outbox.taken) == (model.number, model.taken)
             assert woken == model.woken

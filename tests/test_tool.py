@@ -269,7 +269,7 @@ def test_the_hash_does_not_change_with_what_a_model_does_not_see() -> None:
 
 
 def test_the_hash_is_the_same_in_every_process() -> None:
-    # Written down: hosts keep hashes, and a bus that restarts with other ones would call every catalogue stale.
+    # Written down: hosts keep hashes, and a bus that restarts with other ones would call every catalog stale.
     assert (
         Tool("add", "Adds.", '{"type":"object","b":1,"a":[1.0,"ä"]}').schema_hash == "c8d648e3b87ad214e5b003be9017155e"
     )

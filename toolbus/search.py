@@ -1,6 +1,6 @@
 """Finds tools where there are too many to show them all to a model.
 
-`ToolIndex` searches one catalogue: words ranked by SQLite's FTS5, or a plain substring, or a ranker of the caller's. It
+`ToolIndex` searches one catalog: words ranked by SQLite's FTS5, or a plain substring, or a ranker of the caller's. It
 knows neither where tools come from nor how they are called, so the SDK's side uses it like the bus's.
 """
 
@@ -28,9 +28,9 @@ Ranker: TypeAlias = Callable[[str, Sequence[Tool]], Sequence[tuple[str, float]]]
 SEARCH_TOOLS = "search_tools"
 REQUEST_TOOL_INJECTION = "request_tool_injection"
 MODES = ("bm25", "keyword", "semantic")
-MOST_RESULTS = 50
-MOST_QUERY_CHARACTERS = 1000  # a query is a sentence; what is longer is cut
-MOST_QUERY_PHRASES = 64  # each costs a look-up
+MAX_RESULTS = 50
+MAX_QUERY_CHARACTERS = 1000  # a query is a sentence; what is longer is cut
+MAX_QUERY_PHRASES = 64  # each costs a look-up
 CATALOGUES_KEPT = 8  # one for each role and host that is in use
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def _words(text: str) -> Iterator[str]:
 class _Spelling(dict[str, str]):
     """How texts are written in the index: words apart, and CJK character by character.
 
-    What stands between two spaces is worked out once, since a catalogue repeats its words: a third of the time.
+    What stands between two spaces is worked out once, since a catalog repeats its words: a third of the time.
     """
 
     def __missing__(self, piece: str) -> str:
@@ -91,7 +91,7 @@ def _match(query: str) -> str:
             phrases.update(dict.fromkeys(map(" ".join, pairwise(word)) if len(word) > 1 else word))
         else:
             (fillers if _FILLERS.fullmatch(word.lower()) else phrases)[word.lower()] = None
-    return " OR ".join(f'"{phrase}"' for phrase in [*(phrases or fillers)][:MOST_QUERY_PHRASES])
+    return " OR ".join(f'"{phrase}"' for phrase in [*(phrases or fillers)][:MAX_QUERY_PHRASES])
 
 
 def _parameter_text(tool: Tool) -> str:
@@ -119,10 +119,10 @@ def _folded(text: str) -> str:
 
 
 class ToolIndex:
-    """Searches one catalogue, which does not change. Safe to use from any thread.
+    """Searches one catalog, which does not change. Safe to use from any thread.
 
     Args:
-        tools: the catalogue; equal scores keep its order.
+        tools: the catalog; equal scores keep its order.
         ranker: ranks for mode `semantic`, by embeddings for instance. Where it fails or is missing, bm25 answers.
     """
 
@@ -167,11 +167,11 @@ class ToolIndex:
             top_k: how many at most; taken as 1 to 50.
             include_parameters: whether each result carries its JSON Schema.
         """
-        query = sendable(query, MOST_QUERY_CHARACTERS)
+        query = sendable(query, MAX_QUERY_CHARACTERS)
         if mode not in MODES:
             why = f"mode is {sendable(mode, 80)!r}, it must be one of {', '.join(MODES)}: leave it out for bm25"
             return {**_found(query, "bm25", False, []), "success": False, "error": why}
-        most = max(1, min(top_k, MOST_RESULTS))
+        most = max(1, min(top_k, MAX_RESULTS))
         hits = self._by_meaning(query, most) if mode == "semantic" else None
         fallback = mode == "semantic" and hits is None
         if hits is None:
@@ -242,7 +242,7 @@ def sendable(text: str, most: int) -> str:
 
 
 class IndexCache:
-    """Keeps the indexes of the newest catalogues. Safe to use from any thread.
+    """Keeps the indexes of the newest catalogs. Safe to use from any thread.
 
     Args:
         ranker: given to every index.
@@ -254,7 +254,7 @@ class IndexCache:
         self._indexes: dict[Hashable, ToolIndex] = {}  # the one used last stands last
 
     def index_of(self, revision: Hashable, tools: Iterable[Tool]) -> ToolIndex:
-        """Returns the index of a catalogue, built where its revision is new.
+        """Returns the index of a catalog, built where its revision is new.
 
         Args:
             revision: whatever is different for different tools. A bus's revision is that for one role and one caller.
@@ -281,7 +281,7 @@ def search_tool() -> Tool:
                 "default": "bm25",
                 "description": "bm25: any of the words; keyword: exactly this text; semantic: by meaning, if available",
             },
-            "top_k": {"type": "integer", "minimum": 1, "maximum": MOST_RESULTS, "default": 10},
+            "top_k": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": 10},
             "include_parameters": {
                 "type": "boolean",
                 "default": False,

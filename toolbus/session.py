@@ -1,7 +1,7 @@
 """One stream as a state machine. The same class serves both ends of the wire.
 
 It owns what belongs to one stream: its state, what waits to be written, which calls each side owes the other, and
-whether the peer is alive. It knows no sockets, no clock and no catalogue: whoever drives it passes frames and the
+whether the peer is alive. It knows no sockets, no clock and no catalog: whoever drives it passes frames and the
 time in and does what comes back. This file does not know which side it is on beyond the two tables below, so the
 same rules bind both.
 
@@ -27,7 +27,7 @@ from toolbus.v1 import tool_pb2 as pb
 # lockstep between processes (design.md 4).
 FRAME_ITEMS = 128
 FRAME_BYTES = 1 * MIB
-MOST_ITEMS = 4096  # of one kind in a frame that arrives: a frame of 2 MB can hold a million empty calls
+MAX_ITEMS = 4096  # of one kind in a frame that arrives: a frame of 2 MB can hold a million empty calls
 DEFAULT_MESSAGE_BYTES = 4 * MIB  # what a gRPC client receives unless told otherwise
 ITEM_OVERHEAD_BYTES = 4 * KIB  # room kept in a frame for everything about an item but its JSON
 
@@ -82,14 +82,14 @@ class Pool:
     """What waits in all outboxes of a bus together.
 
     Args:
-        most_bytes: above it, the outbox that holds the most is flooded, whichever grows: a slow reader pays, no other.
+        max_bytes: above it, the outbox that holds the most is flooded, whichever grows: a slow reader pays, no other.
     """
 
-    __slots__ = ("bytes", "most_bytes", "outboxes")
+    __slots__ = ("bytes", "max_bytes", "outboxes")
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.bytes = 0
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.outboxes: dict[Outbox[Any], int] = {}  # those in which sealed frames wait, with the bytes of these
 
     def count(self, outbox: Outbox[Any], waiting: int, more: int) -> None:
@@ -99,7 +99,7 @@ class Pool:
             self.outboxes[outbox] = waiting
         else:
             self.outboxes.pop(outbox, None)
-        if more > 0 and self.bytes > self.most_bytes:
+        if more > 0 and self.bytes > self.max_bytes:
             max(self.outboxes, key=self.outboxes.__getitem__).flooded()
 
 
@@ -124,7 +124,7 @@ class Outbox(Generic[Frame]):
         "flooded",
         "frame_bytes",
         "least",
-        "most_bytes",
+        "max_bytes",
         "opened",
         "pool",
         "space",
@@ -143,7 +143,7 @@ class Outbox(Generic[Frame]):
         self.taken = 0  # number of the newest frame handed to the writer
         self.add_call: Callable[[], pb.ToolCall] = _no_frame  # the open frame's
         self.add_result: Callable[[], pb.ToolResult] = _no_frame  # the open frame's
-        self.most_bytes = 64 * MIB  # what may wait for a peer that reads slowly
+        self.max_bytes = 64 * MIB  # what may wait for a peer that reads slowly
         self.pool = Pool(256 * MIB)  # shared with the other outboxes of a bus
         self.wake: Callable[[], None] = _nobody_waits  # tells the writer that the first frame was opened
         self.flooded: Callable[[], None] = _nobody_waits  # tells that more waits than may
@@ -193,7 +193,7 @@ class Outbox(Generic[Frame]):
         self.opened += 1
         if len(self._frames) == 1:
             self.wake()
-        elif self._sealed_bytes > self.most_bytes:
+        elif self._sealed_bytes > self.max_bytes:
             self.flooded()
 
     def _count(self, more: int) -> None:
@@ -259,16 +259,16 @@ class Session(Generic[Frame]):
         "_probes",
         "_side",
         "_taken_before",
-        "asked",
         "drain_sent",
         "half_closed",
+        "in_flight",
         "last_heard",
         "last_probe",
         "max_in_flight",
         "max_item_bytes",
         "missed",
         "outbox",
-        "owed",
+        "pending",
         "state",
         "suspect",
         "takes_calls",
@@ -278,8 +278,8 @@ class Session(Generic[Frame]):
         self._side = side
         self.state = State.OPENING
         self.outbox: Outbox[Frame] = Outbox(new_frame)
-        self.owed: dict[str, Any] = {}
-        self.asked: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}
+        self.in_flight: dict[str, Any] = {}
         self.max_in_flight = 0  # how many calls the peer takes; set when attached
         self.max_item_bytes = DEFAULT_MESSAGE_BYTES - ITEM_OVERHEAD_BYTES  # the largest item that the peer can receive
         self.last_heard = now  # when the last frame came
@@ -297,13 +297,13 @@ class Session(Generic[Frame]):
     def __repr__(self) -> str:
         return (
             f"<Session {self._side.value} {self.state.value}{' suspect' if self.suspect else ''}"
-            f" owed={len(self.owed)} asked={len(self.asked)} {self.outbox!r}>"
+            f" pending={len(self.pending)} in_flight={len(self.in_flight)} {self.outbox!r}>"
         )
 
     @property
     def idle(self) -> bool:
         """Whether neither side owes the other anything and nothing waits to be written."""
-        return not self.owed and not self.asked and not self.outbox
+        return not self.pending and not self.in_flight and not self.outbox
 
     def receive(self, frame: wire.InvokeRequest | wire.InvokeResponse, now: float) -> list[tuple[str, Any]]:
         """Takes in a frame: the peer is alive, and these arms are to be handled, in this order.
@@ -333,8 +333,8 @@ class Session(Generic[Frame]):
                 if self.state is State.CLOSED:
                     return []
                 raise ProtocolError(f"{arm!r} may not come while the stream is {self.state.value}")
-            if arm in _LISTS and len(value) > MOST_ITEMS:
-                raise ProtocolError(f"a message holds {len(value)} {arm}, at most {MOST_ITEMS} are read: split it")
+            if arm in _LISTS and len(value) > MAX_ITEMS:
+                raise ProtocolError(f"a message holds {len(value)} {arm}, at most {MAX_ITEMS} are read: split it")
         return arms
 
     def open(self, max_in_flight: int, max_message_bytes: int) -> None:
@@ -389,7 +389,7 @@ class Session(Generic[Frame]):
         if self.outbox.taken != self._taken_before:
             self._taken_before, self._last_sent = self.outbox.taken, now
         waiting = self.last_probe > self.last_heard
-        interval = BUSY_INTERVAL if self.owed or waiting else IDLE_INTERVAL
+        interval = BUSY_INTERVAL if self.pending or waiting else IDLE_INTERVAL
         due = max(self.last_heard, self.last_probe) + interval
         if now < due and now < self._last_sent + IDLE_INTERVAL:
             return Pulse.FINE
@@ -421,10 +421,10 @@ class Session(Generic[Frame]):
         """
         self.state = State.CLOSED
         self._judge()
-        owed, asked = list(self.owed.values()), list(self.asked.values())
-        self.owed.clear()
-        self.asked.clear()
-        return owed, asked
+        pending, in_flight = list(self.pending.values()), list(self.in_flight.values())
+        self.pending.clear()
+        self.in_flight.clear()
+        return pending, in_flight
 
 
 def _rank(arm: tuple[str, Any]) -> int:

@@ -34,7 +34,7 @@ MAX_LEVEL = 2**32 - 1  # of access, as the wire carries it
 TASK_SECONDS = 86_400.0  # how long a call may go on that nobody waits for
 
 _Member = TypeVar("_Member", bound=IntEnum)
-_MOST_DIGITS = 18  # of a level: more is no level, and Python refuses to read thousands of digits
+_MAX_DIGITS = 18  # of a level: more is no level, and Python refuses to read thousands of digits
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -90,7 +90,7 @@ def level_of(attributes: Mapping[str, str]) -> int:
     0, the lowest, where it states none, or something that is no whole number.
     """
     text = attributes.get("level", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ async def show(peer: Peer, name: str, arguments: dict[str, object]) -> int:
     await peer.attached.wait()
     assert peer.stub is not None  # there is a stub while there is a stream
     listing = await peer.stub.List(wire.ListRequest())
-    print(f"{len(listing.tools)} tools, catalogue revision {listing.revision}")
+    print(f"{len(listing.tools)} tools, catalog revision {listing.revision}")
     for listed in listing.tools:
         print(f"  {listed.tool.name} ({listed.source}): {listed.tool.description.splitlines()[0][:90]}")
     if not name:

@@ -29,8 +29,8 @@ PORT = 9876  # where calls arrive; a port that stays the same is found again aft
 PATH = "/tool_invoke"
 SOURCE = "dice"
 TOOL_NAME = "roll_dice"
-MOST_DICE, MOST_SIDES, MOST_BONUS = 100, 1000, 10_000
-MOST_BYTES = 1024 * 1024  # of a call
+MAX_DICE, MAX_SIDES, MAX_BONUS = 100, 1000, 10_000
+MAX_BYTES = 1024 * 1024  # of a call
 RETRY_SECONDS = 2.0
 REGISTER_SECONDS = 5.0
 UNREGISTER_SECONDS = 2.0
@@ -58,10 +58,10 @@ def roll_dice(arguments: dict[str, Any]) -> dict[str, Any]:
     said = str(arguments.get("dice", ""))
     parts = re.fullmatch(r"(\d{0,3})d(\d{1,4})([+-]\d{1,5})?", said.replace(" ", "").lower(), re.ASCII)
     count, sides, bonus = (int(parts[1] or 1), int(parts[2]), int(parts[3] or 0)) if parts else (0, 0, 0)
-    if not (1 <= count <= MOST_DICE and 1 <= sides <= MOST_SIDES and abs(bonus) <= MOST_BONUS):
+    if not (1 <= count <= MAX_DICE and 1 <= sides <= MAX_SIDES and abs(bonus) <= MAX_BONUS):
         return failure(
-            f"{said[:80]!r} is no dice: write NdS or NdS+B, with N from 1 to {MOST_DICE}, S from 1 to {MOST_SIDES} "
-            f"and B up to {MOST_BONUS}"
+            f"{said[:80]!r} is no dice: write NdS or NdS+B, with N from 1 to {MAX_DICE}, S from 1 to {MAX_SIDES} "
+            f"and B up to {MAX_BONUS}"
         )
     rolls = [random.randint(1, sides) for _ in range(count)]
     return {"output": {"dice": said, "rolls": rolls, "total": sum(rolls) + bonus}, "is_error": False}
@@ -85,9 +85,9 @@ class Callback(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Runs the tool."""
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()) or int(length) > MOST_BYTES:
+        if not (length.isascii() and length.isdigit()) or int(length) > MAX_BYTES:
             self.close_connection = True  # what follows cannot be told from the next request
-            return self._answer(413, failure(f"a call has a Content-Length of at most {MOST_BYTES} bytes"))
+            return self._answer(413, failure(f"a call has a Content-Length of at most {MAX_BYTES} bytes"))
         body = self.rfile.read(int(length))
         if self.path != PATH:
             return self._answer(404, failure(f"nothing is at {self.path[:80]!r}: calls go to {PATH}"))

@@ -25,7 +25,7 @@ HEADING = re.compile(r"^(#{1,3}) +(.+?)\s*$", re.MULTILINE)
 WORD = re.compile(r"\w+")
 SNIPPET_WORDS = 24
 PROGRESS_EVERY = 20  # files
-MOST_CHARACTERS = 20_000  # of one document: more than a model wants to read at once
+MAX_CHARACTERS = 20_000  # of one document: more than a model wants to read at once
 
 OnProgress = Callable[[int, int], None]
 
@@ -176,8 +176,8 @@ def read_doc(id: str, scope: ToolScope) -> Any:
     if document is None:
         return Err(f"there is no document {id[:200]!r}: take an id from an answer of search_docs")
     text = document.text
-    cut = {"cut_at": MOST_CHARACTERS, "characters": len(text)} if len(text) > MOST_CHARACTERS else {}
-    return {"id": document.id, "title": document.title, "text": text[:MOST_CHARACTERS], **cut}
+    cut = {"cut_at": MAX_CHARACTERS, "characters": len(text)} if len(text) > MAX_CHARACTERS else {}
+    return {"id": document.id, "title": document.title, "text": text[:MAX_CHARACTERS], **cut}
 
 
 def _reporting(scope: ToolScope) -> OnProgress:

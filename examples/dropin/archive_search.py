@@ -18,7 +18,7 @@ INDEX = json.loads((Path(__file__).parent / "data" / "archive_index.json").read_
 
 DEFAULT_LIMIT, MOST = 5, 10
 TAG_POINTS, TEXT_POINTS = 2, 1  # an exact tag and a word of a tag count alike; only the former can stand alone
-MOST_TERMS = 12
+MAX_TERMS = 12
 WORD = re.compile(r"[^\W_]+(?:_[^\W_]+)*")  # `lru_cache` is one word, `os.path` are two
 
 # Words that say nothing about what is looked for; those of the second group because everything here is about them.
@@ -78,7 +78,7 @@ def terms_of(query: str) -> list[str]:
     words = words_of(query)
     if len(words) == 1 and words[0] in KEYWORDS:
         return words
-    return [word for word in words if word not in STOP_WORDS][:MOST_TERMS]
+    return [word for word in words if word not in STOP_WORDS][:MAX_TERMS]
 
 
 def ranked(entries: list[Entry], terms: list[str], phrase: str = "") -> list[Hit]:

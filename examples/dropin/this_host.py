@@ -26,7 +26,7 @@ Row: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 
 DEFAULT_LIMIT, MOST = 20, 50
-MOST_DESCRIPTION = 160  # characters: what a tool is for, not how it is called
+MAX_DESCRIPTION = 160  # characters: what a tool is for, not how it is called
 
 KINDS = ("plugins", "tools", "stats", "recent_calls")
 BELONGS_TO = {"name": ("plugins", "tools"), "plugin": ("tools", "recent_calls"), "outcome": ("recent_calls",)}
@@ -193,7 +193,7 @@ def _ended(wanted: str, outcome: str) -> bool:
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= MOST_DESCRIPTION else line[:MOST_DESCRIPTION].rsplit(" ", 1)[0] + " …"
+    return line if len(line) <= MAX_DESCRIPTION else line[:MAX_DESCRIPTION].rsplit(" ", 1)[0] + " …"
 
 
 register_tool(  # noqa: F821  # the loader gives every file this function

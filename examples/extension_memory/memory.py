@@ -19,14 +19,14 @@ from pathlib import Path
 from toolbus.sdk import Err, Extension, ToolInvocation, ToolScope
 
 WORD = re.compile(r"\w+")
-MOST_CHARACTERS = 2000  # of one memory: it is read by a model, beside others
+MAX_CHARACTERS = 2000  # of one memory: it is read by a model, beside others
 STOP_WORDS = frozenset(  # a memory that has nothing else of a query does not fit it
     WORD.findall(
         "a about an and are as at be but by did do does for from had has have he her him his how i if in is it its me "
         "my no not of on or our she so that the their them they this to us was we were what when where who why with you"
     )
 )
-MOST_WORDS = 50  # of a query; a conversation may be long
+MAX_WORDS = 50  # of a query; a conversation may be long
 
 plugin = Extension("memory")
 
@@ -51,7 +51,7 @@ def remember(text: str, scope: ToolScope) -> str | Err:
     Args:
         text: What to keep, as one sentence that can be understood by itself.
     """
-    kept = text.strip()[:MOST_CHARACTERS]
+    kept = text.strip()[:MAX_CHARACTERS]
     if not kept:
         return Err("there is nothing to remember: say what")
     with memories() as database:
@@ -108,7 +108,7 @@ def search(query: str, user_id: str, limit: int) -> list[tuple[int, str]]:
     telling = [word for word in WORD.findall(query) if word.lower() not in STOP_WORDS]
     if not telling and WORD.search(query):
         return []
-    words = " OR ".join(f'"{word}"' for word in telling[:MOST_WORDS])  # quoted: no operators of FTS5
+    words = " OR ".join(f'"{word}"' for word in telling[:MAX_WORDS])  # quoted: no operators of FTS5
     fits, order = ("memories MATCH ? AND", "rank") if words else ("? = '' AND", "rowid DESC")
     with memories() as database:
         statement = f"SELECT rowid, text FROM memories WHERE {fits} user_id = ? ORDER BY {order} LIMIT ?"

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lab.benchmarks import contest
-from lab.benchmarks.cells import MOST_BYTES, MOST_IN_FLIGHT
+from lab.benchmarks.cells import MAX_BYTES, MAX_IN_FLIGHT
 from lab.benchmarks.children import Nursery, environment, terminated_like_interrupted
 from lab.benchmarks.fact import Fact
 from lab.benchmarks.figures import charts
@@ -27,16 +27,16 @@ PAGES = Path(__file__).resolve().parents[2] / "docs"
 def _levels(text: str) -> tuple[int, ...]:
     levels = tuple(int(number) for number in text.split(","))
     for level in levels:
-        if not 1 <= level <= MOST_IN_FLIGHT:
-            raise argparse.ArgumentTypeError(f"{level} calls in flight: a session takes 1 to {MOST_IN_FLIGHT}")
+        if not 1 <= level <= MAX_IN_FLIGHT:
+            raise argparse.ArgumentTypeError(f"{level} calls in flight: a session takes 1 to {MAX_IN_FLIGHT}")
     return levels
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     sizes = tuple(int(number) for number in text.split(","))
     for size in sizes:
-        if size and not 100 <= size <= MOST_BYTES:
-            raise argparse.ArgumentTypeError(f"{size} bytes of arguments: say 0 for small ones, or 100 to {MOST_BYTES}")
+        if size and not 100 <= size <= MAX_BYTES:
+            raise argparse.ArgumentTypeError(f"{size} bytes of arguments: say 0 for small ones, or 100 to {MAX_BYTES}")
     return sizes
 
 

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MOST_IN_FLIGHT = 4096  # that a session takes
-MOST_BYTES = 1_000_000  # of one call's arguments: what NATS and the bus take by default, with a little to spare
-MOST_BYTES_IN_FLIGHT = 64_000_000  # what the bus holds for one source, and what a small machine holds several times
+MAX_IN_FLIGHT = 4096  # that a session takes
+MAX_BYTES = 1_000_000  # of one call's arguments: what NATS and the bus take by default, with a little to spare
+MAX_BYTES_IN_FLIGHT = 64_000_000  # what the bus holds for one source, and what a small machine holds several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def cells(in_flight: Iterable[int], sizes: Iterable[int]) -> tuple[Cell, ...]:
     """Returns the cells of a run, small arguments first, without those that would fill the memory."""
     levels = tuple(in_flight)
     every = (Cell(level, size) for size in sizes for level in levels)
-    return tuple(cell for cell in every if cell.in_flight * cell.size <= MOST_BYTES_IN_FLIGHT)
+    return tuple(cell for cell in every if cell.in_flight * cell.size <= MAX_BYTES_IN_FLIGHT)
 
 
 def size_title(size: int) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toolbus.sdk import SyncHost
 
 SETTLE_SECONDS = 1.0
-MOST_SECONDS = 30.0
+MAX_SECONDS = 30.0
 FORECAST = f"""
 import json
 from toolbus.sdk import llm_tool
@@ -97,7 +97,7 @@ def _run(nursery: Nursery, address: str, what: Path) -> Child:
 def _answered(host: SyncHost, name: str, began_at: float, arguments: str = "{}") -> float:
     """Calls a tool until it answers; returns the milliseconds since a moment."""
     while (result := host.call(name, arguments)).error is not None:
-        if time.monotonic() - began_at > MOST_SECONDS:
+        if time.monotonic() - began_at > MAX_SECONDS:
             raise ChildFailed(f"tool {name!r} did not answer: {result.error}")
         time.sleep(0.002)
     return (time.monotonic() - began_at) * 1e3

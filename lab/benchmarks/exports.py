@@ -1,4 +1,4 @@
-"""What it costs to write a catalogue for a model: each dialect by itself, as the tool loop asks it, and over HTTP."""
+"""What it costs to write a catalog for a model: each dialect by itself, as the tool loop asks it, and over HTTP."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, cast
 import aiohttp
 import uvloop
 
-from lab.benchmarks import catalogue
+from lab.benchmarks import catalog
 from lab.benchmarks.children import Nursery
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.fact import Fact
 from lab.benchmarks.table import Column, Line, Measured, measured, microseconds, milliseconds
 from toolbus.dialects import DIALECTS, Dialect, Export, find_dialect
 from toolbus.dialects.cost import estimate_tokens
-from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.offering import Offering
 from toolbus.loop.own_tools import OwnTools
@@ -32,7 +32,7 @@ SERVED = ("openai", "gemini")  # schemas almost as they are, and written anew
 
 
 class Changing:
-    """A source whose catalogue changes when it is told to; one tool at a time."""
+    """A source whose catalog changes when it is told to; one tool at a time."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.revision = 1
@@ -56,7 +56,7 @@ class Changing:
 
 def export(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Exports a thousand tools in every dialect."""
-    tools = catalogue.tools(TOOLS)
+    tools = catalog.tools(TOOLS)
     lines: dict[str, Line] = {name: functools.partial(_exported, name, tools, repeats) for name in DIALECTS}
     with _quiet():
         return uvloop.run(measured("export", f"Export of {TOOLS:,} tools", lines, plan.rounds))
@@ -124,8 +124,8 @@ def served_export(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...
 
 async def _served(name: str, repeats: int) -> Measured:
     async with running_bus(http="127.0.0.1:0") as bus, aiohttp.ClientSession(f"http://{bus.http_address}") as session:
-        for tool in catalogue.tools(TOOLS):
-            bus.add_tool(ToolSpec(tool, _nothing, Kind.ASYNC))
+        for tool in catalog.tools(TOOLS):
+            bus.add_tool(ToolSpec(tool, _nothing, HandlerKind.ASYNC))
         tag = ""
 
         async def get(number: int, expected: int = 200, known: str = "") -> None:
@@ -141,7 +141,7 @@ async def _served(name: str, repeats: int) -> Measured:
         first = await microseconds(get, 1)
         changed, again, known = [], [], []
         for number in range(repeats):
-            bus.add_tool(ToolSpec(Tool("changing", f"Is number {number}."), _nothing, Kind.ASYNC))
+            bus.add_tool(ToolSpec(Tool("changing", f"Is number {number}."), _nothing, HandlerKind.ASYNC))
             changed.append(await microseconds(get, 1))
             again.append(await microseconds(get, 5))
             unchanged = functools.partial(get, expected=304, known=tag)

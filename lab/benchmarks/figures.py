@@ -59,7 +59,7 @@ def _lines(report: Report, cells: Iterable[Cell], across: str, up: str) -> dict[
 def _growth(report: Report) -> dict[str, Chart]:
     """What one operation costs over what it costs among the fewest, by how much there is."""
     found = {}
-    for name in ("catalogue", "served", "sessions"):
+    for name in ("catalog", "served", "sessions"):
         facts = [fact for fact in report.facts if fact.name == name and fact.table and fact.unit == "µs"]
         lines = _relative(facts)
         if lines:

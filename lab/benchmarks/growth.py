@@ -1,6 +1,6 @@
 """What one operation costs among more and more tools: in the core by itself, and with a bus over gRPC.
 
-With a bus, every round builds the catalogue of each size anew. A ratio compares the largest with the smallest of the
+With a bus, every round builds the catalog of each size anew. A ratio compares the largest with the smallest of the
 same run. Reading memory of the larger size costs more by itself: a bare dict with the same entries says how much.
 """
 
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 120.0
 BYTES = ("memory of each tool", "kB")
 
 
-def catalogue(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def catalog(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Registers, finds, lists and calls in the core, without a network, each size in a process of its own."""
     with ExitStack() as stack:
         processes = {
@@ -48,7 +48,7 @@ def catalogue(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         lines: dict[str, Line] = {line: functools.partial(_sampled, process) for line, process in processes.items()}
         # In turns, sample by sample, so that a busy machine meets all sizes.
         title = "The core, by registered tools"
-        facts = uvloop.run(measured("catalogue", title, lines, plan.rounds * max(1, repeats // 3)))
+        facts = uvloop.run(measured("catalog", title, lines, plan.rounds * max(1, repeats // 3)))
     return (*facts, *flatness(facts, "of the core", beside=many_tools.DICT))
 
 

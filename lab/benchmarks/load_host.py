@@ -25,8 +25,8 @@ async def measure(host: peer.Peer, clock: window.Clock, cell: Cell) -> window.Wi
     host.calls += calls
     host.flush()
     figures: window.Window | None = None  # None until the window has closed
-    owed = in_flight
-    while owed:
+    pending = in_flight
+    while pending:
         frame = await host.read()
         now = time.perf_counter_ns()
         if frame is None:
@@ -44,7 +44,7 @@ async def measure(host: peer.Peer, clock: window.Clock, cell: Cell) -> window.Wi
                 sent_at[slot] = now
                 host.calls.append(calls[slot])
             else:
-                owed -= 1
+                pending -= 1
         if begins:
             latencies.clear()  # these were asked before
         if going_on:

@@ -19,15 +19,15 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.fact import Fact
 from lab.benchmarks.table import Line, Measured, compared, measured, microseconds
 from toolbus import Host
-from toolbus.bus.calls.call_records import Records
+from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.offer import prepare
-from toolbus.bus.catalog.policy import Permissions, Policy
+from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import TaskManager
 from toolbus.errors import Stage
-from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.testing import running_bus
 from toolbus.tool import Limits, Tool
 from toolbus.tools import ToolRegistry
@@ -73,7 +73,7 @@ async def _registry(tasks: TaskManager | None = None, user: str = "") -> AsyncIt
 @asynccontextmanager
 async def _bus() -> AsyncIterator[Ask]:
     async with running_bus() as bus:
-        bus.add_tool(ToolSpec(TOOL, workload.forecast, Kind.ASYNC))
+        bus.add_tool(ToolSpec(TOOL, workload.forecast, HandlerKind.ASYNC))
 
         async def ask(number: int) -> str:
             return (await bus.call(TOOL.name, ARGUMENTS)).output_json
@@ -84,7 +84,7 @@ async def _bus() -> AsyncIterator[Ask]:
 @asynccontextmanager
 async def _host() -> AsyncIterator[Ask]:
     async with running_bus() as bus:
-        bus.add_tool(ToolSpec(TOOL, workload.forecast, Kind.ASYNC))
+        bus.add_tool(ToolSpec(TOOL, workload.forecast, HandlerKind.ASYNC))
         async with Host(bus.grpc_addresses[0]) as host:
 
             async def ask(number: int) -> str:
@@ -136,7 +136,7 @@ class Plugin:
     max_in_flight = workload.MAX_IN_FLIGHT
 
     def __init__(self) -> None:
-        self.owed: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}
         self.stuck = 0
 
     def send(self, calls: Sequence[Any], now: float) -> None:
@@ -150,18 +150,18 @@ class Plugin:
 
     def answers(self) -> list[pb.ToolResult]:
         """Returns a result for each call that is owed."""
-        return [pb.ToolResult(call_id=number, output_json=workload.OUTPUT_JSON) for number in self.owed]
+        return [pb.ToolResult(call_id=number, output_json=workload.OUTPUT_JSON) for number in self.pending]
 
 
 class Core:
     """A dispatcher with one tool, its plugin and a caller; nothing waits for results, and nothing times calls."""
 
-    def __init__(self, *, permissions: Permissions | None = None, contents: bool = False) -> None:
+    def __init__(self, *, permissions: AccessRules | None = None, contents: bool = False) -> None:
         self.plugin = Plugin()
         self.registry = registry = Registry()
         registry.register(self.plugin, prepare([TOOL], Limits()))
         self.dispatcher = Dispatcher(
-            registry, Policy(permissions=permissions), Records(contents=contents), Limits(), arm=_never
+            registry, Policy(permissions=permissions), CallRecords(contents=contents), Limits(), arm=_never
         )
         self.caller = LocalCaller("bench-host", self.dispatcher)
 
@@ -172,8 +172,8 @@ class Core:
             RuntimeError: it refused some.
         """
         self.dispatcher.calls(self.caller, messages, now)
-        if len(self.plugin.owed) != len(messages):
-            raise RuntimeError(f"the dispatcher took {len(self.plugin.owed)} of {len(messages)} calls")
+        if len(self.plugin.pending) != len(messages):
+            raise RuntimeError(f"the dispatcher took {len(self.plugin.pending)} of {len(messages)} calls")
 
 
 def _never(when: float) -> None:
@@ -196,7 +196,7 @@ def _messages(count: int, user: str = "", patience: float = 0.0) -> list[pb.Tool
 
 def dispatch(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Has a dispatcher take and answer calls, without any stream."""
-    only = Permissions.read({"tools": {TOOL.name: [USER]}})
+    only = AccessRules.read({"tools": {TOOL.name: [USER]}})
     cores: dict[str, tuple[Callable[[], Core], str]] = {
         "no user": (Core, ""),
         "a user in the context": (Core, USER),

@@ -1,4 +1,4 @@
-"""What it costs to find tools: building an index of a catalogue, and asking it."""
+"""What it costs to find tools: building an index of a catalog, and asking it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from lab.benchmarks import catalogue
+from lab.benchmarks import catalog
 from lab.benchmarks.children import Nursery
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.fact import Fact
@@ -25,7 +25,7 @@ SENTENCE = "how do I find the weather for my hotel and send it to a contact by e
 
 def search(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Builds indexes and asks them."""
-    tools = catalogue.tools(max(SIZES))
+    tools = catalog.tools(max(SIZES))
     lines: dict[str, Line] = {f"{size:,} tools": functools.partial(_searched, tools[:size], repeats) for size in SIZES}
     return uvloop.run(measured("search", "Search", lines, plan.rounds))
 

@@ -143,7 +143,7 @@ SUITES = {
             contestants={},
             ratios=(),
             facts={
-                **dict.fromkeys(("catalogue", "served"), "growth"),
+                **dict.fromkeys(("catalog", "served"), "growth"),
                 **dict.fromkeys(("sessions", "held_calls", "watchers"), "crowds"),
                 **dict.fromkeys(("start", "import_sdk"), "footprint"),
             },
@@ -153,7 +153,7 @@ SUITES = {
             page="benchmarks-growth.md",
             title="Benchmarks of growth",
             intro="What one operation costs when there is much else: tools registered, sessions open, watchers to be "
-            "told. `catalogue` is the core by itself, in one process and without a network; the others ask a bus "
+            "told. `catalog` is the core by itself, in one process and without a network; the others ask a bus "
             "in a process of its own over gRPC. Every session has a connection of its own. A ratio compares the "
             "largest with the smallest of the same round.",
         ),

@@ -16,9 +16,9 @@ from typing import cast
 import uvloop
 
 from lab.benchmarks import window, workload
-from lab.benchmarks.cells import MOST_BYTES, options_of
+from lab.benchmarks.cells import MAX_BYTES, options_of
 
-LINE_BYTES = 2 * MOST_BYTES
+LINE_BYTES = 2 * MAX_BYTES
 PLUGIN = b"plugin\n"  # what the plugin says first
 
 

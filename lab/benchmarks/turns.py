@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from lab.benchmarks import catalogue, workload
+from lab.benchmarks import catalog, workload
 from lab.benchmarks.children import Nursery
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.fact import Fact
@@ -22,7 +22,7 @@ from lab.benchmarks.table import Line, Measured, measured, microseconds
 from toolbus import Host
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.functions.scope import CallContext
-from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.loop import Endpoint, LoopSettings, ToolLoop, ToolSource, source_of
 from toolbus.testing import running_bus
 from toolbus.tool import Tool
@@ -84,8 +84,8 @@ async def _turns(over_grpc: bool, calls: int, repeats: int) -> Measured:
 @asynccontextmanager
 async def _source(over_grpc: bool) -> AsyncIterator[ToolSource]:
     async with running_bus() as bus:
-        for tool in (TOOL, *catalogue.tools(OFFERED - 1)):
-            bus.add_tool(ToolSpec(tool, workload.forecast, Kind.ASYNC))
+        for tool in (TOOL, *catalog.tools(OFFERED - 1)):
+            bus.add_tool(ToolSpec(tool, workload.forecast, HandlerKind.ASYNC))
         if not over_grpc:
             yield source_of(bus)
             return

@@ -181,7 +181,7 @@ def no_failure_without_cause(evidence: Evidence) -> Finding:
 
 
 def death_is_noticed(evidence: Evidence) -> Finding:
-    """Callers of a process that was killed hear of it at once, and so does whoever follows the catalogue."""
+    """Callers of a process that was killed hear of it at once, and so does whoever follows the catalog."""
     for what, seconds in deaths(evidence):
         yield f"{what} {seconds:.1f} s after it was killed" if seconds > DEATH else None
 

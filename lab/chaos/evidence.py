@@ -74,7 +74,7 @@ class Evidence:
     Attributes:
         strays: results that nobody waited for, as sentences.
         unknown: runs of calls that nobody made, by token.
-        moves: what a watcher saw of the catalogue, oldest first.
+        moves: what a watcher saw of the catalog, oldest first.
     """
 
     parts: Mapping[str, Part]

@@ -44,7 +44,7 @@ def figures(outcome: Outcome) -> list[tuple[str, int, str, str]]:
     """Returns how soon deaths and hangs were noticed."""
     noticed: dict[str, list[float]] = {}
     for what, seconds in deaths(outcome.evidence):
-        noticed.setdefault("death, by callers" if what.startswith("call") else "death, in the catalogue", []).append(
+        noticed.setdefault("death, by callers" if what.startswith("call") else "death, in the catalog", []).append(
             seconds
         )
     for what, seconds, _ in hangs(outcome.evidence):

@@ -23,7 +23,7 @@ from lab.chaos.watcher import Watcher
 from lab.chaos.work import CALLS
 
 START_SECONDS = 30.0
-SETTLE_SECONDS = 15.0  # after the last disturbance, until the catalogue is what is alive
+SETTLE_SECONDS = 15.0  # after the last disturbance, until the catalog is what is alive
 LATE_SECONDS = 3.0  # for runs whose calls have ended
 TELL_SECONDS = 3.0
 # Between two calms of one bus process.
@@ -80,7 +80,7 @@ class Run:
         self.broken = ""
         self._leak: list[socket.socket] = []
         self._tools = tools(parts)
-        self._catalogue = Verdict(f"after {SETTLE_SECONDS:g} s of calm every way of asking shows what is alive")
+        self._catalog = Verdict(f"after {SETTLE_SECONDS:g} s of calm every way of asking shows what is alive")
         self._bus = Verdict(f"in each calm a bus has at most {MORE_MEMORY_MB:g} MB and {MORE_FILES} files more")
         self._ends = Verdict("nobody ends, hangs or logs a fault by itself, and nothing is left behind")
         self._samples: list[Sample] = []
@@ -143,11 +143,11 @@ class Run:
         began = time.monotonic()
         missing = await self._differences(watcher, SETTLE_SECONDS)
         took = time.monotonic() - began
-        self._catalogue.take(f"round {each.number}: {'; '.join(missing)}" if missing else None)
-        self._happened.append(f"calm, catalogue right after {took:.1f} s" if not missing else "calm, CATALOGUE WRONG")
+        self._catalog.take(f"round {each.number}: {'; '.join(missing)}" if missing else None)
+        self._happened.append(f"calm, catalog right after {took:.1f} s" if not missing else "calm, CATALOGUE WRONG")
         await asyncio.sleep(max(0.0, each.calm_seconds - took))
         changed = await self._differences(watcher, 0.0)
-        self._catalogue.take(f"at the end of round {each.number}: {'; '.join(changed)}" if changed else None)
+        self._catalog.take(f"at the end of round {each.number}: {'; '.join(changed)}" if changed else None)
         bus = psutil.Process(scene.actors[BUS].pid)
         self._sampled(Sample(bus.pid, bus.memory_info().rss / 1e6, bus.num_fds()))
 
@@ -216,7 +216,7 @@ class Run:
             self._events[f"starts of {name}"] = actor.generation
         for finding in (*scene.faults, *(f"process {pid} was left behind" for pid in scene.left_behind())):
             self._ends.take(finding)
-        verdicts = [*judge(evidence), self._catalogue, self._bus, self._ends]
+        verdicts = [*judge(evidence), self._catalog, self._bus, self._ends]
         return Outcome(verdicts, evidence, self._events, self._samples)
 
 

@@ -1,4 +1,4 @@
-"""How the catalogue looks from outside: every change as it is told, and the whole of it in each way of asking."""
+"""How the catalog looks from outside: every change as it is told, and the whole of it in each way of asking."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Move:
 
 
 class Watcher:
-    """A host that calls nothing and follows the catalogue.
+    """A host that calls nothing and follows the catalog.
 
     Attributes:
         moves: what was seen, oldest first.

@@ -38,7 +38,7 @@ LIMITS = Limits(
 BOUND = "a word that no input knows"  # the bystanders' token: nobody else may attach as them
 # Seconds between two judgements of silence: after a longer gap a bus takes its own clock to have stood still.
 TICK = 2.0
-MOST_SECONDS = 200.0  # that an input may let pass: the bystanders' call takes up to 300
+MAX_SECONDS = 200.0  # that an input may let pass: the bystanders' call takes up to 300
 
 
 class Stream(StreamDouble):
@@ -46,7 +46,7 @@ class Stream(StreamDouble):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.asked: Counter[str] = Counter()  # calls that reached the dispatcher, by the caller's id
+        self.in_flight: Counter[str] = Counter()  # calls that reached the dispatcher, by the caller's id
         self.answered: Counter[str] = Counter()  # their results, as written
         self.handed: set[str] = set()  # calls that were written to it, by the bus's id
         self.must_go = False  # whether its outbox was flooded
@@ -79,12 +79,12 @@ class Stream(StreamDouble):
                 hold(call.call_id not in self.handed, f"call {call.call_id} was handed over twice")
                 self.handed.add(call.call_id)
             for sign in frame.progress:
-                open_calls = self.asked[sign.call_id] - self.answered[sign.call_id]
+                open_calls = self.in_flight[sign.call_id] - self.answered[sign.call_id]
                 hold(open_calls > 0, f"progress for {sign.call_id!r}, which is not in flight")
             for result in frame.results:
                 self.answered[result.call_id] += 1
                 hold(
-                    self.answered[result.call_id] <= self.asked[result.call_id],
+                    self.answered[result.call_id] <= self.in_flight[result.call_id],
                     f"call {result.call_id!r} was answered more often than asked",
                 )
             for cancel in frame.cancels:
@@ -120,7 +120,7 @@ class BusModel:
         calls = list(calls)
         for stream in self.streams:
             if stream.peer is caller:
-                stream.asked.update(call.call_id for call in calls)
+                stream.in_flight.update(call.call_id for call in calls)
         self._dispatch(caller, calls, now)
 
     def stream(self) -> Stream:
@@ -132,7 +132,7 @@ class BusModel:
 
     def pass_time(self, seconds: float) -> None:
         """Moves the clock as the bus's timers see it; the bystanders are heard meanwhile."""
-        if self.core.now + seconds > self.began + MOST_SECONDS:
+        if self.core.now + seconds > self.began + MAX_SECONDS:
             return
         until = self.core.now + seconds
         while (left := until - self.core.now) > 0:
@@ -147,39 +147,41 @@ class BusModel:
         for stream in self.streams:
             stream.settle()
         peers: list[Any] = [*(stream.peer for stream in self.streams), self.keeper.peer]
-        calls = [call for peer in peers for call in peer.owed.values()]
+        calls = [call for peer in peers for call in peer.pending.values()]
         active = {id(call) for call in calls if call.active}
         dispatcher = self.core.dispatcher
-        hold(active == {id(call) for peer in peers for call in peer.asked.values()}, "owed and asked calls differ")
+        hold(active == {id(call) for peer in peers for call in peer.in_flight.values()}, "owed and asked calls differ")
         hold(dispatcher.held_bytes == sum(call.size for call in calls), "held bytes are not those of the calls held")
         hold(dispatcher.active == len(active), "the count of calls in flight is wrong")
         hold(dispatcher.stuck == len(calls) - len(active), "the count of stuck calls is wrong")
         for peer in peers:
             hold(
-                peer.stuck == sum(not call.active for call in peer.owed.values()),
+                peer.stuck == sum(not call.active for call in peer.pending.values()),
                 f"{peer.source} counts its stuck wrong",
             )
-            hold(len(peer.owed) <= max(peer.max_in_flight, 0), f"{peer.source} owes more than it takes")
+            hold(len(peer.pending) <= max(peer.max_in_flight, 0), f"{peer.source} owes more than it takes")
         waiting = sum(stream.peer.outbox._sealed_bytes for stream in self.streams)
         hold(self.pool.bytes == waiting, "the pool's bytes are not those that wait")
 
     def end(self) -> None:
         """Checks the bystanders and every call, ends all streams, and asks for a bus that holds nothing."""
         hold(self.host.status is None and self.plugin.status is None, "a bystander's stream was ended")
-        hold(len(self.plugin.peer.owed) >= 1 and self.host.asked["mine"] == 1, "the bystanders' call is gone")
-        (handed,) = [call.id for call in self.host.peer.asked.values()]
+        hold(len(self.plugin.peer.pending) >= 1 and self.host.in_flight["mine"] == 1, "the bystanders' call is gone")
+        (handed,) = [call.id for call in self.host.peer.in_flight.values()]
         self.plugin.send(results=[pb.ToolResult(call_id=handed, output_json="42")])
         self.host.send(heartbeat=wire.Heartbeat(sequence=2))
         for stream in self.streams:
             stream.write()
             if stream.heard_all:
-                still = Counter(stream.peer.asked.keys())
-                hold(stream.answered + still == stream.asked, f"asked {stream.asked}, answered {stream.answered}")
+                still = Counter(stream.peer.in_flight.keys())
+                hold(
+                    stream.answered + still == stream.in_flight, f"asked {stream.in_flight}, answered {stream.answered}"
+                )
         hold(self.host.answered["mine"] == 1, "the bystanders' call was not answered")
         for stream in self.streams:
             stream.end()
         core = self.core
-        for call_id in list(self.keeper.peer.asked):
+        for call_id in list(self.keeper.peer.in_flight):
             core.cancel(self.keeper.peer, call_id)
         core.presence.tick(core.now)
         core.advance(100.0)

@@ -22,7 +22,7 @@ def main() -> None:
         # What a target brings into play later, inside a function, is imported now or would not be instrumented.
         for seed in target.seeds():
             target.run(seed)
-    atheris.Setup([sys.argv[0], f"-max_len={target.most_bytes}", *options], target.run)
+    atheris.Setup([sys.argv[0], f"-max_len={target.max_bytes}", *options], target.run)
     atheris.Fuzz()
 
 

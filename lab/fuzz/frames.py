@@ -88,7 +88,7 @@ def _calls(bus: BusModel, stream: Stream, choose: Choices) -> None:
 
 
 def _owed(stream: Stream, choose: Choices) -> str:
-    return choose.pick([*stream.peer.owed, "1"])
+    return choose.pick([*stream.peer.pending, "1"])
 
 
 def _results(bus: BusModel, stream: Stream, choose: Choices) -> None:
@@ -113,7 +113,7 @@ def _progress(bus: BusModel, stream: Stream, choose: Choices) -> None:
 
 def _cancels(bus: BusModel, stream: Stream, choose: Choices) -> None:
     stream.send(
-        cancels=[pb.ToolCancel(call_id=choose.pick([*stream.peer.asked, "a"]), reason=choose.pick(("", "why")))]
+        cancels=[pb.ToolCancel(call_id=choose.pick([*stream.peer.in_flight, "a"]), reason=choose.pick(("", "why")))]
     )
 
 
@@ -138,7 +138,7 @@ def _ending(bus: BusModel, stream: Stream, choose: Choices) -> None:
 
 
 def _unary(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    """Asks by one of the RPCs that change the catalogue; their refusals are answers."""
+    """Asks by one of the RPCs that change the catalog; their refusals are answers."""
     presence, session_id = bus.core.presence, stream.peer.session_id
     asks: tuple[tuple[type[Any], Callable[[Any], Any]], ...] = (
         (wire.RegisterRequest, presence.register),

@@ -22,9 +22,9 @@ from lab.fuzz.target import Target, hold, no_faults
 from tests.support.core_model import tool
 from tests.vectors.play_peer import scenarios
 from toolbus.errors import ProtocolError
-from toolbus.sdk.attempt import Ending, Link, Settings
+from toolbus.sdk.attempt import ConnectionSettings, Ending, Link
 from toolbus.sdk.connection import Connection
-from toolbus.sdk.outgoing_calls import Outgoing, PeerSession
+from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
 from toolbus.session import FRAME_ITEMS, Side
 from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -104,11 +104,11 @@ class Model:
     def __init__(self) -> None:
         self.later = 0.0  # how far our clock is ahead
         self.author = Author()
-        self.connection = Connection(Settings("one", address="127.0.0.1:1", instance="i"), self.author)
+        self.connection = Connection(ConnectionSettings("one", address="127.0.0.1:1", instance="i"), self.author)
         self.loop: Any = self.connection.loop
         self.loop.time = lambda: time.monotonic() + self.later  # type: ignore[method-assign]  # one that can be moved
-        self.outgoing: dict[Outgoing, int] = {}  # our calls, with how many results each has
-        self.cancelled: dict[Outgoing, int] = {}  # those taken back, with how many results they had by then
+        self.outgoing: dict[OutgoingCall, int] = {}  # our calls, with how many results each has
+        self.cancelled: dict[OutgoingCall, int] = {}  # those taken back, with how many results they had by then
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -145,7 +145,9 @@ class Model:
     def call(self, choose: Choices) -> None:
         parent = choose.pick([None, None, *self.author.taken])
         timeout = choose.pick((None, 1.0, 30.0))
-        out = Outgoing("echo", choose.pick(("{}", "no json", "x" * 5000)), self.deliver, timeout=timeout, parent=parent)
+        out = OutgoingCall(
+            "echo", choose.pick(("{}", "no json", "x" * 5000)), self.deliver, timeout=timeout, parent=parent
+        )
         out.wants_progress = choose.flag()
         out.patience += self.later  # made by the other clock
         out.guard += self.later
@@ -153,7 +155,7 @@ class Model:
         self.outgoing[out] = 0
         self.connection.begin(out)
 
-    def deliver(self, out: Outgoing, what: Any) -> None:
+    def deliver(self, out: OutgoingCall, what: Any) -> None:
         hold(not self.outgoing[out], f"something came for {out.name} after its result: {what!r:.200}")
         hold(out not in self.cancelled, "something came for a call that was taken back")
         if isinstance(what, Result):
@@ -167,7 +169,7 @@ class Model:
             self.cancelled[out] = self.outgoing[out]
 
     def answer(self, choose: Choices) -> None:
-        asked = list(self.line.session.asked)
+        asked = list(self.line.session.in_flight)
         call_id = choose.pick([*asked, "b"])
         self.connection.answer(self.line.session, Result(call_id, choose.pick(OUTPUTS), is_error=choose.flag()))
 
@@ -192,10 +194,10 @@ class Model:
         """Answers what is owed, closes, and asks for one result a call."""
         self.turn()
         session = self.line.session
-        for call_id in list(session.asked):
+        for call_id in list(session.in_flight):
             self.connection.answer(session, Result(call_id))
         self.write()
-        hold(not session.asked, f"calls are still asked of us: {list(session.asked)}")
+        hold(not session.in_flight, f"calls are still asked of us: {list(session.in_flight)}")
         taken = Counter(call_id for of, call_id in self.author.taken if of is session)
         hold(self.given == taken, f"the bus asked {taken}, answered were {self.given}")
         self.connection._lose(self.line)
@@ -224,8 +226,8 @@ def _bus_calls(model: Model, choose: Choices) -> None:
 
 
 def _bus_results(model: Model, choose: Choices) -> None:
-    owed = [*model.line.session.owed, "a"]
-    results = [pb.ToolResult(call_id=choose.pick(owed), output_json=choose.pick(OUTPUTS)) for _ in range(2)]
+    pending = [*model.line.session.pending, "a"]
+    results = [pb.ToolResult(call_id=choose.pick(pending), output_json=choose.pick(OUTPUTS)) for _ in range(2)]
     if choose.flag():
         error = results[0].error
         error.code = choose.byte() % 20  # type: ignore[assignment]  # also numbers that no code has
@@ -240,9 +242,9 @@ def _bus_more(model: Model, choose: Choices) -> None:
     for kind in choose.some(kinds):
         match kind:
             case "progress":
-                frame.progress.add(call_id=choose.pick([*model.line.session.owed, "a"]), message="m")
+                frame.progress.add(call_id=choose.pick([*model.line.session.pending, "a"]), message="m")
             case "cancels":
-                frame.cancels.add(call_id=choose.pick([*model.line.session.asked, "a"]), reason="why")
+                frame.cancels.add(call_id=choose.pick([*model.line.session.in_flight, "a"]), reason="why")
             case "heartbeat":
                 frame.heartbeat.sequence = choose.byte()
             case "drain":

@@ -21,14 +21,14 @@ class Target:
         about: what has to hold, for `--help` and tables.
         run: takes one input through the entrance; raises where something does not hold.
         seeds: inputs that lead deep from the beginning, built from real messages.
-        most_bytes: of an input; longer ones only repeat what shorter ones show.
+        max_bytes: of an input; longer ones only repeat what shorter ones show.
     """
 
     name: str
     about: str
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
-    most_bytes: int = 2048
+    max_bytes: int = 2048
 
 
 def hold(condition: object, sentence: str) -> None:

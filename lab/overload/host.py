@@ -13,7 +13,7 @@ from lab.overload.load import OK
 from lab.overload.pace import Pace, begin, options_of
 from toolbus.v1 import tool_pb2 as pb
 
-MOST_UNWRITTEN = 4 * peer.SLICE  # calls that wait for the stream to take them; the rest waits as numbers
+MAX_UNWRITTEN = 4 * peer.SLICE  # calls that wait for the stream to take them; the rest waits as numbers
 
 
 def call(number: int, tool: str) -> pb.ToolCall:
@@ -44,7 +44,7 @@ async def run(options: argparse.Namespace) -> None:
     pace = await begin(options)
     reading = asyncio.create_task(_read(host, pace))
     while not pace.is_over and not reading.done():
-        room = MOST_UNWRITTEN - len(host.calls)
+        room = MAX_UNWRITTEN - len(host.calls)
         if numbers := pace.to_send(room):
             host.calls += [call(number, options.tool) for number in numbers]
             host.flush()

@@ -23,7 +23,7 @@ HEALTH_SECONDS = 0.25  # how long nearly all answers about health take, and
 HEALTH_WORST = 2.0  # all: probes that operators write give up after 1 to 10 s
 NOTICED_SECONDS = 1.0  # from a plugin's death until its health says so
 PEAK_MIB = 256.0  # and during it: what `held_bytes` lets it hold
-MOST_STRETCH = 4.0  # beyond which a run says nothing about the bus: others had the processor
+MAX_STRETCH = 4.0  # beyond which a run says nothing about the bus: others had the processor
 GOODPUT = 0.6  # of the capacity, that is still done beside refusing
 OFFERED = 0.9  # of TIMES the capacity, without which a run shows nothing
 CALM_GOOD = 0.95  # of the calls after the load; a machine that stands still for a moment bunches the rest
@@ -125,7 +125,7 @@ def offers(part: Part, seen: Seen) -> Iterator[Verdict]:
     capacity = ", then ".join(f"{each.calls_per_second:,.0f}" for each in seen.measured) or f"{seen.capacity:,.0f}"
     yield Verdict("the capacity", "", f"{capacity} calls/s", True)
     yield Verdict("late by the machine alone", "", f"{lateness(part, seen) * 1e3:,.0f} ms", True)
-    yield most("the bus's work took, for the machine", MOST_STRETCH, seen.watch.stretch(*seen.phases), "× as long")
+    yield most("the bus's work took, for the machine", MAX_STRETCH, seen.watch.stretch(*seen.phases), "× as long")
     yield least("offered, times the capacity", TIMES * OFFERED, offered, " ×")
 
 

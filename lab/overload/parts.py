@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from lab.benchmarks import workload
 from lab.benchmarks.children import Child
-from lab.overload.host import MOST_UNWRITTEN, call
+from lab.overload.host import MAX_UNWRITTEN, call
 from lab.overload.load import FOREIGN, Phase, Schedule
 from lab.overload.stage import HEAD_START, Seen, Stage
 from lab.overload.watch import Watch
@@ -28,7 +28,7 @@ REST_WORK = 0.4  # few enough refusals for the gateway to have time to spare, wh
 BUS_WINDOW, REST_WINDOW = 256, 256
 BUS_SECONDS = 3.0  # of measuring what it can take: its hosts do not begin at the same moment
 RUDE = "rude"  # a host that keeps to no window; so many of its calls may be sent and not yet read by the bus:
-ON_THE_WAY = MOST_UNWRITTEN + READ_AHEAD_BYTES // call(FOREIGN, workload.TOOL_NAME).ByteSize()
+ON_THE_WAY = MAX_UNWRITTEN + READ_AHEAD_BYTES // call(FOREIGN, workload.TOOL_NAME).ByteSize()
 
 
 @dataclass(frozen=True, slots=True)

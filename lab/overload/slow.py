@@ -24,7 +24,7 @@ from toolbus.v1 import tool_pb2 as pb
 RESULT_BYTES = 1_000_000
 ARGUMENT_BYTES = 500_000
 IN_FLIGHT = 32  # of those who feed it
-MOST_CALLS = 150  # 150 MB, more than twice what may wait for a session
+MAX_CALLS = 150  # 150 MB, more than twice what may wait for a session
 DESCRIPTION_BYTES = 10_000
 TOOLS = 100  # of the source that changes all of them over and over
 
@@ -47,7 +47,7 @@ async def as_host(address: str, slow: peer.Peer, name: str) -> Flood:
     await slow.attach(name, [])
 
     async def flood() -> None:
-        for number in range(MOST_CALLS):
+        for number in range(MAX_CALLS):
             slow.calls.append(peer.call(str(number), name=tool))
             slow.flush()
             await asyncio.sleep(BEAT_SECONDS / 4)
@@ -69,7 +69,7 @@ async def as_plugin(address: str, slow: peer.Peer, name: str) -> Flood:
 
     async def flood() -> None:
         for feeder in feeders:
-            feeder.calls += [peer.call(str(n), name=tool, size=ARGUMENT_BYTES) for n in range(MOST_CALLS)]
+            feeder.calls += [peer.call(str(n), name=tool, size=ARGUMENT_BYTES) for n in range(MAX_CALLS)]
             feeder.flush()
         await asyncio.gather(*reading)
 
@@ -77,7 +77,7 @@ async def as_plugin(address: str, slow: peer.Peer, name: str) -> Flood:
 
 
 async def as_watcher(address: str, slow: peer.Peer, name: str) -> Flood:
-    """It watches the catalogue, which changes all the time, and does not read what has changed."""
+    """It watches the catalog, which changes all the time, and does not read what has changed."""
     restless = peer.Peer(address, own_connection=True)
     await slow.attach(name, [], watch=True)
     attached = await restless.attach(f"of-{name}", [])

@@ -164,7 +164,7 @@ async def main(grpc: str, http: str, folder: str, rate: str) -> None:
     connector = aiohttp.TCPConnector(limit=CONNECTIONS)
     patience = aiohttp.ClientTimeout(PATIENCE_SECONDS)
     async with (
-        Host(grpc, source="soak-calls", max_in_flight=plugin.MOST_IN_FLIGHT) as host,
+        Host(grpc, source="soak-calls", max_in_flight=plugin.MAX_IN_FLIGHT) as host,
         aiohttp.ClientSession(f"http://{http}", connector=connector, timeout=patience) as session,
     ):
         await host.ready()

@@ -14,7 +14,7 @@ from lab.soak.verdict import thinned, warm_up
 
 WIDTH, LEFT, RIGHT = 860, 74, 150
 TOP, PANEL, GAP, BOTTOM = 48, 170, 40, 58
-MOST_POINTS = 240  # of a line: more are medians of neighbours
+MAX_POINTS = 240  # of a line: more are medians of neighbours
 LABEL_HEIGHT = 16
 MARGIN = 0.1  # of a panel, over the highest and under the lowest point
 MORE_STYLE = ".warm-up { fill: #818b98; opacity: 0.15 }"
@@ -92,7 +92,7 @@ def svg(samples: Sequence[Sample], command: str) -> str:
 
 def _panel(panel: Panel, samples: Sequence[Sample], top: float, longest: float) -> list[str]:
     lines = {
-        name: thinned([(each.at, look(each)) for each in samples if look(each)], MOST_POINTS)
+        name: thinned([(each.at, look(each)) for each in samples if look(each)], MAX_POINTS)
         for name, look in panel.lines.items()
     }
     drawn = [y for points in lines.values() for _, y in points] or [1.0, 2.0]

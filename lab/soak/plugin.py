@@ -19,7 +19,7 @@ ANSWER, SLOW, SAY, NEST, REFUSE = "steady_answer", "steady_slow", "steady_say", 
 CALLBACK = "steady_callback"
 TOOLS = (ANSWER, SLOW, SAY, NEST, REFUSE, CALLBACK)
 SLOW_SECONDS = 0.2
-MOST_IN_FLIGHT = 4096  # what a second of calls needs that a busy machine has kept waiting
+MAX_IN_FLIGHT = 4096  # what a second of calls needs that a busy machine has kept waiting
 PLACE = {"type": "object", "properties": {"number": {"type": "integer"}}}
 
 
@@ -73,7 +73,7 @@ async def main(grpc: str, http: str) -> None:
     logging.basicConfig(level=logging.WARNING)
     ends = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends.set)
-    plugin = Plugin(SOURCE, address=grpc, max_in_flight=MOST_IN_FLIGHT)
+    plugin = Plugin(SOURCE, address=grpc, max_in_flight=MAX_IN_FLIGHT)
     for name, function in ((ANSWER, answer), (SLOW, slow), (SAY, say), (NEST, nest), (REFUSE, refuse)):
         plugin.tool(name=name, description="Stays.")(function)
     async with plugin, aiohttp.ClientSession(f"http://{http}") as session:

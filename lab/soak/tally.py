@@ -10,7 +10,7 @@ from pathlib import Path
 from lab.chaos.work import Ledger
 
 SAID = "{}.jsonl"  # by the name of the program
-MOST_FAULTS = 20  # sentences a second: the count says the rest
+MAX_FAULTS = 20  # sentences a second: the count says the rest
 
 
 class Tally:
@@ -44,7 +44,7 @@ class Tally:
     def fault(self, sentence: str) -> None:
         """Notes what should never be."""
         self._fault_count += 1
-        if len(self._faults) < MOST_FAULTS:
+        if len(self._faults) < MAX_FAULTS:
             self._faults.append(sentence[:500])
 
     def say(self) -> None:

@@ -19,7 +19,7 @@ STRICT_SECONDS = 300.0  # a shorter soak ends while caches still fill
 WARM_UP_SHARE, WARM_UP_SECONDS = 0.2, 180.0
 FIFTHS = 5
 SHORT = " (a short soak)"
-MOST_POINTS = 60  # of a slope: 1,770 pairs; more points are joined first
+MAX_POINTS = 60  # of a slope: 1,770 pairs; more points are joined first
 MORE_MEMORY, MORE_MEMORY_SHORT = 0.02, 0.25
 # Connections are opened for calls that come at once, so their number swings with what else the machine does.
 MORE_FILES, MORE_FILES_SHARE, MORE_THREADS = 10.0, 0.25, 3.0
@@ -57,7 +57,7 @@ def growth(points: Sequence[tuple[float, float]]) -> float:
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Returns the slope of Theil and Sen times the length of the series."""
-    joined = thinned(points, MOST_POINTS)
+    joined = thinned(points, MAX_POINTS)
     slopes = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in itertools.combinations(joined, 2)]
     return statistics.median(slopes) * (points[-1][0] - points[0][0]) if slopes else 0.0
 

@@ -36,7 +36,7 @@ from toolbus.v1 import tool_pb2 as pb
 NAME = "visits"
 SECONDS = 10.0  # that a visit may take
 BOUNDED = 50  # names that come again and again
-# 100 tools that come and go are 200 changes of the catalogue, of which a bus keeps 10,000: after 60 crowds it has more.
+# 100 tools that come and go are 200 changes of the catalog, of which a bus keeps 10,000: after 60 crowds it has more.
 CROWD, CROWDS, CROWD_EVERY = 100, 60, 1.0
 BROKEN = ("leak",)
 DIALECTS = ("openai", "anthropic", "gemini", "mcp")
@@ -130,7 +130,7 @@ class Visits:
     async def crowd(self, number: int) -> None:
         """A plugin with many tools that nobody has heard of comes and goes, during the warm-up.
 
-        That fills what the bus keeps on purpose, up to a limit: changes of the catalogue, compiled schemas.
+        That fills what the bus keeps on purpose, up to a limit: changes of the catalog, compiled schemas.
         """
         if number > CROWDS:
             return
@@ -176,7 +176,7 @@ class Visits:
         _ok(await self._host.call(f"tool_{number}", {"number": number}))
 
     async def watcher(self, number: int) -> None:
-        """A host follows the catalogue until it has seen a tool come and go."""
+        """A host follows the catalog until it has seen a tool come and go."""
         name = f"watched_{_name(number)}"
         async with Host(self._address, source=f"watcher-{_name(number)}") as host:
             changes = host.watch()

@@ -62,7 +62,7 @@ async def test_sync_and_async_functions_answer_alike(here: Here) -> None:
 
     handlers = [here.offer(plain), here.offer(waits)]
     assert [(await here.call(name, '{"a": 1}')).unwrap() for name in ("plain", "waits")] == [2, 2]
-    assert [handler.owed for handler in handlers] == [{}, {}]
+    assert [handler.pending for handler in handlers] == [{}, {}]
     assert here.core.held == 0
 
 
@@ -106,8 +106,8 @@ async def test_cancelling_the_wait_cancels_the_async_function(here: Here) -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.wait_for(ended.wait(), 5)
-    await settled(lambda: not handler.owed)
-    assert (handler.stuck, here.caller.asked, here.core.held) == (0, {}, 0)
+    await settled(lambda: not handler.pending)
+    assert (handler.stuck, here.caller.in_flight, here.core.held) == (0, {}, 0)
 
 
 async def test_a_function_cancelled_before_its_first_step_still_frees_its_slot(here: Here) -> None:
@@ -120,7 +120,7 @@ async def test_a_function_cancelled_before_its_first_step_still_frees_its_slot(h
     message = pb.ToolCall(name="never", call_id="1", arguments_json="{}")
     here.core.dispatcher.calls(here.caller, [message], here.core.now)
     here.core.dispatcher.cancels(here.caller, [pb.ToolCancel(call_id="1")], here.core.now)
-    await settled(lambda: not handler.owed)
+    await settled(lambda: not handler.pending)
     assert (ran, handler.stuck, here.core.held, here.core.records.late) == ([], 0, 0, 1)
 
 
@@ -142,9 +142,9 @@ async def test_a_sync_function_holds_its_slot_until_its_thread_is_done_and_is_to
         await task
     await settled(lambda: bool(told))
     assert told == [True]
-    assert (handler.stuck, len(handler.owed)) == (1, 1)
+    assert (handler.stuck, len(handler.pending)) == (1, 1)
     go.set()
-    await settled(lambda: not handler.owed)
+    await settled(lambda: not handler.pending)
     assert handler.stuck == 0
 
 
@@ -169,8 +169,8 @@ async def test_a_watcher_of_progress_that_raises_harms_neither_the_call_nor_the_
 
     plugin = here.core.plugin("plugin", tool("t"))
     task = here.loop.create_task(here.call("t", on_progress=broken))
-    await settled(lambda: bool(plugin.owed))
-    here.core.progress(plugin, next(iter(plugin.owed)))
+    await settled(lambda: bool(plugin.pending))
+    here.core.progress(plugin, next(iter(plugin.pending)))
     here.core.answer(plugin, "7")
     assert (await task).unwrap() == 7
     assert "of the host's making" in caplog.text
@@ -186,7 +186,7 @@ async def test_a_refused_call_ends_at_once_as_a_result(here: Here) -> None:
 async def test_a_call_id_in_flight_is_refused_without_disturbing_the_first(here: Here) -> None:
     plugin = here.core.plugin("plugin", tool("t"))
     task = here.begin("t", "same")
-    await settled(lambda: bool(plugin.owed))
+    await settled(lambda: bool(plugin.pending))
     with pytest.raises(ValueError, match="'same' is already in flight"):
         await here.call("t", call_id="same")
     here.core.answer(plugin, "1")
@@ -215,7 +215,7 @@ async def test_a_newer_function_of_the_same_name_replaces_the_older_while_its_ca
 
     older = here.offer(t)
     first = here.begin("t")
-    await settled(lambda: bool(older.owed))
+    await settled(lambda: bool(older.pending))
 
     async def newer() -> str:
         return "newer"
@@ -242,5 +242,5 @@ async def test_a_function_past_its_deadline_ends_for_its_caller_and_is_cancelled
     here.core.advance(1.5)
     assert error_of(host, call_id).code is Code.DEADLINE_EXCEEDED
     await asyncio.wait_for(ended.wait(), 5)
-    await settled(lambda: not handler.owed)
+    await settled(lambda: not handler.pending)
     assert here.core.held == 0

@@ -15,7 +15,7 @@ from tests.support.processes import ROOT, Running, toolbus, until
 from toolbus.bus.calls.call_records import RECORDS_KEPT
 from toolbus.cli import calls_command, model_commands, task_commands, terminal
 from toolbus.dialects import DIALECTS
-from toolbus.search import MODES, MOST_RESULTS
+from toolbus.search import MAX_RESULTS, MODES
 from toolbus.testing import running_bus
 
 PLUGIN = '''
@@ -138,7 +138,7 @@ def test_long_contents_are_cut_in_a_table() -> None:
     record = dict.fromkeys(("outcome", "source", "caller", "user_id", "call_id", "name"), "x")
     sizes = {"seconds": 0.0, "round": 0, "order": 0, "arguments_size": 1, "output_size": 1}
     row = calls_command._row({**record, **sizes, "arguments": "a" * 99, "output": "b"}, contents=True)
-    assert (len(row[-2]), row[-2][-1], row[-1]) == (calls_command.MOST_SHOWN, "…", "b")
+    assert (len(row[-2]), row[-2][-1], row[-1]) == (calls_command.MAX_SHOWN, "…", "b")
     assert calls_command._row({**record, **sizes}, contents=True)[-2:] == ("-", "-")
 
 
@@ -249,7 +249,7 @@ def test_the_manual_names_every_dialect_and_mode() -> None:
     shown = model_commands.EXPORT_MANUAL.replace(",", " ").replace(".", " ").split()
     assert set(DIALECTS) <= set(shown)
     assert all(mode in model_commands.SEARCH_MANUAL for mode in MODES)
-    assert model_commands.MOST_RESULTS == MOST_RESULTS
+    assert model_commands.MAX_RESULTS == MAX_RESULTS
 
 
 def test_search_finds_tools_by_what_they_do(bus: str) -> None:

@@ -26,7 +26,7 @@ from tests.support.processes import environment
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
 from toolbus.functions.threads import LoopThread
-from toolbus.processes.supervisor import Report
+from toolbus.processes.supervisor import PluginReport
 from toolbus.sdk import CallContext
 from toolbus.v1 import tool_pb2 as pb
 
@@ -50,9 +50,9 @@ class DropinOffer(Offer):
         self._tools = ToolFolder(self._folder, "", self._emit, environment=environment({}))
         self._running: asyncio.Task[bool] | None = None  # None before the first tool
         self._known: dict[str, Work] = {}  # all that were ever offered: a call may come after its tool was taken away
-        self.said: list[Report] = []
+        self.said: list[PluginReport] = []
 
-    def _emit(self, report: Report) -> None:
+    def _emit(self, report: PluginReport) -> None:
         self.said.append(report)
 
     async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:

@@ -57,14 +57,14 @@ class Offer(ABC):
     async def close(self) -> None:
         """Leaves in good order."""
 
-    def owed(self) -> int:
+    def pending(self) -> int:
         """How many calls the bus counts against the tools' slots."""
         handlers = {handler: None for each in self.bus.list() for handler in each.entry.handlers()}
-        return sum(len(handler.owed) for handler in handlers)
+        return sum(len(handler.pending) for handler in handlers)
 
     async def idle(self) -> None:
         """Waits until every slot is free."""
-        await until(lambda: self.owed() == 0, "every slot to be free")
+        await until(lambda: self.pending() == 0, "every slot to be free")
 
     async def _arrived(self) -> None:
         wanted = {name: declared(work).schema_hash for name, work in self.works.items()}

@@ -327,7 +327,7 @@ async def test_a_plain_function_hears_of_a_cancel_and_keeps_its_slot_until_it_re
     await asyncio.wait([call])
     await until(lambda: blocking.scope is not None and blocking.scope.cancelled.is_set(), "the cancel", seconds=1.0)
     await soon(bus.call("echo"))  # whatever was answered before has arrived with it
-    assert offer.owed() == int(kind.holds_slots)
+    assert offer.pending() == int(kind.holds_slots)
     blocking.let_go()
     await offer.idle()
 

@@ -206,7 +206,7 @@ def test_a_text_that_just_fits_is_not_cut() -> None:
     assert cut("half \ud83d", 1024) == "half \ufffd"
 
 
-async def test_without_a_catalogue_the_buss_tools_fail_and_prompt_tools_still_run() -> None:
+async def test_without_a_catalog_the_buss_tools_fail_and_prompt_tools_still_run() -> None:
     class Lost(Shelf):
         async def tools(self) -> tuple[int, Sequence[Tool]]:
             raise ConnectionError("no bus there")
@@ -219,7 +219,7 @@ async def test_without_a_catalogue_the_buss_tools_fail_and_prompt_tools_still_ru
     assert deliberation.failed[0].error == "the tools cannot be listed: no bus there"
 
 
-async def test_a_catalogue_that_never_comes_costs_no_more_than_the_settings_time() -> None:
+async def test_a_catalog_that_never_comes_costs_no_more_than_the_settings_time() -> None:
     class Silent(Shelf):
         async def tools(self) -> tuple[int, Sequence[Tool]]:
             await asyncio.Event().wait()

@@ -19,8 +19,8 @@ from tests.council.shelf import Shelf, failed, tool
 from tests.council.test_sidecar import KEY, says, server_of
 from toolbus.council import council_service as service_room
 from toolbus.council.council_file import CouncilFile
-from toolbus.council.council_service import MOST_RUNS, CouncilService
-from toolbus.council.council_watcher import LOST, MOST_WAITING
+from toolbus.council.council_service import MAX_RUNS, CouncilService
+from toolbus.council.council_watcher import LOST, MAX_WAITING
 from toolbus.council.sidecar import API_KEY_VARIABLE
 from toolbus.errors import Code, PeerLost, SetupError
 
@@ -348,9 +348,9 @@ async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> Non
 
 async def test_the_newest_runs_are_kept_and_fewer_of_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     service = CouncilService(Shelf(tool("ext:look")))
-    ids = [(await ran(service))["runId"] for _ in range(MOST_RUNS + 1)]
-    assert [service.find(run_id) is not None for run_id in ids] == [False, *([True] * MOST_RUNS)]
-    monkeypatch.setattr(service_room, "MOST_CHARACTERS", 10)
+    ids = [(await ran(service))["runId"] for _ in range(MAX_RUNS + 1)]
+    assert [service.find(run_id) is not None for run_id in ids] == [False, *([True] * MAX_RUNS)]
+    monkeypatch.setattr(service_room, "MAX_CHARACTERS", 10)
     newest = (await ran(service))["runId"]
     assert service.find(newest) is not None
     assert service.find(ids[-1]) is None
@@ -363,7 +363,7 @@ async def test_the_newest_runs_are_kept_and_fewer_of_large_ones(monkeypatch: pyt
 async def test_what_was_asked_counts_towards_the_size_of_the_runs_that_are_kept(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_room, "MOST_CHARACTERS", 9000)
+    monkeypatch.setattr(service_room, "MAX_CHARACTERS", 9000)
     service = CouncilService(Shelf(tool("ext:look")))
     older, newer = (await ran(service, **more))["runId"], (await ran(service, **more))["runId"]
     assert (service.find(older), service.find(newer) is not None) == (None, True)
@@ -397,12 +397,12 @@ async def test_a_watcher_hears_of_its_chat_and_the_asker_of_its_run() -> None:
 async def test_a_slow_watcher_loses_the_oldest_and_is_told_how_many() -> None:
     service = CouncilService(Shelf(tool("ext:look")))
     watcher = service.watch("c1")
-    for number in range(MOST_WAITING + 3):
+    for number in range(MAX_WAITING + 3):
         watcher.put({"event": "X", "chatId": "c1", "number": number})
     watcher.close()
     lost, *kept = [each async for each in watcher]
     assert lost == {"event": LOST, "chatId": "c1", "count": 3}
-    assert [each["number"] for each in kept] == [*range(3, MOST_WAITING + 3)]
+    assert [each["number"] for each in kept] == [*range(3, MAX_WAITING + 3)]
 
 
 async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:

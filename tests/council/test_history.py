@@ -139,7 +139,7 @@ def test_entries_that_a_host_gave_back_are_abandoned_with_their_run() -> None:
 
 
 def test_chats_have_a_bound_in_all_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.history.MOST_CHARACTERS", 100)
+    monkeypatch.setattr("toolbus.council.history.MAX_CHARACTERS", 100)
     history = CouncilHistory()
     for _ in range(3):  # what takes the place of something else counts once
         history.restore("a", [HistoryEntry("ann", "Ann", "look", "Look", "x" * 60)])

@@ -102,7 +102,7 @@ def test_the_chat_that_was_not_used_for_longest_is_forgotten_first() -> None:
 
 
 def test_retained_runs_have_a_bound_in_all_and_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.regeneration.MOST_CHARACTERS", 100)
+    monkeypatch.setattr("toolbus.council.regeneration.MAX_CHARACTERS", 100)
     runs = RetainedRuns()
     for chat, size in (("a", 60), ("b", 30), ("c", 50)):
         runs.keep(chat, "mark", Deliberation("r", (outcome("Ann", "look", "x" * size),), ""))

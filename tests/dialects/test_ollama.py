@@ -46,16 +46,16 @@ def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
 
     Returns tool and text of the answers.
     """
-    found, owed = [], list[str]()
+    found, pending = [], list[str]()
     for message in messages:
         read = ollama.Message.model_validate(message, extra="forbid")
         if read.role == "tool":
-            assert read.tool_name == owed.pop(0)
+            assert read.tool_name == pending.pop(0)
             found.append((read.tool_name, read.content or ""))
         else:
-            assert not owed
-            owed = [call.function.name for call in read.tool_calls or ()]
-    assert not owed
+            assert not pending
+            pending = [call.function.name for call in read.tool_calls or ()]
+    assert not pending
     return found
 
 

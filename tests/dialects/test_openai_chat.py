@@ -105,18 +105,18 @@ def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
     Returns id and text of the answers.
     """
     MESSAGES.validate_python([official(message) for message in messages])
-    found, owed, seen = [], list[str](), set[str]()
+    found, pending, seen = [], list[str](), set[str]()
     for message in messages:
         if message["role"] == "tool":
-            assert message["tool_call_id"] == owed.pop(0)
+            assert message["tool_call_id"] == pending.pop(0)
             found.append((message["tool_call_id"], message["content"]))
             continue
-        assert not owed
-        owed = [call["id"] for call in CALLS.validate_python(message.get("tool_calls", []))]
-        assert not seen.intersection(owed)
-        assert len(set(owed)) == len(owed)
-        seen.update(owed)
-    assert not owed
+        assert not pending
+        pending = [call["id"] for call in CALLS.validate_python(message.get("tool_calls", []))]
+        assert not seen.intersection(pending)
+        assert len(set(pending)) == len(pending)
+        seen.update(pending)
+    assert not pending
     return found
 
 

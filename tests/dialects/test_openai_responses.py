@@ -109,7 +109,7 @@ def paired(items: Sequence[Json]) -> list[tuple[str, str]]:
 
     Returns id and text of the answers.
     """
-    found, owed, seen = [], list[str](), set[str]()
+    found, pending, seen = [], list[str](), set[str]()
     for item in items:
         ITEM.validate_python(item)
         match item.get("type"):
@@ -117,16 +117,16 @@ def paired(items: Sequence[Json]) -> list[tuple[str, str]]:
                 CALL.validate_python(item)
                 assert item["call_id"] not in seen
                 seen.add(item["call_id"])
-                owed.append(item["call_id"])
+                pending.append(item["call_id"])
             case "function_call_output":
                 OUTPUT.validate_python(item)
-                assert item["call_id"] == owed.pop(0)
+                assert item["call_id"] == pending.pop(0)
                 found.append((item["call_id"], item["output"]))
             case "reasoning":
                 REASONING.validate_python(item)
             case _:
                 (SAID if "id" in item else MESSAGE).validate_python(item)
-    assert not owed
+    assert not pending
     return found
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dropin.files import REGISTERED, call, load, load_one, names, skipped, write
-from toolbus.dropin import Problem, load_files, load_folder, tool_files
+from toolbus.dropin import FileProblem, load_files, load_folder, tool_files
 
 
 def tool(name: str, output: Any = None, more: str = "") -> str:
@@ -237,7 +237,7 @@ async def test_of_two_tools_of_a_name_the_later_wins_and_the_place_stays(
     assert (await call(loaded, "x")).output == "from c"
     assert 'tool "x" registered twice (later wins)' in [each.getMessage() for each in caplog.records]
     reason = 'tool "x" registered twice (later wins): before in a.py. Rename one of them'
-    assert loaded.problems == (Problem("c.py", reason, skipped=False),)
+    assert loaded.problems == (FileProblem("c.py", reason, skipped=False),)
 
 
 async def test_a_file_that_fails_does_not_take_the_name_of_another(tmp_path: Path) -> None:

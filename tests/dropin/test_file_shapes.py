@@ -9,7 +9,7 @@ import pytest
 from tests.dropin.files import REGISTERED, call, load, load_one, names, skipped
 from toolbus.dropin import llm_tool_register, register_tool
 from toolbus.errors import InvalidTool
-from toolbus.functions.tool_spec import Kind
+from toolbus.functions.tool_spec import HandlerKind
 from toolbus.sdk import CallContext, ToolScope
 
 INCOMPLETE = "llm_tool_register: spec needs {name, execute, def}"
@@ -183,7 +183,7 @@ async def test_a_model_cannot_set_env_by_any_argument(tmp_path: Path) -> None:
 
 async def test_a_cancelled_async_tool_is_cancelled_as_a_task(tmp_path: Path) -> None:
     loaded = load_one(tmp_path, f"async def run(args): ...\nregister_tool(name='a', execute=run, definition={PLAIN!r})")
-    assert loaded.specs[0].kind is Kind.ASYNC
+    assert loaded.specs[0].kind is HandlerKind.ASYNC
 
 
 async def test_options_of_a_registration_reach_the_tool(tmp_path: Path) -> None:

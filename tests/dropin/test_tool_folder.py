@@ -35,7 +35,7 @@ async def test_files_that_are_added_changed_and_removed_take_effect_and_keep_the
 async def test_a_file_longer_than_what_is_held_of_it_takes_effect_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_folder, "_MOST_CODE", 10)
+    monkeypatch.setattr(tool_folder, "_MAX_CODE", 10)
     async with offered(tmp_path) as folder:
         folder.write(a=tool("one", "1"))
         await folder.lists(("one", "1"))

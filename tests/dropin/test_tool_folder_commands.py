@@ -140,7 +140,7 @@ def test_a_signal_finishes_calls_and_a_second_one_ends_them(
         until((scratch / "called").exists, "the call")
         owner.send(signal.SIGTERM)
         if signals == 2:
-            bus.says("draining" if owner is bus else "leaving source=dropin:a")
+            bus.says("draining" if owner is bus else "draining source=dropin:a")
             owner.send(signal.SIGTERM)
             assert getattr(calling.result(), "code", None) is Code.UNAVAILABLE
         else:

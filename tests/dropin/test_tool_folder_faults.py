@@ -13,7 +13,7 @@ from tests.support.processes import alive, until
 from tests.support.tool_folders import SECONDS, Offered, offered, tool
 from toolbus.cli.serve_command import _log_report
 from toolbus.dropin import tool_folder
-from toolbus.processes.supervisor import Happened, Report
+from toolbus.processes.supervisor import Happened, PluginReport
 from toolbus.sdk import Host
 
 REFUSED = """
@@ -154,7 +154,7 @@ async def test_a_grant_that_cannot_be_had_leaves_what_runs_alone_until_it_can(tm
         await folder.says("dropin:a#\\d+ offered")
         await notices(folder)
         assert await folder.call("three") == "3"
-        assert {source for source, _, _ in folder.catalogue()} == {"dropin:a", "dropin:b", "dropin:c"}
+        assert {source for source, _, _ in folder.catalog()} == {"dropin:a", "dropin:b", "dropin:c"}
 
 
 async def test_a_grant_that_cannot_be_had_keeps_nothing_that_was_taken_away(tmp_path: Path) -> None:
@@ -245,5 +245,5 @@ def test_what_needs_somebody_is_a_warning_in_the_log_of_the_bus(
     happened: Happened, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        _log_report(Report("dropin#1", happened, "so it is"))
+        _log_report(PluginReport("dropin#1", happened, "so it is"))
     assert [(each.levelno, each.getMessage()) for each in caplog.records] == [(level, "dropin#1: so it is")]

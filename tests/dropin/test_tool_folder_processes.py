@@ -139,11 +139,11 @@ async def test_a_file_has_a_process_of_its_own_while_it_has_grants(tmp_path: Pat
         await folder.lists(("one", "1"), ("two", "2"))
         manifest(tmp_path, {"files": {"b.py": {"connect": ["127.0.0.1:9"]}}})
         await folder.says("dropin#1 ended")
-        assert folder.catalogue() == [("dropin", "one", "1"), ("dropin:b", "two", "2")]
+        assert folder.catalog() == [("dropin", "one", "1"), ("dropin:b", "two", "2")]
         manifest(tmp_path, {})
         (pid,) = await folder.says(r"dropin:b#\d+ started .*pid (\d+)")
         await folder.says(r"dropin:b#\d+ ended")
-        assert folder.catalogue() == [("dropin", "one", "1"), ("dropin", "two", "2")]
+        assert folder.catalog() == [("dropin", "one", "1"), ("dropin", "two", "2")]
         assert not alive(int(pid))
 
 

@@ -194,7 +194,7 @@ def callback_tool(name: str, plugin: CallbackPlugin, **fields: Any) -> pb.Tool:
     return pb.Tool(name=name, callback_url=plugin.url(name), **fields)
 
 
-def catalogue(bus: Bus, *, away: bool = True) -> dict[str, list[tuple[str, str]]]:
+def catalog(bus: Bus, *, away: bool = True) -> dict[str, list[tuple[str, str]]]:
     """Name and source of each tool, by role and in order; those that are away too."""
     return {
         role: [(item.tool.name, item.source) for item in bus.list(role, include_offline=away)]
@@ -203,7 +203,7 @@ def catalogue(bus: Bus, *, away: bool = True) -> dict[str, list[tuple[str, str]]
 
 
 def names(bus: Bus, role: str | None = None, *, away: bool = True) -> list[str]:
-    """The names of the catalogue, in order."""
+    """The names of the catalog, in order."""
     return [item.tool.name for item in bus.list(role, include_offline=away)]
 
 

@@ -111,19 +111,19 @@ async def test_results_and_progress_for_calls_that_are_not_owed_are_dropped_and_
 ) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
-    before = bus.records.unowed
+    before = bus.records.unexpected
     await plugin.send(
         results=[pb.ToolResult(call_id=call_id) for call_id in ("", "1", "no such", "x" * 100_000)],
         progress=[pb.ToolProgress(call_id="no such")],
         cancels=[pb.ToolCancel(call_id="no such")],
     )
     await host.send(results=[pb.ToolResult(call_id="1")], progress=[pb.ToolProgress(call_id="1")])
-    await until(lambda: bus.records.unowed == before + 7, "seven to be counted")
+    await until(lambda: bus.records.unexpected == before + 7, "seven to be counted")
     (future,) = await host.start(host.ask("t", {"n": 1}))
     (call,) = await plugin.received()
     await plugin.send(results=[echo(call), echo(call)])
     assert (await one_result(future)).output_json == '{"n": 1}'
-    await until(lambda: bus.records.unowed == before + 8, "the second answer to be counted")
+    await until(lambda: bus.records.unexpected == before + 8, "the second answer to be counted")
     assert len(host.results) == 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, catalogue, names, starting
+from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, catalog, names, starting
 from tests.faults.raw_peer import RawPeer, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
@@ -37,7 +37,7 @@ async def test_everything_about_a_registration_and_its_place_come_back(start: St
             fields = {"timeout_seconds": 7.0, "display_name": "D", "idle_timeout_seconds": 2.0, "role": "A"}
             await legacy.register("s", callback_tool("over-grpc", plugin, parameters_json=NUMBER, **fields))
             await legacy.ask("register", name="one", callback_url=plugin.url("two"), description="again")
-            wanted, records = catalogue(bus), [item.tool for item in bus.list()]
+            wanted, records = catalog(bus), [item.tool for item in bus.list()]
         assert wanted["A"] == [
             ("one", "external"),
             ("with space/あ", "external"),
@@ -46,7 +46,7 @@ async def test_everything_about_a_registration_and_its_place_come_back(start: St
         ]
         for _ in range(2):  # once more, so that what is put back is also kept
             async with start() as bus, Legacy.of(bus) as legacy:
-                assert catalogue(bus, away=False) == wanted
+                assert catalog(bus, away=False) == wanted
                 assert [item.tool for item in bus.list()] == records
                 assert await legacy.listed() == {role: [name for name, _ in tools] for role, tools in wanted.items()}
         assert plugin.bytes == 0, "nobody was called"
@@ -84,11 +84,11 @@ async def test_what_nobody_answers_for_is_not_offered_and_is_back_soon_after_its
             for number in range(3):
                 await legacy.ask("register", name=f"t{number}", callback_url=plugin.url(), source="plugin:p")
             await legacy.ask("register", name="other", callback_url=other.url())
-            wanted = catalogue(bus)
+            wanted = catalog(bus)
         plugin.leave()
         async with start() as bus, Legacy.of(bus) as legacy:
             assert names(bus, away=False) == ["other"]
-            assert catalogue(bus) == wanted
+            assert catalog(bus) == wanted
             assert await legacy.listed() == {"A": ["other"], "B": ["other"]}
             result = await bus.call("t1")
             assert result.error
@@ -98,7 +98,7 @@ async def test_what_nobody_answers_for_is_not_offered_and_is_back_soon_after_its
             plugin.connections = 0
             plugin.come()
             since = time.monotonic()
-            await until(lambda: catalogue(bus, away=False) == wanted, "the tools to be back")
+            await until(lambda: catalog(bus, away=False) == wanted, "the tools to be back")
             assert time.monotonic() - since < 1.0
             await until(lambda: plugin.connections, "the plugin's own thread to see the probe")
             assert (plugin.connections, plugin.bytes) == (1, 0), "a probe connects, and sends nothing"
@@ -168,7 +168,7 @@ async def test_only_the_last_writer_comes_back(start: Start) -> None:
             await legacy.ask("register", name="x", callback_url=plugin.url("new"), source="two")
             await legacy.ask("register", name="x", callback_url=plugin.url("b"), source="three", role="B")
         async with start() as bus:
-            assert catalogue(bus) == {"A": [("x", "two"), ("y", "one")], "B": [("x", "three"), ("y", "one")]}
+            assert catalog(bus) == {"A": [("x", "two"), ("y", "one")], "B": [("x", "three"), ("y", "one")]}
             for role, path in (("A", "new"), ("B", "b")):
                 assert not (await bus.call("x", role=role)).is_error
                 assert plugin.requests[-1][0].startswith(f"post /{path} ")
@@ -184,7 +184,7 @@ async def test_a_removed_role_takes_its_own_tools_along_for_good(start: Start) -
             await legacy.ask("register", name="all", callback_url=plugin.url())
             assert not (await bus.call("toolbus:role_remove", {"role": "B"})).is_error
         async with start() as bus:
-            assert catalogue(bus) == {"A": [("all", "external")], "B": [("all", "external")]}  # REST-12
+            assert catalog(bus) == {"A": [("all", "external")], "B": [("all", "external")]}  # REST-12
 
 
 async def test_a_tool_waits_for_its_role_over_any_number_of_restarts(start: Start) -> None:
@@ -193,19 +193,19 @@ async def test_a_tool_waits_for_its_role_over_any_number_of_restarts(start: Star
             await legacy.ask("register", name="all", callback_url=plugin.url())
             await legacy.ask("register", name="own", callback_url=plugin.url(), role="B")
             await legacy.ask("register", name="late", callback_url=plugin.url())
-            wanted = catalogue(bus)
+            wanted = catalog(bus)
         for _ in range(2):
             async with start("A") as bus:
                 assert names(bus) == ["all", "late"]
         async with start("A") as bus:
             assert not (await bus.call("toolbus:role_add", {"role": "B"})).is_error
-            assert {role: sorted(tools) for role, tools in catalogue(bus).items()} == {
+            assert {role: sorted(tools) for role, tools in catalog(bus).items()} == {
                 role: sorted(tools) for role, tools in wanted.items()
             }
             assert not (await bus.call("own", role="B")).is_error
-            wanted = catalogue(bus)
+            wanted = catalog(bus)
         async with start() as bus:
-            assert catalogue(bus) == wanted
+            assert catalog(bus) == wanted
 
 
 async def test_a_tool_for_all_roles_is_in_a_role_that_is_new_at_the_next_start(start: Start) -> None:
@@ -244,6 +244,6 @@ async def test_what_is_registered_or_cleared_while_a_role_is_missing_holds_for_i
             await legacy.ask("unregister", name="unregistered")
             await legacy.ask("register", name="replaced", callback_url=plugin.url(), source="new")
             assert not (await bus.call("toolbus:role_add", {"role": "B"})).is_error
-            assert catalogue(bus)["B"] == [("replaced", "new")]
+            assert catalog(bus)["B"] == [("replaced", "new")]
         async with start() as bus:
-            assert catalogue(bus)["B"] == [("replaced", "new")]
+            assert catalog(bus)["B"] == [("replaced", "new")]

@@ -26,7 +26,7 @@ KILLS = int(os.environ.get("TOOLBUS_KILLS", "12"))
 SEED = int(os.environ.get("TOOLBUS_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 CLIENTS = 4
 NAMES = 6  # of each client: few, so that most registrations replace
-MOST_ANSWERS = 400  # a round is over after so many at the latest
+MAX_ANSWERS = 400  # a round is over after so many at the latest
 GONE = (httpx.TransportError, grpc.aio.AioRpcError)
 
 State = dict[str, int]  # name → version, in the order of the list
@@ -131,7 +131,7 @@ async def _settle(bus: Running, clients: list[Client]) -> None:
 
 
 async def _work_until_killed(bus: Running, clients: list[Client], dice: random.Random) -> None:
-    left = dice.choice((1, dice.randrange(2, 20), dice.randrange(20, MOST_ANSWERS)))
+    left = dice.choice((1, dice.randrange(2, 20), dice.randrange(20, MAX_ANSWERS)))
     delay = dice.choice((0.0, dice.uniform(0.0, 0.003)))  # in the middle of what is being done, too
     loop = asyncio.get_running_loop()
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.faults.callbacks import Legacy, catalogue
+from tests.faults.callbacks import Legacy, catalog
 from toolbus.bus import Bus, Config
 from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import llm_tool
@@ -152,7 +152,7 @@ class KeptMachine(RuleBasedStateMachine):
     @invariant()
     def lists_agree(self) -> None:
         if self._bus is not None:
-            assert catalogue(self.bus) == {role: list(table.items()) for role, table in self.tables.items()}
+            assert catalog(self.bus) == {role: list(table.items()) for role, table in self.tables.items()}
 
     def teardown(self) -> None:
         self._stop()

@@ -16,7 +16,7 @@ import pytest
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, names, no_text_has, starting
 from tests.faults.raw_peer import until
 from toolbus.bus import Bus, Config
-from toolbus.bus.storage.registration_store import Store
+from toolbus.bus.storage.registration_store import RegistrationStore
 from toolbus.errors import SetupError
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -35,13 +35,13 @@ def start(tmp_path: Path) -> Start:
 
 def set_back(folder: Path, days: float, *names: str) -> None:
     """Makes it so many days since somebody answered for tools of these names."""
-    store = Store(folder)
+    store = RegistrationStore(folder)
     store.answered([kept.key for kept in store.load() if kept.tool.name in names], time.time() - days * DAY)
     store.close()
 
 
 def days_silent(folder: Path) -> dict[str, float]:
-    store = Store(folder)
+    store = RegistrationStore(folder)
     found = {kept.tool.name: (time.time() - kept.answered_at) / DAY for kept in store.load()}
     store.close()
     return found
@@ -141,10 +141,10 @@ async def test_a_start_that_is_cancelled_while_it_asks_who_is_there_leaves_nothi
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Says whether the disk is full."""
-    apply = Store.apply
+    apply = RegistrationStore.apply
     full = False
 
-    def failing(store: Store, changed: Any, gone: Any) -> None:
+    def failing(store: RegistrationStore, changed: Any, gone: Any) -> None:
         if full:
             raise sqlite3.OperationalError("database or disk is full")
         apply(store, changed, gone)
@@ -153,7 +153,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         nonlocal full
         full = now
 
-    monkeypatch.setattr(Store, "apply", failing)
+    monkeypatch.setattr(RegistrationStore, "apply", failing)
     return set_full
 
 

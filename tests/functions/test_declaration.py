@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolbus.functions.declaration import LlmToolMeta, meta_of
-from toolbus.functions.tool_spec import Kind, ToolSet, ToolSpec, collect, spec_of
+from toolbus.functions.tool_spec import HandlerKind, ToolSet, ToolSpec, collect, spec_of
 from toolbus.sdk import llm_tool
 from toolbus.tool import Annotations
 
@@ -225,15 +225,15 @@ class AsyncCallable:
 @pytest.mark.parametrize(
     ("function", "kind", "is_async"),
     [
-        (coroutine, Kind.ASYNC, True),
-        (partial(coroutine), Kind.ASYNC, True),
-        (AsyncCallable(), Kind.ASYNC, True),
-        (async_chunks, Kind.ASYNC_GENERATOR, True),
-        (chunks, Kind.GENERATOR, False),
-        (lambda: None, Kind.SYNC, False),
+        (coroutine, HandlerKind.ASYNC, True),
+        (partial(coroutine), HandlerKind.ASYNC, True),
+        (AsyncCallable(), HandlerKind.ASYNC, True),
+        (async_chunks, HandlerKind.ASYNC_GENERATOR, True),
+        (chunks, HandlerKind.GENERATOR, False),
+        (lambda: None, HandlerKind.SYNC, False),
     ],
 )
-def test_the_kind_of_a_handler_is_known_before_it_runs(function: Any, kind: Kind, is_async: bool) -> None:
+def test_the_kind_of_a_handler_is_known_before_it_runs(function: Any, kind: HandlerKind, is_async: bool) -> None:
     from toolbus.functions.declaration import describe
 
     spec = spec_of(function, describe(function, name="t"))

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lab.benchmarks import (
-    catalogue,
+    catalog,
     contest,
     crowds,
     exports,
@@ -74,9 +74,9 @@ def test_a_suite_names_only_facts_that_can_be_measured(suite: str) -> None:
         assert callable(getattr(importlib.import_module(f"lab.benchmarks.{module}"), name))
 
 
-def test_the_catalogue_is_the_same_each_time_and_a_bus_takes_all_of_it() -> None:
-    tools = catalogue.tools(200)
-    assert tools == catalogue.tools(200)
+def test_the_catalog_is_the_same_each_time_and_a_bus_takes_all_of_it() -> None:
+    tools = catalog.tools(200)
+    assert tools == catalog.tools(200)
     assert len({tool.name for tool in tools}) == 200
     assert len(prepare(tools, Limits())) == 200
     assert find_dialect("anthropic").export(tools).left_out
@@ -219,7 +219,7 @@ def test_ratios_are_those_of_a_round_however_fast_the_machine_was_in_it() -> Non
 # -- growth and charts -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("measure", [growth.catalogue, growth.served, crowds.sessions])
+@pytest.mark.parametrize("measure", [growth.catalog, growth.served, crowds.sessions])
 def test_growth_is_told_for_every_amount_and_compared_with_the_least(small: Nursery, measure: Measure) -> None:
     facts = measure(small, BRIEFLY, 6)  # enough for each to be measured twice
     report = Report(SUITES["growth"], BRIEFLY, Outcome({}, {}, []), facts, {}, "python -m lab.benchmarks growth", 1)

@@ -25,7 +25,7 @@ from toolbus.council.council_settings import CouncilSettings
 from toolbus.dialects import find_dialect
 from toolbus.dialects.names import NameTable
 from toolbus.dropin import file_grants
-from toolbus.sdk.outgoing_calls import Calls
+from toolbus.sdk.outgoing_calls import OutgoingCalls
 from toolbus.tool import Result
 
 RUNS = 60  # of each target in the bounded search: enough to see that libFuzzer, atheris and the target work together
@@ -48,7 +48,7 @@ def test_every_seed_and_the_empty_input_pass_the_oracle(name: str) -> None:
     target = load(name)
     seeds = list(target.seeds())
     assert seeds
-    assert max(map(len, seeds)) <= max(target.most_bytes, 4096)
+    assert max(map(len, seeds)) <= max(target.max_bytes, 4096)
     for seed in [b"", *seeds]:
         target.run(seed)
 
@@ -70,7 +70,7 @@ def _answers_twice(patch: pytest.MonkeyPatch) -> None:
 
     def twice(self: Dispatcher, handler: Handler, given: Any, now: float) -> None:
         for result in given:
-            call = handler.owed.get(result.call_id)
+            call = handler.pending.get(result.call_id)
             results(self, handler, [result], now)
             if call is not None and not call.active:
                 call.caller.deliver([(call.call_id, "1")])
@@ -85,7 +85,7 @@ def _leaks(patch: pytest.MonkeyPatch) -> None:
 
 def _delivers_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
     """A peer whose callers hear nothing when their connection breaks."""
-    patch.setattr(Calls, "lost", lambda self, session, owed, *, all_read: None)
+    patch.setattr(OutgoingCalls, "lost", lambda self, session, pending, *, all_read: None)
 
 
 def _rounds(patch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def _near() -> Iterator[bytes]:
     yield b"abc"
 
 
-TARGET = Target("broken", "breaks on purpose, to see that it is told", _never_four, _near, most_bytes=8)
+TARGET = Target("broken", "breaks on purpose, to see that it is told", _never_four, _near, max_bytes=8)
 
 
 @needs_atheris

@@ -34,7 +34,7 @@ from tests.bus.gateway.calling import client, legacy_plugin
 from tests.faults.raw_peer import PATIENCE
 from tests.support.processes import ROOT, alive, environment, until
 from toolbus.errors import Code
-from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, Calls, Outgoing
+from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, OutgoingCall, OutgoingCalls
 from toolbus.testing import running_bus
 from toolbus.tool import Limits
 
@@ -127,7 +127,7 @@ def slow_health(seen: Seen) -> None:
 
 
 def slow_after(seen: Seen) -> None:
-    """Calls after the load are slow."""
+    """OutgoingCalls after the load are slow."""
     for _ in range(9):
         done(seen, 7.6, 0.5)
 
@@ -386,7 +386,7 @@ async def test_a_refusal_over_http_says_in_its_header_when_to_ask_again() -> Non
 
 
 async def test_thousands_of_calls_that_wait_in_a_host_and_run_out_of_time_are_looked_at_together() -> None:
-    calls = Calls(asyncio.get_running_loop(), "nowhere", "test")
+    calls = OutgoingCalls(asyncio.get_running_loop(), "nowhere", "test")
     sweeps = 0
     sweep = calls._sweep
 
@@ -399,7 +399,7 @@ async def test_thousands_of_calls_that_wait_in_a_host_and_run_out_of_time_are_lo
     ended: asyncio.Queue[Any] = asyncio.Queue()
     count, spread = 500, 0.1
     for number in range(count):
-        waiting = Outgoing(
+        waiting = OutgoingCall(
             "t", "{}", lambda out, result: ended.put_nowait(result), timeout=0.01 + number / count * spread
         )
         calls.begin(waiting)

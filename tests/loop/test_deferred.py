@@ -32,7 +32,7 @@ def inject(deferred: Deferred, *names: str) -> Any:
     return deferred.inject({"names": [*names]}).output
 
 
-def test_a_conversation_starts_with_the_two_tools_and_the_pinned_ones_in_the_order_of_the_catalogue() -> None:
+def test_a_conversation_starts_with_the_two_tools_and_the_pinned_ones_in_the_order_of_the_catalog() -> None:
     assert offered(Deferred()) == META
     assert offered(Deferred(["send_email", "get_weather", "not_there"])) == [*META, "get_weather", "send_email"]
 
@@ -48,7 +48,7 @@ def test_what_is_injected_comes_last_in_the_order_it_was_asked_for_so_the_prefix
     assert deferred.injected == ("yotei", "get_weather", "kensaku")
 
 
-def test_the_catalogue_is_followed_a_tool_that_comes_back_has_its_place_again() -> None:
+def test_the_catalog_is_followed_a_tool_that_comes_back_has_its_place_again() -> None:
     deferred = Deferred()
     offered(deferred)
     inject(deferred, "yotei", "kensaku")
@@ -75,7 +75,7 @@ def test_a_tool_with_the_name_of_one_of_the_two_does_not_take_its_place() -> Non
     assert inject(deferred, SEARCH_TOOLS)["already_offered"] == [SEARCH_TOOLS]
 
 
-def test_conversations_share_the_index_of_a_catalogue_but_not_what_was_injected() -> None:
+def test_conversations_share_the_index_of_a_catalog_but_not_what_was_injected() -> None:
     cache = IndexCache()
     first, second = Deferred(cache=cache), Deferred(cache=cache)
     for each in (first, second):

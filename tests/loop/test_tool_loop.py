@@ -373,7 +373,7 @@ async def test_a_call_that_is_cancelled_on_its_way_is_answered_and_the_turn_goes
     assert [done.outcome for done in reply.calls] == ["cancelled", *["ok"] * others]
 
 
-async def test_a_catalogue_that_cannot_be_listed_again_is_used_as_it_was() -> None:
+async def test_a_catalog_that_cannot_be_listed_again_is_used_as_it_was() -> None:
     shelf = Shelf(add=add)
     model = PlayedModel(says("", call("add")), says("done"), says("never"))
     loop = ToolLoop(shelf, model.endpoint)
@@ -438,7 +438,7 @@ async def test_a_conversation_can_be_pickled_and_goes_on() -> None:
     assert (await loop.run([*kept, Message("user", "and?")])).text == "again"
 
 
-async def test_a_catalogue_that_stays_the_same_is_exported_once() -> None:
+async def test_a_catalog_that_stays_the_same_is_exported_once() -> None:
     shelf = Shelf(add=add)
     model = PlayedModel(says("", call("add")), says("a"), says("b"))
     loop = ToolLoop(shelf, model.endpoint)

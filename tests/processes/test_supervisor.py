@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Running, alive, environment, toolbus, until
-from toolbus.processes.supervisor import Command, Happened, Report, Restarts, Supervisor, ending, plugin_names
+from toolbus.processes.supervisor import Command, Happened, PluginReport, Restarts, Supervisor, ending, plugin_names
 
 TOOL = """
 import os, subprocess, sys
@@ -45,21 +45,21 @@ def _pids(running: Running) -> list[int]:
     return [int(found[1]), int(found[2])]
 
 
-def _supervisor(files: list[Path], emit: Callable[[Report], None], restarts: Restarts = QUICK) -> Supervisor:
+def _supervisor(files: list[Path], emit: Callable[[PluginReport], None], restarts: Restarts = QUICK) -> Supervisor:
     supervisor = Supervisor(emit, restarts=restarts)
     for name, file in zip(plugin_names(files), files, strict=True):
         supervisor.add(name, Command.of_file(file, environment({})))
     return supervisor
 
 
-async def _run(files: list[Path], restarts: Restarts = QUICK) -> tuple[bool, list[Report]]:
-    reports: list[Report] = []
+async def _run(files: list[Path], restarts: Restarts = QUICK) -> tuple[bool, list[PluginReport]]:
+    reports: list[PluginReport] = []
     supervisor = _supervisor(files, reports.append, restarts)
     async with asyncio.timeout(20):
         return await supervisor.run(), reports
 
 
-def _of(reports: list[Report], happened: Happened) -> list[str]:
+def _of(reports: list[PluginReport], happened: Happened) -> list[str]:
     return [report.text for report in reports if report.happened is happened]
 
 
@@ -121,7 +121,7 @@ async def test_what_escapes_the_group_but_holds_the_output_does_not_hold_the_sup
 async def test_an_error_in_emit_ends_everything_and_leaves_nothing(tmp_path: Path) -> None:
     pids: list[int] = []
 
-    def emit(report: Report) -> None:
+    def emit(report: PluginReport) -> None:
         if report.happened is Happened.STARTED:
             pids.append(int(re.findall(r"\d+", report.text)[0]))
             raise BrokenPipeError

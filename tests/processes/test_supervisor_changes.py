@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import environment
-from toolbus.processes.supervisor import Command, Happened, Report, Restarts, Supervisor
+from toolbus.processes.supervisor import Command, Happened, PluginReport, Restarts, Supervisor
 
 QUICK = Restarts(first_seconds=0.01, deaths=3)
 WAITS = "print('up', flush=True)\nimport time\ntime.sleep(60)"
@@ -25,11 +25,11 @@ class _Told:
     """A supervisor that stays, and what it said."""
 
     def __init__(self, **options: Any) -> None:
-        self.reports: list[Report] = []
+        self.reports: list[PluginReport] = []
         self._more = asyncio.Event()
         self.supervisor = Supervisor(self._emit, restarts=QUICK, stays=True, **options)
 
-    def _emit(self, report: Report) -> None:
+    def _emit(self, report: PluginReport) -> None:
         self.reports.append(report)
         self._more.set()
 
@@ -43,7 +43,7 @@ class _Told:
                 await self._more.wait()
         return found[-1]
 
-    def _of(self, plugin: str, happened: Happened) -> list[Report]:
+    def _of(self, plugin: str, happened: Happened) -> list[PluginReport]:
         return [report for report in self.reports if report.plugin == plugin and report.happened is happened]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.processes import environment, until
 from toolbus.bus import Bus
 from toolbus.errors import Code
-from toolbus.processes.supervisor import Command, Happened, Report, Supervisor
+from toolbus.processes.supervisor import Command, Happened, PluginReport, Supervisor
 from toolbus.testing import running_bus
 from toolbus.tool import Result
 
@@ -58,7 +58,7 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
     file.write_text(text)
     ends: list[str] = []
 
-    def emit(report: Report) -> None:
+    def emit(report: PluginReport) -> None:
         if report.happened is Happened.ENDED:
             ends.append(report.text)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
-from toolbus.sdk.attempt import Settings, portions, status_of
+from toolbus.sdk.attempt import ConnectionSettings, portions, status_of
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus
@@ -58,13 +58,13 @@ def add(a: int, b: int) -> int:
 )
 def test_a_setting_that_breaks_its_rule_is_refused_by_name(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(SetupError, match=word):
-        Settings(**{"source": "calc", **settings})
+        ConnectionSettings(**{"source": "calc", **settings})
 
 
 def test_the_environment_says_where_the_bus_is_and_what_the_token_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBUS_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("TOOLBUS_TOKEN", "secret")
-    settings = Settings("calc")
+    settings = ConnectionSettings("calc")
     assert (settings.address, settings.token) == ("127.0.0.1:1", "secret")
     assert "secret" not in repr(settings)
 

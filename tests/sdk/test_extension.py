@@ -647,7 +647,7 @@ async def test_a_right_that_came_while_there_was_no_stream_is_known_after_the_ne
     assert refused == [(("search", "more"), "lacks the right 'tools'")]
 
 
-async def test_changes_of_the_catalogue_are_heard_by_those_who_ask() -> None:
+async def test_changes_of_the_catalog_are_heard_by_those_who_ask() -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     extension = memory()
     async with attached(extension) as (bus, _):

@@ -13,7 +13,7 @@ from toolbus.errors import Code, PeerLost, RequestError
 from toolbus.functions.scope import CallContext, ToolScope
 from toolbus.sdk.host import Host, SyncHost
 from toolbus.sdk.listing import CatalogChange, ListedTool
-from toolbus.sdk.outgoing_calls import Outgoing
+from toolbus.sdk.outgoing_calls import OutgoingCall
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import PairedSessions, running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -82,7 +82,7 @@ async def test_of_many_calls_none_is_sent_where_one_cannot_be() -> None:
 
 
 def test_a_timeout_above_300_s_counts_as_300_for_waiting_too() -> None:
-    out = Outgoing("add", "{}", lambda out, came: None, timeout=1_000.0)
+    out = OutgoingCall("add", "{}", lambda out, came: None, timeout=1_000.0)
     assert (out.timeout, out.patience - out.begun) == (300.0, 300.0)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from toolbus.bus.calls.call import Budget, Call
-from toolbus.bus.calls.call_records import Records
+from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.offer import Offered, prepare
@@ -52,15 +52,15 @@ class PeerDouble:
         self.shares = shares
         self.remote = True
         self.kept = False
-        self.trusted = trusted
+        self.may_set_context = trusted
         self.qualified = qualified
         self.max_item_bytes = max_item_bytes
-        self.administers = True
-        self.unnamed_may = False
+        self.is_admin = True
+        self.may_omit_user = False
         self.longest_timeout = 300.0
         self.takes_calls = True
-        self.owed: dict[str, Any] = {}
-        self.asked: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}
+        self.in_flight: dict[str, Any] = {}
         self.stuck = 0
         self.budget = dispatcher.budget(source) if dispatcher else Budget()
         self.allowed: set[Entry] = set()
@@ -72,13 +72,15 @@ class PeerDouble:
         self.signs: list[pb.ToolProgress] = []  # progress of its own calls
 
     def __repr__(self) -> str:
-        return f"<PeerDouble {self.source}/{self.instance} owed={list(self.owed)} asked={list(self.asked)}>"
+        return (
+            f"<PeerDouble {self.source}/{self.instance} pending={list(self.pending)} in_flight={list(self.in_flight)}>"
+        )
 
     # -- as handler
 
     def send(self, calls: Sequence[Call], now: float) -> None:
         for call in calls:
-            assert self.owed[call.id] is call
+            assert self.pending[call.id] is call
             self.waiting[call.id] = call
 
     def hand_over(self) -> list[Call]:
@@ -124,7 +126,7 @@ class KeeperDouble:
         core.dispatcher.background = self
 
     def adopt(self, call: Call, now: float) -> tuple[PeerDouble, str, Result] | None:
-        if len(self.peer.asked) >= self.room:
+        if len(self.peer.in_flight) >= self.room:
             return None
         self.adopted.append(call)
         task_id = f"task{len(self.adopted)}"
@@ -148,10 +150,10 @@ class Core:
         self.limits = limits or Limits()
         self.registry = Registry(roles, grace_seconds=grace_seconds)
         self.policy = Policy(silenced, guarded=guarded)
-        self.records = Records()
+        self.records = CallRecords()
         self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)
         self.sources: list[str] = []  # sources whose health may have changed
-        self.changes = 0  # how often the catalogue may have changed
+        self.changes = 0  # how often the catalog may have changed
         self.presence = Presence(
             self.registry,
             self.dispatcher,
@@ -187,7 +189,7 @@ class Core:
 
     def call(self, caller: PeerDouble, name: str, arguments: str = "{}", *, call_id: str = "", **more: Any) -> str:
         """Asks for one call; returns its id."""
-        call_id = call_id or f"c{len(caller.results) + len(caller.asked) + 1}"
+        call_id = call_id or f"c{len(caller.results) + len(caller.in_flight) + 1}"
         message = pb.ToolCall(call_id=call_id, name=name, arguments_json=arguments, **more)
         self.dispatcher.calls(caller, [message], self.now)
         return call_id
@@ -195,13 +197,13 @@ class Core:
     def refusal(self, caller: PeerDouble, name: str, arguments: str = "{}", **more: Any) -> CallError:
         """Asks for one call that is refused at once; returns why."""
         call_id = self.call(caller, name, arguments, **more)
-        assert call_id not in caller.asked
+        assert call_id not in caller.in_flight
         return error_of(caller, call_id)
 
     def answer(self, plugin: PeerDouble, output: str = "1", **more: Any) -> None:
         """Has a plugin answer the oldest call that it owes."""
         plugin.hand_over()
-        result = pb.ToolResult(call_id=next(iter(plugin.owed)), output_json=output, **more)
+        result = pb.ToolResult(call_id=next(iter(plugin.pending)), output_json=output, **more)
         self.dispatcher.results(plugin, [result], self.now)
 
     def progress(self, plugin: PeerDouble, call_id: str, **more: Any) -> None:
@@ -214,10 +216,10 @@ class Core:
         """Breaks a double off, in the order in which presence ends a session."""
         self.registry.lose(plugin, why, self.now)
         plugin.takes_calls = False
-        owed, asked = list(plugin.owed.values()), list(plugin.asked.values())
-        plugin.owed.clear()
-        plugin.asked.clear()
-        self.dispatcher.handler_ended(owed, why, self.now)
+        pending, asked = list(plugin.pending.values()), list(plugin.in_flight.values())
+        plugin.pending.clear()
+        plugin.in_flight.clear()
+        self.dispatcher.handler_ended(pending, why, self.now)
         self.dispatcher.caller_ended(asked, self.now)
         plugin.waiting.clear()
 
@@ -356,4 +358,4 @@ def one_call(*tools: Tool, limits: Limits | None = None) -> tuple[Core, PeerDoub
 
 def nested(core: Core, plugin: PeerDouble, name: str, call_id: str = "child", **more: Any) -> str:
     """Has a plugin call another tool while it answers the oldest call that it owes."""
-    return core.call(plugin, name, call_id=call_id, parent_call_id=next(iter(plugin.owed)), **more)
+    return core.call(plugin, name, call_id=call_id, parent_call_id=next(iter(plugin.pending)), **more)

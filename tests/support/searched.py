@@ -1,4 +1,4 @@
-"""A small catalogue that is searched."""
+"""A small catalog that is searched."""
 
 from __future__ import annotations
 

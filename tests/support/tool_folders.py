@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.processes import environment
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
-from toolbus.processes.supervisor import Happened, Report, Restarts
+from toolbus.processes.supervisor import Happened, PluginReport, Restarts
 from toolbus.testing import running_bus
 
 SECONDS = 15.0
@@ -51,12 +51,12 @@ class Offered:
     def __init__(self, path: Path, bus: Bus, address: str, **options: Any) -> None:
         self.path = path
         self.bus = bus
-        self.reports: list[Report] = []
+        self.reports: list[PluginReport] = []
         self._said = asyncio.Event()  # something more
         settings: dict[str, Any] = {"environment": environment({}), "restarts": QUICK, **options}
         self.tools = ToolFolder(path, address, self._emit, **settings)
 
-    def _emit(self, report: Report) -> None:
+    def _emit(self, report: PluginReport) -> None:
         self.reports.append(report)
         self._said.set()
 
@@ -68,7 +68,7 @@ class Offered:
         for stem, text in files.items():
             (self.path / f"{stem}.py").write_text(text)
 
-    def catalogue(self) -> list[tuple[str, str, str]]:
+    def catalog(self) -> list[tuple[str, str, str]]:
         """Source, name and description of each tool of the folder, in order."""
         return [
             (each.entry.source, each.entry.tool.name, each.entry.tool.description)
@@ -77,17 +77,17 @@ class Offered:
         ]
 
     def names(self) -> list[str]:
-        return [name for _, name, _ in self.catalogue()]
+        return [name for _, name, _ in self.catalog()]
 
     async def lists(self, *expected: tuple[str, str]) -> None:
         """Waits until the bus lists exactly these names and descriptions, in this order."""
         try:
             async with asyncio.timeout(SECONDS):
                 async for _ in self.bus.watch():
-                    if [(name, says) for _, name, says in self.catalogue()] == list(expected):
+                    if [(name, says) for _, name, says in self.catalog()] == list(expected):
                         return
         except TimeoutError:
-            raise AssertionError(f"{self.catalogue()} is not {expected}\n{self.text}") from None
+            raise AssertionError(f"{self.catalog()} is not {expected}\n{self.text}") from None
 
     async def says(self, pattern: str, times: int = 1) -> list[str]:
         """Waits until something was said so often; returns what the pattern's group found."""

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.raw_peer import until
 from tests.tools.samples import ANYTHING, CITY, Held, offer, within
 from toolbus.bus import Bus, Config
-from toolbus.bus.catalog.policy import Permissions
+from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import SetupError
 from toolbus.functions.threads import LoopThread
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
@@ -275,16 +275,16 @@ async def test_rules_of_the_operator_stay_and_count(bus: Bus, registry: ToolRegi
 async def test_rules_of_two_registries_that_are_said_at_the_same_time_all_hold(
     bus: Bus, registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, read = ToolRegistry(bus=bus, source="other"), Permissions.read
+    other, read = ToolRegistry(bus=bus, source="other"), AccessRules.read
     meanwhile = threading.Thread(target=other.set_permissions, args=({"b": ["bob"]},))
 
-    def slowly(tables: object) -> Permissions:
+    def slowly(tables: object) -> AccessRules:
         if meanwhile.ident is None:
             meanwhile.start()
             meanwhile.join(0.05)  # as much time as it needs, but for who waits for us
         return read(tables)
 
-    monkeypatch.setattr(Permissions, "read", slowly)
+    monkeypatch.setattr(AccessRules, "read", slowly)
     registry.set_permissions({"a": ["ann"]})
     meanwhile.join(5)
     assert bus.dispatcher.view.permissions.as_tables()["tools"] == {"a": ["ann"], "b": ["bob"]}

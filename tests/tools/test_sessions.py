@@ -21,7 +21,7 @@ class Session:
 
     def __init__(self, registry: ToolRegistry, refuses: Exception | None = None) -> None:
         self.synced: list[frozenset[str]] = []  # what it had each time
-        self.asked = 0
+        self.in_flight = 0
         self.open = asyncio.Event()
         self.open.set()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -29,7 +29,7 @@ class Session:
         self._refuses = refuses
 
     async def sync(self) -> None:
-        self.asked += 1
+        self.in_flight += 1
         self.loop = asyncio.get_running_loop()
         await self.open.wait()
         if self._refuses is not None:
@@ -51,7 +51,7 @@ async def test_registering_returns_at_once_and_asks_no_session() -> None:
     registry.add_session(session)
     registry.register_tool(plain("one"))
     registry.unregister_tool("one")
-    assert session.asked == 0
+    assert session.in_flight == 0
 
 
 @pytest.mark.parametrize("definition", [plain("one"), ToolDefinition("one", "d", ANYTHING, ours)])
@@ -64,7 +64,7 @@ async def test_registering_and_syncing_returns_when_every_session_has_the_tools(
         registry.add_session(session)
     sessions[1].open.clear()
     registering = asyncio.create_task(registry.register_tool_and_sync(definition))
-    await until(lambda: sessions[0].synced and sessions[1].asked, "both to be asked")
+    await until(lambda: sessions[0].synced and sessions[1].in_flight, "both to be asked")
     assert not registering.done()
     sessions[1].open.set()
     await within(registering)
@@ -81,7 +81,7 @@ async def test_a_session_that_refuses_is_raised_once_all_the_others_have_the_too
     registry.add_session(refusing)
     registry.add_session(late)
     registering = asyncio.create_task(registry.register_tool_and_sync(plain("one")))
-    await until(lambda: late.asked, "the other to be asked")
+    await until(lambda: late.in_flight, "the other to be asked")
     late.open.set()
     with pytest.raises(ValueError, match="too many tools"):
         await within(registering)
@@ -98,7 +98,7 @@ async def test_a_tool_that_is_refused_is_told_to_no_session() -> None:
     registry.add_session(session)
     with pytest.raises(ValueError, match="a b"):
         await registry.register_tool_and_sync(plain("a b"))
-    assert session.asked == 0
+    assert session.in_flight == 0
 
 
 async def test_a_session_that_was_removed_is_waited_for_no_more() -> None:
@@ -110,7 +110,7 @@ async def test_a_session_that_was_removed_is_waited_for_no_more() -> None:
     registry.remove_session(session)
     registry.remove_session(session)
     await within(registry.register_tool_and_sync(plain("one")))
-    assert session.asked == 0
+    assert session.in_flight == 0
 
 
 async def test_giving_up_the_wait_gives_up_the_sessions_and_leaves_the_tool() -> None:

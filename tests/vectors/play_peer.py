@@ -61,7 +61,7 @@ class Stream:
         self._context = context
         self.ending: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()  # status and text
         self._arrived: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # (arm or event, value)
-        self.owed: set[str] = set()  # ids of calls that were sent and not yet answered
+        self.pending: set[str] = set()  # ids of calls that were sent and not yet answered
         self.over = False  # whether either side has ended its direction
 
     async def read(self, requests: AsyncIterator[wire.InvokeRequest]) -> None:
@@ -77,7 +77,7 @@ class Stream:
     async def send(self, frame: dict[str, Any]) -> None:
         """Sends a frame and notes which calls it asks for."""
         message = json_format.ParseDict(frame, wire.InvokeResponse())
-        self.owed.update(call.call_id for call in message.calls)
+        self.pending.update(call.call_id for call in message.calls)
         await self._context.write(message)
 
     async def next(self, waiting_for: str) -> tuple[str, Any]:
@@ -88,10 +88,10 @@ class Stream:
             raise Mismatch(f"nothing came for {PATIENCE_SECONDS:g} s; waiting for {waiting_for}") from None
         if arm == "fault":
             raise Mismatch(item)
-        if arm in ("results", "progress") and item["call_id"] not in self.owed:
+        if arm in ("results", "progress") and item["call_id"] not in self.pending:
             raise Mismatch(f"{arm} for a call that is not owed on this stream (or was answered already): {item}")
         if arm == "results":
-            self.owed.remove(item["call_id"])
+            self.pending.remove(item["call_id"])
         self.over = self.over or arm == "half_close"
         return arm, item
 
@@ -182,8 +182,8 @@ class Player:
         stream = self._current
         if stream.over:
             return
-        if stream.owed:
-            raise Mismatch(f"{name}: the calls {sorted(stream.owed)} were never answered")
+        if stream.pending:
+            raise Mismatch(f"{name}: the calls {sorted(stream.pending)} were never answered")
         await self._send({"heartbeat": {"sequence": FENCE}})
         await self._expect({"heartbeat": {"sequence": FENCE}})
         stream.end("UNAVAILABLE", "end of the scenario: attach again")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.catalog.policy import Permissions
+from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.loopback import is_loopback_host, mask, parse_callback_url
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.tool import Limits, is_source
@@ -78,7 +78,7 @@ class Config:
     guarded: tuple[str, ...] = ("dropin", "dropin:*")
     tripwire: str = "default"
     tripwire_allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    permissions: Permissions = field(default_factory=Permissions)
+    permissions: AccessRules = field(default_factory=AccessRules)
     background_after_seconds: float = 10.0
     tools_dir: Path | None = None
     require_manifest: bool = False
@@ -131,7 +131,7 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServeSettings:
     """What ``toolbus serve`` was told: the bus's part and its own."""
 
     config: Config
@@ -197,7 +197,7 @@ def check_port(where: str, port: str) -> int:
     return int(port)
 
 
-def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Settings:
+def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> ServeSettings:
     """Puts together what was said in several places: flag over environment over file over default.
 
     Args:
@@ -221,7 +221,7 @@ def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | No
         import platformdirs  # only a bus that keeps something needs it
 
         merged["data_dir"] = platformdirs.user_data_path("toolbus")
-    return Settings(Config(**merged, limits=Limits(**limits)), **log)
+    return ServeSettings(Config(**merged, limits=Limits(**limits)), **log)
 
 
 # -- where settings come from ------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         }
     if permissions:
         try:
-            said["permissions"] = Permissions.read(permissions)
+            said["permissions"] = AccessRules.read(permissions)
         except InvalidRequest as problem:
             raise SetupError(f"{file}: {problem}") from None
     if limits:

@@ -69,7 +69,7 @@ class LocalHandler:
     ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
-        self.owed: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}
         self.stuck = 0
         self._spec = spec
         self._home = home
@@ -103,7 +103,7 @@ class LocalHandler:
     def _done(self, here: _Here, call_id: str, task: asyncio.Task[None]) -> None:
         """Answers for a task that was cancelled before its first step, which runs nothing of it."""
         self._running.pop(call_id, None)
-        if call_id in self.owed:
+        if call_id in self.pending:
             here.dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
 
     async def _run(self, here: _Here, call_id: str, arguments_json: str, scope: ToolScope) -> None:
@@ -139,7 +139,7 @@ class LocalHandler:
             role=role,
             schema_hash=schema_hash,
         )
-        nested = LocalCaller(self.source, here.dispatcher, owed=self.owed)
+        nested = LocalCaller(self.source, here.dispatcher, pending=self.pending)
         return asyncio.run_coroutine_threadsafe(nested.call(call), here.loop)
 
     def _progress(self, here: _Here, progress: pb.ToolProgress) -> None:
@@ -185,18 +185,18 @@ class LocalCaller:
         dispatcher: Dispatcher,
         max_in_flight: int = MAX_IN_FLIGHT,
         *,
-        owed: dict[str, Any] | None = None,
-        administers: bool = True,
-        unnamed_may: bool = False,
+        pending: dict[str, Any] | None = None,
+        is_admin: bool = True,
+        may_omit_user: bool = False,
         longest_timeout: float = MAX_TIMEOUT_SECONDS,
     ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
-        self.asked: dict[str, Any] = {}
-        self.owed: dict[str, Any] = {} if owed is None else owed
-        self.trusted = owed is None
-        self.administers = administers and owed is None
-        self.unnamed_may = unnamed_may
+        self.in_flight: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {} if pending is None else pending
+        self.may_set_context = pending is None
+        self.is_admin = is_admin and pending is None
+        self.may_omit_user = may_omit_user
         self.longest_timeout = longest_timeout
         self.budget = dispatcher.budget(source)
         self.allowed: set[Entry] = set()
@@ -206,7 +206,7 @@ class LocalCaller:
         self._waiting: dict[str, tuple[asyncio.Future[Result], OnProgress | None]] = {}  # by call_id
 
     def __repr__(self) -> str:
-        return f"<LocalCaller {self.source} asked={len(self.asked)}>"
+        return f"<LocalCaller {self.source} in_flight={len(self.in_flight)}>"
 
     async def call(self, call: pb.ToolCall, on_progress: OnProgress | None = None) -> Result:
         """Makes one call and waits for its result. Cancelling the wait cancels the call."""

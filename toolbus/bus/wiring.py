@@ -21,20 +21,20 @@ from types import TracebackType
 from typing import Any, Self
 
 import toolbus
-from toolbus.bus.calls.call_records import Records
+from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.catalog.entry import BUS_SOURCE, Changes, Listing
+from toolbus.bus.catalog.entry import BUS_SOURCE, CatalogChanges, ToolListing
 from toolbus.bus.catalog.offer import prepare
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.local import LocalCaller, LocalHandler, OnProgress
 from toolbus.bus.loopback import parse_callback_url
-from toolbus.bus.operators.admin_tools import Admin
-from toolbus.bus.operators.grants import Rights
+from toolbus.bus.operators.admin_tools import AdminTools
+from toolbus.bus.operators.grants import Grants
 from toolbus.bus.streams.grpc_server import ToolBusService
-from toolbus.bus.streams.guarded_service import GuardedService
+from toolbus.bus.streams.guarded_service import UntrustedService
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.listeners import Listeners
 from toolbus.bus.streams.presence import TICK_SECONDS, WATCH_SECONDS, Presence
@@ -75,7 +75,7 @@ class Bus:
         self._stopped = asyncio.Event()
         self._ending = False  # whether watchers are to leave
         self._changed: set[asyncio.Event] = set()  # local watchers
-        self.records = Records(contents=config.record_contents, began=time.time() - time.monotonic())
+        self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
         self.registry = Registry(
             config.roles,
             tools_per_role=config.limits.tools_per_role,
@@ -92,7 +92,7 @@ class Bus:
             config.limits,
             identity=(config.bus_id, secrets.token_hex(8), toolbus.__version__),
             on_source=self._health.source_changed,
-            on_change=self.catalogue_changed,
+            on_change=self.catalog_changed,
         )
         self._caller = LocalCaller("local", self.dispatcher)
         self._store: Any = None  # what survives a restart; None: nothing does
@@ -106,21 +106,21 @@ class Bus:
             config.limits,
             lambda request: self._callback_tools().register_by_grpc(request),
         )
-        guarded = GuardedService(self.dispatcher, self._presence, config.limits, self.policy.guards)
+        guarded = UntrustedService(self.dispatcher, self._presence, config.limits, self.policy.is_untrusted)
         self._grpc = Listeners(service, guarded, self._health, config.limits, reflection=config.grpc_reflection)
         self._http: Any = None  # the HTTP server, imported only where one is wanted
         self.tasks = TaskManager(config.background_after_seconds)
         self.dispatcher.tripwire = Tripwire(config.tripwire, config.tripwire_allow)  # type: ignore[arg-type]
         self.dispatcher.background = LoopTasks(self.tasks, self.dispatcher, lambda: self.loop)
-        self._rights = Rights(
+        self._grants = Grants(
             self.registry,
             self.policy,
             self.dispatcher.view,
             self._presence,
-            changed=self.catalogue_changed,
+            changed=self.catalog_changed,
             withdrawn=lambda: self._registrations.sync() if self._registrations is not None else None,
         )
-        self.permit, self.grant, self.revoke = self._rights.permit, self._rights.grant, self._rights.revoke
+        self.permit, self.grant, self.revoke = self._grants.permit, self._grants.grant, self._grants.revoke
         self.run_sync = self._workers.run  # runs a plain function off the loop
         self._offer_own()
 
@@ -166,10 +166,10 @@ class Bus:
     async def _open_store(self) -> None:
         if self._config.data_dir is None:
             return
-        from toolbus.bus.storage.registration_store import Store
+        from toolbus.bus.storage.registration_store import RegistrationStore
 
-        self._store = Store(self._config.data_dir)
-        self._rights.keep_in(self._config.data_dir, self._config.permissions)
+        self._store = RegistrationStore(self._config.data_dir)
+        self._grants.keep_in(self._config.data_dir, self._config.permissions)
         self.tasks.keep_in(self._config.data_dir / TASKS_FILE)
         kept = self._store.load()
         if kept:
@@ -179,7 +179,7 @@ class Bus:
         """Returns the tools with a callback URL, whose room is loaded when it is first needed."""
         if self._registrations is None:
             from toolbus.bus.gateway.registrations import Registrations
-            from toolbus.bus.storage.registration_store import Kept
+            from toolbus.bus.storage.registration_store import StoredRegistration
 
             self._registrations = Registrations(
                 self.registry,
@@ -187,9 +187,9 @@ class Bus:
                 self._presence,
                 self.policy,
                 self._config.limits,
-                shelf=self._store,
-                record=Kept,
-                changed=self.catalogue_changed,
+                store=self._store,
+                record=StoredRegistration,
+                changed=self.catalog_changed,
                 on_source=self._health.source_changed,
             )
             self._registrations.start()
@@ -206,7 +206,7 @@ class Bus:
             withdrawal=self._presence.withdrawal,
             limits=self._config.limits,
             own=parse_callback_url(f"http://{self._http.address}"),
-            asker=lambda administers: LocalCaller(SOURCE, self.dispatcher, administers=administers),
+            asker=lambda is_admin: LocalCaller(SOURCE, self.dispatcher, is_admin=is_admin),
             watch=self.watch,
             is_running=lambda source: bool(self._serving(source)),
             ready=self._takes_calls,
@@ -238,7 +238,7 @@ class Bus:
             callback_base=own.url.rstrip("/"),
             bus_id=self._config.bus_id,
             changed=self.watch,
-            on_warning=self.catalogue_changed,
+            on_warning=self.catalog_changed,
         )
 
     async def drain(self, grace_seconds: float | None = None) -> None:
@@ -315,8 +315,8 @@ class Bus:
         return self._grpc.addresses
 
     async def dropin_address(self, port: int = 0) -> str:
-        """Returns where sandboxed tools attach, see `Listeners.guarded_address`; from the first time on it listens."""
-        return await self._grpc.guarded_address(port)
+        """Returns where sandboxed tools attach: `Listeners.untrusted_address`, listening from the first time on."""
+        return await self._grpc.untrusted_address(port)
 
     @property
     def http_address(self) -> str | None:
@@ -346,7 +346,7 @@ class Bus:
     def remove_tool(self, name: str, source: str = "local") -> bool:
         """Withdraws a tool of this process. Returns whether there was one."""
         outcome = self.registry.unregister(name, "", source)
-        self.catalogue_changed()
+        self.catalog_changed()
         return bool(outcome.names)
 
     async def call(
@@ -386,12 +386,12 @@ class Bus:
 
     def list(
         self, role: str | None = None, *, user_id: str = "", level: int = 0, include_offline: bool = False
-    ) -> builtins.list[Listing]:
+    ) -> builtins.list[ToolListing]:
         """Lists what this program could call on behalf of a user."""
         return [*self.dispatcher.view.listings(role, user_id, level, include_offline=include_offline)]
 
-    async def watch(self, since: int = -1) -> AsyncIterator[Changes]:
-        """Yields the whole catalogue first, then what changes, until the bus stops.
+    async def watch(self, since: int = -1) -> AsyncIterator[CatalogChanges]:
+        """Yields the whole catalog first, then what changes, until the bus stops.
 
         Args:
             since: the revision that is known already; only what changed after it is told then, if that is still known.
@@ -413,7 +413,7 @@ class Bus:
     def add_role(self, role: str) -> None:
         """Adds a role; it gets every tool that was registered for all roles."""
         self.registry.add_role(role)
-        self.catalogue_changed()
+        self.catalog_changed()
 
     def remove_role(self, role: str) -> None:
         """Removes a role.
@@ -422,18 +422,18 @@ class Bus:
             UnknownRole: there is no such role.
         """
         self.registry.remove_role(role)
-        self.catalogue_changed()
+        self.catalog_changed()
 
     def _offer_own(self) -> None:
         """Offers what the bus itself can do: to operators always, to models where the configuration says so."""
-        admin = Admin(
+        admin = AdminTools(
             self.registry,
             self._presence,
             self.records,
             self.dispatcher.view,
             stop=self._stopped.set,
-            changed=self.catalogue_changed,
-            rights=self._rights,
+            changed=self.catalog_changed,
+            grants=self._grants,
             dropin_address=self.dropin_address,
         )
         for source, method in admin.offers(TaskTools(self.tasks).tools(), self._config.offered):
@@ -443,7 +443,7 @@ class Bus:
         offered = prepare([spec.tool], self._config.limits)
         handler = LocalHandler(source, spec, lambda: self.dispatcher, run_sync=self._workers.run)
         self.registry.register(handler, offered, qualified=qualified)
-        self.catalogue_changed()
+        self.catalog_changed()
 
     # -- what the rooms ask of the whole -------------------------------------------------------------------------
 
@@ -469,10 +469,10 @@ class Bus:
         self._timer = None
         self.dispatcher.sweep(time.monotonic())
 
-    def catalogue_changed(self) -> None:
-        """Has those who watch told that the catalogue changed; from any thread."""
+    def catalog_changed(self) -> None:
+        """Has those who watch told that the catalog changed; from any thread."""
         if self.loop is not None and threading.get_ident() != self._thread:
-            self.loop.call_soon_threadsafe(self.catalogue_changed)
+            self.loop.call_soon_threadsafe(self.catalog_changed)
             return
         if self._registrations is not None:
             self._registrations.sync()

@@ -38,13 +38,13 @@ MANUAL = manual(
 
 FOLLOW_SECONDS = 30.0  # how long one question waits for news
 _READER = "toolbus:calls"  # its own calls are not recorded
-MOST_SHOWN = 60  # characters of arguments or output in a table
+MAX_SHOWN = 60  # characters of arguments or output in a table
 # Heads, with the width that a column has while nobody knows what is still to come.
 _COLUMNS = (
     ("OUTCOME", 17), ("MS", 8), ("SOURCE", 12), ("CALLER", 12), ("USER", 8), ("ROUND", 5), ("IN", 5), ("OUT", 5),
     ("CALL", 10), ("NAME", 16),
 )  # fmt: skip
-_CONTENTS = (("ARGUMENTS", MOST_SHOWN), ("OUTPUT", 0))
+_CONTENTS = (("ARGUMENTS", MAX_SHOWN), ("OUTPUT", 0))
 
 
 def calls(
@@ -143,4 +143,4 @@ def _row(record: Mapping[str, Any], contents: bool) -> tuple[str, ...]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"

@@ -124,7 +124,7 @@ def _row(listed: ListedTool) -> tuple[str, ...]:
 
 
 def as_record(listed: ListedTool) -> dict[str, Any]:
-    """Returns a line of the catalogue as JSON shows it: what the tool's author said, below the state."""
+    """Returns a line of the catalog as JSON shows it: what the tool's author said, below the state."""
     record = asdict(listed)
     tool = record.pop("tool")
     del tool["schema_hash"]

@@ -1,4 +1,4 @@
-"""``toolbus search`` and ``export``: the catalogue as models get it."""
+"""``toolbus search`` and ``export``: the catalog as models get it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ EXPORT_MANUAL = manual(
     """,
     "0 done (also where tools are left out), 1 the bus said no (an unknown role, say), 2 wrong usage, 3 no bus there.",
 )
-MOST_RESULTS = 50  # that the bus answers with
+MAX_RESULTS = 50  # that the bus answers with
 
 
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What the tool should do, in a few words.")],
     bus: BusOption = None,
     mode: Annotated[str, typer.Option(metavar="bm25|keyword|semantic", help="How to rank.")] = "bm25",
-    top_k: Annotated[int, typer.Option(min=1, max=MOST_RESULTS, help="At most this many.")] = 10,
+    top_k: Annotated[int, typer.Option(min=1, max=MAX_RESULTS, help="At most this many.")] = 10,
     user: UserOption = None,
     level: LevelOption = None,
     as_json: JsonOption = False,

@@ -49,7 +49,7 @@ RIGHT_MANUAL = manual(
 EVERYONE = "*"  # in a rule
 
 
-class Kind(StrEnum):
+class RuleKind(StrEnum):
     """What a rule is for."""
 
     TOOLS = "tools"
@@ -70,7 +70,7 @@ def permissions(bus: BusOption = None, as_json: JsonOption = False) -> None:
 
 
 def permit(
-    kind: Annotated[Kind, typer.Argument(metavar="tools|roles|sources", help="What the rule is for.")],
+    kind: Annotated[RuleKind, typer.Argument(metavar="tools|roles|sources", help="What the rule is for.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, role or source.")],
     bus: BusOption = None,
     user: Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from toolbus.dropin.tool_folder import ToolFolder
-    from toolbus.processes.supervisor import Report
+    from toolbus.processes.supervisor import PluginReport
 
 MANUAL = manual(
     (
@@ -104,16 +104,16 @@ def run(
 
 
 @contextlib.asynccontextmanager
-async def _entrance(bus: str, folder: ToolFolder, emit: Callable[[Report], None]) -> AsyncIterator[None]:
+async def _entrance(bus: str, folder: ToolFolder, emit: Callable[[PluginReport], None]) -> AsyncIterator[None]:
     """Tells a folder where the bus takes its tools in, whenever that changes, and operators what goes wrong there."""
     from toolbus.dropin.guarded_address import follow_entrance
     from toolbus.dropin.tool_folder import NAME
-    from toolbus.processes.supervisor import Happened, Report
+    from toolbus.processes.supervisor import Happened, PluginReport
 
     loop = asyncio.get_running_loop()
 
     def say(text: str) -> None:
-        emit(Report(NAME, Happened.OUTPUT, text, "stderr"))
+        emit(PluginReport(NAME, Happened.OUTPUT, text, "stderr"))
 
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -150,7 +150,7 @@ class _Prefixed:
     def __init__(self) -> None:
         self._width = 0  # of the longest name so far
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, report: PluginReport) -> None:
         stream = sys.stdout if report.stream == "stdout" else sys.stderr
         self._width = max(self._width, len(report.plugin))
         mark = "|" if report.stream else "*"
@@ -161,7 +161,7 @@ class _Prefixed:
         print(head, terminal.utf8(report.text), file=stream, flush=True)
 
 
-def _say_json(report: Report) -> None:
+def _say_json(report: PluginReport) -> None:
     event: dict[str, str] = {"plugin": report.plugin, "event": report.happened.value}
     if report.stream:
         event["stream"] = report.stream

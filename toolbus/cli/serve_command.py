@@ -22,8 +22,8 @@ from toolbus.cli.manual import manual
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
-    from toolbus.bus.config import Config, Settings
-    from toolbus.processes.supervisor import Report
+    from toolbus.bus.config import Config, ServeSettings
+    from toolbus.processes.supervisor import PluginReport
 
 MANUAL = manual(
     (
@@ -36,7 +36,7 @@ MANUAL = manual(
         "toolbus serve --council council.toml",
     ),
     """
-    Settings: flag over environment over file over default. Each has a variable TOOLBUS_NAME (TOOLBUS_GRPC,
+    ServeSettings: flag over environment over file over default. Each has a variable TOOLBUS_NAME (TOOLBUS_GRPC,
     TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in the file: grpc, http, roles, no_roles,
     data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced, guarded, tripwire, offered, council,
     tools_dir, require_manifest, record_contents, background_after_seconds, grpc_reflection, log_level, log_json, and
@@ -147,7 +147,7 @@ def _given(**flags: Any) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value not in (None, (), False)}
 
 
-def _settled(flags: dict[str, Any], file: Path | None) -> Settings:
+def _settled(flags: dict[str, Any], file: Path | None) -> ServeSettings:
     try:
         from toolbus.bus.config import settle
         from toolbus.errors import SetupError
@@ -237,7 +237,7 @@ def _log_fault(tools: asyncio.Task[bool]) -> None:
         logging.getLogger("toolbus.dropin").error("drop-in tools are no longer run: restart the bus", exc_info=fault)
 
 
-def _log_report(report: Report) -> None:
+def _log_report(report: PluginReport) -> None:
     """Logs what a process says, a line of its own log at the level that it has there."""
     from toolbus.processes.supervisor import Happened
 
@@ -311,7 +311,7 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _OWN_FIELDS}
 
 
-def _log_to_stderr(settings: Settings) -> None:
+def _log_to_stderr(settings: ServeSettings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if settings.log_json else _Lines(date=not sys.stderr.isatty()))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])

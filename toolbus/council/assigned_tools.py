@@ -11,10 +11,10 @@ from toolbus.council.available_tools import AvailableTool, missing_tool
 from toolbus.council.council_result import SkippedTool, ToolOutcome
 from toolbus.council.member import Member
 
-MOST_NAMED = 8  # tools that one warning names
+MAX_NAMED = 8  # tools that one warning names
 # A misspelt name is looked for among so many, in so many cases of a run: it takes about 10 µs for each pair.
-_MOST_COMPARED = 500
-_MOST_HINTS = 4
+_MAX_COMPARED = 500
+_MAX_HINTS = 4
 _LONGEST_COMPARED = 100  # characters
 _RULE = "no tool of that name is offered to councils: it is misspelt, stopped, revoked or not council_eligible"
 
@@ -43,7 +43,7 @@ def assigned_tools(
             elif unlisted or again:
                 there.append((name, missing_tool(name, unlisted or _gone(name))))
             else:
-                hint = _hint(name, tools) if len(skipped) < _MOST_HINTS else ""
+                hint = _hint(name, tools) if len(skipped) < _MAX_HINTS else ""
                 skipped.append(SkippedTool(member.id, name, _RULE + hint))
     return assigned, skipped
 
@@ -51,8 +51,8 @@ def assigned_tools(
 def warned(run_id: str, skipped: Sequence[SkippedTool]) -> None:
     """Tells an operator, once for a run, which tools were not there."""
     if skipped:
-        named = ", ".join(f"{each.tool!r:.80} of member {each.member_id!r:.80}" for each in skipped[:MOST_NAMED])
-        more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
+        named = ", ".join(f"{each.tool!r:.80} of member {each.member_id!r:.80}" for each in skipped[:MAX_NAMED])
+        more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
         log.warning("council run %.80r skips %s%s: %s", run_id, named, more, skipped[0].why)
 
 
@@ -66,5 +66,5 @@ def _gone(name: str) -> str:
 
 
 def _hint(name: str, tools: Mapping[str, AvailableTool]) -> str:
-    close = get_close_matches(name, list(tools)[:_MOST_COMPARED], 1) if len(name) <= _LONGEST_COMPARED else []
+    close = get_close_matches(name, list(tools)[:_MAX_COMPARED], 1) if len(name) <= _LONGEST_COMPARED else []
     return f"; did you mean {close[0]}?" if close else ""

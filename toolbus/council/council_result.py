@@ -9,7 +9,7 @@ from typing import Any
 
 from toolbus.errors import SetupError, ToolBusError
 
-MOST_NAMED = 8  # failed tools that an error names
+MAX_NAMED = 8  # failed tools that an error names
 
 
 class TimedOut(ToolBusError):
@@ -132,12 +132,12 @@ class Deliberation:
             return set(failed)
         named = dict.fromkeys((member_id, tool) for member_id, tool in only)
         pairs = [f"{member_id} {tool}"[:160] for member_id, tool in failed]
-        these = ", ".join(pairs[:MOST_NAMED]) + (" and others" if len(pairs) > MOST_NAMED else "")
+        these = ", ".join(pairs[:MAX_NAMED]) + (" and others" if len(pairs) > MAX_NAMED else "")
         cure = f"what failed in this run is: {these}" if these else "nothing failed in this run"
         if not named:
             raise SetupError(f"only names nothing to be run again: leave it out to retry all; {cure}")
         if others := [f"{member_id} {tool}"[:160] for member_id, tool in named if (member_id, tool) not in failed]:
-            raise SetupError(f"only names {', '.join(others[:MOST_NAMED])}, which did not fail here: {cure}")
+            raise SetupError(f"only names {', '.join(others[:MAX_NAMED])}, which did not fail here: {cure}")
         return set(named)
 
     @property

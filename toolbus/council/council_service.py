@@ -30,9 +30,9 @@ from toolbus.errors import PeerLost, SetupError
 from toolbus.functions.scope import ContextMessage
 from toolbus.tool import MIB
 
-MOST_RUNS = 100  # that are kept for retries
-MOST_CHARACTERS = 32 * MIB  # of the runs that are kept, in all; the newest is kept whatever it has
-MOST_IGNORED = 20  # keys that an answer names
+MAX_RUNS = 100  # that are kept for retries
+MAX_CHARACTERS = 32 * MIB  # of the runs that are kept, in all; the newest is kept whatever it has
+MAX_IGNORED = 20  # keys that an answer names
 _INLINE = (
     "the mode is inline: the main model calls the tools itself, which toolbus.council.InlineTools offers in Python"
 )
@@ -311,7 +311,7 @@ class CouncilService:
         self._runs[kept.deliberation.run_id] = kept
         self._runs.move_to_end(kept.deliberation.run_id)
         characters = sum(each.characters for each in self._runs.values())
-        while len(self._runs) > 1 and (len(self._runs) > MOST_RUNS or characters > MOST_CHARACTERS):
+        while len(self._runs) > 1 and (len(self._runs) > MAX_RUNS or characters > MAX_CHARACTERS):
             characters -= self._runs.popitem(last=False)[1].characters
 
 
@@ -349,7 +349,7 @@ def _ignored(said: Said) -> tuple[str, ...]:
 
 def _named(names: Iterable[str]) -> tuple[str, ...]:
     """Returns names as they may be shown: not too many, none too long, and without line ends."""
-    return tuple(repr(name[:80])[1:-1] for name in islice(names, MOST_IGNORED))
+    return tuple(repr(name[:80])[1:-1] for name in islice(names, MAX_IGNORED))
 
 
 def _shown(record: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from toolbus.council.member import MOST_RETENTION, Member
+from toolbus.council.member import MAX_RETENTION, Member
 from toolbus.dialects.result_text import utf8
 from toolbus.errors import SetupError
 from toolbus.tool import KIB, MAX_TIMEOUT_SECONDS
@@ -27,7 +27,7 @@ from toolbus.tool import KIB, MAX_TIMEOUT_SECONDS
 LEAST_TIMEOUT_SECONDS = 15.0  # below it, tools that ask a model themselves hardly ever finish
 MODES = ("sidecar", "inline")
 SUBJECT = "council settings"
-MOST_NAMED = 8  # unknown keys that one warning names
+MAX_NAMED = 8  # unknown keys that one warning names
 
 log = logging.getLogger("toolbus.extension")
 _Read = Callable[[Any, str], Any]
@@ -238,7 +238,7 @@ def _fields(said: Any, where: str, known: Mapping[str, tuple[str, _Read]]) -> di
         elif value is not None and name:
             found[name] = _at(str(key), read, value, f"{where}: {key}")
     if unknown:
-        log.warning("%s: nothing is known of %s; they are left out", where, ", ".join(unknown[:MOST_NAMED]))
+        log.warning("%s: nothing is known of %s; they are left out", where, ", ".join(unknown[:MAX_NAMED]))
     return found
 
 
@@ -266,7 +266,7 @@ def _flag(value: Any, where: str) -> bool:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MOST_NUMBER <= value <= _MOST_NUMBER:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise _refused(where, value, "is no number", "write one, without quotes")
     return float(value)
 
@@ -322,8 +322,8 @@ def _tools_settings(value: Any, where: str) -> dict[str, Any]:
     return _fields(value, where, _TOOLS)
 
 
-_MOST_NUMBER = sys.float_info.max
-_FEW = _within(0, MOST_RETENTION, _whole)
+_MAX_NUMBER = sys.float_info.max
+_FEW = _within(0, MAX_RETENTION, _whole)
 _KINDS: Mapping[type, _Read] = {bool: _flag, int: _integer, float: _number}  # by the type of a default
 _ELSEWHERE: tuple[str, _Read] = ("", _text)  # known to the hosts and of no meaning here: not read, no warning
 

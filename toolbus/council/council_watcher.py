@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MOST_WAITING = 100  # events that one watcher has not taken yet
+MAX_WAITING = 100  # events that one watcher has not taken yet
 LOST = "COUNCIL_EVENTS_LOST"
 
 
@@ -26,7 +26,7 @@ class Watcher:
         """
         self._chat_id = chat_id
         self._on_close = on_close
-        self._waiting: deque[Mapping[str, Any]] = deque(maxlen=MOST_WAITING)  # oldest first
+        self._waiting: deque[Mapping[str, Any]] = deque(maxlen=MAX_WAITING)  # oldest first
         self._lost = 0  # events since it was last told
         self._awake = asyncio.Event()
         self._closed = False
@@ -37,7 +37,7 @@ class Watcher:
     def put(self, event: Mapping[str, Any]) -> None:
         """Takes an event, where it is of the watcher's chat."""
         if self._chat_id in ("", event["chatId"]):
-            self._lost += len(self._waiting) == MOST_WAITING
+            self._lost += len(self._waiting) == MAX_WAITING
             self._waiting.append(event)
             self._awake.set()
 

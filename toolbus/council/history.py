@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from toolbus.council.council_result import ToolOutcome
-from toolbus.council.member import MOST_RETENTION, Member
+from toolbus.council.member import MAX_RETENTION, Member
 from toolbus.tool import MIB
 
 ENTRY_CHARACTERS = 4000
 ENTRIES_OF_CHAT = 200
 CHATS_KEPT = 1000
 REPLACED_KEPT = 1000  # run ids
-MOST_CHARACTERS = 32 * MIB  # of all chats; the newest is kept whatever it has
+MAX_CHARACTERS = 32 * MIB  # of all chats; the newest is kept whatever it has
 _PREFACE = """## Previous Council Deliberations
 
 These come from earlier turns of this chat and are here so that plans and threads are not lost. They have been used \
@@ -50,7 +50,7 @@ class CouncilHistory:
         Args:
             most_chats: kept; the one that was not used for longest goes first.
         """
-        self._most_chats = most_chats
+        self._max_chats = most_chats
         self._chats: OrderedDict[str, tuple[HistoryEntry, ...]] = OrderedDict()  # oldest entry first
         self._characters = 0  # of all entries
         self._last: OrderedDict[str, str] = OrderedDict()  # by chat, the run that began last
@@ -95,7 +95,7 @@ class CouncilHistory:
         if run_id in self._replaced:
             return
         most = {
-            (member.id, tool): min(member.history_retention.get(tool, 0), MOST_RETENTION)
+            (member.id, tool): min(member.history_retention.get(tool, 0), MAX_RETENTION)
             for member in members
             for tool in member.tools
         }
@@ -114,7 +114,7 @@ class CouncilHistory:
                 continue
             key = entry.member_id, entry.tool
             seen[key] = seen.get(key, 0) + 1
-            if seen[key] <= most.get(key, MOST_RETENTION):  # members that were not asked for keep what they have
+            if seen[key] <= most.get(key, MAX_RETENTION):  # members that were not asked for keep what they have
                 kept.appendleft(entry)
         self._keep(chat_id, tuple(kept))
 
@@ -124,7 +124,7 @@ class CouncilHistory:
         parts = []
         for member in members:
             for tool in member.tools:
-                most = min(member.history_retention.get(tool, 0), MOST_RETENTION)
+                most = min(member.history_retention.get(tool, 0), MAX_RETENTION)
                 of_tool = [each for each in entries if (each.member_id, each.tool) == (member.id, tool)]
                 of_tool = of_tool[-most:] if most > 0 else []
                 for age, entry in zip(range(len(of_tool), 0, -1), of_tool, strict=True):
@@ -135,7 +135,7 @@ class CouncilHistory:
     def _began(self, chat_id: str, run_id: str) -> None:
         self._last[chat_id] = run_id
         self._last.move_to_end(chat_id)
-        while len(self._last) > self._most_chats:
+        while len(self._last) > self._max_chats:
             self._last.popitem(last=False)
 
     def _keep(self, chat_id: str, entries: tuple[HistoryEntry, ...]) -> None:
@@ -143,7 +143,7 @@ class CouncilHistory:
         if entries:
             self._chats[chat_id] = entries[-ENTRIES_OF_CHAT:]
             self._characters += _characters(self._chats[chat_id])
-        while len(self._chats) > 1 and (len(self._chats) > self._most_chats or self._characters > MOST_CHARACTERS):
+        while len(self._chats) > 1 and (len(self._chats) > self._max_chats or self._characters > MAX_CHARACTERS):
             self._characters -= _characters(self._chats.popitem(last=False)[1])
 
 

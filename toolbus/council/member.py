@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 DEFAULT_GENDER_IDENTITY = 3  # 0 feminine, 1 masculine, 2 neutral, 3 any
-MOST_RETENTION = 10  # earlier results of a tool that a later run is shown
+MAX_RETENTION = 10  # earlier results of a tool that a later run is shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from toolbus.council.council_result import Deliberation
 from toolbus.tool import MIB
 
 CHATS_KEPT = 1000
-MOST_CHARACTERS = 32 * MIB  # of all of them; the newest is kept whatever it has
+MAX_CHARACTERS = 32 * MIB  # of all of them; the newest is kept whatever it has
 
 
 def fingerprint(*parts: object) -> str:
@@ -26,7 +26,7 @@ class RetainedRuns:
     """The last run of each chat that can be used again."""
 
     def __init__(self, most_chats: int = CHATS_KEPT) -> None:
-        self._most_chats = most_chats
+        self._max_chats = most_chats
         self._runs: OrderedDict[str, tuple[str, Deliberation | None]] = OrderedDict()  # by chat, with a fingerprint
 
     def __repr__(self) -> str:
@@ -39,7 +39,7 @@ class RetainedRuns:
             return
         self._runs[chat_id] = mark, outcome
         characters = sum(_characters(kept) for _, kept in self._runs.values())
-        while len(self._runs) > 1 and (len(self._runs) > self._most_chats or characters > MOST_CHARACTERS):
+        while len(self._runs) > 1 and (len(self._runs) > self._max_chats or characters > MAX_CHARACTERS):
             _, (_, oldest) = self._runs.popitem(last=False)
             characters -= _characters(oldest)
 

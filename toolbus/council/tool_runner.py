@@ -126,9 +126,9 @@ class ToolRunner:
         return dump_arguments(planned)
 
 
-def cut(text: str, most_bytes: int) -> str:
+def cut(text: str, max_bytes: int) -> str:
     """Returns a text of at most so many bytes in UTF-8; one that is cut says so at its end."""
     encoded = utf8(text).encode()
-    if len(encoded) <= most_bytes:
+    if len(encoded) <= max_bytes:
         return utf8(text)
-    return encoded[: most_bytes - len(_TRUNCATED)].decode("utf-8", "ignore").rstrip() + _TRUNCATED
+    return encoded[: max_bytes - len(_TRUNCATED)].decode("utf-8", "ignore").rstrip() + _TRUNCATED

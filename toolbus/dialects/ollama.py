@@ -54,7 +54,7 @@ class Ollama(PairedDialect):
         return stream.finish()
 
     def stream(self, names: NameTable) -> TurnStream:
-        return _Stream(self, names)
+        return _OllamaStream(self, names)
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """As in `Dialect`. There is no tool_choice: ``none`` writes no tools."""
@@ -147,7 +147,7 @@ def _named(message: Mapping[str, Any]) -> list[Json]:
     ]
 
 
-class _Stream(TurnStream):
+class _OllamaStream(TurnStream):
     """Puts the chunks of an answer together: text in pieces, calls whole."""
 
     end_mark = "a chunk that is done"

@@ -63,7 +63,7 @@ class OpenAIResponses(PairedDialect):
         return _turn(_objects(answer.get("output")), names, stop)
 
     def stream(self, names: NameTable) -> TurnStream:
-        return _Stream(self, names)
+        return _ResponsesStream(self, names)
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """As in `Dialect`. What the system says first becomes `instructions`, what it says later stays in its place."""
@@ -182,7 +182,7 @@ def _text(content: Any) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in _objects(content))
 
 
-class _Stream(TurnStream):
+class _ResponsesStream(TurnStream):
     """Collects output items. Each is announced, filled by deltas and sent whole; the last event repeats them all."""
 
     end_mark = "response.completed or response.incomplete"

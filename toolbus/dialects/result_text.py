@@ -20,7 +20,7 @@ from toolbus.v1 import tool_pb2 as pb
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'  # in runs: ten times as fast as character by character
 _TOKEN = re.compile(_STRING + r"|[ \t\r\n]+|-?Infinity|NaN", re.DOTALL)
 _NO_BRACKETS = re.compile(_STRING + r'|[^"\[\]{}]+', re.DOTALL)
-_MOST_LEVELS = 200  # of an object that is handed on: writing it takes a stack frame or more a level
+_MAX_LEVELS = 200  # of an object that is handed on: writing it takes a stack frame or more a level
 _FAILED = "the tool reported a failure"
 
 
@@ -114,7 +114,7 @@ def _output_text(output_json: str) -> str:
 
 def _parsed(text: str) -> Any:
     """Returns a text as JSON that can be written again, or as the text that it is."""
-    if not _is_json(text) or _levels(text) > _MOST_LEVELS:
+    if not _is_json(text) or _levels(text) > _MAX_LEVELS:
         return utf8(text) or None
     return json.loads(_compact(text), parse_int=_integer, parse_float=_float)
 

@@ -43,7 +43,7 @@ class Export:
 
     Attributes:
         dialect: whose.
-        tools: what goes into a request, in the order of the catalogue; not to be changed, it is shared.
+        tools: what goes into a request, in the order of the catalog; not to be changed, it is shared.
         names: the way from the names on the wire back to those of the bus, and forth.
         hashes: the schema_hash of each exported tool, by its name on the bus; a call carries it, so that a tool that
             has changed since is not run with old arguments.

@@ -1,7 +1,7 @@
 """Drop-in tools: a folder of Python files, each one or more tools, run in processes of their own."""
 
 from toolbus.dropin.file_grants import FileGrants, Target
-from toolbus.dropin.file_loader import Loaded, Problem, load_files, load_folder, tool_files
+from toolbus.dropin.file_loader import FileProblem, Loaded, load_files, load_folder, tool_files
 from toolbus.dropin.file_result import unknown_tool
 from toolbus.dropin.file_shapes import register_tool
 from toolbus.dropin.group import Group, groups
@@ -22,7 +22,7 @@ __all__ = [
     "load_files",
     "tool_files",
     "Loaded",
-    "Problem",
+    "FileProblem",
     # what the files may reach, and which of them share a process
     "load_manifest",
     "read_manifest",

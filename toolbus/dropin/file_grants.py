@@ -19,8 +19,8 @@ FILE = "_manifest.json"
 EXAMPLE = '{"allow": ["clock.py"], "files": {"clock.py": {"read": ["/etc/localtime"]}}}'
 SOURCE = "dropin"  # of the tools that have no grants; those of a file with grants are in `dropin:<stem>`
 LEAST_MEMORY_MB = 128  # the sandbox's least: the connection alone takes 100
-_MOST_MEMORY_MB = 1 << 20
-_MOST_CPU_SECONDS = 86_400  # the longest that a call may go on
+_MAX_MEMORY_MB = 1 << 20
+_MAX_CPU_SECONDS = 86_400  # the longest that a call may go on
 _TARGET = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*)):(?P<port>[0-9]{1,5})", re.ASCII
 )
@@ -116,8 +116,8 @@ def read_grants(file: str, said: Any, folder: Path) -> FileGrants:
         read=tuple(_path(each, f"files: {file}: read", folder) for each in texts["read"]),
         connect=tuple(_target(each, f"files: {file}: connect") for each in texts["connect"]),
         secrets=tuple(_variable(each, f"files: {file}: secrets") for each in texts["secrets"]),
-        memory_mb=_number(entry, "memory_mb", f"files: {file}", LEAST_MEMORY_MB, _MOST_MEMORY_MB),
-        cpu_seconds=_number(entry, "cpu_seconds", f"files: {file}", 1, _MOST_CPU_SECONDS),
+        memory_mb=_number(entry, "memory_mb", f"files: {file}", LEAST_MEMORY_MB, _MAX_MEMORY_MB),
+        cpu_seconds=_number(entry, "cpu_seconds", f"files: {file}", 1, _MAX_CPU_SECONDS),
     )
 
 

@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 Guard: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 _PREFIX = "toolbus_dropin_"  # of the modules' names
-_MOST_TEXT = 500  # characters of what an exception says
+_MAX_TEXT = 500  # characters of what an exception says
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """What somebody should know about a file.
 
     Attributes:
@@ -62,7 +62,7 @@ class Loaded:
     """
 
     specs: tuple[ToolSpec, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FileProblem, ...] = ()
 
     def get(self, name: str) -> ToolSpec | None:
         """Returns a tool; None where there is none of that name."""
@@ -85,10 +85,10 @@ def load_folder(folder: Path, *, require_manifest: bool = False) -> Loaded:
         files = tool_files(folder)
     except SetupError as problem:
         log.warning("%s", problem)
-        return Loaded(problems=(Problem(FILE, str(problem)),))
+        return Loaded(problems=(FileProblem(FILE, str(problem)),))
     except OSError as problem:
         log.warning("cannot list %s: %s", folder, problem.strerror)
-        return Loaded(problems=(Problem(str(folder), f"cannot be listed: {problem.strerror}: create it"),))
+        return Loaded(problems=(FileProblem(str(folder), f"cannot be listed: {problem.strerror}: create it"),))
     loaded = load_files(folder, [file for file in files if manifest.allows(file)])
     return Loaded(loaded.specs, (*not_loaded(files, manifest), *loaded.problems))
 
@@ -113,12 +113,12 @@ def is_shared(file: str) -> bool:
     return file.startswith("_")
 
 
-def not_loaded(files: Iterable[str], manifest: Manifest) -> list[Problem]:
+def not_loaded(files: Iterable[str], manifest: Manifest) -> list[FileProblem]:
     """Returns what the allow list keeps from being loaded, and what it names that is not there."""
     found = list(files)
-    stray = [Problem(file, f"is not on the allow list of {FILE}: add it there") for file in found]
+    stray = [FileProblem(file, f"is not on the allow list of {FILE}: add it there") for file in found]
     missing = [
-        Problem(file, f"is on the allow list of {FILE}, but not in the folder: check the name")
+        FileProblem(file, f"is on the allow list of {FILE}, but not in the folder: check the name")
         for file in manifest.allow or ()
         if file not in found
     ]
@@ -158,7 +158,7 @@ class _Loading:
 
     def __init__(self, folder: Path, files: Iterable[str], guard: Guard) -> None:
         self.specs: dict[str, ToolSpec] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[FileProblem] = []
         self._folder = folder.absolute()
         self._guard = guard
         self._from: dict[str, str] = {}  # the file that each tool is from
@@ -230,14 +230,14 @@ class _Loading:
         if name in self.specs:
             log.warning('tool "%s" registered twice (later wins)', name)
             reason = f'tool "{name}" registered twice (later wins): before in {self._from[name]}. Rename one of them'
-            self.problems.append(Problem(file, reason, skipped=False))
+            self.problems.append(FileProblem(file, reason, skipped=False))
         self.specs[name] = spec
         self._from[name] = file
 
     def _skip(self, file: str, problem: BaseException) -> None:
         reason = _reason(self._folder / file, problem)
         log.warning("failed to load %s: %s", _shown(file), reason)
-        self.problems.append(Problem(_shown(file), reason))
+        self.problems.append(FileProblem(_shown(file), reason))
 
 
 def _stem(file: str) -> str:
@@ -259,7 +259,7 @@ def _reason(path: Path, problem: BaseException) -> str:
         told = ""
     line = _line(path, problem)
     said = " ".join(_shown(": ".join(filter(None, (kind, told)))).split())
-    said = said if len(said) <= _MOST_TEXT else said[: _MOST_TEXT - 1] + "…"
+    said = said if len(said) <= _MAX_TEXT else said[: _MAX_TEXT - 1] + "…"
     return said + (f" (line {line})" if line else "") + _cure(problem)
 
 

@@ -21,15 +21,15 @@ from typing import Any
 
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import Err, Ok, Reply, dump_output
-from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-_MOST_TEXT = 4000  # characters of a failure: a model needs a sentence, not a dump
+_MAX_TEXT = 4000  # characters of a failure: a model needs a sentence, not a dump
 _OF_THE_SDK = (Reply, Ok, Err, Result, pb.ContentBlock)
-_CHUNKS = (Kind.GENERATOR, Kind.ASYNC_GENERATOR)
+_CHUNKS = (HandlerKind.GENERATOR, HandlerKind.ASYNC_GENERATOR)
 
 
 def answering(spec: ToolSpec) -> ToolSpec:
@@ -39,7 +39,7 @@ def answering(spec: ToolSpec) -> ToolSpec:
     """
     if spec.kind in _CHUNKS:
         return spec
-    run = _async_run if spec.kind is Kind.ASYNC else _sync_run
+    run = _async_run if spec.kind is HandlerKind.ASYNC else _sync_run
     return replace(spec, handler=run(spec.tool.name, spec.handler))
 
 
@@ -123,6 +123,6 @@ def _text(problem: BaseException) -> str:
 
 def _failure(text: str, code: Code, stage: Stage, reason: str = "") -> Result:
     clean = text.encode("utf-8", "replace").decode()
-    shown = clean if len(clean) <= _MOST_TEXT else clean[: _MOST_TEXT - 1] + "…"
+    shown = clean if len(clean) <= _MAX_TEXT else clean[: _MAX_TEXT - 1] + "…"
     error = CallError(code, shown, stage, reason=reason)
     return Result(output_json=dump_output({"error": shown}), is_error=True, error=error)

@@ -1,8 +1,8 @@
 """The process of one group of drop-in files: ``python -m toolbus.dropin.group_process``. A `ToolFolder` starts it.
 
-It reads its `Plan` from standard input, puts itself into the sandbox, loads the files and offers their tools until it
-is told to end. What became of that it says on a pipe, a line of JSON each: ``loading`` with the name of each file, a
-``problem`` each, a ``tool`` each with its file, then ``loaded`` with what it offers and the protection, then
+It reads its `ProcessPlan` from standard input, puts itself into the sandbox, loads the files and offers their tools
+until it is told to end. What became of that it says on a pipe, a line of JSON each: ``loading`` with the name of each
+file, a ``problem`` each, a ``tool`` each with its file, then ``loaded`` with what it offers and the protection, then
 ``attached``. Where a file takes too long to load, the last lines are no JSON: `faulthandler` ends the process and tells
 where it was, for whatever the file hangs in need not let Python have a word. The token of its source comes with the
 plan, and stands nowhere else.
@@ -44,7 +44,7 @@ _REFUSED_SECONDS = 10.0  # between attempts where the bus binds the source to so
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProcessPlan:
     """What a process is to do.
 
     Attributes:
@@ -90,7 +90,7 @@ class Plan:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def read_from(cls, text: str) -> Plan:
+    def read_from(cls, text: str) -> ProcessPlan:
         """Reads what `written` made."""
         said = json.loads(text)
         lists = ("files", "offering", "write", "read", "notices")
@@ -110,7 +110,7 @@ def main() -> NoReturn:
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if supervisor:
         end_with(int(supervisor))
-    plan = Plan.read_from(sys.stdin.read())
+    plan = ProcessPlan.read_from(sys.stdin.read())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("toolbus.dropin.file_loader").setLevel(logging.ERROR)  # its warnings are reported
     folder = Path(plan.folder)
@@ -130,7 +130,7 @@ def main() -> NoReturn:
 class _Process:
     """What runs in the sandbox, beside the main thread."""
 
-    def __init__(self, plan: Plan, protection: Protection) -> None:
+    def __init__(self, plan: ProcessPlan, protection: Protection) -> None:
         self._plan = plan
         self._protection = protection
         self._plugin: Plugin | None = None  # None while the files load
@@ -162,13 +162,13 @@ class _Process:
         return 0
 
     def _load(self) -> Loaded:
-        from toolbus.dropin.file_loader import Problem, load_files
+        from toolbus.dropin.file_loader import FileProblem, load_files
 
         plan = self._plan
         files = [file for file in plan.files if file not in plan.slow]
         loaded = load_files(Path(plan.folder), files, offering=plan.offering, guard=self._in_time)
         again = [
-            Problem(
+            FileProblem(
                 json.loads(spec.tool.metadata_json)["file"],
                 f'tool "{spec.tool.name}" registered twice (later wins): again in {plan.taken[spec.tool.name]}. '
                 "Rename one of them",
@@ -177,7 +177,7 @@ class _Process:
             for spec in loaded.specs
             if spec.tool.name in plan.taken
         ]
-        slow = [Problem(file, reason) for file, reason in plan.slow.items()]
+        slow = [FileProblem(file, reason) for file, reason in plan.slow.items()]
         return replace(loaded, problems=(*loaded.problems, *slow, *again))
 
     def _made(self, loaded: Loaded) -> Plugin:

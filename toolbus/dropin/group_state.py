@@ -10,7 +10,7 @@ from toolbus.dropin.group import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SourcePlan:
     """What a source is to offer. Where it is another one, its process would be different.
 
     Attributes:
@@ -26,7 +26,7 @@ class Wanted:
     taken: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
-    def keeps(self, before: Wanted) -> bool:
+    def keeps(self, before: SourcePlan) -> bool:
         """Tells whether nothing is taken away that was offered or granted before; new code does not count."""
         same = self.bus == before.bus and self.group.grants.covers(before.group.grants)
         return same and set(self.group.files) >= set(before.group.files)
@@ -49,7 +49,7 @@ class Process:
     """
 
     name: str
-    wanted: Wanted
+    wanted: SourcePlan
     slow: dict[str, str]
     tools: dict[str, str] = field(default_factory=dict)
     loading: str = ""
@@ -69,13 +69,13 @@ class Source:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.wanted: Wanted | None = None  # None: nothing any more
+        self.wanted: SourcePlan | None = None  # None: nothing any more
         self.changed = asyncio.Event()  # what is wanted is something else
         self.running: Process | None = None  # whose tools are offered, or should be; None before the first
         self.failed = False  # the newest process could not be had
         self.trouble = ""  # what operators should know about that; empty where all is well
 
-    def want(self, wanted: Wanted | None) -> None:
+    def want(self, wanted: SourcePlan | None) -> None:
         if wanted is None or wanted != self.wanted:
             self.wanted = wanted
             self.changed.set()

@@ -27,12 +27,12 @@ from toolbus.dropin.file_loader import load_order, not_loaded, tool_files
 from toolbus.dropin.folder_watcher import changes
 from toolbus.dropin.grant_checks import doubts, limit_hit, temporary, unavailable
 from toolbus.dropin.group import Group, groups
-from toolbus.dropin.group_process import Plan
-from toolbus.dropin.group_state import Process, Source, Wanted
+from toolbus.dropin.group_process import ProcessPlan
+from toolbus.dropin.group_state import Process, Source, SourcePlan
 from toolbus.dropin.manifest import Manifest, load_manifest
 from toolbus.dropin.sandbox import clean_environment
 from toolbus.errors import SetupError
-from toolbus.processes.supervisor import Command, Happened, Report, Restarts, Supervisor
+from toolbus.processes.supervisor import Command, Happened, PluginReport, Restarts, Supervisor
 from toolbus.tool import MAX_TIMEOUT_SECONDS, MIB
 from toolbus.tool import NAME as NAME_RULE
 
@@ -42,9 +42,9 @@ FINISH_SECONDS = MAX_TIMEOUT_SECONDS + 5.0  # for the calls of a process whose p
 BEAT_SECONDS = 5.0  # between signs of life of a process
 FROZEN_SECONDS = 25.0  # without one; the bus takes a session for lost after 22 s, and calls elsewhere
 NAME = "tools"  # of the folder itself, in reports
-_MOST_CODE = 4 * MIB  # of a file that are held here, in the process of the bus
-_MOST_TEXT = 2_000  # characters of what a process says that the bus said
-_MOST_TOOLS = 10_000  # of one process that are remembered: it may report anything
+_MAX_CODE = 4 * MIB  # of a file that are held here, in the process of the bus
+_MAX_TEXT = 2_000  # characters of what a process says that the bus said
+_MAX_TOOLS = 10_000  # of one process that are remembered: it may report anything
 _TOO_SLOW = "Timeout ("  # how faulthandler begins to tell what a process did that it ended
 
 
@@ -69,7 +69,7 @@ class ToolFolder:
         self,
         folder: Path,
         bus: str,
-        emit: Callable[[Report], None],
+        emit: Callable[[PluginReport], None],
         *,
         environment: Mapping[str, str] | None = None,
         require_manifest: bool = False,
@@ -145,7 +145,7 @@ class ToolFolder:
                 }
                 self._want(*await asyncio.to_thread(self._look, held))
 
-    def _look(self, held: Mapping[str, FileGrants]) -> tuple[dict[str, Wanted] | None, list[str]]:
+    def _look(self, held: Mapping[str, FileGrants]) -> tuple[dict[str, SourcePlan] | None, list[str]]:
         """Returns what the folder is to offer, by source, and what is wrong with it; None where it cannot be told.
 
         Args:
@@ -163,7 +163,7 @@ class ToolFolder:
         wrong = [f"{stray.file} {stray.reason}" for stray in not_loaded(files, manifest)]
         wrong += doubts(files, manifest, self._environment)
         loaded, manifest = self._available(files, manifest, held, wrong)
-        return {group.source: Wanted(group, self._print(group)) for group in groups(loaded, manifest)}, wrong
+        return {group.source: SourcePlan(group, self._print(group)) for group in groups(loaded, manifest)}, wrong
 
     def _available(
         self, files: list[str], manifest: Manifest, held: Mapping[str, FileGrants], wrong: list[str]
@@ -191,7 +191,7 @@ class ToolFolder:
             digest.update(hashlib.sha256(text).digest())
         return digest.hexdigest()
 
-    def _want(self, wanted: dict[str, Wanted] | None, wrong: list[str]) -> None:
+    def _want(self, wanted: dict[str, SourcePlan] | None, wrong: list[str]) -> None:
         """Tells each source what is wanted of it; those that are gone last, since others may take over their tools."""
         if wanted is None:
             wrong = [
@@ -229,7 +229,7 @@ class ToolFolder:
         if notices:
             self._teller = teller = teller or self._kept(NAME)
         if teller is not None:
-            teller.want(Wanted(Group(SOURCE, ()), "", self._bus, notices=notices) if notices else None)
+            teller.want(SourcePlan(Group(SOURCE, ()), "", self._bus, notices=notices) if notices else None)
 
     def _settle(self) -> None:
         """Has each source leave to others the tools that a later file registers as well, as within one process.
@@ -265,7 +265,7 @@ class ToolFolder:
             await source.changed.wait()
         await self._retire(source.running)
 
-    async def _start(self, source: Source, wanted: Wanted, slow: dict[str, str]) -> Process:
+    async def _start(self, source: Source, wanted: SourcePlan, slow: dict[str, str]) -> Process:
         """Starts a process and waits until it offers its tools or is over, or something else is wanted.
 
         Loading has its time. The bus may be away for as long as it likes.
@@ -354,7 +354,7 @@ class ToolFolder:
         """Returns the token of one source; who knows it learns nothing of the others'."""
         return hmac.new(self._secret.encode(), source.encode(), "sha256").hexdigest()
 
-    def _plan(self, process: Process, report: int) -> Plan:
+    def _plan(self, process: Process, report: int) -> ProcessPlan:
         group = process.wanted.group
         grants = group.grants
         limits: dict[str, int] = {}
@@ -362,7 +362,7 @@ class ToolFolder:
             limits["memory_bytes"] = grants.memory_mb * MIB
         if grants.cpu_seconds is not None:
             limits["cpu_seconds_per_call"] = grants.cpu_seconds
-        return Plan(
+        return ProcessPlan(
             folder=str(self._folder),
             source=group.source,
             files=group.order,
@@ -382,7 +382,7 @@ class ToolFolder:
             notices=process.wanted.notices,
         )
 
-    def _happened(self, report: Report) -> None:
+    def _happened(self, report: PluginReport) -> None:
         process = self._processes.get(report.plugin)
         over = report.happened in (Happened.DIED, Happened.GIVEN_UP)
         if process is None or not (over and process.refused):  # the death of a process that wanted it says nothing
@@ -426,18 +426,18 @@ class ToolFolder:
         elif happened == "problem":
             self._say(text)
         elif happened == "tool" and file in process.wanted.group.files and NAME_RULE.fullmatch(text):
-            if len(process.tools) < _MOST_TOOLS:
+            if len(process.tools) < _MAX_TOOLS:
                 process.tools[text] = file
         elif happened == "loaded":
             process.loading, process.loaded = "", text
         elif happened == "attached":
             process.attached = True
             process.ready.set()
-            self._emit(Report(process.name, Happened.OFFERED, process.loaded))
+            self._emit(PluginReport(process.name, Happened.OFFERED, process.loaded))
         elif happened == "denied":
             process.attached = True
             process.ready.set()
-            self._say(f"{process.name} waits, for the bus does not take its tools: {text[:_MOST_TEXT]}")
+            self._say(f"{process.name} waits, for the bus does not take its tools: {text[:_MAX_TEXT]}")
         elif happened == "refused" and file in process.wanted.group.files:
             process.refused[file] = text
         elif happened == "alive":
@@ -451,7 +451,7 @@ class ToolFolder:
             self._tell_operators()
 
     def _say(self, text: str) -> None:
-        self._emit(Report(NAME, Happened.OUTPUT, text, "stderr"))
+        self._emit(PluginReport(NAME, Happened.OUTPUT, text, "stderr"))
 
 
 def _code(path: Path) -> bytes:
@@ -459,8 +459,8 @@ def _code(path: Path) -> bytes:
     if not path.is_file():
         return b""
     with path.open("rb") as opened:
-        text, found = opened.read(_MOST_CODE), os.fstat(opened.fileno())
-    return text if len(text) < _MOST_CODE else text + repr((found.st_size, found.st_mtime_ns)).encode()
+        text, found = opened.read(_MAX_CODE), os.fstat(opened.fileno())
+    return text if len(text) < _MAX_CODE else text + repr((found.st_size, found.st_mtime_ns)).encode()
 
 
 def _left_out(process: Process) -> dict[str, str]:

@@ -28,7 +28,7 @@ from typing import Any
 from toolbus.errors import Code, RequestError, Stage
 from toolbus.functions.reply import Err, Ok, Reply, dump_output
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_spec import Kind, ToolSpec
+from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -56,9 +56,9 @@ async def run_handler(
         given = _given(spec, arguments, scope)
         if isinstance(given, Result):
             return given
-        if spec.kind is Kind.ASYNC:
+        if spec.kind is HandlerKind.ASYNC:
             return _finish(scope, await _invoke(spec, given))
-        if spec.kind is Kind.ASYNC_GENERATOR:
+        if spec.kind is HandlerKind.ASYNC_GENERATOR:
             return _finish(scope, await _drain_async(_invoke(spec, given), scope))
         returned = await run_sync(lambda: _run_sync(spec, given, scope))
         if isinstance(returned, Result):

@@ -78,7 +78,7 @@ class CallContext:
 NO_CONTEXT = CallContext()
 
 
-class Caller(Protocol):
+class NestedCaller(Protocol):
     """How a scope calls other tools: the connection's part.
 
     The future ends in the call's result and never in an exception of the call's; cancelling it cancels the call.
@@ -134,7 +134,7 @@ class ToolScope:
         context: CallContext = NO_CONTEXT,
         deadline: float | None = None,
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
-        caller: Caller | None = None,
+        caller: NestedCaller | None = None,
         caller_source: str = "",
         request_id: str = "",
     ) -> None:
@@ -164,7 +164,7 @@ class ToolScope:
         call: pb.ToolCall,
         *,
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
-        caller: Caller | None = None,
+        caller: NestedCaller | None = None,
         caller_source: str = "",
     ) -> ToolScope:
         """Makes the scope of a call that just arrived; nothing of its frame is kept."""

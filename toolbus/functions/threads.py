@@ -68,7 +68,7 @@ class Inbox:
                 log.exception("a fault of the SDK in %r", function)
 
 
-class Changes:
+class ChangeSignal:
     """Wakes the coroutines of one loop that wait for some state to change; each then looks for itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -21,7 +21,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.tool import Tool
 
 
-class Kind(enum.Enum):
+class HandlerKind(enum.Enum):
     """How a handler has to be run."""
 
     SYNC = "sync"
@@ -48,7 +48,7 @@ class ToolSpec:
 
     tool: Tool
     handler: Callable[..., Any] = field(compare=False)
-    kind: Kind
+    kind: HandlerKind
     scope: str = ""
     names: frozenset[str] | None = None
     required: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class ToolSpec:
     @property
     def is_async(self) -> bool:
         """Whether cancelling means cancelling a task; a sync handler is only told through its scope."""
-        return self.kind in (Kind.ASYNC, Kind.ASYNC_GENERATOR)
+        return self.kind in (HandlerKind.ASYNC, HandlerKind.ASYNC_GENERATOR)
 
 
 def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, takes_dict: bool = False) -> ToolSpec:
@@ -160,17 +160,17 @@ class ToolSet:
             self.on_change(name, spec)
 
 
-def _kind(handler: Any) -> Kind:
+def _kind(handler: Any) -> HandlerKind:
     target = handler
     while isinstance(target, functools.partial):
         target = target.func
     if not inspect.isroutine(target) and not isinstance(target, type):
         target = getattr(target, "__call__", target)  # noqa: B004  # an object with an async __call__
     if inspect.isasyncgenfunction(target):
-        return Kind.ASYNC_GENERATOR
+        return HandlerKind.ASYNC_GENERATOR
     if inspect.iscoroutinefunction(target):
-        return Kind.ASYNC
-    return Kind.GENERATOR if inspect.isgeneratorfunction(target) else Kind.SYNC
+        return HandlerKind.ASYNC
+    return HandlerKind.GENERATOR if inspect.isgeneratorfunction(target) else HandlerKind.SYNC
 
 
 def _converters(signature: hints.Signature) -> tuple[tuple[str, conversion.Converter], ...]:

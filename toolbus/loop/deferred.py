@@ -1,4 +1,4 @@
-"""What one conversation is shown of a catalogue too large to be shown whole.
+"""What one conversation is shown of a catalog too large to be shown whole.
 
 `Deferred` starts with a few tools and adds those that the model asks for: it offers two tools of its own,
 `search_tools` and `request_tool_injection`, and answers them. It does not know where tools come from or how they are
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolbus.search import (
+    MAX_RESULTS,
     MODES,
-    MOST_RESULTS,
     REQUEST_TOOL_INJECTION,
     SEARCH_TOOLS,
     IndexCache,
@@ -25,8 +25,8 @@ from toolbus.search import (
 )
 from toolbus.tool import Annotations, Result, Tool
 
-MOST_INJECTED_AT_ONCE = 20
-MOST_CORRECTED = 5  # unknown names that get near ones: comparing with 1,000 names takes 5 ms
+MAX_INJECTED_AT_ONCE = 20
+MAX_CORRECTED = 5  # unknown names that get near ones: comparing with 1,000 names takes 5 ms
 
 
 def injection_tool() -> Tool:
@@ -35,7 +35,7 @@ def injection_tool() -> Tool:
         "type": "array",
         "items": {"type": "string"},
         "minItems": 1,
-        "maxItems": MOST_INJECTED_AT_ONCE,
+        "maxItems": MAX_INJECTED_AT_ONCE,
         "description": f"Names exactly as {SEARCH_TOOLS} returned them",
     }
     return Tool(
@@ -55,18 +55,18 @@ class Deferred:
     """What one conversation in deferred mode is offered. For one thread at a time.
 
     The order is made for prompt caches: what was offered before stays in front, what was asked for comes after it. A
-    tool that leaves the catalogue is not offered, and is again when it comes back.
+    tool that leaves the catalog is not offered, and is again when it comes back.
 
     Args:
-        pinned: names that are offered from the start, whenever the catalogue has them.
-        cache: shared by the conversations of a program, so that a catalogue is indexed once; None: one of its own.
+        pinned: names that are offered from the start, whenever the catalog has them.
+        cache: shared by the conversations of a program, so that a catalog is indexed once; None: one of its own.
     """
 
     def __init__(self, pinned: Iterable[str] = (), *, cache: IndexCache | None = None) -> None:
         self.pinned = frozenset(pinned)
         self._injected: dict[str, None] = {}  # names, in the order they were asked for
         self._own = {tool.name: tool for tool in (search_tool(), injection_tool())}
-        self._tools: dict[str, Tool] = {}  # the catalogue that `offered` was last given
+        self._tools: dict[str, Tool] = {}  # the catalog that `offered` was last given
         self._cache = cache or IndexCache()
 
     def __repr__(self) -> str:
@@ -78,10 +78,10 @@ class Deferred:
         return tuple(self._injected)
 
     def offered(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Returns what the model is to see of a catalogue, which `search` and `inject` then work on.
+        """Returns what the model is to see of a catalog, which `search` and `inject` then work on.
 
-        The two tools of this mode come first, then the pinned ones in the order of the catalogue, then the injected
-        ones. A tool of the catalogue that has the name of one of the two cannot be reached.
+        The two tools of this mode come first, then the pinned ones in the order of the catalog, then the injected
+        ones. A tool of the catalog that has the name of one of the two cannot be reached.
         """
         self._tools = {}
         for tool in tools:
@@ -114,7 +114,7 @@ class Deferred:
             elif name in self._tools:
                 injected.append(name)
             else:
-                unknown[sendable(name, 200)] = self._near(name[:200]) if len(unknown) < MOST_CORRECTED else []
+                unknown[sendable(name, 200)] = self._near(name[:200]) if len(unknown) < MAX_CORRECTED else []
         self._injected.update(dict.fromkeys(injected))
         answer = {"injected": injected, "already_offered": already, "unknown": unknown}
         if injected or already:
@@ -154,7 +154,7 @@ def _search_arguments(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(options.get("mode", ""), str):
         raise ValueError(f"mode is {reprlib.repr(options['mode'])}, it must be one of {', '.join(MODES)}")
     if isinstance(top_k, bool) or not (isinstance(top_k, int) or (isinstance(top_k, float) and top_k.is_integer())):
-        raise ValueError(f"top_k is {reprlib.repr(top_k)}, it must be an integer from 1 to {MOST_RESULTS}")
+        raise ValueError(f"top_k is {reprlib.repr(top_k)}, it must be an integer from 1 to {MAX_RESULTS}")
     if not isinstance(options.get("include_parameters", False), bool):
         raise ValueError(
             f"include_parameters is {reprlib.repr(options['include_parameters'])}, it must be true or false"
@@ -174,9 +174,9 @@ def _injection_arguments(given: Mapping[str, Any]) -> list[str]:
             f"names is {reprlib.repr(names)}, it must be a list of tool names: take them from what {SEARCH_TOOLS} found"
         )
     names = list(dict.fromkeys(names))
-    if len(names) > MOST_INJECTED_AT_ONCE:
+    if len(names) > MAX_INJECTED_AT_ONCE:
         raise ValueError(
-            f"names has {len(names)} names, at most {MOST_INJECTED_AT_ONCE} are added at once: name the ones you need"
+            f"names has {len(names)} names, at most {MAX_INJECTED_AT_ONCE} are added at once: name the ones you need"
         )
     return names
 

@@ -25,7 +25,7 @@ class LoopSettings:
         extension_most: rounds that it may ask for at once.
         rounds_most: rounds in all, those that it asked for included.
         call_timeout: seconds for each call; None means the tool's own.
-        list_timeout: seconds to wait for the catalogue; the one that is known is used after them.
+        list_timeout: seconds to wait for the catalog; the one that is known is used after them.
         no_convergence_text: the reply where the model wants tools even after the last round; "" leaves it empty.
         no_summary_text: the reply where the model says nothing after it used tools; "" leaves it empty.
         may_route: which tools the rules of a loop may call; by default all but those of files in a drop-in folder,

@@ -1,4 +1,4 @@
-"""What a model is offered now: the catalogue as it is, exported once for as long as it stays the same."""
+"""What a model is offered now: the catalog as it is, exported once for as long as it stays the same."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Offering:
     """The tools of a source in one dialect.
 
     Args:
-        list_timeout: seconds to wait for the catalogue.
+        list_timeout: seconds to wait for the catalog.
     """
 
     def __init__(self, source: ToolSource, dialect: Dialect, list_timeout: float) -> None:
         self._source = source
         self._dialect = dialect
         self._list_timeout = list_timeout
-        self._listed: tuple[int, Sequence[Tool]] | None = None  # the catalogue as last seen; None: never yet
+        self._listed: tuple[int, Sequence[Tool]] | None = None  # the catalog as last seen; None: never yet
         self._exports: dict[_Key, Export] = {}  # by revision and what was asked for; the one used last stands last
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class Offering:
         """Returns what is offered now, together with the tools of the loop itself.
 
         Raises:
-            PeerLost, RequestError: the catalogue was never seen, and cannot be.
+            PeerLost, RequestError: the catalog was never seen, and cannot be.
         """
         revision, tools = await self._list()
         own.see(tools)

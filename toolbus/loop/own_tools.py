@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from toolbus.dialects.shape import HistoryItem, Turn
 from toolbus.errors import Code
-from toolbus.loop.deferred import MOST_INJECTED_AT_ONCE, Deferred
+from toolbus.loop.deferred import MAX_INJECTED_AT_ONCE, Deferred
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.turn_reply import refused
 from toolbus.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS
@@ -17,7 +17,7 @@ EXTEND_TOOL_LOOP = "extend_tool_loop"
 EXTENSION_DEFAULT = 5
 
 
-class Extension:
+class RoundBudget:
     """How many rounds a turn has, and the tool by which a model asks for more."""
 
     def __init__(self, settings: LoopSettings) -> None:
@@ -77,7 +77,7 @@ class OwnTools:
     """
 
     def __init__(self, settings: LoopSettings, deferred: Deferred | None, items: Iterable[HistoryItem] = ()) -> None:
-        self.extension = Extension(settings)
+        self.extension = RoundBudget(settings)
         self._deferred = deferred
         self._tools: tuple[Tool, ...] = (self.extension.tool,) if settings.extension else ()
         self._answers: dict[str, Callable[[str], Result]] = {}
@@ -87,7 +87,7 @@ class OwnTools:
             self._answers |= {SEARCH_TOOLS: deferred.search, REQUEST_TOOL_INJECTION: deferred.inject}
 
         called = (call for item in items if isinstance(item, Turn) for call in item.calls if call.known)
-        # Names that are still to be asked for, once the catalogue is known.
+        # Names that are still to be asked for, once the catalog is known.
         self._recalled = list(dict.fromkeys(call.name for call in called if call.name not in self._answers))
 
     @property
@@ -96,16 +96,16 @@ class OwnTools:
         return None if self._deferred is None else self._deferred.injected
 
     def see(self, tools: Iterable[Tool]) -> None:
-        """Takes the catalogue as it is now, which calls of the loop's tools then search."""
+        """Takes the catalog as it is now, which calls of the loop's tools then search."""
         if self._deferred is None:
             return
         self._deferred.offered(self._others(tools))
         while self._recalled:
-            self._deferred.inject({"names": self._recalled[:MOST_INJECTED_AT_ONCE]})
-            del self._recalled[:MOST_INJECTED_AT_ONCE]
+            self._deferred.inject({"names": self._recalled[:MAX_INJECTED_AT_ONCE]})
+            del self._recalled[:MAX_INJECTED_AT_ONCE]
 
     def offered(self, tools: Iterable[Tool]) -> Sequence[Tool]:
-        """Returns what the model is to see of a catalogue. Tools of the loop hide others of their name."""
+        """Returns what the model is to see of a catalog. Tools of the loop hide others of their name."""
         others = self._others(tools)
         return [*self._tools, *(others if self._deferred is None else self._deferred.offered(others))]
 

@@ -1,7 +1,7 @@
 """`RealtimeSession`: tools for a model that speaks over a socket which stays open.
 
 It stands between whoever owns that socket and a source of tools. The owner hands it every event of the provider and a
-way to send; it keeps the session's tools as the catalogue is, makes the calls that the model asks for, and answers
+way to send; it keeps the session's tools as the catalog is, makes the calls that the model asks for, and answers
 each one. It opens and reads no socket itself, and may only be used from one event loop.
 
 The calls of one response are answered together, when the response is over and all of them have ended: a provider
@@ -200,7 +200,7 @@ class RealtimeSession:
             return Sync.SENT
 
     def follow(self) -> asyncio.Task[None]:
-        """Starts to `sync` now and whenever the catalogue changes, until the session is closed or the source ends.
+        """Starts to `sync` now and whenever the catalog changes, until the session is closed or the source ends.
 
         Returns the task that does it, the same one each time. An update that could not be sent is told as
         `SendFailed`, and goes with the next change.
@@ -217,7 +217,7 @@ class RealtimeSession:
                 except Exception as error:
                     self._failed("the tools could not be sent", error)
         except Exception as error:
-            self._failed("it no longer follows the catalogue", error)
+            self._failed("it no longer follows the catalog", error)
 
     def _has(self, export: Export) -> None:
         self._export = export

@@ -43,7 +43,7 @@ class NewSessionNeeded:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """Answers or tools could not be sent, or the catalogue is no longer followed. Tools go with the next `sync`."""
+    """Answers or tools could not be sent, or the catalog is no longer followed. Tools go with the next `sync`."""
 
     error: Exception
 

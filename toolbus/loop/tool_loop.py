@@ -18,7 +18,7 @@ from toolbus.loop.repeat_guard import RepeatGuard
 from toolbus.loop.router import Rule, in_order
 from toolbus.loop.tool_source import ToolSource, source_of
 from toolbus.loop.turn_reply import Messages, Reply, conversation
-from toolbus.loop.turn_run import Asker, Run, Say
+from toolbus.loop.turn_run import ModelClient, Run, Say
 from toolbus.search import IndexCache
 
 
@@ -56,7 +56,7 @@ class ToolLoop:
         self._rules = in_order(rules)
         self._pinned = None if pinned is None else tuple(pinned)
         self._indexes = IndexCache()  # shared by all conversations
-        self._asker = Asker(endpoint)
+        self._asker = ModelClient(endpoint)
         self._offering = Offering(self.source, endpoint.dialect, self.settings.list_timeout)
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ class ToolSource(Protocol):
     """Lists and calls tools. A failed call is a `Result` with its error, never an exception."""
 
     async def tools(self) -> tuple[int, Sequence[Tool]]:
-        """Returns the catalogue's revision and its tools, in its order; cheap while the revision stays."""
+        """Returns the catalog's revision and its tools, in its order; cheap while the revision stays."""
 
     async def call(
         self,

@@ -25,7 +25,7 @@ _FOR_USERS = ("error", "note")  # keys of an object under which a tool says in w
 Say = Callable[[LoopEvent], object]
 
 
-class Asker:
+class ModelClient:
     """Asks the model of an endpoint, and remembers whether it takes tools."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -79,7 +79,7 @@ class Run:
     """
 
     def __init__(
-        self, asker: Asker, offering: Offering, caller: Caller, items: Sequence[HistoryItem], say: Say
+        self, asker: ModelClient, offering: Offering, caller: Caller, items: Sequence[HistoryItem], say: Say
     ) -> None:
         self._asker = asker
         self._offering = offering

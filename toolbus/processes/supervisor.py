@@ -34,7 +34,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Happened(Enum):
-    """What a `Report` is about."""
+    """What a `PluginReport` is about."""
 
     OUTPUT = "output"
     STARTED = "started"
@@ -45,7 +45,7 @@ class Happened(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PluginReport:
     """What happened to a plugin.
 
     Attributes:
@@ -131,7 +131,7 @@ class Supervisor:
 
     def __init__(
         self,
-        emit: Callable[[Report], None],
+        emit: Callable[[PluginReport], None],
         *,
         restarts: Restarts | None = None,
         stop_seconds: float = 12.0,  # above the 10 s that a plugin gives its calls
@@ -227,17 +227,17 @@ class Supervisor:
             code = await self._live(name, running)
             now = time.monotonic()
             if running.stopping.is_set() or (code == 0 and not running.command.endless):
-                self._emit(Report(name, Happened.ENDED, f"ended ({ending(code)})"))
+                self._emit(PluginReport(name, Happened.ENDED, f"ended ({ending(code)})"))
                 return
             deaths.append(now)
             attempt = 0 if now - started > rule.within_seconds else attempt
             if why := self._give_up(code, deaths, running.command.cure):
                 self.failed.append(name)
-                self._emit(Report(name, Happened.GIVEN_UP, why))
+                self._emit(PluginReport(name, Happened.GIVEN_UP, why))
                 return
             pause = min(rule.longest_seconds, rule.first_seconds * 2**attempt) * random.uniform(0.5, 1.0)
             attempt += 1
-            self._emit(Report(name, Happened.DIED, f"died ({ending(code)}): starting it again in {pause:.2g} s"))
+            self._emit(PluginReport(name, Happened.DIED, f"died ({ending(code)}): starting it again in {pause:.2g} s"))
             await _wait(running.stopping, pause)
 
     def _give_up(self, code: int, deaths: deque[float], cure: str) -> str:
@@ -275,7 +275,7 @@ class Supervisor:
                 start_new_session=True,
             )
         except OSError as problem:  # no memory, no process ids: it may be better after the pause
-            self._emit(Report(name, Happened.OUTPUT, f"cannot start a process: {problem}", "stderr"))
+            self._emit(PluginReport(name, Happened.OUTPUT, f"cannot start a process: {problem}", "stderr"))
             return 1
         finally:
             for pipe in (out, err, reports):
@@ -283,7 +283,7 @@ class Supervisor:
         running.process = group = process.pid  # the leader's id, by setsid
         self._note(f"+{group}")
         try:
-            self._emit(Report(name, Happened.STARTED, f"started (pid {group})"))
+            self._emit(PluginReport(name, Happened.STARTED, f"started (pid {group})"))
             if process.stdin is not None and told is not None:
                 process.stdin.write(told)
                 process.stdin.close()
@@ -342,7 +342,7 @@ class Supervisor:
             transport.close()
 
     def _line(self, name: str, stream: str, line: bytes) -> None:
-        self._emit(Report(name, Happened.OUTPUT, line.decode(errors="replace").rstrip("\r"), stream))
+        self._emit(PluginReport(name, Happened.OUTPUT, line.decode(errors="replace").rstrip("\r"), stream))
 
     def _note(self, line: str) -> None:
         """Tells the lifeline; where that has been killed, the kernel's way is left."""

@@ -75,7 +75,7 @@ HIDDEN = "Internal error from Core"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConnectionSettings:
     """What a connection is told once.
 
     Attributes:
@@ -112,20 +112,20 @@ class Settings:
             raise SetupError(f"max_in_flight is {self.max_in_flight}, it must be from 0 (the default) to 4096")
 
 
-class Asked(Protocol):
+class IncomingCall(Protocol):
     """A call that the bus asked of this peer."""
 
     def cancel(self, reason: str) -> None:
         """Takes it back; it still has to be answered while its session lives."""
 
 
-class Duties(Protocol):
+class Delegate(Protocol):
     """What a peer does besides calling. Everything runs on the connection's loop and must not block."""
 
     def declared(self) -> Sequence[pb.Tool]:
         """Returns the tools to declare now."""
 
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Asked:
+    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> IncomingCall:
         """Begins to answer a call, later and once, by ``connection.answer``; nothing of ``call`` may be kept."""
 
     def attached(self, refused: Sequence[str], why: str) -> None:
@@ -137,7 +137,7 @@ class Duties(Protocol):
         return
 
     def event(self, event: wire.Event) -> None:
-        """Hears what happened to the catalogue or to this peer."""
+        """Hears what happened to the catalog or to this peer."""
 
     def subscriptions(self) -> Sequence[Any]:
         """Returns what to subscribe to."""
@@ -237,7 +237,7 @@ def status_of(problem: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
     return problem.code(), problem.details() or ""
 
 
-def attach_of(settings: Settings, tools: Sequence[pb.Tool], subscriptions: Sequence[Any]) -> wire.Attach:
+def attach_of(settings: ConnectionSettings, tools: Sequence[pb.Tool], subscriptions: Sequence[Any]) -> wire.Attach:
     """Returns an attach with these tools."""
     return wire.Attach(
         protocol_version=PROTOCOL_VERSIONS[-1],

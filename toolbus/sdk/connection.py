@@ -1,8 +1,8 @@
 """One peer's connection to the bus: a thread with a loop, on it one Invoke stream, attached again for ever.
 
-The shell round `Session` and `Calls`: one read loop and one write loop, nothing per call. Everything that an author
-writes runs elsewhere, so a handler that blocks is never taken for a plugin that hangs. Who answers the bus's calls is
-the `Duties`' business; this module carries their answers.
+The shell round `Session` and `OutgoingCalls`: one read loop and one write loop, nothing per call. Everything that an
+author writes runs elsewhere, so a handler that blocks is never taken for a plugin that hangs. Who answers the bus's
+calls is the `Delegate`'s business; this module carries their answers.
 
 Each attempt has a channel of its own: a channel keeps the back-off of its failures, which on loopback is far too long.
 """
@@ -20,16 +20,16 @@ import grpc
 import grpc.aio
 
 from toolbus.errors import Code, InvalidRequest, PeerLost, ProtocolError, Stage, ToolBusError
-from toolbus.functions.threads import Changes, Inbox, LoopThread
+from toolbus.functions.threads import ChangeSignal, Inbox, LoopThread
 from toolbus.sdk.attempt import (
     FATAL,
     MESSAGE_BYTES,
     PAUSE_FIRST,
-    Asked,
-    Duties,
+    ConnectionSettings,
+    Delegate,
     Ending,
+    IncomingCall,
     Link,
-    Settings,
     attach_of,
     error_of,
     fitting,
@@ -37,7 +37,7 @@ from toolbus.sdk.attempt import (
     portions,
     status_of,
 )
-from toolbus.sdk.outgoing_calls import Calls, Outgoing, PeerSession
+from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.session import State
 from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -62,16 +62,16 @@ _STAY_AWAY = {
 class Connection:
     """A peer's one connection. Methods are safe from any thread, coroutines belong on ``loop`` (see `ask`)."""
 
-    def __init__(self, settings: Settings, duties: Duties) -> None:
+    def __init__(self, settings: ConnectionSettings, delegate: Delegate) -> None:
         self.settings = settings
-        self._duties = duties
+        self._delegate = delegate
         self._thread = LoopThread(f"toolbus-{settings.source}")
         self.loop = self._thread.loop
         self._inbox = Inbox(self.loop)
-        self.calls = Calls(self.loop, settings.address, secrets.token_hex(4))
+        self.calls = OutgoingCalls(self.loop, settings.address, secrets.token_hex(4))
         self._link: Link | None = None  # the current attempt; None between two
         self._task: asyncio.Task[None] | None = None  # runs `_live`; None before the start
-        self._changes = Changes(self.loop)  # of the state, for those who wait for one
+        self._changes = ChangeSignal(self.loop)  # of the state, for those who wait for one
         self._dirty = False  # whether the declared tools changed since the last attach
         self._refused: tuple[str, ...] = ()  # why the last attach's tools were not taken
         self._closing = False  # whether we want to end
@@ -101,12 +101,12 @@ class Connection:
         self._thread.start()
         self._inbox.put(self._begin)
 
-    def begin(self, out: Outgoing) -> None:
+    def begin(self, out: OutgoingCall) -> None:
         """Sends a call; its result comes through ``out.deliver``."""
         if not self._inbox.put(self.calls.begin, out):
             out.fail(Code.UNAVAILABLE, "this connection is closed: make a new one", Stage.NOT_DISPATCHED)
 
-    def cancel(self, out: Outgoing) -> None:
+    def cancel(self, out: OutgoingCall) -> None:
         """Takes a call back; nothing is delivered for it afterwards."""
         self._inbox.put(self.calls.cancel, out)
 
@@ -211,7 +211,7 @@ class Connection:
         self.calls.close(self._closed_text, Code.CANCELLED)
         if link is not None and link is self._link:
             link.end_direction()
-            if link.attached is not None and not link.session.asked:
+            if link.attached is not None and not link.session.in_flight:
                 await self._until_gone(link, CLOSING_SECONDS)
             link.stream.cancel()
         if self._task is not None:
@@ -226,10 +226,10 @@ class Connection:
         while link is self._link and (left := until - self.loop.time()) > 0:
             heard = link.session.last_heard
             await self._until_gone(link, min(left, CLOSING_SECONDS))
-            if not link.session.asked and link.session.last_heard == heard:
+            if not link.session.in_flight and link.session.last_heard == heard:
                 return
-        if link.session.asked:
-            log.warning("%d calls were not finished within %g s", len(link.session.asked), grace_seconds)
+        if link.session.in_flight:
+            log.warning("%d calls were not finished within %g s", len(link.session.in_flight), grace_seconds)
 
     async def _until_gone(self, link: Link, seconds: float) -> None:
         await self._changes.until(lambda: link is not self._link, seconds)
@@ -309,10 +309,10 @@ class Connection:
     def _lose(self, link: Link) -> None:
         """Settles what hung on a session that is over."""
         session = link.session
-        owed, asked = session.end()
+        pending, in_flight = session.end()
         self._link = None
-        self.calls.lost(session, owed, all_read=link.all_read)
-        for each in asked:
+        self.calls.lost(session, pending, all_read=link.all_read)
+        for each in in_flight:
             each.cancel("the connection to the bus broke")
         self._changes.tell()
 
@@ -350,7 +350,7 @@ class Connection:
                 text = f"what listens at {address} is no toolbus: check the address ({text})"
             self._error = error_of(ending.code, text)
             log.error("the bus at %s refuses %s: %s", address, source, self._error)
-            self._duties.refused([tool.name for tool in self._duties.declared()], text)
+            self._delegate.refused([tool.name for tool in self._delegate.declared()], text)
         if self._error is None:
             return False
         self.calls.close(str(self._error))
@@ -372,8 +372,8 @@ class Connection:
         """Puts an attach with everything that is declared now into a frame of its own."""
         self._dirty = False
         self._refused = ()
-        first, *link.rest = portions(self._duties.declared())
-        attach = attach_of(self.settings, first, self._duties.subscriptions())
+        first, *link.rest = portions(self._delegate.declared())
+        attach = attach_of(self.settings, first, self._delegate.subscriptions())
         link.attaching = True
         outbox = link.session.outbox
         outbox.seal()
@@ -394,7 +394,7 @@ class Connection:
         # Often one for all, and said once.
         self._refused = tuple(dict.fromkeys(each.error for each in copy.refused if each.error))
         why = "; ".join(self._refused)
-        self._duties.attached([each.name for each in copy.refused], why)
+        self._delegate.attached([each.name for each in copy.refused], why)
         count = len(copy.registered) + sum(map(len, link.rest))
         address, source = self.settings.address, self.settings.source
         if self._refused:
@@ -419,7 +419,7 @@ class Connection:
                 return
             text = problem.details() or problem.code().name
             log.error("the bus at %s refused tools of %s: %s", self.settings.address, self.settings.source, text)
-            self._duties.refused([tool.name for portion in link.rest for tool in portion], text)
+            self._delegate.refused([tool.name for portion in link.rest for tool in portion], text)
             if problem.code() in FATAL:
                 self._error = error_of(problem.code(), text)
             link.stream.cancel()
@@ -447,20 +447,20 @@ class Connection:
     # Arms.
 
     def _on_calls(self, link: Link, calls: Iterable[pb.ToolCall]) -> None:
-        session, take = link.session, self._duties.take
+        session, take = link.session, self._delegate.take
         for call in calls:
-            if call.call_id not in session.asked:
-                session.asked[call.call_id] = take(self, session, call)
+            if call.call_id not in session.in_flight:
+                session.in_flight[call.call_id] = take(self, session, call)
 
     def _on_cancels(self, link: Link, cancels: Iterable[pb.ToolCancel]) -> None:
         for cancel in cancels:
-            asked: Asked | None = link.session.asked.get(cancel.call_id)
-            if asked is not None:
-                asked.cancel(cancel.reason)
+            in_flight: IncomingCall | None = link.session.in_flight.get(cancel.call_id)
+            if in_flight is not None:
+                in_flight.cancel(cancel.reason)
 
     def _on_events(self, link: Link, events: Iterable[wire.Event]) -> None:
         for event in events:
-            self._duties.event(event)
+            self._delegate.event(event)
 
     def _on_drain(self, link: Link, drain: wire.Drain) -> None:
         link.draining = drain.reason or "shutdown"
@@ -469,7 +469,7 @@ class Connection:
 
     def _answer(self, item: tuple[PeerSession, Result]) -> None:
         session, result = item
-        if session.asked.pop(result.call_id, self) is self:
+        if session.in_flight.pop(result.call_id, self) is self:
             return  # answered already, or its session is over
         link = self._link
         size = len(result.output_json) + 64 + sum(block.ByteSize() for block in result.content)
@@ -482,12 +482,12 @@ class Connection:
 
     def _report(self, item: tuple[PeerSession, pb.ToolProgress]) -> None:
         session, progress = item
-        if progress.call_id in session.asked:
+        if progress.call_id in session.in_flight:
             session.outbox.room(progress.ByteSize()).progress.append(progress)
 
     def _finish_if_idle(self, link: Link) -> None:
         """Half-closes once the bus has said goodbye and neither side owes the other anything."""
-        if not link.session.owed and not link.session.asked:
+        if not link.session.pending and not link.session.in_flight:
             link.end_direction()
 
     def _check(self) -> None:

@@ -43,7 +43,7 @@ class Permissions:
         self._granted = frozenset(granted)
 
 
-class PluginDuties:
+class PluginDelegate:
     """What the connection asks of a plugin. Everything runs on the connection's loop.
 
     Args:

@@ -19,10 +19,10 @@ from typing import Any, Self
 from toolbus.errors import Code, PeerLost, Stage
 from toolbus.functions.scope import CallContext
 from toolbus.functions.threads import Inbox
-from toolbus.sdk.attempt import Duties, Settings
+from toolbus.sdk.attempt import ConnectionSettings, Delegate
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
-from toolbus.sdk.outgoing_calls import Outgoing, PeerSession
+from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
 from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -36,8 +36,8 @@ OnProgress = Callable[[Progress], object]
 Arguments = Mapping[str, Any] | str | None
 
 
-class _HostDuties(Duties):
-    """What the connection asks of a host: to mirror the catalogue while somebody watches. The connection's loop."""
+class _HostDelegate(Delegate):
+    """What the connection asks of a host: to mirror the catalog while somebody watches. The connection's loop."""
 
     def __init__(self) -> None:
         self.watched = False  # whether somebody has ever watched
@@ -103,11 +103,11 @@ class _Base:
         Raises:
             SetupError: an argument breaks its rule.
         """
-        settings = Settings(
+        settings = ConnectionSettings(
             source or f"host:{os.getpid()}", address or "", instance or "", max_in_flight, token=token or ""
         )
-        self._duties = _HostDuties()
-        self._connection = Connection(settings, self._duties)
+        self._delegate = _HostDelegate()
+        self._connection = Connection(settings, self._delegate)
         self._began = False
         self._closed = False
 
@@ -126,9 +126,9 @@ class _Base:
     def _begin(self, *, watching: bool = False) -> Connection:
         if self._closed:
             raise PeerLost(f"host {self.source!r} is closed: make a new one")
-        subscribe = watching and not self._duties.watched
+        subscribe = watching and not self._delegate.watched
         if subscribe:
-            self._duties.watched = True
+            self._delegate.watched = True
         if not self._began:
             self._began = True
             self._connection.start()
@@ -225,7 +225,7 @@ class Host(_Base):
         if inbox is None:
             inbox = self._inboxes[loop] = Inbox(loop)
         future: asyncio.Future[Result] = loop.create_future()
-        out = Outgoing(
+        out = OutgoingCall(
             name,
             dump_arguments(arguments),
             _deliver,
@@ -281,7 +281,7 @@ class Host(_Base):
         return listing
 
     async def watch(self) -> AsyncIterator[CatalogChange]:
-        """Yields the whole catalogue, then what changes, for ever; after a new connection the whole again.
+        """Yields the whole catalog, then what changes, for ever; after a new connection the whole again.
 
         Raises:
             PeerLost, RequestError: the connection has ended for good.
@@ -295,7 +295,7 @@ class Host(_Base):
 
         ended = connection.ask(connection.ended())
         ended.add_done_callback(lambda _: tell(None))
-        await self._ask(_watch(self._duties, tell))
+        await self._ask(_watch(self._delegate, tell))
         try:
             while (change := await changes.get()) is not None:
                 yield change
@@ -304,7 +304,7 @@ class Host(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.ask(_unwatch(self._duties, tell))
+                connection.ask(_unwatch(self._delegate, tell))
 
     async def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """Waits for the calls in flight, at most this long, then closes. New calls may still be made meanwhile."""
@@ -356,7 +356,7 @@ class SyncHost(_Base):
         """As `Host.call`; an exception in the waiting thread (KeyboardInterrupt) cancels the call."""
         connection = self._begin()
         arrived: queue.SimpleQueue[Result | Progress] = queue.SimpleQueue()
-        out = Outgoing(
+        out = OutgoingCall(
             name,
             dump_arguments(arguments),
             _put,
@@ -381,9 +381,9 @@ class SyncHost(_Base):
     def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """As `Host.call_many`."""
         connection = self._begin()
-        pending: list[Outgoing] = []
+        pending: list[OutgoingCall] = []
         for name, arguments in calls:  # none is sent where one cannot be
-            pending.append(Outgoing(name, dump_arguments(arguments), _set, Future(), timeout=timeout))
+            pending.append(OutgoingCall(name, dump_arguments(arguments), _set, Future(), timeout=timeout))
         for out in pending:
             connection.begin(out)
         try:
@@ -417,7 +417,7 @@ class SyncHost(_Base):
         tell = changes.put
         ended = connection.ask(connection.ended())
         ended.add_done_callback(lambda _: tell(None))
-        self._ask(_watch(self._duties, tell))
+        self._ask(_watch(self._delegate, tell))
         try:
             while (change := changes.get()) is not None:
                 yield change
@@ -426,7 +426,7 @@ class SyncHost(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.ask(_unwatch(self._duties, tell))
+                connection.ask(_unwatch(self._delegate, tell))
 
     def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """As `Host.drain`."""
@@ -447,7 +447,7 @@ class SyncHost(_Base):
         return self._connection.ask(coroutine).result()
 
 
-def _deliver(out: Outgoing, came: Result | Progress) -> None:
+def _deliver(out: OutgoingCall, came: Result | Progress) -> None:
     """Hands something to the loop of a call's caller."""
     out.target[0].put(_arrive, (out.target, came))
 
@@ -465,20 +465,20 @@ def _arrive(item: tuple[tuple[Inbox, asyncio.Future[Result], OnProgress | None],
             log.exception("on_progress raised; the call goes on")
 
 
-def _put(out: Outgoing, came: Result | Progress) -> None:
+def _put(out: OutgoingCall, came: Result | Progress) -> None:
     out.target.put(came)
 
 
-def _set(out: Outgoing, came: Result | Progress) -> None:
+def _set(out: OutgoingCall, came: Result | Progress) -> None:
     out.target.set_result(came)
 
 
-async def _watch(duties: _HostDuties, tell: Callable[[Any], object]) -> None:
-    duties.watch(tell)
+async def _watch(delegate: _HostDelegate, tell: Callable[[Any], object]) -> None:
+    delegate.watch(tell)
 
 
-async def _unwatch(duties: _HostDuties, tell: Callable[[Any], object]) -> None:
-    duties.unwatch(tell)
+async def _unwatch(delegate: _HostDelegate, tell: Callable[[Any], object]) -> None:
+    delegate.unwatch(tell)
 
 
 def _list_request(

@@ -19,7 +19,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.threads import Inbox, Workers
 from toolbus.functions.tool_spec import ToolSet, ToolSpec
 from toolbus.sdk.connection import Connection
-from toolbus.sdk.outgoing_calls import Outgoing, PeerSession
+from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -194,7 +194,7 @@ def _call(
 ) -> Future[Result]:
     """Calls another tool as part of a call of the bus (`scope.Caller`)."""
     future: Future[Result] = Future()
-    out = Outgoing(
+    out = OutgoingCall(
         name,
         arguments_json,
         _resolve,
@@ -209,7 +209,7 @@ def _call(
     return future
 
 
-def _resolve(out: Outgoing, result: Any) -> None:
+def _resolve(out: OutgoingCall, result: Any) -> None:
     if out.target.set_running_or_notify_cancel():
         out.target.set_result(result)
 

@@ -1,4 +1,4 @@
-"""What a host sees of the catalogue: records of listings and of changes."""
+"""What a host sees of the catalog: records of listings and of changes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Listing(Sequence[ListedTool]):
     """The tools that a listing found, in the order in which their names were first registered.
 
     Attributes:
-        revision: the catalogue's; pass it as ``if_revision`` to hear only whether anything changed.
+        revision: the catalog's; pass it as ``if_revision`` to hear only whether anything changed.
         unchanged: whether it is the revision that was asked about; there are no tools in it then.
         notices: what sources want an operator to know: (source, sentence) of each.
     """
@@ -120,11 +120,11 @@ class Listing(Sequence[ListedTool]):
 
 @dataclass(frozen=True, slots=True)
 class CatalogChange:
-    """What changed in the catalogue.
+    """What changed in the catalog.
 
     Attributes:
-        revision: the catalogue's, after the change.
-        full: whether ``added`` is the whole catalogue, to replace what was known; so the first one is, and the first
+        revision: the catalog's, after the change.
+        full: whether ``added`` is the whole catalog, to replace what was known; so the first one is, and the first
             one after each new connection.
     """
 

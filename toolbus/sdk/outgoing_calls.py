@@ -1,9 +1,9 @@
 """The calls that this peer makes: sent, sent again where that is safe, and ended in exactly one Result each.
 
-`Calls` lives on the connection's loop and knows no sockets: the connection tells it which session is open and hands
-it what the bus sends back. Waiting has two bounds. A call waits for a connection, for room and for its retries until
-its *patience* ends; once it is with the bus, the bus keeps its time, and the *guard*, slightly later, only keeps a
-bus that hangs from hanging its callers.
+`OutgoingCalls` lives on the connection's loop and knows no sockets: the connection tells it which session is open and
+hands it what the bus sends back. Waiting has two bounds. A call waits for a connection, for room and for its retries
+until its *patience* ends; once it is with the bus, the bus keeps its time, and the *guard*, slightly later, only
+keeps a bus that hangs from hanging its callers.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LONGEST_PAUSE = 1.0
 _CANCELLED_WORD = "cancelled"
 
 
-Deliver = Callable[["Outgoing", "Result | Progress"], None]
+Deliver = Callable[["OutgoingCall", "Result | Progress"], None]
 
 
-class Outgoing:
+class OutgoingCall:
     """One call on its way; made on any thread, from then on the connection's.
 
     Attributes:
@@ -124,7 +124,7 @@ class Outgoing:
         self.ended = False
 
     def __repr__(self) -> str:
-        return f"<Outgoing {self.name} {self.call_id or 'waiting'}{' ended' if self.ended else ''}>"
+        return f"<OutgoingCall {self.name} {self.call_id or 'waiting'}{' ended' if self.ended else ''}>"
 
     def finish(self, result: Result) -> None:
         """Gives the caller its result, once."""
@@ -149,7 +149,7 @@ class Outgoing:
         self.finish(Result(self.call_id, is_error=True, error=error))
 
 
-class Calls:
+class OutgoingCalls:
     """All calls of one connection. Everything runs on the connection's loop.
 
     Args:
@@ -163,18 +163,18 @@ class Calls:
         self._ids = map(f"{prefix}-{{}}".format, itertools.count(1))
         self._session: PeerSession | None = None  # the session that takes calls; None while there is none
         self._arguments_bytes = 0  # the bus's limit for arguments; 0 while unknown
-        self._waiting: deque[Outgoing] = deque()  # for a connection or for room, oldest first
-        self._pausing: set[Outgoing] = set()  # between two attempts
+        self._waiting: deque[OutgoingCall] = deque()  # for a connection or for room, oldest first
+        self._pausing: set[OutgoingCall] = set()  # between two attempts
         self._timer: asyncio.TimerHandle | None = None  # the one timer, for the nearest patience or guard
         self._timer_at = math.inf
         self._closed = ""  # why there are no more calls; empty while there are
         self.trouble = ""  # why there is no connection, for error texts
 
     def __repr__(self) -> str:
-        owed = len(self._session.owed) if self._session else 0
-        return f"<Calls owed={owed} waiting={len(self._waiting)} pausing={len(self._pausing)}>"
+        pending = len(self._session.pending) if self._session else 0
+        return f"<OutgoingCalls pending={pending} waiting={len(self._waiting)} pausing={len(self._pausing)}>"
 
-    def begin(self, out: Outgoing) -> None:
+    def begin(self, out: OutgoingCall) -> None:
         """Sends a call now, or as soon as there is a connection with room for it."""
         if self._closed:
             out.fail(Code.UNAVAILABLE, self._closed, Stage.NOT_DISPATCHED)
@@ -188,7 +188,7 @@ class Calls:
             self._waiting.append(out)
             self._watch(out.patience)
 
-    def cancel(self, out: Outgoing, reason: str = _CANCELLED_WORD) -> None:
+    def cancel(self, out: OutgoingCall, reason: str = _CANCELLED_WORD) -> None:
         """Takes a call back: its caller has gone, so nothing is delivered any more."""
         if out.ended:
             return
@@ -203,9 +203,9 @@ class Calls:
 
     def results(self, session: PeerSession, results: Iterable[pb.ToolResult]) -> None:
         """Takes a frame's results."""
-        owed = session.owed
+        pending = session.pending
         for message in results:
-            out = owed.pop(message.call_id, None)
+            out = pending.pop(message.call_id, None)
             if out is None or out.ended:
                 continue  # cancelled, timed out here, or nothing of ours
             result = Result.from_wire(message)
@@ -218,13 +218,13 @@ class Calls:
     def progress(self, session: PeerSession, items: Iterable[pb.ToolProgress]) -> None:
         """Takes a frame's progress."""
         for message in items:
-            out = session.owed.get(message.call_id)
+            out = session.pending.get(message.call_id)
             if out is not None and not out.ended:
                 out.accepted = True
                 if out.wants_progress:
                     out.deliver(out, Progress.from_wire(message))
 
-    def lost(self, session: PeerSession, owed: Iterable[Outgoing], *, all_read: bool) -> None:
+    def lost(self, session: PeerSession, pending: Iterable[OutgoingCall], *, all_read: bool) -> None:
         """The session is over. What the bus cannot have read is sent again on the next one.
 
         Args:
@@ -235,7 +235,7 @@ class Calls:
             self._session = None
         again = []
         nested = [out for out in self._waiting if out.parent is not None]
-        for out in [*nested, *owed]:
+        for out in [*nested, *pending]:
             if out.ended:
                 continue
             if out.parent is not None:
@@ -256,8 +256,8 @@ class Calls:
     def close(self, sentence: str, code: Code = Code.UNAVAILABLE) -> None:
         """Ends what is left and everything that still comes; the first sentence stays."""
         self._closed = self._closed or sentence
-        owed: list[Outgoing] = list(self._session.owed.values()) if self._session else []
-        for out in owed:
+        pending: list[OutgoingCall] = list(self._session.pending.values()) if self._session else []
+        for out in pending:
             if not out.ended:
                 self._tell_cancelled(out, "closed")
                 out.fail(code, sentence, Stage.ACCEPTED if out.accepted else Stage.UNKNOWN)
@@ -272,10 +272,10 @@ class Calls:
     @property
     def unfinished(self) -> int:
         """How many callers still wait."""
-        owed = self._session.owed.values() if self._session else ()
-        return sum(not out.ended for out in [*owed, *self._waiting, *self._pausing])
+        pending = self._session.pending.values() if self._session else ()
+        return sum(not out.ended for out in [*pending, *self._waiting, *self._pausing])
 
-    def _send(self, out: Outgoing) -> bool:
+    def _send(self, out: OutgoingCall) -> bool:
         """Puts a call into a frame; returns False where it has to wait."""
         session = self._session
         if out.parent is not None:
@@ -284,8 +284,8 @@ class Calls:
                 return True
         elif session is None or not session.takes_calls:
             return False
-        owed = session.owed
-        if len(owed) >= session.max_in_flight:
+        pending = session.pending
+        if len(pending) >= session.max_in_flight:
             return False
         size = len(out.arguments_json) + OVERHEAD
         if out.context is not None:
@@ -307,20 +307,20 @@ class Calls:
             call.context.CopyFrom(out.context)
         if out.parent is not None:
             call.parent_call_id = out.parent[1]
-        owed[call_id] = out
+        pending[call_id] = out
         out.frame = session.outbox.opened
         if out.guard < self._timer_at:
             self._watch(out.guard)
         return True
 
-    def _time_left(self, out: Outgoing) -> float:
+    def _time_left(self, out: OutgoingCall) -> float:
         """Returns what the bus is told: the very number that the caller gave, unless the call has had to wait."""
         if out.timeout is None:
             return 0.0
         waited = self._loop.time() - out.begun
         return out.timeout if waited < 0.005 else max(out.timeout - waited, 0.001)
 
-    def _too_large(self, session: PeerSession, out: Outgoing) -> bool:
+    def _too_large(self, session: PeerSession, out: OutgoingCall) -> bool:
         """Ends a call that would break a limit, and with it perhaps the stream; returns whether it did."""
         size = len(out.arguments_json.encode())
         most = self._arguments_bytes
@@ -343,7 +343,7 @@ class Calls:
         while waiting and (waiting[0].ended or self._send(waiting[0])):
             waiting.popleft()
 
-    def _again(self, out: Outgoing, refusal: Result) -> bool:
+    def _again(self, out: OutgoingCall, refusal: Result) -> bool:
         """Sends a refused call again after a pause; returns False where there is no time for that."""
         assert refusal.error is not None  # only refusals come here
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(out.attempts, 10))
@@ -357,14 +357,14 @@ class Calls:
         self._loop.call_later(pause, self._retry, out)
         return True
 
-    def _retry(self, out: Outgoing) -> None:
+    def _retry(self, out: OutgoingCall) -> None:
         if out in self._pausing:
             self._pausing.discard(out)
             self.begin(out)
 
-    def _tell_cancelled(self, out: Outgoing, reason: str) -> None:
+    def _tell_cancelled(self, out: OutgoingCall, reason: str) -> None:
         session = self._session
-        if session is not None and out.call_id in session.owed:
+        if session is not None and out.call_id in session.pending:
             session.outbox.room(len(reason) + 64).cancels.add(call_id=out.call_id, reason=reason)
         self._pausing.discard(out)
 
@@ -382,8 +382,8 @@ class Calls:
             if not out.ended and out.patience <= now:
                 self._end_of_patience(out)
         self._waiting = deque(out for out in self._waiting if not out.ended)
-        owed: list[Outgoing] = list(self._session.owed.values()) if self._session else []
-        for out in owed:
+        pending: list[OutgoingCall] = list(self._session.pending.values()) if self._session else []
+        for out in pending:
             if not out.ended and out.guard <= now:
                 limit = ("timeout_seconds", out.timeout or MAX_TIMEOUT_SECONDS)
                 text = f"the bus at {self._address} gave no answer within {limit[1]:g} s: it hangs or is overloaded"
@@ -391,12 +391,12 @@ class Calls:
                 stage = Stage.ACCEPTED if out.accepted else Stage.UNKNOWN
                 out.fail(Code.DEADLINE_EXCEEDED, text, stage, limit=limit)
         self._timer, self._timer_at = None, math.inf
-        moments = [out.patience for out in self._waiting] + [out.guard for out in owed if not out.ended]
+        moments = [out.patience for out in self._waiting] + [out.guard for out in pending if not out.ended]
         nearest = min(moments, default=math.inf)
         if nearest < math.inf:
             self._watch(max(nearest, now + SWEEP_PAUSE))
 
-    def _end_of_patience(self, out: Outgoing) -> None:
+    def _end_of_patience(self, out: OutgoingCall) -> None:
         if out.last is not None:
             out.finish(out.last)
         elif self._session is not None and self._session.takes_calls:

@@ -20,9 +20,9 @@ from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.threads import Workers
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
-from toolbus.sdk.attempt import Settings
+from toolbus.sdk.attempt import ConnectionSettings
 from toolbus.sdk.connection import Connection
-from toolbus.sdk.delegate import Permissions, PluginDuties
+from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.neko import NekoPluginBase, ToolDefinition, source_of, start_plugin, stop_plugin, tools_of
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 GRACE_SECONDS = 10.0  # for calls in flight when the plugin is asked to end
 HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: why it was refused is the last they hear
 WORKERS = 32
-MOST_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
+MAX_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
 
 
 class Plugin:
@@ -80,7 +80,7 @@ class Plugin:
     ) -> None:
         self.tools = ToolSet() if tools is None else tools
         self.permissions = Permissions()
-        self._settings = Settings(
+        self._settings = ConnectionSettings(
             source, address or "", instance or "", max_in_flight, qualified, token or "", tuple(notices)
         )
         self._workers = Workers(workers, f"toolbus-{source}-worker")
@@ -170,7 +170,7 @@ class Plugin:
         return self._hooks.add("refused", function)
 
     def on_tools_changed(self, function: F) -> F:
-        """Has a function hear each `CatalogChange` of the bus's catalogue; a decorator."""
+        """Has a function hear each `CatalogChange` of the bus's catalog; a decorator."""
         self._hooks.add("tools_changed", function)
         if self._connection is not None:
             self._connection.tools_changed()  # attaching again subscribes
@@ -206,10 +206,10 @@ class Plugin:
             await start_plugin(self._owner, self._lifecycle.run)
         loop = asyncio.get_running_loop()
         self._hooks.open(loop)
-        runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MOST_IN_FLIGHT)
-        duties = PluginDuties(self.tools, runner, self.permissions, self._hooks, self._operations)
-        self._connection = connection = Connection(self._settings, duties)
-        duties.declare = connection.tools_changed
+        runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MAX_IN_FLIGHT)
+        delegate = PluginDelegate(self.tools, runner, self.permissions, self._hooks, self._operations)
+        self._connection = connection = Connection(self._settings, delegate)
+        delegate.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
 

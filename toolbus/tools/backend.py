@@ -15,12 +15,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from toolbus.bus.calls.call_records import CallRecord, Records
+from toolbus.bus.calls.call_records import CallRecord, CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import BUS_SOURCE, Listing
+from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import Onlooker, View
+from toolbus.bus.catalog.view import Observer, View
 from toolbus.bus.local import LocalCaller, OnProgress
 from toolbus.bus.tasks import LoopTasks, TaskManager
 from toolbus.errors import Code, Stage
@@ -34,15 +34,15 @@ IDS_A_LOOP = 1 << 40  # dispatchers share handlers, so they must not share ids
 ANY_NUMBER = 1 << 30  # calls at once: where no peer can be overloaded, a limit would only lose calls
 # Nothing is sent, so a result may be larger than a message, and one source holds what there is.
 ALONE = Limits(result_bytes=64 * MIB, held_bytes_per_source=Limits().held_bytes)
-WHOLE = Onlooker(SOURCE, administers=False, unnamed_may=True)  # sees what is offered, whoever may call it
+WHOLE = Observer(SOURCE, is_admin=False, may_omit_user=True)  # sees what is offered, whoever may call it
 
 
-class Home(Protocol):
+class Backend(Protocol):
     """Where tools are kept and calls are made."""
 
     registry: Registry
     view: View
-    onlooker: Onlooker  # who lists on behalf of a user
+    observer: Observer  # who lists on behalf of a user
     run_sync: Any  # runs a plain function off the loop
     limits: Limits  # for what is registered
     slots: int  # how many calls a tool takes at once
@@ -54,25 +54,25 @@ class Home(Protocol):
         """Makes a call, from any loop."""
 
     def changed(self) -> None:
-        """Has watchers told that the catalogue changed; from any thread."""
+        """Has watchers told that the catalog changed; from any thread."""
 
     def records(self) -> list[CallRecord]:
         """Returns the newest calls, newest first."""
 
 
-def offered(home: Home, user_id: str | None) -> Sequence[Listing]:
+def offered(home: Backend, user_id: str | None) -> Sequence[ToolListing]:
     """Returns what can be called on behalf of a user, each name once; None: everything, whoever may."""
-    caller, level = (WHOLE, MAX_LEVEL) if user_id is None else (home.onlooker, 0)
+    caller, level = (WHOLE, MAX_LEVEL) if user_id is None else (home.observer, 0)
     listings = home.view.listings(None, user_id or "", level, caller=caller)
     if len(home.registry.roles) < 2:
         return listings
-    by_name: dict[str, Listing] = {}
+    by_name: dict[str, ToolListing] = {}
     for each in listings:  # roles may have different tools of one name; a call finds the first of them
         by_name.setdefault(each.tool.name, each)
     return tuple(by_name.values())
 
 
-class Alone:
+class Standalone:
     """A registry of its own, with a dispatcher for each loop.
 
     Args:
@@ -81,14 +81,14 @@ class Alone:
         unnamed_may: whether calls without a user pass where users are named.
     """
 
-    def __init__(self, tasks: TaskManager | None, source: str, *, unnamed_may: bool) -> None:
+    def __init__(self, tasks: TaskManager | None, source: str, *, may_omit_user: bool) -> None:
         self._tasks = tasks
         self._policy = Policy()
         self._lock = threading.Lock()
         self._made = 0  # dispatchers so far
         self._callers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Dispatcher, LocalCaller]]
         self._callers = weakref.WeakKeyDictionary()
-        self._records = Records()  # of all loops, the ended ones too
+        self._records = CallRecords()  # of all loops, the ended ones too
         workers = Workers(WORKERS, "toolbus-tools")
         weakref.finalize(self, workers.stop)  # its threads would else wait for ever
         self.run_sync = workers.run
@@ -96,7 +96,7 @@ class Alone:
         self.slots = ANY_NUMBER
         self.registry = Registry(grace_seconds=0.0)
         self.view = View(self.registry, self._policy)
-        self.onlooker = Onlooker(source, administers=False, unnamed_may=unnamed_may)
+        self.observer = Observer(source, is_admin=False, may_omit_user=may_omit_user)
 
     def dispatcher(self) -> Dispatcher:
         return self._here()[0]
@@ -133,10 +133,10 @@ class Alone:
         timer.sweep = dispatcher.sweep
         self._made += 1
         caller = LocalCaller(  # what it administers here are its own tasks
-            self.onlooker.source,
+            self.observer.source,
             dispatcher,
             ANY_NUMBER,
-            unnamed_may=self.onlooker.unnamed_may,
+            may_omit_user=self.observer.may_omit_user,
             longest_timeout=TASK_SECONDS,
         )
         return dispatcher, caller
@@ -147,19 +147,19 @@ class OnBus:
 
     Args:
         bus: a `toolbus.Bus`.
-        source, unnamed_may: as for `Alone`.
+        source, unnamed_may: as for `Standalone`.
     """
 
-    def __init__(self, bus: Any, source: str, *, unnamed_may: bool) -> None:
+    def __init__(self, bus: Any, source: str, *, may_omit_user: bool) -> None:
         self._bus = bus
         self.registry: Registry = bus.registry
         self.view: View = bus.dispatcher.view
         self.run_sync = bus.run_sync
-        self.onlooker = Onlooker(source, administers=False, unnamed_may=unnamed_may)
+        self.observer = Observer(source, is_admin=False, may_omit_user=may_omit_user)
         self.limits = Limits()
         self.slots = self.limits.calls_in_flight
         self._caller = LocalCaller(
-            source, bus.dispatcher, administers=False, unnamed_may=unnamed_may, longest_timeout=TASK_SECONDS
+            source, bus.dispatcher, is_admin=False, may_omit_user=may_omit_user, longest_timeout=TASK_SECONDS
         )
 
     def dispatcher(self) -> Dispatcher:
@@ -191,7 +191,7 @@ class OnBus:
 
     def changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the bus's loop is closed, and nobody watches
-            self._bus.catalogue_changed()
+            self._bus.catalog_changed()
 
     def records(self) -> list[CallRecord]:
         return [each for each in self._bus.records if each.source != BUS_SOURCE]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.functions.scope import CallContext
 from toolbus.tool import Progress, Result, Tool
-from toolbus.tools.backend import Home, offered
+from toolbus.tools.backend import Backend, offered
 
 if TYPE_CHECKING:
     from toolbus.tools.tool_registry import ToolRegistry
@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.05  # how often a revision is looked at: changes come from any 
 class RegistrySource:
     """Lists and calls the tools of a registry on behalf of one user."""
 
-    def __init__(self, registry: ToolRegistry, home: Home, user_id: str, ctx: Any) -> None:
+    def __init__(self, registry: ToolRegistry, home: Backend, user_id: str, ctx: Any) -> None:
         self._registry = registry
         self._home = home
         self._user_id = user_id

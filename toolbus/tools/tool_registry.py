@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from toolbus.bus.calls.call_records import CallRecord
-from toolbus.bus.catalog.entry import BUS_SOURCE, Listing
+from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing
 from toolbus.bus.catalog.offer import prepare
-from toolbus.bus.catalog.policy import EVERYONE, Permissions
+from toolbus.bus.catalog.policy import EVERYONE, AccessRules
 from toolbus.bus.local import LocalHandler, OnProgress
 from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.dialects.openai_chat import OpenAIChat
@@ -30,7 +30,7 @@ from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk.neko import ToolDefinition as DictTool
 from toolbus.sdk.outgoing_calls import encodable
 from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments, is_source
-from toolbus.tools.backend import SOURCE, Alone, Home, OnBus, offered
+from toolbus.tools.backend import SOURCE, Backend, OnBus, Standalone, offered
 from toolbus.tools.definition import Running, ToolDefinition, running
 from toolbus.tools.registry_source import RegistrySource
 from toolbus.v1 import tool_pb2 as pb
@@ -50,7 +50,7 @@ class LiveSession(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Exported:
+class _ExportCache:
     """The tools in OpenAI's format: as of a revision, and where each stands by its name on the bus."""
 
     revision: int
@@ -86,15 +86,15 @@ class ToolRegistry:
         if bus is not None and task_manager is not None:
             raise SetupError("a bus keeps tasks by itself: leave task_manager out, and see its Config for the patience")
         self.task_manager = task_manager if bus is None else bus.tasks
-        self._home: Home
+        self._home: Backend
         if bus is None:
-            self._home = Alone(task_manager, _checked(source), unnamed_may=not require_user)
+            self._home = Standalone(task_manager, _checked(source), may_omit_user=not require_user)
         else:
-            self._home = OnBus(bus, _checked(source), unnamed_may=not require_user)
+            self._home = OnBus(bus, _checked(source), may_omit_user=not require_user)
         self._source = source
         self._dialect = OpenAIChat()
         self._lock = threading.RLock()  # what is registered here and in the home changes together
-        self._exported: _Exported | None = None  # None: to be made anew
+        self._exported: _ExportCache | None = None  # None: to be made anew
         self._own: dict[str, tuple[Definition, LocalHandler]] = {}  # what was registered here, by name
         self._ruled: frozenset[str] = frozenset()  # tools that `set_permissions` named
         self._sessions: dict[LiveSession, asyncio.AbstractEventLoop] = {}  # with the loop that each belongs to
@@ -245,10 +245,10 @@ class ToolRegistry:
         """
         named = dict(permissions)
 
-        def with_named(rules: Permissions) -> Permissions:
+        def with_named(rules: AccessRules) -> AccessRules:
             tables: dict[str, dict[str, Any]] = {**rules.as_tables()}
             others = {name: users for name, users in tables["tools"].items() if name not in self._ruled}
-            return Permissions.read(tables | {"tools": others | named})
+            return AccessRules.read(tables | {"tools": others | named})
 
         with self._lock:
             self._home.view.revise(with_named)
@@ -404,18 +404,18 @@ class ToolRegistry:
         """Returns the newest calls, newest first."""
         return self._home.records()
 
-    def _listings(self, user_id: str | None = None) -> Sequence[Listing]:
+    def _listings(self, user_id: str | None = None) -> Sequence[ToolListing]:
         return offered(self._home, user_id)
 
-    def _export(self) -> _Exported:
+    def _export(self) -> _ExportCache:
         exported, revision = self._exported, self._home.registry.revision  # the revision is read before the tools are
         if exported is None or exported.revision != revision:
             export = self._dialect.export(listing.tool for listing in self._listings())
-            exported = _Exported(revision, export, {name: place for place, name in enumerate(export.kept)})
+            exported = _ExportCache(revision, export, {name: place for place, name in enumerate(export.kept)})
             self._exported = exported
         return exported
 
-    def _definition(self, listing: Listing) -> ToolDefinition:
+    def _definition(self, listing: ToolListing) -> ToolDefinition:
         tool = listing.tool
         registered, handler = self._own.get(tool.name, (None, None))
         if isinstance(registered, ToolDefinition) and handler in listing.entry.handlers():

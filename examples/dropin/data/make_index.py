@@ -23,7 +23,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 SITE = f"https://docs.python.org/{sys.version_info[0]}.{sys.version_info[1]}"
-MOST_CHARACTERS = 240  # of a summary
+MAX_CHARACTERS = 240  # of a summary
 UNDERLINED = re.compile(r"^(?:.*\n)?[ \t]*([-=~*])\1+[ \t]*$", re.MULTILINE)  # a heading with its line
 
 # Page of the documentation → the topics on it.
@@ -164,7 +164,7 @@ def _first_words(text: str) -> str:
     paragraphs = (" ".join(each.split()) for each in re.split(r"\n\s*\n", UNDERLINED.sub("", text)))
     prose = (each for each in paragraphs if " " in each and "::=" not in each and not each.startswith("**Source code"))
     first = next(prose, "")
-    return first if len(first) <= MOST_CHARACTERS else first[:MOST_CHARACTERS].rsplit(" ", 1)[0] + " …"
+    return first if len(first) <= MAX_CHARACTERS else first[:MAX_CHARACTERS].rsplit(" ", 1)[0] + " …"
 
 
 if __name__ == "__main__":

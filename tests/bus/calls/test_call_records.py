@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, nested, one_call, tool
-from toolbus.bus.calls.call_records import CONTENT_KEPT, MAX_TEXT, CallRecord, Records
+from toolbus.bus.calls.call_records import CONTENT_KEPT, MAX_TEXT, CallRecord, CallRecords
 from toolbus.bus.calls.redaction import HIDDEN
 from toolbus.errors import Code
 from toolbus.tool import Limits
@@ -16,7 +16,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 def test_records_come_newest_first_with_how_long_the_caller_waited() -> None:
-    records = Records()
+    records = CallRecords()
     records.add("1", "a", "plugin", "host", 10.0, 10.5, 0)
     records.add("2", "b", "plugin", "host", 11.0, 13.0, Code.TOOL)
     assert list(records) == [
@@ -27,7 +27,7 @@ def test_records_come_newest_first_with_how_long_the_caller_waited() -> None:
 
 
 def test_only_the_newest_are_kept_and_all_are_counted() -> None:
-    records = Records(keep=3)
+    records = CallRecords(keep=3)
     for number in range(10):
         records.add(str(number), "t", "plugin", "host", 0.0, 1.0, number % 2 * Code.CANCELLED)
     assert [record.call_id for record in records] == ["9", "8", "7"]
@@ -36,7 +36,7 @@ def test_only_the_newest_are_kept_and_all_are_counted() -> None:
 
 
 def test_a_code_of_a_newer_protocol_reads_as_internal_and_hides_no_other_record() -> None:
-    records = Records()
+    records = CallRecords()
     records.add("1", "t", "plugin", "host", 0.0, 1.0, Code.TOOL)
     records.add("2", "t", "plugin", "host", 0.0, 1.0, 99)
     assert [record.code for record in records] == [Code.INTERNAL, Code.TOOL]
@@ -56,7 +56,7 @@ def context(user: str = "ann", **said: str) -> pb.CallContext:
 
 def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_are_forgotten() -> None:
     core, host, plugin = one_call()
-    core.records = core.dispatcher.records = Records(keep=4)
+    core.records = core.dispatcher.records = CallRecords(keep=4)
     core.call(host, "t", context=context())
     core.answer(plugin)
     core.refusal(host, "nobody")
@@ -115,7 +115,7 @@ def test_a_round_that_is_no_number_was_not_said(number: str) -> None:
 
 def keeping(*, limits: Limits | None = None) -> tuple[Core, Any, Any]:
     core, host, plugin = one_call(limits=limits)
-    core.records = core.dispatcher.records = Records(contents=True)
+    core.records = core.dispatcher.records = CallRecords(contents=True)
     return core, host, plugin
 
 
@@ -145,7 +145,7 @@ def test_large_broken_and_deep_contents_are_kept_short() -> None:
     core, host, plugin = keeping()
     for arguments in ("{" * 5_000, json.dumps({"x": "y" * 50_000}), '{"x":' * 2_000, '{"x": "\\ud800"}'):
         core.call(host, "t", arguments)
-        if host.asked:
+        if host.in_flight:
             core.answer(plugin, json.dumps("z" * 100_000))
         record = newest(core)
         assert record.arguments is not None
@@ -170,7 +170,7 @@ def test_no_secret_ever_stands_in_a_record(name: str, secret: str, depth: int, e
         keyed = {"x": keyed} if level % 2 else [keyed]
     text = json.dumps({"x": keyed})
     core.call(host, "nobody" if ends == "refused" else "t", text[:-1] if ends == "broken" else text)
-    if host.asked:
+    if host.in_flight:
         core.answer(plugin, text, is_error=ends == "badly")
     record = newest(core)
     assert secret not in f"{record.arguments} {record.output}"

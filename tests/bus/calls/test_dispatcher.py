@@ -24,7 +24,7 @@ def test_a_call_reaches_the_plugin_under_its_bare_name_and_its_result_the_caller
     assert call.id != call_id
     core.answer(plugin, '{"x": 1e2}')
     assert outputs(host) == ['{"x": 1e2}']
-    assert (core.held, host.asked, plugin.owed, core.records.outcomes) == (0, {}, {}, {0: 1})
+    assert (core.held, host.in_flight, plugin.pending, core.records.outcomes) == (0, {}, {}, {0: 1})
 
 
 def test_a_call_to_nobody_names_what_there_is() -> None:
@@ -60,7 +60,7 @@ def test_a_suspect_plugin_gets_no_new_calls() -> None:
     error = core.refusal(host, "t")
     assert (error.code, error.retry_safe) == (Code.UNAVAILABLE, True)
     assert error.retry_after_seconds > 0
-    assert plugin.owed == {}
+    assert plugin.pending == {}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_arguments_that_break_the_schema_are_refused_with_path_and_rule(argument
     error = core.refusal(host, "n", arguments)
     assert (error.code, error.stage, error.retry_safe) == (Code.INVALID_ARGUMENTS, Stage.NOT_DISPATCHED, False)
     assert says in error.message
-    assert plugin.owed == {}
+    assert plugin.pending == {}
 
 
 def test_arguments_of_a_tool_that_wants_no_check_pass_as_they_are() -> None:
@@ -97,7 +97,7 @@ def test_a_call_id_that_is_empty_too_long_or_in_flight_is_refused(call_id: str) 
     core.dispatcher.calls(host, [pb.ToolCall(call_id=call_id, name="t")], core.now)
     error = error_of(host, call_id)
     assert (error.code, "call_id" in error.message) == (Code.INVALID_ARGUMENTS, True)
-    assert list(host.asked) == ["taken"]
+    assert list(host.in_flight) == ["taken"]
 
 
 @pytest.mark.parametrize("full", ["caller", "tool"])
@@ -122,7 +122,7 @@ def test_many_calls_turned_away_are_each_told_so_in_words_that_are_made_once(ful
         *((seconds(crowd, "n", turn), seconds(few, "roomy", turn)) for turn in range(30)), strict=True
     )
     results = [result for frame in iter(crowd.outbox.take, None) for result in frame.results]
-    assert len({result.call_id for result in results} - crowd.asked.keys()) == len(results) == 30 * 128 - 4
+    assert len({result.call_id for result in results} - crowd.in_flight.keys()) == len(results) == 30 * 128 - 4
     limit = pb.Limit(name="calls_in_flight", value=4)
     assert all(result.error.code == Code.OVERLOADED.value and result.error.limit == limit for result in results)
     assert min(turned_away) < 3.5 * min(taken), "words made anew for each of them took five times as long"
@@ -132,7 +132,7 @@ def test_the_checks_stand_in_one_order() -> None:
     limits = Limits(calls_in_flight=1)
     core = Core(limits=limits)
     host = core.peer("host", max_in_flight=0)
-    host.administers = False
+    host.is_admin = False
     plugin = core.plugin("plugin", NUMBER, max_in_flight=0)
     core.registry.register(core.peer("toolbus", shares=False), offered(NUMBER), qualified=True)
     codes = [core.refusal(host, "toolbus:n", "{", call_id="1", schema_hash="old").code]
@@ -141,7 +141,7 @@ def test_the_checks_stand_in_one_order() -> None:
     codes.append(core.refusal(host, "n", '{"a":1}', call_id="4").code)
     core.dispatcher.draining = True
     codes.append(core.refusal(host, "nobody", call_id="5").code)
-    assert plugin.owed == {}
+    assert plugin.pending == {}
     assert codes == [
         Code.PERMISSION_DENIED,
         Code.CATALOG_STALE,
@@ -194,7 +194,7 @@ def test_progress_that_the_caller_cannot_receive_never_reaches_it() -> None:
     core, _, plugin = one_call()
     small = core.peer("small", max_item_bytes=500)
     core.call(small, "t")
-    core.progress(plugin, next(iter(plugin.owed)), output_chunk="x" * 501)
+    core.progress(plugin, next(iter(plugin.pending)), output_chunk="x" * 501)
     assert all(sign.ByteSize() <= 500 for sign in small.signs)
 
 
@@ -202,7 +202,7 @@ def test_a_code_of_a_newer_protocol_is_kept_and_recorded_as_internal() -> None:
     core, host, plugin = one_call()
     core.call(host, "t")
     result = pb.ToolResult.FromString(
-        pb.ToolResult(call_id=next(iter(plugin.owed))).SerializeToString() + b'"\x02\x08c'
+        pb.ToolResult(call_id=next(iter(plugin.pending))).SerializeToString() + b'"\x02\x08c'
     )
     assert result.error.code == 99
     core.dispatcher.results(plugin, [result], core.now)
@@ -221,7 +221,7 @@ def test_a_call_that_carries_an_older_hash_goes_to_a_session_that_declared_it() 
     core.call(host, "t", '{"a": "x"}', schema_hash=OLD.schema_hash)
     core.call(host, "t", '{"a": 1, "c": 1}', schema_hash=NEW.schema_hash)
     core.call(host, "t", '{"a": 1, "c": 1}')
-    assert (len(older.owed), len(newer.owed)) == (1, 2)
+    assert (len(older.pending), len(newer.pending)) == (1, 2)
 
 
 def test_a_hash_that_nobody_declares_any_more_is_stale_and_the_change_is_told() -> None:
@@ -236,7 +236,7 @@ def test_a_hash_that_nobody_declares_any_more_is_stale_and_the_change_is_told() 
     )
     error = core.refusal(host, "t", schema_hash="unheard of")
     assert error.message.startswith("tool 't' has changed since it was listed. List")
-    assert plugin.owed == {}
+    assert plugin.pending == {}
 
 
 # -- what a model may not say ----------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_nested_call_whose_inherited_context_its_plugin_cannot_receive_is_refu
     core, host, plugin = one_call()
     core.plugin("small", tool("s"), max_item_bytes=1_000)
     core.call(host, "t", context=pb.CallContext(user_id="x" * 2_000))
-    error = core.refusal(plugin, "s", parent_call_id=next(iter(plugin.owed)))
+    error = core.refusal(plugin, "s", parent_call_id=next(iter(plugin.pending)))
     assert (error.code, error.limit) == (Code.INVALID_ARGUMENTS, ("max_message_bytes", 1_000))
 
 

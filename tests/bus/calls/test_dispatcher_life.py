@@ -40,13 +40,13 @@ def test_the_call_wins_over_the_tool_the_tool_over_30_s_and_nothing_over_300(
     call_id = core.call(host, "t", timeout_seconds=asked)
     plugin.hand_over()
     core.advance(limit - 0.01)
-    assert call_id in host.asked
+    assert call_id in host.in_flight
     core.advance(0.02)
     error = error_of(host, call_id)
     assert (error.code, error.limit) == (Code.DEADLINE_EXCEEDED, ("timeout_seconds", limit))
     assert (error.stage, error.retry_safe) == (Stage.DISPATCHED, False)
     assert f"within {limit:g} s" in error.message
-    assert plugin.cancelled == [(next(iter(plugin.owed)), "timeout_seconds")]
+    assert plugin.cancelled == [(next(iter(plugin.pending)), "timeout_seconds")]
 
 
 @pytest.mark.parametrize("asked", [-1.0, math.nan])
@@ -54,7 +54,7 @@ def test_a_timeout_that_is_no_length_is_refused(asked: float) -> None:
     core, host, plugin = one_call()
     error = core.refusal(host, "t", timeout_seconds=asked)
     assert (error.code, "timeout_seconds" in error.message) == (Code.INVALID_ARGUMENTS, True)
-    assert (plugin.owed, core.held) == ({}, 0)
+    assert (plugin.pending, core.held) == ({}, 0)
 
 
 def test_an_idle_timeout_is_reset_by_progress_and_the_error_names_it() -> None:
@@ -63,7 +63,7 @@ def test_an_idle_timeout_is_reset_by_progress_and_the_error_names_it() -> None:
     plugin.hand_over()
     for _ in range(5):
         core.advance(1.9)
-        core.progress(plugin, next(iter(plugin.owed)), message="still here")
+        core.progress(plugin, next(iter(plugin.pending)), message="still here")
     assert len(host.signs) == 5
     assert {sign.call_id for sign in host.signs} == {call_id}
     core.advance(2.1)
@@ -76,7 +76,7 @@ def test_the_first_progress_even_an_empty_one_makes_a_call_accepted() -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t")
     plugin.hand_over()
-    core.progress(plugin, next(iter(plugin.owed)))
+    core.progress(plugin, next(iter(plugin.pending)))
     core.cancel(host, call_id)
     assert error_of(host, call_id).stage is Stage.ACCEPTED
 
@@ -104,9 +104,9 @@ def test_a_cancel_ends_the_call_for_its_caller_at_once_and_travels_to_the_plugin
     error = error_of(host, call_id)
     assert (error.code, error.stage, error.retry_safe) == (Code.CANCELLED, Stage.DISPATCHED, False)
     assert [reason for _, reason in plugin.cancelled] == ["the user left"]
-    assert (plugin.stuck, len(plugin.owed), core.dispatcher.stuck) == (1, 1, 1)
+    assert (plugin.stuck, len(plugin.pending), core.dispatcher.stuck) == (1, 1, 1)
     core.answer(plugin)
-    assert (plugin.stuck, plugin.owed, core.held, core.records.late) == (0, {}, 0, 1)
+    assert (plugin.stuck, plugin.pending, core.held, core.records.late) == (0, {}, 0, 1)
     assert len(host.results[call_id]) == 1
     core.cancel(host, call_id)
     core.cancel(host, "never heard of")
@@ -119,7 +119,7 @@ def test_a_cancelled_call_that_still_waits_never_reaches_the_plugin() -> None:
     core.cancel(host, call_id)
     error = error_of(host, call_id)
     assert (error.stage, error.retry_safe) == (Stage.NOT_DISPATCHED, True)
-    assert (plugin.hand_over(), plugin.cancelled, plugin.owed, plugin.stuck, core.held) == ([], [], {}, 0, 0)
+    assert (plugin.hand_over(), plugin.cancelled, plugin.pending, plugin.stuck, core.held) == ([], [], {}, 0, 0)
 
 
 def test_a_stuck_call_holds_its_slot_until_60_s_after_the_cancel_whatever_else_is_in_flight() -> None:
@@ -134,16 +134,16 @@ def test_a_stuck_call_holds_its_slot_until_60_s_after_the_cancel_whatever_else_i
     core.advance(59.0)
     assert plugin.stuck == 1
     core.advance(1.0)
-    assert (plugin.stuck, len(plugin.owed), core.dispatcher.stuck) == (0, 1, 0)
+    assert (plugin.stuck, len(plugin.pending), core.dispatcher.stuck) == (0, 1, 0)
     core.dispatcher.results(plugin, [pb.ToolResult(call_id="1")], core.now)
-    assert core.records.unowed == 1
+    assert core.records.unexpected == 1
 
 
 def test_results_and_progress_that_nobody_owes_are_dropped_and_counted() -> None:
     core, host, plugin = one_call()
     core.dispatcher.results(plugin, [pb.ToolResult(call_id="x"), pb.ToolResult(call_id="")], core.now)
     core.progress(plugin, "x")
-    assert (core.records.unowed, host.results) == (3, {})
+    assert (core.records.unexpected, host.results) == (3, {})
 
 
 # -- nested calls ----------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_nested_call_ends_no_later_than_its_parent_and_dies_with_it() -> None:
     assert [call.deadline - core.now for call in other.waiting.values()] == [6.0, 6.0, 6.0]
     core.answer(plugin)
     assert [error_of(plugin, call_id).code for call_id in "abc"] == [Code.CANCELLED] * 3
-    assert (other.hand_over(), plugin.asked, core.held) == ([], {}, 0)
+    assert (other.hand_over(), plugin.in_flight, core.held) == ([], {}, 0)
 
 
 def test_a_nested_call_is_cancelled_with_its_parent_at_the_plugin_too() -> None:
@@ -189,10 +189,10 @@ def test_a_chain_of_eight_calls_is_taken_and_the_ninth_ends_in_a_clear_error() -
     core, host, plugin = one_call()
     core.call(host, "t")
     for depth in range(2, 9):
-        newest = list(plugin.owed)[-1]
+        newest = list(plugin.pending)[-1]
         core.call(plugin, "t", call_id=f"d{depth}", parent_call_id=newest)
-    assert len(plugin.owed) == 8
-    error = core.refusal(plugin, "t", parent_call_id=list(plugin.owed)[-1])
+    assert len(plugin.pending) == 8
+    error = core.refusal(plugin, "t", parent_call_id=list(plugin.pending)[-1])
     assert (error.code, error.limit) == (Code.PERMISSION_DENIED, ("call_depth", 8))
     assert "8 deep" in error.message
 
@@ -205,7 +205,7 @@ def test_while_draining_only_nested_calls_are_taken() -> None:
     error = core.refusal(host, "t")
     assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
     nested(core, plugin, "o")
-    assert "child" in plugin.asked
+    assert "child" in plugin.in_flight
 
 
 # -- room ------------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_a_plugin_that_is_full_and_a_caller_with_too_many_calls_are_told_apart_a
         assert error.retry_after_seconds > 0
     assert "'host' has 2 calls" in mine.message
     assert "'t' has 3 calls" in theirs.message
-    assert len(plugin.owed) == 3
+    assert len(plugin.pending) == 3
 
 
 def test_arguments_held_are_bounded_for_a_source_and_for_the_bus() -> None:
@@ -240,7 +240,7 @@ def test_arguments_held_are_bounded_for_a_source_and_for_the_bus() -> None:
     core.call(hosts[2], "t", text)
     core.call(hosts[3], "t", text)
     assert core.refusal(core.peer("d"), "t", text).limit == ("held_bytes", 250)
-    core.cancel(hosts[0], next(iter(hosts[0].asked)))
+    core.cancel(hosts[0], next(iter(hosts[0].in_flight)))
     core.call(hosts[1], "t", text)
     assert core.held == 243
 
@@ -264,7 +264,7 @@ def test_calls_go_to_the_session_with_the_fewest_in_flight() -> None:
     plugins = [core.plugin("p", tool("t")) for _ in range(3)]
     for _ in range(7):
         core.call(host, "t")
-    assert sorted(len(plugin.owed) for plugin in plugins) == [2, 2, 3]
+    assert sorted(len(plugin.pending) for plugin in plugins) == [2, 2, 3]
 
 
 # -- a plugin is lost ------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_a_lost_call_moves_to_another_session_only_where_it_cannot_run_twice(
         assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.DISPATCHED, False)
         assert "its connection broke" in error.message
         assert "not tried again" in error.message
-    assert (core.held, first.owed, second.owed) == (0, {}, {})
+    assert (core.held, first.pending, second.pending) == (0, {}, {})
 
 
 def test_a_lost_call_with_nowhere_to_go_says_whether_to_send_it_again() -> None:
@@ -318,7 +318,7 @@ def test_a_call_does_not_move_past_its_deadline_nor_to_a_session_that_cannot_rec
     core.plugin("p", declared, max_item_bytes=100)
     first.max_in_flight = 1_000
     call_id = core.call(host, "t", json.dumps({"x": "y" * 500}))
-    assert len(first.owed) == 1
+    assert len(first.pending) == 1
     core.lose(first)
     assert error_of(host, call_id).code is Code.UNAVAILABLE
 
@@ -378,12 +378,12 @@ class CallsMachine(RuleBasedStateMachine):
         self.plugins = [self.core.plugin("p", *self.tools, max_in_flight=4) for _ in range(3)]
         self.keeper = KeeperDouble(self.core, room=3)
         self.everyone = [*self.hosts, *self.plugins, self.keeper.peer]
-        self.asked: dict[tuple[PeerDouble, str], str] = {}  # call → tool, for callers that were not lost
+        self.in_flight: dict[tuple[PeerDouble, str], str] = {}  # call → tool, for callers that were not lost
         self.count = 0
 
     def ask(self, caller: PeerDouble, name: str, **more: Any) -> None:
         self.count += 1
-        self.asked[caller, f"c{self.count}"] = name
+        self.in_flight[caller, f"c{self.count}"] = name
         arguments = json.dumps({"c": f"{id(caller)}/{self.count}"})
         self.core.call(caller, name, arguments, call_id=f"c{self.count}", **more)
 
@@ -401,9 +401,9 @@ class CallsMachine(RuleBasedStateMachine):
     @rule(target=known, plugin=SEVERAL, which=st.integers(0, 3), name=st.sampled_from(["once", "again"]))
     def a_plugin_calls_while_it_answers(self, plugin: int, which: int, name: str) -> Any:
         peer = self.plugins[plugin]
-        if not peer.owed:
+        if not peer.pending:
             return multiple()
-        self.ask(peer, name, parent_call_id=list(peer.owed)[which % len(peer.owed)])
+        self.ask(peer, name, parent_call_id=list(peer.pending)[which % len(peer.pending)])
         return peer, f"c{self.count}"
 
     @rule(plugin=SEVERAL)
@@ -414,15 +414,17 @@ class CallsMachine(RuleBasedStateMachine):
     def a_plugin_answers(self, plugin: int, which: int, is_error: bool, twice: bool) -> None:
         peer = self.plugins[plugin]
         peer.hand_over()
-        if peer.owed:
-            result = pb.ToolResult(call_id=list(peer.owed)[which % len(peer.owed)], output_json="1", is_error=is_error)
+        if peer.pending:
+            result = pb.ToolResult(
+                call_id=list(peer.pending)[which % len(peer.pending)], output_json="1", is_error=is_error
+            )
             self.core.dispatcher.results(peer, [result, *([result] if twice else [])], self.core.now)
 
     @rule(plugin=SEVERAL, which=st.integers(0, 3))
     def a_plugin_shows_progress(self, plugin: int, which: int) -> None:
         peer = self.plugins[plugin]
-        if peer.owed:
-            self.core.progress(peer, list(peer.owed)[which % len(peer.owed)])
+        if peer.pending:
+            self.core.progress(peer, list(peer.pending)[which % len(peer.pending)])
 
     @rule(call=consumes(known))
     def a_caller_cancels(self, call: Any) -> None:
@@ -430,7 +432,7 @@ class CallsMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2))
     def a_task_is_cancelled(self, which: int) -> None:
-        tasks = list(self.keeper.peer.asked)
+        tasks = list(self.keeper.peer.in_flight)
         if tasks:
             self.core.cancel(self.keeper.peer, tasks[which % len(tasks)])
 
@@ -442,7 +444,7 @@ class CallsMachine(RuleBasedStateMachine):
     def a_plugin_breaks_off_and_another_comes(self, plugin: int) -> None:
         lost = self.plugins[plugin]
         self.core.lose(lost)
-        self.asked = {call: name for call, name in self.asked.items() if call[0] is not lost}
+        self.in_flight = {call: name for call, name in self.in_flight.items() if call[0] is not lost}
         self.plugins[plugin] = self.core.plugin("p", *self.tools, max_in_flight=4)
         self.everyone.append(self.plugins[plugin])
 
@@ -463,30 +465,30 @@ class CallsMachine(RuleBasedStateMachine):
     def a_host_breaks_off_and_another_comes(self, host: int) -> None:
         lost = self.hosts[host]
         self.core.lose(lost)
-        self.asked = {call: name for call, name in self.asked.items() if call[0] is not lost}
+        self.in_flight = {call: name for call, name in self.in_flight.items() if call[0] is not lost}
         self.hosts[host] = self.core.peer(f"host{host}", max_in_flight=6)
         self.everyone.append(self.hosts[host])
 
     @invariant()
     def the_books_balance(self) -> None:
-        calls = [call for peer in self.everyone for call in peer.owed.values()]
+        calls = [call for peer in self.everyone for call in peer.pending.values()]
         active = [call for call in calls if call.active]
-        assert {id(call) for call in active} == {id(call) for peer in self.everyone for call in peer.asked.values()}
+        assert {id(call) for call in active} == {id(call) for peer in self.everyone for call in peer.in_flight.values()}
         assert self.core.held == sum(call.size for call in calls)
         assert self.core.dispatcher.active == len(active)
         assert self.core.dispatcher.stuck == len(calls) - len(active)
         for peer in self.everyone:
-            assert peer.stuck == sum(not call.active for call in peer.owed.values())
-            assert len(peer.owed) <= peer.max_in_flight
+            assert peer.stuck == sum(not call.active for call in peer.pending.values())
+            assert len(peer.pending) <= peer.max_in_flight
             assert peer.budget.held == sum(call.size for call in calls if call.caller.budget is peer.budget)
 
     @invariant()
     def a_call_has_one_result_or_is_in_flight(self) -> None:
-        for (caller, call_id), _ in self.asked.items():
-            assert len(caller.results.get(call_id, [])) + (call_id in caller.asked) == 1
+        for (caller, call_id), _ in self.in_flight.items():
+            assert len(caller.results.get(call_id, [])) + (call_id in caller.in_flight) == 1
         tasks = self.keeper.peer
         for number in range(1, len(self.keeper.adopted) + 1):
-            assert len(tasks.results.get(f"task{number}", [])) + (f"task{number}" in tasks.asked) == 1
+            assert len(tasks.results.get(f"task{number}", [])) + (f"task{number}" in tasks.in_flight) == 1
 
     @invariant()
     def what_may_not_run_twice_was_handed_over_once(self) -> None:
@@ -496,12 +498,12 @@ class CallsMachine(RuleBasedStateMachine):
     @invariant()
     def no_child_outlives_its_parent(self) -> None:
         for peer in self.everyone:
-            for call in peer.asked.values():
+            for call in peer.in_flight.values():
                 assert call.parent is None or (call.parent.active and call.deadline <= call.parent.deadline)
 
     @invariant()
     def the_timer_is_set_for_whatever_ends_next(self) -> None:
-        calls = [call for peer in self.everyone for call in peer.owed.values()]
+        calls = [call for peer in self.everyone for call in peer.pending.values()]
         patient = self.core.dispatcher._patient
         assert all(call.active for call in patient)
         ends = [min(call.deadline, patient.get(call, math.inf)) if call.active else call.freed_at for call in calls]
@@ -512,9 +514,9 @@ class CallsMachine(RuleBasedStateMachine):
             return
         self.core.advance(90_000.0)
         assert (self.core.held, self.core.dispatcher.active, self.core.dispatcher.stuck) == (0, 0, 0)
-        assert all(not peer.owed and not peer.asked and not peer.stuck for peer in self.everyone)
+        assert all(not peer.pending and not peer.in_flight and not peer.stuck for peer in self.everyone)
         assert all(peer.budget.held == 0 for peer in self.everyone)
-        assert all(len(caller.results[call_id]) == 1 for caller, call_id in self.asked)
+        assert all(len(caller.results[call_id]) == 1 for caller, call_id in self.in_flight)
         assert self.core.armed_at == math.inf
 
 
@@ -528,10 +530,10 @@ def test_a_call_that_moved_is_never_said_not_to_have_been_sent() -> None:
     second = core.plugin("p", tool("t", annotations=IDEMPOTENT), instance="2")
     host = core.peer("host")
     call_id = core.call(host, "t")
-    had, other = (first, second) if first.owed else (second, first)
+    had, other = (first, second) if first.pending else (second, first)
     had.hand_over()
     core.lose(had)
-    assert list(other.owed), "it moved"
+    assert list(other.pending), "it moved"
     core.lose(other, "it crashed before it read the call")
     error = error_of(host, call_id)
     assert (error.stage, error.retry_safe) == (Stage.DISPATCHED, True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, PeerDouble, tool
-from toolbus.bus.calls.call_records import Wanted
+from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.errors import Code
 from toolbus.v1 import tool_pb2 as pb
@@ -37,11 +37,11 @@ def bus_with_a_guarded_tool(contents: bool = False) -> tuple[Core, PeerDouble, P
 def test_a_secret_of_a_guarded_source_is_in_no_result_and_no_record(sent: dict[str, Any]) -> None:
     core, plugin, host = bus_with_a_guarded_tool(contents=True)
     call_id = core.call(host, "find")
-    core.dispatcher.results(plugin, [pb.ToolResult(call_id=next(iter(plugin.owed)), **sent)], core.now)
+    core.dispatcher.results(plugin, [pb.ToolResult(call_id=next(iter(plugin.pending)), **sent)], core.now)
     (result,) = host.results[call_id]
     assert result.error is not None
     assert (result.error.code, result.content) == (Code.SECRET_BLOCKED, ())
-    (record,) = core.records.after(Wanted(), 0, 10)
+    (record,) = core.records.after(RecordFilter(), 0, 10)
     assert VALUE not in f"{result}{record.described(0.0)}"
     assert record.outcome == "SECRET_BLOCKED"
 
@@ -49,7 +49,7 @@ def test_a_secret_of_a_guarded_source_is_in_no_result_and_no_record(sent: dict[s
 def test_progress_of_a_guarded_source_tells_how_far_it_is_and_no_part_of_the_output() -> None:
     core, plugin, host = bus_with_a_guarded_tool()
     core.call(host, "find")
-    number = next(iter(plugin.owed))
+    number = next(iter(plugin.pending))
     core.progress(plugin, number, progress=1.0, message="half way", output_chunk='{"pass', content=[TEXT])
     core.progress(plugin, number, progress=2.0, message=SECRET)
     assert [(sign.progress, sign.message, sign.output_chunk, len(sign.content)) for sign in host.signs] == [
@@ -62,7 +62,7 @@ def test_a_source_that_is_not_guarded_is_not_looked_through() -> None:
     core, _, host = bus_with_a_guarded_tool()
     plugin = core.plugin("users", tool("show"))
     call_id = core.call(host, "show")
-    core.progress(plugin, next(iter(plugin.owed)), message=SECRET)
-    core.dispatcher.results(plugin, [pb.ToolResult(call_id=next(iter(plugin.owed)), output_json=SECRET)], core.now)
+    core.progress(plugin, next(iter(plugin.pending)), message=SECRET)
+    core.dispatcher.results(plugin, [pb.ToolResult(call_id=next(iter(plugin.pending)), output_json=SECRET)], core.now)
     (result,) = host.results[call_id]
     assert (result.error, result.output_json, host.signs[0].message) == (None, SECRET, SECRET)

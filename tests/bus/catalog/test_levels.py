@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
-from toolbus.bus.catalog.policy import Permissions
+from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import Code, InvalidTool
 from toolbus.tool import MAX_LEVEL, Limits, Tool, level_of
 from toolbus.v1 import tool_pb2 as pb
@@ -32,7 +32,7 @@ def names(core: Core, level: int, **more: object) -> list[str]:
 def code_of(core: Core, caller: PeerDouble, name: str, **more: object) -> Code | None:
     """Returns how a call is refused; None where it reaches a plugin."""
     call_id = core.call(caller, name, **more)  # type: ignore[arg-type]
-    if call_id in caller.asked:
+    if call_id in caller.in_flight:
         core.cancel(caller, call_id)
         return None
     (result,) = caller.results.pop(call_id)
@@ -85,7 +85,7 @@ def test_a_hidden_tool_says_nothing_about_its_schema_or_its_rules() -> None:
     core = Core()
     schema = '{"type":"object","required":["x"],"properties":{"x":{"type":"integer"}}}'
     core.plugin("p", Tool("hidden", parameters_json=schema, min_level=5))
-    core.dispatcher.view.permit(Permissions.read({"tools": {"hidden": ["ann"]}}))
+    core.dispatcher.view.permit(AccessRules.read({"tools": {"hidden": ["ann"]}}))
     host = core.peer("host")
     for arguments in ("{", "{}", '{"x":1}'):
         assert core.refusal(host, "hidden", arguments, schema_hash="old").code is Code.NOT_FOUND
@@ -99,7 +99,7 @@ def test_only_hosts_say_a_level_and_nested_calls_keep_it() -> None:
     assert code_of(core, plugin, "sysop", context=said(90)) is Code.NOT_FOUND
     for level, code in ((90, None), (10, Code.NOT_FOUND)):
         root = core.call(host, "m", context=said(level))
-        parent = list(plugin.owed)[-1]
+        parent = list(plugin.pending)[-1]
         assert code_of(core, plugin, "sysop", parent_call_id=parent, context=said(99 - level)) is code
         core.cancel(host, root)
 
@@ -109,15 +109,15 @@ def test_where_a_role_hides_a_tool_another_role_that_does_not_is_asked() -> None
     hidden, open_to_all = core.plugin("a", tool("t", role="r1", min_level=9)), core.plugin("b", tool("t", role="r2"))
     host = core.peer("host")
     core.call(host, "t", context=said(0))
-    assert (len(hidden.owed), len(open_to_all.owed)) == (0, 1)
+    assert (len(hidden.pending), len(open_to_all.pending)) == (0, 1)
     core.call(host, "t", context=said(9))
-    assert (len(hidden.owed), len(open_to_all.owed)) == (1, 1)
+    assert (len(hidden.pending), len(open_to_all.pending)) == (1, 1)
     assert code_of(core, host, "t", role="r1", context=said(0)) is Code.NOT_FOUND
 
 
 def test_a_caller_that_is_let_off_naming_a_user_is_not_let_off_the_level() -> None:
     core, host = three()
-    host.unnamed_may = True
+    host.may_omit_user = True
     assert code_of(core, host, "sysop") is Code.NOT_FOUND
     assert names(core, 0, caller=host) == ["open"]
 

@@ -1,4 +1,4 @@
-"""What lists and changes of a large catalogue look at: counted, since times fail on busy machines."""
+"""What lists and changes of a large catalog look at: counted, since times fail on busy machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
-from toolbus.bus.catalog.entry import Listing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.listings import Journal
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
@@ -120,9 +120,9 @@ def test_withdrawn_and_replaced_tools_leave_nothing_to_the_garbage_collector() -
 
 def test_a_page_of_a_list_does_not_look_at_the_pages_before(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    place = Listing.place.fget  # type: ignore[attr-defined]  # a property
+    place = ToolListing.place.fget  # type: ignore[attr-defined]  # a property
 
-    def counted(listing: Listing) -> int:
+    def counted(listing: ToolListing) -> int:
         looked.append(listing.tool.name)
         return int(place(listing))
 
@@ -131,7 +131,7 @@ def test_a_page_of_a_list_does_not_look_at_the_pages_before(monkeypatch: pytest.
     view, caller = core.dispatcher.view, plugin.peer
     view.listings(caller=caller)
     monkeypatch.setattr(catalog_messages, "PAGE_BYTES", 1_000)
-    monkeypatch.setattr(Listing, "place", property(counted))
+    monkeypatch.setattr(ToolListing, "place", property(counted))
     request, pages, most = wire.ListRequest(), 0, 0
     while True:
         looked.clear()

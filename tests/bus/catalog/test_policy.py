@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, Permissions
+from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, AccessRules
 from toolbus.errors import Code, InvalidRequest
 from toolbus.v1 import tool_pb2 as pb
 
@@ -23,7 +23,7 @@ NAMES = ("x", "y")
 def reached(core: Core, caller: PeerDouble, name: str, user: str = "", **more: Any) -> Entry | str:
     """Asks for one call; returns whose handler it reached, or the sentence that denies it."""
     call_id = core.call(caller, name, context=pb.CallContext(user_id=user), **more)
-    call = caller.asked.get(call_id)
+    call = caller.in_flight.get(call_id)
     if call is not None:
         core.cancel(caller, call_id)
         entry: Entry = call.entry
@@ -44,7 +44,7 @@ def permitting(*tools: str, **tables: dict[str, list[str]]) -> tuple[Core, PeerD
     """Returns a core whose source `p` offers tools, with rules, and a host."""
     core = Core()
     core.plugin("p", *(tool(name) for name in tools or ("t",)))
-    core.dispatcher.view.permit(Permissions.read(tables))
+    core.dispatcher.view.permit(AccessRules.read(tables))
     return core, core.peer("host")
 
 
@@ -76,13 +76,13 @@ def test_all_rules_of_a_tool_have_to_be_passed() -> None:
     assert [user for user in ("ann", "bob", "eve") if denied(core, host, "t", user) is None] == ["bob"]
 
 
-@pytest.mark.parametrize(("unnamed_may", "users"), [(True, ["ann"]), (True, []), (False, ["ann"]), (False, [])])
+@pytest.mark.parametrize(("may_omit_user", "users"), [(True, ["ann"]), (True, []), (False, ["ann"]), (False, [])])
 def test_a_call_without_a_user_passes_a_rule_only_where_its_caller_is_let_off(
-    unnamed_may: bool, users: list[str]
+    may_omit_user: bool, users: list[str]
 ) -> None:
     core, host = permitting(tools={"t": users})
-    host.unnamed_may = unnamed_may
-    assert (denied(core, host, "t", "") is None) is unnamed_may
+    host.may_omit_user = may_omit_user
+    assert (denied(core, host, "t", "") is None) is may_omit_user
     assert denied(core, host, "t", "eve") is not None
 
 
@@ -91,12 +91,12 @@ def test_a_rule_for_a_bare_name_also_holds_for_the_qualified_one_and_not_the_oth
     core.plugin("far", tool("t"), qualified=True)
     core.plugin("near", tool("u"))
     host = core.peer("host")
-    core.dispatcher.view.permit(Permissions.read({"tools": {"t": ["ann"], "near:u": []}}))
+    core.dispatcher.view.permit(AccessRules.read({"tools": {"t": ["ann"], "near:u": []}}))
     assert denied(core, host, "far:t", "bob") is not None
     assert denied(core, host, "t", "bob") is not None
     assert denied(core, host, "far:t", "ann") is None
     assert denied(core, host, "u", "bob") is None
-    core.dispatcher.view.permit(Permissions.read({"tools": {"t": ["ann"], "far:t": ["bob"]}}))
+    core.dispatcher.view.permit(AccessRules.read({"tools": {"t": ["ann"], "far:t": ["bob"]}}))
     assert [denied(core, host, "far:t", user) is None for user in ("ann", "bob")] == [False, False]
 
 
@@ -116,11 +116,11 @@ def test_a_denial_says_who_what_and_whom_to_ask() -> None:
 def test_a_user_who_is_denied_in_one_role_is_sent_to_another_that_lets_them() -> None:
     core = Core(roles=ROLES)
     first, second = core.plugin("a", tool("t", role="r1")), core.plugin("b", tool("t", role="r2"))
-    core.dispatcher.view.permit(Permissions.read({"roles": {"r1": ["ann"]}}))
+    core.dispatcher.view.permit(AccessRules.read({"roles": {"r1": ["ann"]}}))
     host = core.peer("host")
     for user, takes in (("ann", first), ("bob", second)):
         core.call(host, "t", context=pb.CallContext(user_id=user))
-        assert len(takes.owed) == 1
+        assert len(takes.pending) == 1
     assert denied(core, host, "t", "bob", role="r1") is not None
 
 
@@ -135,7 +135,7 @@ def test_a_nested_call_is_for_the_user_of_its_root_whatever_it_says_itself() -> 
     middle = core.plugin("middle", tool("m"))
     for user, said in (("ann", "bob"), ("bob", "ann"), ("", "ann")):
         root = core.call(host, "m", context=pb.CallContext(user_id=user))
-        parent = list(middle.owed)[-1]
+        parent = list(middle.pending)[-1]
         assert (denied(core, middle, "t", said, parent_call_id=parent) is None) is (user == "ann")
         error = core.refusal(middle, "nobody", parent_call_id=parent)
         assert error.message.endswith("there are: " + ("t, open, m" if user == "ann" else "open, m"))
@@ -154,7 +154,7 @@ def test_the_tools_that_a_missing_one_is_compared_with_are_those_the_caller_may_
 def test_an_offline_tool_that_is_not_for_a_user_is_not_worth_waiting_for() -> None:
     core = Core()
     core.lose(core.plugin("p", tool("t")), "it crashed")
-    core.dispatcher.view.permit(Permissions.read({"tools": {"t": ["ann"]}}))
+    core.dispatcher.view.permit(AccessRules.read({"tools": {"t": ["ann"]}}))
     host = core.peer("host")
     error = core.refusal(host, "t")
     assert (error.code, error.retry_safe, "it crashed" in error.message) == (Code.PERMISSION_DENIED, False, False)
@@ -183,13 +183,13 @@ TABLES = st.fixed_dictionaries(
         "roles": st.dictionaries(st.sampled_from(ROLES), USERS, max_size=2),
         "sources": st.dictionaries(st.sampled_from([*SOURCES, "toolbus"]), USERS, max_size=3),
     },
-).map(Permissions.read)
+).map(AccessRules.read)
 
 
 def assert_alike(core: Core, caller: PeerDouble, user: str, **more: Any) -> None:
     """Checks that what is listed can be called and what can be called is listed, in each role and in none."""
     view = core.dispatcher.view
-    counts = user if caller.trusted or more else ""
+    counts = user if caller.may_set_context or more else ""
     for role in (None, *ROLES):
         seen = {(line.tool.name, line.source) for line in view.listings(role, counts, caller=caller)}
         there = [line for line in core.registry.listings(role) if line.source != "toolbus"]
@@ -214,7 +214,7 @@ def assert_alike(core: Core, caller: PeerDouble, user: str, **more: Any) -> None
 def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed_under_any_rules(
     offers: list[Offer],
     qualified: set[str],
-    rules: list[Permissions],
+    rules: list[AccessRules],
     user: str,
     rights: tuple[bool, bool, bool],
 ) -> None:
@@ -225,11 +225,11 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed_under_any
         core.registry.register(plugins[source], offered(tool(name, role=role)), qualified=source in qualified)
     middle = core.plugin("middle", tool("m"))
     host = core.peer("host")
-    host.trusted, host.administers, host.unnamed_may = rights
+    host.may_set_context, host.is_admin, host.may_omit_user = rights
     opener = core.peer("opener")
     core.call(opener, "m", context=pb.CallContext(user_id=user))
-    parent = next(iter(middle.owed))
-    middle.administers = False
+    parent = next(iter(middle.pending))
+    middle.is_admin = False
     for each in rules:
         core.dispatcher.view.permit(each)  # the same callers: what they were allowed before counts for nothing
         assert_alike(core, host, user)
@@ -241,15 +241,15 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed_under_any
 
 def test_rules_are_written_as_they_are_read() -> None:
     tables = {"tools": {"t": ["ann", "bob"]}, "roles": {}, "sources": {"p": []}}
-    rules = Permissions.read(tables)
+    rules = AccessRules.read(tables)
     assert rules.as_tables() == tables
-    assert Permissions.read(rules.as_tables()) == rules
-    assert not Permissions.read({})
+    assert AccessRules.read(rules.as_tables()) == rules
+    assert not AccessRules.read({})
     assert rules
 
 
 def test_a_rule_is_added_changed_and_taken_away_and_the_rules_before_stay_as_they_were() -> None:
-    first = Permissions().changed("tools", "t", ["ann"])
+    first = AccessRules().changed("tools", "t", ["ann"])
     second = first.changed("tools", "t", ("bob",)).changed("roles", "r", [])
     third = second.changed("tools", "t", None).changed("tools", "never there", None)
     assert first.as_tables() == {"tools": {"t": ["ann"]}, "roles": {}, "sources": {}}
@@ -283,13 +283,13 @@ def test_a_rule_is_added_changed_and_taken_away_and_the_rules_before_stay_as_the
 )
 def test_what_is_no_rule_is_refused_with_value_rule_and_cure(tables: Any, says: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Permissions.read(tables)
+        AccessRules.read(tables)
     assert [part for part in says if part not in str(caught.value)] == []
     assert len(str(caught.value)) < 300
 
 
 def test_one_rule_more_than_there_may_be_is_refused() -> None:
-    full = Permissions.read({"tools": {str(number): [] for number in range(MAX_RULES)}})
+    full = AccessRules.read({"tools": {str(number): [] for number in range(MAX_RULES)}})
     assert full.changed("tools", "7", ["ann"])
     with pytest.raises(InvalidRequest, match="more than 10000"):
         full.changed("tools", "x", [])
@@ -311,11 +311,11 @@ KEYS = st.sampled_from([*KINDS, "users"]) | st.text(max_size=3)
 @given(ANYTHING | st.dictionaries(KEYS, ANYTHING | st.dictionaries(st.text(max_size=3), ANYTHING, max_size=3)))
 def test_whatever_is_read_becomes_rules_that_can_be_written_down_or_an_error_that_says_why(tables: Any) -> None:
     try:
-        rules = Permissions.read(tables)
+        rules = AccessRules.read(tables)
     except InvalidRequest as refused:
         said = str(refused)
     else:
-        assert Permissions.read(rules.as_tables()) == rules
+        assert AccessRules.read(rules.as_tables()) == rules
         said = "permissions " + json.dumps(rules.as_tables(), ensure_ascii=False)
     assert said.startswith("permissions")
     said.encode()

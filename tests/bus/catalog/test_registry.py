@@ -180,9 +180,9 @@ def test_the_handler_with_the_fewest_calls_takes_the_next_one_within_its_own_lim
     entry = registry.find("t")
     assert entry is not None
     assert entry.current is not None
-    busy.owed["1"] = None
+    busy.pending["1"] = None
     assert entry.current.pick() is free
-    free.owed["1"] = None
+    free.pending["1"] = None
     assert entry.current.pick() is busy
     busy.takes_calls = False
     assert entry.current.pick() is None
@@ -197,10 +197,10 @@ def test_above_sixteen_sessions_the_load_still_spreads_and_a_single_free_one_is_
     for number in range(4_000):
         handler = entry.current.pick()
         assert handler is not None
-        handler.owed[str(number)] = None
-        if len(handler.owed) == 256:
+        handler.pending[str(number)] = None
+        if len(handler.pending) == 256:
             break
-    loads = [len(session.owed) for session in sessions]
+    loads = [len(session.pending) for session in sessions]
     assert max(loads) - min(loads) < 40
     for session in sessions[1:]:
         session.takes_calls = False
@@ -478,7 +478,7 @@ def test_a_bare_name_waits_for_the_extension_that_had_it_first_and_goes_on_when_
     assert (error.code, error.retry_safe) == (Code.UNAVAILABLE, True), "another's tool must not run in its place"
     back = core.plugin("kb", tool("search"), qualified=True)
     core.call(host, "search")
-    assert len(back.owed) == 1
+    assert len(back.pending) == 1
     core.lose(back, "it crashed again")
     core.now += 6.0
     core.registry.expire(core.now)

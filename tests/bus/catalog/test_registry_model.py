@@ -1,4 +1,4 @@
-"""The registry against a model that is as plain as it can be written, under whatever happens to a catalogue."""
+"""The registry against a model that is as plain as it can be written, under whatever happens to a catalog."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.core_model import PeerDouble, offered, tool
-from toolbus.bus.catalog.entry import Listing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.offer import Offered
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import UnknownRole
@@ -21,7 +21,7 @@ from toolbus.tool import Tool
 
 
 class Seen(NamedTuple):
-    """What a line of the catalogue shows."""
+    """What a line of the catalog shows."""
 
     name: str
     source: str
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
     online: bool
 
 
-def seen(listing: Listing) -> Seen:
+def seen(listing: ToolListing) -> Seen:
     online = listing.entry.current is not None
     return Seen(listing.tool.name, listing.source, listing.tool, listing.roles, online)
 
@@ -207,7 +207,7 @@ ROLES = st.sampled_from(["", "r1", "r2", "r3"])
 
 
 class CatalogueMachine(RuleBasedStateMachine):
-    """Whatever happens to the catalogue, it is what the model says, and a watcher can follow it."""
+    """Whatever happens to the catalog, it is what the model says, and a watcher can follow it."""
 
     @initialize(roles=st.sampled_from([("r1",), ("r1", "r2"), ()]))
     def begin(self, roles: tuple[str, ...]) -> None:
@@ -351,4 +351,4 @@ class CatalogueMachine(RuleBasedStateMachine):
 
 
 CatalogueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-test_the_catalogue_is_what_the_model_says = CatalogueMachine.TestCase
+test_the_catalog_is_what_the_model_says = CatalogueMachine.TestCase

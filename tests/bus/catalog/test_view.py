@@ -1,4 +1,4 @@
-"""The catalogue as somebody sees it: listings for users, and what watchers hear when the rules change."""
+"""The catalog as somebody sees it: listings for users, and what watchers hear when the rules change."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
-from toolbus.bus.catalog.entry import Changes, Listing
-from toolbus.bus.catalog.policy import MAX_USER, Permissions, Policy
+from toolbus.bus.catalog.entry import CatalogChanges, ToolListing
+from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
 from toolbus.bus.catalog.view import USERS_KEPT, View
 from toolbus.errors import Code, UnknownRole
 from toolbus.v1 import tool_pb2 as pb
@@ -20,15 +20,15 @@ from toolbus.v1 import tool_pb2 as pb
 
 def permit(core: Core, **tables: dict[str, list[str]]) -> View:
     view = core.dispatcher.view
-    view.permit(Permissions.read(tables))
+    view.permit(AccessRules.read(tables))
     return view
 
 
-def named(listings: tuple[Listing, ...]) -> list[str]:
+def named(listings: tuple[ToolListing, ...]) -> list[str]:
     return [listing.tool.name for listing in listings]
 
 
-def told(changes: Changes) -> tuple[list[str], list[str], list[str]]:
+def told(changes: CatalogChanges) -> tuple[list[str], list[str], list[str]]:
     """What a watcher hears: names added, changed and removed."""
     return named(changes.added), named(changes.changed), [name for name, _ in changes.removed]
 
@@ -57,7 +57,7 @@ def test_a_tool_that_has_gone_is_not_held_by_what_users_were_shown_before() -> N
     core.registry.clear("q")
     assert "gone" not in named(view.listings(user_id="dan"))
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, Listing) and each.tool.name == "gone"]
+    assert not [each for each in gc.get_objects() if isinstance(each, ToolListing) and each.tool.name == "gone"]
 
 
 def test_a_user_sees_what_they_may_call_in_the_order_in_which_names_came() -> None:
@@ -84,7 +84,7 @@ def test_who_names_no_user_and_is_let_off_sees_everything() -> None:
     core = three()
     view = permit(core, sources={"p": []})
     host = core.peer("host")
-    host.unnamed_may = True
+    host.may_omit_user = True
     assert named(view.listings(caller=host)) == ["a", "b", "c"]
     assert view.listings(user_id="ann", caller=host) == view.listings() == ()
 
@@ -102,7 +102,7 @@ def test_the_tools_of_the_bus_are_for_those_who_administer_it_and_stand_in_no_ot
     core.registry.register(core.peer("toolbus", shares=False), offered(tool("drain")), qualified=True)
     view = permit(core, tools={"toolbus:drain": [], "drain": []})
     guest = core.peer("guest")
-    guest.administers = False
+    guest.is_admin = False
     assert (named(view.own()), view.own(guest)) == (["toolbus:drain"], ())
     assert named(view.listings()) == ["a", "b", "c"]
 
@@ -129,7 +129,7 @@ def test_a_change_of_the_rules_holds_for_the_next_call_and_listing_of_those_who_
         permit(core, **({} if users is None else {"tools": {"a": users}}))
         for _ in range(2):
             call_id = core.call(host, "a", context=ann)
-            assert (call_id in host.asked) is may
+            assert (call_id in host.in_flight) is may
             assert ("a" in named(view.listings(user_id="ann"))) is may
     assert {result.error.code for (result,) in host.results.values() if result.error} == {Code.PERMISSION_DENIED}
 
@@ -141,7 +141,7 @@ def test_an_answer_that_is_given_in_the_middle_of_a_change_is_not_kept_beyond_it
     def somebody_asks_just_before() -> None:
         assert named(view.listings()) == ["a", "b", "c"]
         core.call(host, "a", call_id="before")
-        core.policy.permissions = Permissions.read({"tools": {"a": []}})
+        core.policy.permissions = AccessRules.read({"tools": {"a": []}})
 
     core.registry.change_view(somebody_asks_just_before, lambda entry: True)
     assert named(view.listings()) == ["b", "c"]
@@ -158,11 +158,11 @@ def test_a_list_that_is_asked_for_while_the_first_rule_comes_is_nobody_else_s() 
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)
             if name == "permissions" and not value and not rules:
-                rules.append(Permissions.read({"tools": {"a": ["ann"]}}))
+                rules.append(AccessRules.read({"tools": {"a": ["ann"]}}))
                 view.permit(rules[0])
             return value
 
-    rules: list[Permissions] = []
+    rules: list[AccessRules] = []
     core.policy.__class__ = Hurried
     view.listings(user_id="ann")
     assert named(view.listings()) == ["b", "c"]
@@ -242,7 +242,7 @@ def test_a_tool_that_is_closed_in_one_of_its_roles_has_changed() -> None:
 Picture = dict[tuple[str, str], set[tuple[str, tuple[str, ...]]]]
 
 
-def painted(listings: tuple[Listing, ...]) -> Picture:
+def painted(listings: tuple[ToolListing, ...]) -> Picture:
     picture: Picture = {}
     for line in listings:
         lines = picture.setdefault((line.tool.name, line.source), set())

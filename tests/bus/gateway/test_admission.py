@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from toolbus.bus.gateway.admission import Turnstile
+from toolbus.bus.gateway.admission import Admission
 
 
 class Entered:
@@ -25,13 +25,13 @@ class Entered:
                 self.passes.append([])
 
 
-def ask(turnstile: Turnstile, *paths: str, kind: str = "http") -> list[asyncio.Task[None]]:
+def ask(turnstile: Admission, *paths: str, kind: str = "http") -> list[asyncio.Task[None]]:
     scopes = ({"type": kind, "path": path} for path in paths)
     never: Any = None
     return [asyncio.create_task(turnstile(scope, never, never)) for scope in scopes]
 
 
-async def begun(entered: Entered, turnstile: Turnstile, *paths: str) -> list[list[str]]:
+async def begun(entered: Entered, turnstile: Admission, *paths: str) -> list[list[str]]:
     tasks = ask(turnstile, *paths)
     await entered.turn()
     await asyncio.gather(*tasks)
@@ -42,7 +42,7 @@ async def begun(entered: Entered, turnstile: Turnstile, *paths: str) -> list[lis
 
 async def test_few_begin_together_and_a_crowd_one_by_one_in_its_order() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, together=2)
+    turnstile = Admission(entered, together=2)
     assert await begun(entered, turnstile, "a", "b") == [["a", "b"]]
     assert await begun(entered, turnstile, *"abcd") == [["a", "b"], ["c", "d"]]
     assert await begun(entered, turnstile, *"abcdef") == [["a", "b"], ["c"], ["d"], ["e", "f"]]
@@ -51,7 +51,7 @@ async def test_few_begin_together_and_a_crowd_one_by_one_in_its_order() -> None:
 
 async def test_who_comes_later_does_not_overtake_those_who_wait() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, together=1)
+    turnstile = Admission(entered, together=1)
     first = ask(turnstile, *"abc")
     await asyncio.sleep(0)
     later = ask(turnstile, *"de")
@@ -62,14 +62,14 @@ async def test_who_comes_later_does_not_overtake_those_who_wait() -> None:
 
 async def test_probes_wait_for_nobody() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, together=1)
+    turnstile = Admission(entered, together=1)
     passes = await begun(entered, turnstile, "a", "b", "c", "/healthz", "/readyz")
     assert passes[0] == ["a", "/healthz", "/readyz"]
 
 
 async def test_a_request_that_is_given_up_takes_nobodys_place() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, together=1)
+    turnstile = Admission(entered, together=1)
     tasks = ask(turnstile, *"abc")
     await asyncio.sleep(0)
     tasks[1].cancel()
@@ -80,7 +80,7 @@ async def test_a_request_that_is_given_up_takes_nobodys_place() -> None:
 
 async def test_once_nobody_comes_the_loop_rests() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, together=1)
+    turnstile = Admission(entered, together=1)
     await begun(entered, turnstile, *"abc")
     loop: Any = asyncio.get_running_loop()
     await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_once_nobody_comes_the_loop_rests() -> None:
 
 async def test_what_is_no_request_goes_through() -> None:
     entered = Entered()
-    turnstile = Turnstile(entered, together=1)
+    turnstile = Admission(entered, together=1)
     tasks = [*ask(turnstile, "a"), *ask(turnstile, "b", kind="lifespan")]
     await asyncio.sleep(0)
     assert entered.passes == [["a", "b"]]

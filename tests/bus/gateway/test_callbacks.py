@@ -220,11 +220,11 @@ async def test_a_call_that_is_taken_back_closes_its_connection_and_frees_its_slo
     call = asyncio.create_task(bus.call("held"))
     await until(lambda: plugin.holding == 1, "the request")
     (handler,) = bus.list()[0].entry.handlers()
-    assert len(handler.owed) == 1
+    assert len(handler.pending) == 1
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await until(lambda: plugin.opened == 0 and not handler.owed, "the connection to be closed", seconds=1.0)
+    await until(lambda: plugin.opened == 0 and not handler.pending, "the connection to be closed", seconds=1.0)
     plugin.let_go.set()
     assert (await soon(bus, "held", {"n": 1})).unwrap() == {"n": 1}
 

@@ -59,7 +59,7 @@ def echo() -> Iterator[str]:
         server.server_close()
 
 
-class Catalogue(RuleBasedStateMachine):
+class Catalog(RuleBasedStateMachine):
     """Registers, withdraws, calls, and compares."""
 
     http: httpx.Client
@@ -164,7 +164,7 @@ def test_the_gateway_keeps_the_same_books_as_a_dict_of_dicts() -> None:
         address = f"http://{bus.http_address}"
         with httpx.Client(base_url=address, trust_env=False) as http:
 
-            class Connected(Catalogue):
+            class Connected(Catalog):
                 pass
 
             Connected.http, Connected.plugin = http, plugin

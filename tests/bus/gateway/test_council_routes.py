@@ -20,7 +20,7 @@ from tests.bus.gateway.calling import Connection, client, events
 from tests.bus.gateway.on_thread import bus_on_thread
 from tests.faults.raw_peer import PATIENCE, until
 from toolbus.bus import Bus, Config
-from toolbus.bus.gateway.council_models import MOST_MEMBERS, CouncilAnswer, CouncilShown, CouncilTools
+from toolbus.bus.gateway.council_models import MAX_MEMBERS, CouncilAnswer, CouncilShown, CouncilTools
 from toolbus.errors import Code, SetupError
 from toolbus.sdk import Extension, ToolScope
 from toolbus.testing import running_bus
@@ -341,7 +341,7 @@ for _ in range(40):
         ({"members": [{"tools": ["x"]}]}, "members[0]: has no name: give it one"),
         ({"members": [{"name": "x", "chance": 1e400}]}, "is no number"),
         ({"members": [BOB] * 2}, "is the id of two members"),
-        ({"members": [BOB] * (MOST_MEMBERS + 1)}, "at most 100 items"),
+        ({"members": [BOB] * (MAX_MEMBERS + 1)}, "at most 100 items"),
         ({"members": [DEEP]}, "nested deeper than 16 levels"),
         ({"members": "Bob"}, "valid list"),
         ({"members": [5]}, "valid dictionary"),

@@ -1,4 +1,4 @@
-"""GET /api/tools/export and /api/tools/search: the catalogue for a model."""
+"""GET /api/tools/export and /api/tools/search: the catalog for a model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def exported(http: httpx.AsyncClient, dialect: str = "openai", **query: An
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_every_dialect_writes_the_catalogue_as_it_does_in_a_program(
+async def test_every_dialect_writes_the_catalog_as_it_does_in_a_program(
     bus: Bus, http: httpx.AsyncClient, dialect: str
 ) -> None:
     here = find_dialect(dialect).export(listing.tool for listing in bus.list())
@@ -101,7 +101,7 @@ async def test_a_model_s_call_goes_back_by_name_and_hash(bus: Bus, http: httpx.A
 async def test_names_choose_tools_and_what_there_is_none_of_is_told(http: httpx.AsyncClient) -> None:
     for names in ("weather.now,add", ["add", "weather.now"], "add,,weather.now,"):
         said = await exported(http, names=names)
-        assert list(said["hashes"]) == ["add", "weather.now"]  # in the order of the catalogue
+        assert list(said["hashes"]) == ["add", "weather.now"]  # in the order of the catalog
     assert list((await exported(http, names="a,b"))["hashes"]) == ["a,b"]  # a name that holds a comma
     assert list((await exported(http, names=""))["hashes"]) == NAMES
     said = await exported(http, names="add,missing")

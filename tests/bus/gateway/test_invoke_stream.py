@@ -12,7 +12,7 @@ from tests.bus.gateway.calling import Connection, client, events, invoke
 from tests.faults.raw_peer import RawPeer, tool, until
 from toolbus.bus import Bus
 from toolbus.bus.gateway import event_stream as events_room
-from toolbus.bus.gateway.progress_buffer import MANY, OVERHEAD_BYTES, Signs
+from toolbus.bus.gateway.progress_buffer import MANY, OVERHEAD_BYTES, ProgressBuffer
 from toolbus.errors import Code
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -192,7 +192,7 @@ async def test_a_reader_that_hangs_up_while_nothing_can_be_sent_to_it_cancels_it
 
 
 async def test_what_waits_is_bounded_however_much_comes() -> None:
-    signs = Signs(1_000)
+    signs = ProgressBuffer(1_000)
     for number in range(10_000):
         signs.put(Progress(progress=number))
     assert not signs.overflowed
@@ -201,11 +201,11 @@ async def test_what_waits_is_bounded_however_much_comes() -> None:
         taken.append(signs.take())
     assert len(taken) == MANY
     assert b'"progress":9999' in taken[-1]
-    assert repr(signs) == "<Signs waiting=0 bytes=0>"
+    assert repr(signs) == "<ProgressBuffer waiting=0 bytes=0>"
 
 
 async def test_more_chunks_than_an_output_may_have_overflow_once() -> None:
-    signs, times = Signs(1_000), []
+    signs, times = ProgressBuffer(1_000), []
     signs.on_overflow = lambda: times.append(1)
     room = (1_000 + MANY * OVERHEAD_BYTES) // (OVERHEAD_BYTES + 100)
     for _ in range(room + 50):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.bus.gateway.calling import client, events, invoke
 from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
-from toolbus.bus.catalog.policy import MAX_USER, Permissions
+from toolbus.bus.catalog.policy import MAX_USER, AccessRules
 from toolbus.bus.gateway.tool_routes import LISTS_KEPT
 from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import llm_tool
@@ -58,7 +58,7 @@ async def bus() -> AsyncIterator[Bus]:
 async def http(bus: Bus) -> AsyncIterator[httpx.AsyncClient]:
     async with client(bus) as http:
         yield http
-    bus.dispatcher.view.permit(Permissions())
+    bus.dispatcher.view.permit(AccessRules())
 
 
 async def callable_by(http: httpx.AsyncClient, user: str, role: str) -> list[str]:
@@ -82,7 +82,7 @@ async def test_whatever_the_rules_a_user_is_listed_what_they_can_call(bus: Bus, 
     loop = asyncio.get_running_loop()
 
     async def compare(tables: dict[str, Any]) -> None:
-        bus.dispatcher.view.permit(Permissions.read(tables))
+        bus.dispatcher.view.permit(AccessRules.read(tables))
         for user in USERS:
             for role in ("", *ROLES):
                 may = await callable_by(http, user, role)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.core_model import Core, StreamDouble, tool
 from toolbus.bus import Bus
-from toolbus.bus.operators.grants import Rights
+from toolbus.bus.operators.grants import Grants
 from toolbus.errors import Code, InvalidRequest
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
@@ -20,8 +20,8 @@ from toolbus.v1 import tool_pb2 as pb
 PATIENCE = 5.0
 
 
-def rights(core: Core) -> Rights:
-    return Rights(
+def rights(core: Core) -> Grants:
+    return Grants(
         core.registry, core.policy, core.dispatcher.view, core.presence, changed=core._changed, withdrawn=lambda: None
     )
 
@@ -75,7 +75,7 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     assert core.refusal(host, "b").code is Code.UNAVAILABLE, "it never was, for this caller"
     rights(core).grant("p")
     assert core.refusal(host, "a").code is Code.UNAVAILABLE
-    plugin.send(results=[pb.ToolResult(call_id=next(iter(plugin.peer.owed)), output_json="7")])
+    plugin.send(results=[pb.ToolResult(call_id=next(iter(plugin.peer.pending)), output_json="7")])
     assert [result.output_json for result in host.results[running]] == ["7"]
 
 
@@ -97,8 +97,8 @@ def test_what_is_offered_without_the_right_is_refused_in_an_event_and_the_stream
 
 def test_a_plugin_that_may_not_offer_its_tools_may_not_say_who_calls_either() -> None:
     core = Core(silenced=frozenset({"p"}))
-    assert core.attached("p", tool("a")).peer.trusted is False
-    assert core.attached("p").peer.trusted is True
+    assert core.attached("p", tool("a")).peer.may_set_context is False
+    assert core.attached("p").peer.may_set_context is True
 
 
 def test_what_changes_nothing_is_told_to_nobody() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from toolbus.bus import Bus
-from toolbus.bus.catalog.policy import Permissions
-from toolbus.bus.operators.grants_file import FILE, Permits
+from toolbus.bus.catalog.policy import AccessRules
+from toolbus.bus.operators.grants_file import FILE, GrantsFile
 from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.testing import running_bus
 
-CONFIGURED = Permissions.read({"tools": {"mail": ["ann"], "pay": ["ann"]}, "sources": {"shop": ["bob"]}})
+CONFIGURED = AccessRules.read({"tools": {"mail": ["ann"], "pay": ["ann"]}, "sources": {"shop": ["bob"]}})
 
 
 def tables(bus: Bus) -> dict[str, dict[str, list[str]]]:
@@ -61,13 +61,13 @@ async def test_a_file_that_cannot_be_read_keeps_the_bus_from_starting_and_stays_
 
 
 def test_a_rule_that_cannot_be_written_is_told_and_the_next_is_written_without_it(tmp_path: Path) -> None:
-    permits = Permits(tmp_path / "data")
+    permits = GrantsFile(tmp_path / "data")
     assert permits.over(CONFIGURED) == CONFIGURED
     with pytest.raises(NotKept, match="in force"):
         permits.keep("tools", "mail", [])
     (tmp_path / "data").mkdir()
     permits.keep("tools", "pay", ["eve"])
-    assert Permits(tmp_path / "data").over(Permissions()).as_tables()["tools"] == {"pay": ["eve"]}
+    assert GrantsFile(tmp_path / "data").over(AccessRules()).as_tables()["tools"] == {"pay": ["eve"]}
     assert (tmp_path / "data" / FILE).stat().st_mode & 0o777 == 0o600
     assert [each.name for each in (tmp_path / "data").iterdir()] == [FILE]
 
@@ -88,7 +88,7 @@ async def test_what_is_taken_back_leaves_nothing_behind_where_the_configuration_
 
 
 def test_what_changes_nothing_is_not_written_again(tmp_path: Path) -> None:
-    permits = Permits(tmp_path)
+    permits = GrantsFile(tmp_path)
     permits.keep("tools", "mail", ["ann"])
     written = (tmp_path / FILE).stat().st_ino
     permits.keep("tools", "mail", ["ann"])

@@ -9,7 +9,7 @@ import httpx
 import pytest_asyncio
 
 from toolbus.bus import Bus
-from toolbus.bus.catalog.policy import Permissions
+from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import Code
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -17,7 +17,7 @@ from toolbus.testing import running_bus
 
 @pytest_asyncio.fixture
 async def bus() -> AsyncIterator[Bus]:
-    rules = Permissions.read({"tools": {"of_ann": ["ann"]}})
+    rules = AccessRules.read({"tools": {"of_ann": ["ann"]}})
     async with running_bus(http="127.0.0.1:0", permissions=rules) as bus:
         plugin = Plugin("p", address=bus.grpc_addresses[0])
 

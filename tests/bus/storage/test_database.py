@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.bus.storage.database import MOST_WORDS, Damaged, Database, crc_of, pragma, time_bytes
+from toolbus.bus.storage.database import MAX_WORDS, Damaged, Database, crc_of, pragma, time_bytes
 from toolbus.errors import SetupError
 
 FIRST = "CREATE TABLE notes (text TEXT)"
@@ -101,7 +101,7 @@ def test_what_sqlite_cannot_read_is_damage_in_few_words(made: Database) -> None:
         made.errors(),
     ):
         raising(sqlite3.DatabaseError("x" * 1000))()
-    assert caught.value.what == "x" * MOST_WORDS
+    assert caught.value.what == "x" * MAX_WORDS
 
 
 def test_text_that_is_no_utf8_is_damage_that_quotes_nothing_of_it(made: Database) -> None:

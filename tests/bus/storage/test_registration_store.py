@@ -24,7 +24,14 @@ from hypothesis import strategies as st
 from tests.support.processes import environment
 from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.database import Database
-from toolbus.bus.storage.registration_store import APPLICATION_ID, FILE, LOCK, MIGRATIONS, Kept, Store
+from toolbus.bus.storage.registration_store import (
+    APPLICATION_ID,
+    FILE,
+    LOCK,
+    MIGRATIONS,
+    RegistrationStore,
+    StoredRegistration,
+)
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.tool import Annotations, Tool
 
@@ -52,8 +59,8 @@ FULL = Tool(
 )
 
 
-def kept(number: int = 0, **changes: object) -> Kept:
-    plain = Kept(
+def kept(number: int = 0, **changes: object) -> StoredRegistration:
+    plain = StoredRegistration(
         key=f"key-{number}",
         source="external",
         tool=Tool(name=f"tool{number}", description="x" * 40, callback_url=f"http://127.0.0.1:9000/{number}"),
@@ -66,17 +73,17 @@ def kept(number: int = 0, **changes: object) -> Kept:
 
 
 @contextmanager
-def opened(directory: Path) -> Iterator[Store]:
-    with closing(Store(directory)) as store:
+def opened(directory: Path) -> Iterator[RegistrationStore]:
+    with closing(RegistrationStore(directory)) as store:
         yield store
 
 
-def loaded(directory: Path) -> list[Kept]:
+def loaded(directory: Path) -> list[StoredRegistration]:
     with opened(directory) as store:
         return store.load()
 
 
-def fill(directory: Path, count: int = 3) -> list[Kept]:
+def fill(directory: Path, count: int = 3) -> list[StoredRegistration]:
     rows = [kept(number) for number in range(count)]
     with opened(directory) as store:
         store.apply(rows, ())
@@ -121,7 +128,7 @@ def edit(directory: Path, *statements: str) -> None:
 
 
 def test_every_field_of_a_registration_comes_back_as_it_was(tmp_path: Path) -> None:
-    row = Kept("鍵", "", FULL, URL, True, (("猫", 7), (None, 3), ("", 4)), 1_700_000_000.123456)
+    row = StoredRegistration("鍵", "", FULL, URL, True, (("猫", 7), (None, 3), ("", 4)), 1_700_000_000.123456)
     with opened(tmp_path) as store:
         store.apply([row], ())
         assert store.load() == [row]
@@ -130,7 +137,7 @@ def test_every_field_of_a_registration_comes_back_as_it_was(tmp_path: Path) -> N
     assert again.tool.schema_hash == FULL.schema_hash
     assert all(getattr(again.tool, item.name) != item.default for item in dataclasses.fields(Tool))
     with pytest.raises(SetupError):
-        Store(tmp_path / FILE)  # closed stores leave no lock, but a file is no directory
+        RegistrationStore(tmp_path / FILE)  # closed stores leave no lock, but a file is no directory
 
 
 def test_registrations_come_back_by_their_smallest_place_and_those_without_one_last(tmp_path: Path) -> None:
@@ -222,7 +229,7 @@ def test_a_full_disk_is_an_sqlite_error_and_the_store_goes_on_once_there_is_room
         st.tuples(
             st.lists(
                 st.builds(
-                    Kept,
+                    StoredRegistration,
                     key=st.sampled_from(["a", "b", "鍵", ""]),
                     source=st.text(max_size=5),
                     tool=st.builds(Tool, name=st.text(min_size=1, max_size=5), description=st.text(max_size=5)),
@@ -241,10 +248,12 @@ def test_a_full_disk_is_an_sqlite_error_and_the_store_goes_on_once_there_is_room
         max_size=6,
     )
 )
-def test_any_sequence_of_changes_leaves_what_a_dict_would_hold(steps: list[tuple[list[Kept], list[str], bool]]) -> None:
-    model: dict[str, Kept] = {}
+def test_any_sequence_of_changes_leaves_what_a_dict_would_hold(
+    steps: list[tuple[list[StoredRegistration], list[str], bool]],
+) -> None:
+    model: dict[str, StoredRegistration] = {}
     with tempfile.TemporaryDirectory() as name:
-        store = Store(Path(name))
+        store = RegistrationStore(Path(name))
         try:
             for changed, gone, restart in steps:
                 store.apply(changed, gone)
@@ -253,7 +262,7 @@ def test_any_sequence_of_changes_leaves_what_a_dict_would_hold(steps: list[tuple
                 model.update({row.key: row for row in changed})
                 if restart:
                     store.close()
-                    store = Store(Path(name))
+                    store = RegistrationStore(Path(name))
                 assert {row.key: row for row in store.load()} == model
         finally:
             store.close()
@@ -311,8 +320,8 @@ def test_a_file_is_its_owners_alone_before_its_first_byte(tmp_path: Path, monkey
 HOLD = """
 import sys, time
 from pathlib import Path
-from toolbus.bus.storage.registration_store import Store
-store = Store(Path(sys.argv[1]))
+from toolbus.bus.storage.registration_store import RegistrationStore
+store = RegistrationStore(Path(sys.argv[1]))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -346,7 +355,7 @@ def test_a_second_bus_is_refused_with_the_process_of_the_first_until_that_is_kil
 
 
 def test_a_second_store_in_the_same_process_is_refused_and_close_frees_it(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RegistrationStore(tmp_path)
     assert f"process {os.getpid()}" in refusal(tmp_path)
     thread = threading.Thread(target=store.close)
     thread.start()
@@ -505,7 +514,7 @@ def test_a_file_that_another_program_writes_to_is_refused_until_that_is_done(tmp
 def refusal_without_reading(directory: Path) -> str:
     """As ``refusal``; closing the file in this process would release the locks that SQLite holds on it."""
     with pytest.raises(SetupError) as caught:
-        Store(directory)
+        RegistrationStore(directory)
     return str(caught.value)
 
 
@@ -600,14 +609,15 @@ def test_a_file_that_cannot_be_lifted_stays_as_it_was_and_the_error_says_so(
 LOOP = """
 import itertools, os, sys
 from pathlib import Path
-from toolbus.bus.storage.registration_store import Kept, Store
+from toolbus.bus.storage.registration_store import StoredRegistration, RegistrationStore
 from toolbus.tool import Tool
 os.write(1, b"-1\\n")
-store = Store(Path(sys.argv[1]))
+store = RegistrationStore(Path(sys.argv[1]))
 first = len(store.load())
 for number in itertools.count(first):
     tool = Tool(f"t{number}")
-    store.apply([Kept(f"key-{number}", "s", tool, "http://127.0.0.1:1/", False, ((None, number),), 0.0)], ())
+    row = StoredRegistration(f"key-{number}", "s", tool, "http://127.0.0.1:1/", False, ((None, number),), 0.0)
+    store.apply([row], ())
     os.write(1, b"%d\\n" % number)
 """
 

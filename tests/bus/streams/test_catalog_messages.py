@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.support.core_model import Core, offered, tool
-from toolbus.bus.catalog.policy import Permissions, Policy
+from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.staleness import explain_change
 from toolbus.bus.catalog.view import ONLOOKER
@@ -48,7 +48,7 @@ def test_a_line_counts_calls_in_flight_and_stuck_apart() -> None:
         core.call(host, "t")
     first.hand_over()
     second.hand_over()
-    core.cancel(host, next(iter(host.asked)))
+    core.cancel(host, next(iter(host.in_flight)))
     (line,) = ask(core).tools
     assert (line.sessions, line.in_flight, line.stuck) == (2, 2, 1)
 
@@ -112,7 +112,7 @@ def test_pages_end_where_roles_got_the_same_tool_at_different_times(
 ) -> None:
     monkeypatch.setattr(catalog_messages, "PAGE_BYTES", 1)
     core = Core(roles=("r1", "r2"))
-    core.dispatcher.view.permit(Permissions.read(rules))
+    core.dispatcher.view.permit(AccessRules.read(rules))
     for name, role in (("x", "r2"), ("y", "r1"), ("y", "r2"), ("x", "r1"), ("z", "r1"), ("u", "r2"), ("z", "r2")):
         core.plugin("p", tool(name, role=role))
     whole = [listing.tool.name for listing in core.dispatcher.view.listings()]
@@ -139,13 +139,13 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed() -> None
     core.plugin("p", tool("t"))
     core.registry.register(core.peer("toolbus", shares=False), offered(tool("drain")), qualified=True)
     operator, guest = core.peer("operator"), core.peer("guest")
-    guest.administers = False
+    guest.is_admin = False
     for caller, may in ((operator, True), (guest, False)):
         request = wire.ListRequest(source="toolbus")
         lines = catalog_messages.list_tools(request, core.dispatcher.view, caller).tools
         core.call(caller, "toolbus:drain", call_id="1")
         assert (len(lines) == 1) is may
-        assert ("1" in caller.asked) is may
+        assert ("1" in caller.in_flight) is may
     (result,) = guest.results["1"]
     assert result.error is not None
     assert result.error.code is Code.PERMISSION_DENIED

@@ -1,4 +1,4 @@
-"""What a change costs the sessions that watch the catalogue, and those that do not: counted, not timed."""
+"""What a change costs the sessions that watch the catalog, and those that do not: counted, not timed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, StreamDouble, offered, tool
-from toolbus.bus.catalog.entry import Listing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import TICK_SECONDS
@@ -31,7 +31,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     listed = catalog_messages.listed
 
-    def counted(listing: Listing) -> wire.ListedTool:
+    def counted(listing: ToolListing) -> wire.ListedTool:
         names.append(listing.tool.name)
         return listed(listing)
 
@@ -100,4 +100,4 @@ def test_a_session_that_ended_or_watches_no_more_is_told_nothing() -> None:
     core.registry.register(core.peer("p"), offered(tool("t")))
     core.presence.tell_watchers()
     assert (told(gone), told(tired)) == ([], [])
-    assert repr(core.presence._watchers).startswith("<Watchers 0 ")
+    assert repr(core.presence._watchers).startswith("<CatalogWatchers 0 ")

@@ -1,4 +1,4 @@
-"""The gRPC side of a running bus, seen by raw stubs: catalogue over the unary RPCs, events, reflection."""
+"""The gRPC side of a running bus, seen by raw stubs: catalog over the unary RPCs, events, reflection."""
 
 # ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def test_a_watcher_gets_the_whole_list_first_and_then_each_change(connect:
     assert not any(change.full for change in _changes(watcher)[1:])
 
 
-async def test_who_does_not_watch_hears_nothing_of_the_catalogue(connect: Connect) -> None:
+async def test_who_does_not_watch_hears_nothing_of_the_catalog(connect: Connect) -> None:
     quiet = await connect("quiet")
     watcher = await connect("watcher", subscribe=[WATCH])
     await connect("plugin", tool("a"))

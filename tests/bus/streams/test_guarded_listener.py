@@ -134,8 +134,8 @@ def _who(call: pb.ToolCall) -> pb.ToolResult:
 
 def test_a_guarded_source_may_not_say_a_context_wherever_it_attaches() -> None:
     core = Core(guarded=("dropin", "dropin:*"))
-    assert core.attached("dropin:a").peer.trusted is False
-    assert core.attached("host").peer.trusted is True
+    assert core.attached("dropin:a").peer.may_set_context is False
+    assert core.attached("host").peer.may_set_context is True
 
 
 async def test_drop_in_sources_come_in_and_administer_nothing_where_the_configuration_guards_others() -> None:

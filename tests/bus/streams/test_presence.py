@@ -136,7 +136,7 @@ def test_a_source_without_the_right_to_offer_attaches_without_its_tools_and_is_t
     assert names(core) == ["t"]
     call(stream, "t")
     assert stream.status is None
-    assert len(stream.peer.asked) == 1
+    assert len(stream.peer.in_flight) == 1
 
 
 # -- a later attach --------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_superseding_more_than_five_times_a_minute_is_refused_and_a_minute_later
     core.now += 60.0
     core.attached("plugin", tool("t"), instance="i")
     core.presence.tick(core.now + 61.0)
-    assert core.presence._superseded == {}
+    assert core.presence._takeovers == {}
 
 
 # -- goodbye, half-close, broken -------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> No
     core.presence.tell_watchers()
     (event,) = watcher.read("events")
     assert [item.session_state for item in event.catalog.changed] == [wire.SESSION_STATE_SUSPECT]
-    assert call_id in host.asked
+    assert call_id in host.in_flight
     ticks(core, 14.0, well, watcher)
     assert hung.status is not None
     assert hung.status[0] == "UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""What sessions hear and change of the catalogue, calls over real peers, and draining."""
+"""What sessions hear and change of the catalog, calls over real peers, and draining."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_watcher_gets_the_whole_list_first_then_one_event_for_everything_since
     assert watcher.read("events") == deaf.read("events") == []
 
 
-def test_a_watcher_of_an_empty_catalogue_is_told_so() -> None:
+def test_a_watcher_of_an_empty_catalog_is_told_so() -> None:
     core = Core()
     (event,) = core.attached("watcher", subscribe=CATALOG).read("events")
     assert (event.catalog.full, list(event.catalog.added)) == (True, [])
@@ -69,7 +69,7 @@ def test_a_watcher_that_reads_slowly_gets_it_all_at_once_later() -> None:
     assert len(told) > 50
 
 
-# -- the catalogue, by unary requests --------------------------------------------------------------------------------
+# -- the catalog, by unary requests --------------------------------------------------------------------------------
 
 
 def test_tools_are_added_to_a_live_session_by_its_id() -> None:
@@ -267,7 +267,7 @@ def test_draining_a_source_withdraws_its_tools_and_lets_its_calls_end() -> None:
     assert core.presence.drain_source("plugin", 5.0, core.now) == 2
     assert names(core, include_offline=True) == ["o"]
     (running,) = [item for stream in sessions for item in stream.read("calls")]
-    owner = next(stream for stream in sessions if stream.peer.owed)
+    owner = next(stream for stream in sessions if stream.peer.pending)
     answer(owner, running.call_id)
     assert host.results["c1"][0].output_json == "1"
     assert core.presence.drain_source("nobody", 5.0, core.now) == 0

@@ -50,15 +50,20 @@ def test_at_the_soft_deadline_a_caller_gets_one_result_and_the_call_goes_on_for_
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     plugin.hand_over()
     core.advance(1.99)
-    assert (list(host.asked), keeper.adopted) == (["1"], [])
+    assert (list(host.in_flight), keeper.adopted) == (["1"], [])
     core.advance(0.02)
     assert outputs(host) == ['{"task_id":"task1"}']
-    assert (host.asked, list(keeper.peer.asked), plugin.cancelled, len(plugin.owed)) == ({}, ["task1"], [], 1)
+    assert (host.in_flight, list(keeper.peer.in_flight), plugin.cancelled, len(plugin.pending)) == (
+        {},
+        ["task1"],
+        [],
+        1,
+    )
     core.advance(10_000.0)
     core.answer(plugin, '"done"')
     assert outputs(keeper.peer) == ['"done"']
     assert outputs(host) == ['{"task_id":"task1"}']
-    assert (core.held, keeper.peer.asked, plugin.owed, core.dispatcher.active) == (0, {}, {}, 0)
+    assert (core.held, keeper.peer.in_flight, plugin.pending, core.dispatcher.active) == (0, {}, {}, 0)
 
 
 def test_a_call_that_ends_before_its_soft_deadline_is_a_call_like_any_other() -> None:
@@ -80,7 +85,7 @@ def test_nothing_of_an_ended_call_is_kept_until_its_soft_deadline() -> None:
     assert len(core.dispatcher._patient) == 4
     core.advance(1.5)
     core.cancel(host, "b")
-    core.dispatcher.results(plugin, [pb.ToolResult(call_id=host.asked["c"].id)], core.now)
+    core.dispatcher.results(plugin, [pb.ToolResult(call_id=host.in_flight["c"].id)], core.now)
     core.lose(plugin)
     assert sorted(host.results) == ["a", "b", "c", "d"]
     assert core.dispatcher._patient == {}
@@ -97,7 +102,7 @@ def test_the_timer_is_armed_for_a_soft_deadline_that_comes_first() -> None:
 def test_a_caller_may_use_the_id_of_an_adopted_call_again() -> None:
     core, host, plugin, keeper = adopted()
     core.call(host, "t", call_id="1")
-    newer = list(plugin.owed)[-1]
+    newer = list(plugin.pending)[-1]
     core.dispatcher.results(plugin, [pb.ToolResult(call_id=newer, output_json="2")], core.now)
     core.answer(plugin, "1")
     assert [result.output_json for result in host.results["1"]] == ['{"task_id":"task1"}', "2"]
@@ -106,7 +111,7 @@ def test_a_caller_may_use_the_id_of_an_adopted_call_again() -> None:
 
 def test_progress_after_adoption_goes_to_whoever_keeps_the_call() -> None:
     core, host, plugin, keeper = adopted()
-    core.progress(plugin, next(iter(plugin.owed)), message="half")
+    core.progress(plugin, next(iter(plugin.pending)), message="half")
     assert (host.signs, [(sign.call_id, sign.message) for sign in keeper.peer.signs]) == ([], [("task1", "half")])
 
 
@@ -151,7 +156,7 @@ def test_a_cancel_before_the_soft_deadline_ends_the_call_and_nobody_adopts_it() 
 def test_after_adoption_only_whoever_keeps_the_call_can_cancel_it() -> None:
     core, host, plugin, keeper = adopted()
     core.cancel(host, "1")
-    assert (plugin.cancelled, list(keeper.peer.asked)) == ([], ["task1"])
+    assert (plugin.cancelled, list(keeper.peer.in_flight)) == ([], ["task1"])
     core.cancel(keeper.peer, "task1", "not needed")
     assert error_of(keeper.peer, "task1").code is Code.CANCELLED
     assert [reason for _, reason in plugin.cancelled] == ["not needed"]
@@ -176,7 +181,7 @@ def test_a_plugin_that_dies_ends_the_calls_that_were_adopted() -> None:
     core, host, plugin, keeper = adopted()
     core.lose(plugin)
     assert error_of(keeper.peer, "task1").code is Code.UNAVAILABLE
-    assert (core.held, keeper.peer.asked, outputs(host)) == (0, {}, ['{"task_id":"task1"}'])
+    assert (core.held, keeper.peer.in_flight, outputs(host)) == (0, {}, ['{"task_id":"task1"}'])
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -188,7 +193,7 @@ def test_a_call_that_moves_to_another_plugin_keeps_its_soft_deadline_and_its_kee
     core.advance(2.0 if after else 1.0)
     core.lose(plugin)
     core.advance(1.0)
-    assert (len(other.owed), outputs(host)) == (1, ['{"task_id":"task1"}'])
+    assert (len(other.pending), outputs(host)) == (1, ['{"task_id":"task1"}'])
     core.answer(other, "7")
     assert outputs(keeper.peer) == ["7"]
 
@@ -225,10 +230,10 @@ def test_where_there_is_no_room_for_a_task_the_caller_waits_on_for_300_s_at_most
     core.call(host, "t", call_id="1", background_after_seconds=20.0, timeout_seconds=asked)
     core.call(host, "t", call_id="2", background_after_seconds=20.0, timeout_seconds=asked)
     core.advance(30.0)
-    assert (sorted(host.asked), keeper.adopted) == (["1", "2"], [])
+    assert (sorted(host.in_flight), keeper.adopted) == (["1", "2"], [])
     core.answer(plugin, '"late"')
     core.advance(limit - 30.01)
-    assert list(host.asked) == ["2"]
+    assert list(host.in_flight) == ["2"]
     core.advance(0.02)
     error = error_of(host, "2")
     assert (error.code, error.limit) == (Code.DEADLINE_EXCEEDED, ("timeout_seconds", limit))
@@ -260,13 +265,13 @@ def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
     more: dict[str, str] = {}
     if why == "nested":
         core.call(host, "t", call_id="root", background_after_seconds=1.0)
-        caller, more = plugin, {"parent_call_id": next(iter(plugin.owed))}
+        caller, more = plugin, {"parent_call_id": next(iter(plugin.pending))}
     call_id = core.call(caller, "t", call_id="1", background_after_seconds=2.0, timeout_seconds=1_000.0, **more)
-    assert caller.asked[call_id].timeout == 300.0
+    assert caller.in_flight[call_id].timeout == 300.0
     call_id = core.call(caller, "t", call_id="2", background_after_seconds=2.0, **more)
-    assert caller.asked[call_id].timeout == 30.0
+    assert caller.in_flight[call_id].timeout == 30.0
     core.advance(20.0)
-    assert sorted(caller.asked) == ["1", "2"]
+    assert sorted(caller.in_flight) == ["1", "2"]
     assert len(keeper.adopted) == (why == "nested")
 
 
@@ -294,7 +299,7 @@ def test_what_is_no_length_of_time_is_refused(patience: float, timeout: float, k
     assert error.code is Code.INVALID_ARGUMENTS
     assert "timeout_seconds" in error.message
     assert f"{patience:g}" in error.message or f"{timeout:g}" in error.message
-    assert (plugin.owed, core.held, core.dispatcher._patient) == ({}, 0, {})
+    assert (plugin.pending, core.held, core.dispatcher._patient) == ({}, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -309,7 +314,7 @@ def test_a_caller_never_waits_longer_than_300_s_for_its_first_result(patience: f
     if patience >= 1.0:
         core.call(host, "t", call_id="again", background_after_seconds=patience)
         core.advance(waits - 0.003)
-        assert "again" in host.asked
+        assert "again" in host.in_flight
 
 
 def test_a_soft_deadline_of_0_is_none() -> None:
@@ -329,7 +334,7 @@ def test_the_work_of_a_task_is_bounded_by_its_timeout_or_24_hours_counted_from_i
 ) -> None:
     core, _, plugin, keeper = adopted(tool("t", timeout_seconds=20.0), timeout_seconds=asked)
     core.advance(limit - 2.01)
-    assert list(keeper.peer.asked) == ["task1"]
+    assert list(keeper.peer.in_flight) == ["task1"]
     core.advance(0.02)
     error = error_of(keeper.peer, "task1")
     assert (error.code, error.limit) == (Code.DEADLINE_EXCEEDED, ("timeout_seconds", limit))
@@ -347,9 +352,9 @@ def test_work_that_ends_before_the_patience_of_its_caller_does_ends_as_a_call() 
 
 def test_a_task_that_shows_no_sign_of_life_ends_like_a_call() -> None:
     core, _, plugin, keeper = adopted(tool("t", idle_timeout_seconds=5.0))
-    core.progress(plugin, next(iter(plugin.owed)))
+    core.progress(plugin, next(iter(plugin.pending)))
     core.advance(4.9)
-    assert list(keeper.peer.asked) == ["task1"]
+    assert list(keeper.peer.in_flight) == ["task1"]
     core.advance(0.2)
     assert error_of(keeper.peer, "task1").limit == ("idle_timeout_seconds", 5.0)
 
@@ -358,7 +363,7 @@ def test_a_task_that_shows_no_sign_of_life_ends_like_a_call() -> None:
 def test_a_caller_that_may_wait_longer_gets_what_it_asks_for_up_to_its_own_limit(asked: float, limit: float) -> None:
     core, host, _, _ = kept()
     host.longest_timeout = 3_600.0
-    assert host.asked[core.call(host, "t", timeout_seconds=asked)].timeout == limit
+    assert host.in_flight[core.call(host, "t", timeout_seconds=asked)].timeout == limit
 
 
 # -- the books -------------------------------------------------------------------------------------------------------
@@ -374,7 +379,7 @@ def test_what_is_held_for_a_call_moves_with_it_and_comes_out_at_zero() -> None:
     core.advance(2.0)
     assert (host.budget.held, keeper.peer.budget.held, core.held) == (len(text), 3 * len(text), 4 * len(text))
     core.answer(plugin)
-    core.cancel(keeper.peer, next(iter(keeper.peer.asked)))
+    core.cancel(keeper.peer, next(iter(keeper.peer.in_flight)))
     core.lose(plugin)
     assert (host.budget.held, keeper.peer.budget.held, core.held, core.dispatcher.active) == (0, 0, 0, 0)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.bus.tasks.samples import PATIENCE, soon
 from toolbus.bus.calls.call import Call, Caller
-from toolbus.bus.calls.call_records import Records
+from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.offer import prepare
 from toolbus.bus.catalog.policy import Policy
@@ -39,7 +39,7 @@ class Bench:
         self.cancelled = False
         self.loop = asyncio.get_running_loop()
         registry = Registry()
-        self.dispatcher = Dispatcher(registry, Policy(), Records(), Limits(), arm=self._arm)
+        self.dispatcher = Dispatcher(registry, Policy(), CallRecords(), Limits(), arm=self._arm)
         self.dispatcher.background = LoopTasks(tasks, self.dispatcher, lambda: self.loop)
         self.caller = LocalCaller("desk", self.dispatcher)
         spec = spec_of(self.report)
@@ -149,7 +149,7 @@ async def test_cancelling_the_task_cancels_the_call_on_its_loop() -> None:
 async def test_a_task_goes_on_when_its_first_caller_is_gone() -> None:
     async with bench() as tried:
         task_id = await tried.begin()
-        tried.dispatcher.caller_ended(list(tried.caller.asked.values()), time.monotonic())
+        tried.dispatcher.caller_ended(list(tried.caller.in_flight.values()), time.monotonic())
         tried.step.set()
         tried.go.set()
         assert (await tried.done(task_id)).status is Status.COMPLETED
@@ -198,7 +198,7 @@ class _Named:
 
 
 NAMED: Any = _Named()
-DISPATCHER = Dispatcher(Registry(), Policy(), Records(), Limits(), arm=lambda _: None)
+DISPATCHER = Dispatcher(Registry(), Policy(), CallRecords(), Limits(), arm=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_the_owner_is_the_user_else_whoever_made_the_first_call(call: Call, owne
     assert adopted is not None
     caller, task_id, result = adopted
     checked: Caller = caller
-    assert (checked.source, checked.budget, checked.asked) == (call.caller.source, call.caller.budget, {})
+    assert (checked.source, checked.budget, checked.in_flight) == (call.caller.source, call.caller.budget, {})
     assert result.call_id == "c-1"
     task = tasks.get_result(task_id, owner)
     assert task is not None

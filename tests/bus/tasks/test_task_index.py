@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.bus.tasks.samples import finished, running
 from toolbus.bus.tasks.task import Task
-from toolbus.bus.tasks.task_index import MAX_OWNER, Ledger, TaskLimits
+from toolbus.bus.tasks.task_index import MAX_OWNER, TaskIndex, TaskLimits
 
 LIMITS = TaskLimits(running=4, running_per_owner=2, finished_kept=3, finished_seconds=10.0, finished_bytes=60)
 
 
 def test_a_task_is_found_by_its_owner_and_by_whoever_is_not_asked_who_he_is() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     assert ledger.begin(running())
     assert ledger.find("task_1") == ledger.find("task_1", "ann") == running()
     assert ledger.find("task_1", "bob") is None
@@ -26,7 +26,7 @@ def test_a_task_is_found_by_its_owner_and_by_whoever_is_not_asked_who_he_is() ->
 
 
 def test_an_owner_has_room_again_when_a_task_ends() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     assert [ledger.begin(running(f"task_{number}")) for number in range(3)] == [True, True, False]
     assert ledger.begin(running("task_3", "bob"))
     ledger.end(finished("task_0"))
@@ -34,32 +34,32 @@ def test_an_owner_has_room_again_when_a_task_ends() -> None:
 
 
 def test_there_is_room_for_so_many_tasks_in_all() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     assert [ledger.begin(running(f"task_{each}", each)) for each in "abcde"] == [True, True, True, True, False]
 
 
 def test_an_owner_of_endless_name_has_no_tasks_and_takes_no_room() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     assert not ledger.begin(running(owner="x" * (MAX_OWNER + 1)))
     assert (ledger.begin(running(owner="x" * MAX_OWNER)), len(ledger.all())) == (True, 1)
 
 
 def test_the_oldest_finished_task_goes_for_a_new_one() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     gone = [ledger.end(finished(f"task_{number}"))[1] for number in range(5)]
     assert gone == [[], [], [], ["task_0"], ["task_1"]]
     assert [task.task_id for task in ledger.of("ann")] == ["task_4", "task_3", "task_2"]
 
 
 def test_large_results_take_as_many_old_ones_away_as_they_need() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     for number in range(3):
         ledger.end(finished(f"task_{number}", output_json="x" * 20))
     assert ledger.end(finished("task_3", output_json="x" * 40))[1] == ["task_0", "task_1"]
 
 
 def test_a_result_larger_than_all_that_is_kept_is_let_go_of_and_takes_nobody_along() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     ledger.end(finished("task_0", output_json="x" * 60))
     kept, gone = ledger.end(finished("task_1", output_json="x" * 61))
     assert (kept.result, gone) == (None, [])
@@ -68,13 +68,13 @@ def test_a_result_larger_than_all_that_is_kept_is_let_go_of_and_takes_nobody_alo
 
 
 def test_where_no_finished_task_is_kept_each_goes_as_it_comes() -> None:
-    ledger = Ledger(TaskLimits(finished_kept=0))
+    ledger = TaskIndex(TaskLimits(finished_kept=0))
     assert ledger.end(finished())[1] == ["task_1"]
     assert ledger.find("task_1") is None
 
 
 def test_finished_tasks_go_when_their_time_is_over_and_running_ones_never() -> None:
-    ledger = Ledger(LIMITS)
+    ledger = TaskIndex(LIMITS)
     ledger.begin(running("task_0"))
     ledger.end(finished("task_1", ended=1.0))
     ledger.end(finished("task_2", ended=5.0))
@@ -98,7 +98,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(LIMITS)
+        self.ledger = TaskIndex(LIMITS)
         self.running: list[Task] = []
         self.finished: list[Task] = []
         self.now = 0.0

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.bus.tasks.samples import PATIENCE, Clock, Receiver, running, soon
-from toolbus.bus.tasks import Events, Status, Task, TaskManager
-from toolbus.bus.tasks.task_store import Shelf
+from toolbus.bus.tasks import Status, Task, TaskEvents, TaskManager
+from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.errors import Code, SetupError
 from toolbus.tool import KIB, CallError, Result
 
@@ -417,7 +417,7 @@ def test_work_whose_loop_ends_has_failed_and_who_waited_on_a_closed_loop_is_forg
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-async def _events(tasks: TaskManager) -> Events:
+async def _events(tasks: TaskManager) -> TaskEvents:
     return tasks.events()
 
 
@@ -441,8 +441,8 @@ async def test_what_has_ended_is_there_after_a_restart_and_what_ran_has_failed(t
 
 def test_what_ran_when_a_program_was_killed_has_failed_at_the_next_start(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "tasks.db"
-    with closing(Shelf(path, KIB)) as shelf:
-        shelf.put(running())
+    with closing(TaskStore(path, KIB)) as store:
+        store.put(running())
     for _ in range(2):
         with closing(TaskManager(path=path, clock=clock)) as tasks:
             task = found(tasks, "task_1", "ann")

@@ -16,27 +16,27 @@ from hypothesis import strategies as st
 
 from tests.bus.tasks.samples import finished, running
 from toolbus.bus.tasks.task import Task
-from toolbus.bus.tasks.task_store import APPLICATION_ID, Shelf
+from toolbus.bus.tasks.task_store import APPLICATION_ID, TaskStore
 from toolbus.errors import SetupError
 from toolbus.functions.reply import image
 from toolbus.tool import KIB, Result
 
 
 @contextmanager
-def opened(path: Path, result_bytes: int = KIB) -> Iterator[Shelf]:
-    with closing(Shelf(path, result_bytes)) as shelf:
-        yield shelf
+def opened(path: Path, result_bytes: int = KIB) -> Iterator[TaskStore]:
+    with closing(TaskStore(path, result_bytes)) as store:
+        yield store
 
 
 def loaded(path: Path) -> list[Task]:
-    with opened(path) as shelf:
-        return list(shelf.load())
+    with opened(path) as store:
+        return list(store.load())
 
 
 def fill(path: Path, *tasks: Task) -> None:
-    with opened(path) as shelf:
+    with opened(path) as store:
         for task in tasks:
-            shelf.put(task)
+            store.put(task)
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def test_finished_tasks_come_back_in_the_order_of_their_ends_and_running_ones_la
 
 
 def test_the_last_word_about_a_task_counts(path: Path) -> None:
-    with opened(path) as shelf:
-        shelf.put(running("a"))
-        shelf.put(running("b"))
-        shelf.put(finished("a"))
-        shelf.remove(["b", "never"])
-        assert shelf.flush()
-        shelf.put(running("c"))
+    with opened(path) as store:
+        store.put(running("a"))
+        store.put(running("b"))
+        store.put(finished("a"))
+        store.remove(["b", "never"])
+        assert store.flush()
+        store.put(running("c"))
     assert loaded(path) == [finished("a"), running("c")]
 
 
@@ -78,9 +78,9 @@ def test_a_result_that_is_too_large_for_the_disk_is_left_out_with_the_reason(pat
 
 
 def test_the_file_is_its_owners_alone(path: Path) -> None:
-    with opened(path) as shelf:
-        shelf.put(running())
-        assert shelf.flush()
+    with opened(path) as store:
+        store.put(running())
+        assert store.flush()
         modes = {part.name: stat.S_IMODE(part.stat().st_mode) for part in path.parent.iterdir()}
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -102,7 +102,7 @@ def test_an_empty_file_is_what_a_killed_program_left(path: Path) -> None:
 
 def test_a_second_program_cannot_use_the_file(path: Path) -> None:
     with opened(path), pytest.raises(SetupError, match="Close the other program that uses it, or name another"):
-        Shelf(path, KIB)
+        TaskStore(path, KIB)
     assert loaded(path) == []
 
 
@@ -112,9 +112,9 @@ def test_a_damaged_file_is_moved_aside_and_said_so(path: Path, where: int, caplo
     sound = path.read_bytes()
     damaged = sound[:where] + b"\xa5" * 2000 + sound[where + 2000 :]
     path.write_bytes(damaged)
-    with opened(path) as shelf, caplog.at_level(logging.ERROR):
-        assert list(shelf.load()) == []
-        shelf.put(finished("new", ended=99.0))
+    with opened(path) as store, caplog.at_level(logging.ERROR):
+        assert list(store.load()) == []
+        store.put(finished("new", ended=99.0))
     assert loaded(path)[-1].task_id == "new"
     assert "is damaged" in caplog.text
     assert "xxx" not in caplog.text
@@ -153,7 +153,7 @@ def test_a_file_that_is_not_ours_to_replace_is_refused_and_left(path: Path, stat
     edit(path, statement)
     before = path.read_bytes()
     with pytest.raises(SetupError, match=words):
-        Shelf(path, KIB)
+        TaskStore(path, KIB)
     assert path.read_bytes() == before
 
 
@@ -161,13 +161,13 @@ def test_what_is_no_sqlite_file_is_refused_and_left(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("my thesis")
     with pytest.raises(SetupError, match=r"no SQLite file.* Move it away or name another file"):
-        Shelf(path, KIB)
+        TaskStore(path, KIB)
     assert path.read_text() == "my thesis"
 
 
 def test_a_path_that_cannot_be_written_is_refused_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"it is no regular file.* Name another file"):
-        Shelf(tmp_path, KIB)
+        TaskStore(tmp_path, KIB)
 
 
 def test_whose_file_it_is_stands_in_its_header_from_the_start(path: Path) -> None:
@@ -178,18 +178,18 @@ def test_whose_file_it_is_stands_in_its_header_from_the_start(path: Path) -> Non
 def test_what_a_full_disk_did_not_take_is_written_when_there_is_room_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with opened(path, result_bytes=10**6) as shelf:
-        limit = shelf._connection.execute("PRAGMA page_count").fetchone()[0] + 2
-        shelf._connection.execute(f"PRAGMA max_page_count = {limit}")
+    with opened(path, result_bytes=10**6) as store:
+        limit = store._connection.execute("PRAGMA page_count").fetchone()[0] + 2
+        store._connection.execute(f"PRAGMA max_page_count = {limit}")
         for number in range(3):
-            shelf.put(finished(f"task_{number}", output_json='"' + "x" * 50_000 + '"'))
-        assert not shelf.flush(timeout=0.05)
-        assert not shelf.flush(timeout=0.05)
+            store.put(finished(f"task_{number}", output_json='"' + "x" * 50_000 + '"'))
+        assert not store.flush(timeout=0.05)
+        assert not store.flush(timeout=0.05)
         assert caplog.text.count("tasks cannot be written") == 1
         assert "database or disk is full" in caplog.text
-        shelf._connection.execute("PRAGMA max_page_count = 100000")
-        shelf.remove(["task_1"])
-        assert shelf.flush()
+        store._connection.execute("PRAGMA max_page_count = 100000")
+        store.remove(["task_1"])
+        assert store.flush()
     assert [task.task_id for task in loaded(path)] == ["task_0", "task_2"]
 
 
@@ -200,12 +200,12 @@ def test_a_task_that_cannot_be_written_costs_no_other(path: Path, caplog: pytest
 
 
 def test_threads_may_all_write_at_once(path: Path) -> None:
-    with opened(path) as shelf:
+    with opened(path) as store:
 
         def work(letter: str) -> None:
             for number in range(50):
-                shelf.put(running(f"{letter}{number}"))
-                shelf.put(finished(f"{letter}{number}"))
+                store.put(running(f"{letter}{number}"))
+                store.put(finished(f"{letter}{number}"))
 
         threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
         for thread in threads:
@@ -231,16 +231,16 @@ def test_any_history_leaves_what_a_dict_would_hold(
 ) -> None:
     path = tmp_path_factory.mktemp("shelf") / "tasks.db"
     model: dict[str, Task] = {}
-    shelf = Shelf(path, KIB)
+    store = TaskStore(path, KIB)
     for change, restart in history:
         if isinstance(change, str):
             model.pop(change, None)
-            shelf.remove([change])
+            store.remove([change])
         else:
             model[change.task_id] = change
-            shelf.put(change)
+            store.put(change)
         if restart:
-            shelf.close()
-            shelf = Shelf(path, KIB)
-    shelf.close()
+            store.close()
+            store = TaskStore(path, KIB)
+    store.close()
     assert {task.task_id: task for task in loaded(path)} == model

@@ -7,13 +7,13 @@ import pytest
 
 from tests.support.core_model import PeerDouble, offered, tool
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.upstream.plan import Plan, make_plan
+from toolbus.bus.upstream.plan import UpstreamPlan, make_plan
 from toolbus.tool import Tool
 
 BASE, UPSTREAM = "http://127.0.0.1:48916", "http://127.0.0.1:48911"
 
 
-def plan(registry: Registry, upstream: str = UPSTREAM) -> Plan:
+def plan(registry: Registry, upstream: str = UPSTREAM) -> UpstreamPlan:
     listings = [item for role in registry.roles for item in registry.listings(role, include_offline=True)]
     return make_plan(sorted(listings, key=lambda item: item.entry.place), BASE, upstream)
 
@@ -24,7 +24,7 @@ def offers(registry: Registry, source: str, *tools: Tool, qualified: bool = Fals
     return handler
 
 
-def body(made: Plan, name: str, role: str | None = None) -> dict[str, Any]:
+def body(made: UpstreamPlan, name: str, role: str | None = None) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(made.wanted[name, role].body(role, "bus-1"))
     return parsed
 

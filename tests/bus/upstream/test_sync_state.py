@@ -11,7 +11,7 @@ import pytest
 from tests.support.core_model import PeerDouble, offered, tool
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.upstream.plan import make_plan
-from toolbus.bus.upstream.sync_state import RETRY_SECONDS, Ledger, Register
+from toolbus.bus.upstream.sync_state import RETRY_SECONDS, Register, SyncState
 from toolbus.bus.upstream.upstream_answers import Held, Theirs
 
 BASE, UPSTREAM = "http://127.0.0.1:48916", "http://127.0.0.1:48911"
@@ -24,7 +24,7 @@ class Model:
     """Registry, ledger and what the other side has, without a network between them."""
 
     registry: Registry = field(default_factory=lambda: Registry(ROLES))
-    ledger: Ledger = field(default_factory=lambda: Ledger(BASE))
+    ledger: SyncState = field(default_factory=lambda: SyncState(BASE))
     tools: dict[str, dict[str, Held]] = field(default_factory=lambda: {role: {} for role in ROLES})
     full: set[str] = field(default_factory=set)  # roles that take nothing
     now: float = 0.0

@@ -14,7 +14,7 @@ from tests.bus.upstream.conftest import BASE, Side
 from tests.bus.upstream.main_server import Answer, MainServer, Misbehaviour
 from tests.support.core_model import offered, tool
 from toolbus.bus import Bus, Config
-from toolbus.bus.catalog.policy import Permissions
+from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.upstream import Upstream, sync, sync_state, upstream_client
 
 FOREIGN = {"name": "t", "description": "theirs", "source": "somebody", "callback_url": "http://127.0.0.1:1/x"}
@@ -628,7 +628,7 @@ async def test_an_exception_of_ours_is_logged_and_the_loop_goes_on(
     assert "a fault of the bus" in record.getMessage()
 
 
-async def test_a_catalogue_that_stops_telling_of_changes_is_polled(
+async def test_a_catalog_that_stops_telling_of_changes_is_polled(
     server: MainServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     side = Side()
@@ -757,9 +757,9 @@ async def test_a_tool_that_needs_a_user_is_not_offered_and_comes_and_goes_with_t
     await side.connect(server.url)
     side.offer("a", tool("open"), tool("closed"))
     await server.until(lambda: server.names() == ["open", "closed"])
-    side.view.permit(Permissions.read({"tools": {"closed": ["ann"]}}))
+    side.view.permit(AccessRules.read({"tools": {"closed": ["ann"]}}))
     side.changed()
     await server.until(lambda: server.names() == ["open"])
-    side.view.permit(Permissions())
+    side.view.permit(AccessRules())
     side.changed()
     await server.until(lambda: server.names() == ["open", "closed"])

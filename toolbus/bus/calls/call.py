@@ -31,15 +31,15 @@ class Caller(Protocol):
     allowed: set[Entry]  # what the policy lets it call, as of the revision allowed_at
     allowed_at: int
     max_in_flight: int
-    asked: dict[str, Any]  # its active calls, by its own call_id
-    owed: dict[str, Any]  # calls that it owes as a handler; empty for one that only asks
-    administers: bool  # whether it may call the bus's own tools
-    unnamed_may: bool  # whether its calls without a user pass where users are named
+    in_flight: dict[str, Any]  # its active calls, by its own call_id
+    pending: dict[str, Any]  # calls that it owes as a handler; empty for one that only asks
+    is_admin: bool  # whether it may call the bus's own tools
+    may_omit_user: bool  # whether its calls without a user pass where users are named
     longest_timeout: float  # seconds; a call that asks for more gets this
     max_item_bytes: int  # the largest result that it can receive
 
     @property
-    def trusted(self) -> bool:
+    def may_set_context(self) -> bool:
         """Whether it may say what the context of a call is."""
 
     def deliver(self, results: Sequence[tuple[str, str]]) -> None:

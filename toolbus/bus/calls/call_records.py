@@ -96,7 +96,7 @@ class CallRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordFilter:
     """Which records somebody asks for; what is empty is not asked about.
 
     Attributes:
@@ -119,7 +119,7 @@ class Wanted:
         return {name: value for name, value in asked.items() if value}
 
 
-class Records:
+class CallRecords:
     """The newest calls, and counts of all of them.
 
     Args:
@@ -135,7 +135,7 @@ class Records:
         self.began = began
         self.outcomes: Counter[int] = Counter()  # calls ended, by code; 0 is success, an unknown one INTERNAL
         self.late = 0  # results that came after their call had ended for its caller
-        self.unowed = 0  # results and progress for calls that nobody owed
+        self.unexpected = 0  # results and progress for calls that nobody owed
 
     def add(
         self,
@@ -179,15 +179,15 @@ class Records:
         """Returns how many calls ended how: by ``OK`` or the name of the code."""
         return {Code(code).name if code else "OK": count for code, count in sorted(self.outcomes.items())}
 
-    def newest(self, wanted: Wanted, limit: int) -> list[CallRecord]:
+    def newest(self, wanted: RecordFilter, limit: int) -> list[CallRecord]:
         """Returns the newest records of those wanted, newest first."""
         return list(itertools.islice(self._find(wanted, -1), max(0, limit)))
 
-    def after(self, wanted: Wanted, number: int, limit: int) -> list[CallRecord]:
+    def after(self, wanted: RecordFilter, number: int, limit: int) -> list[CallRecord]:
         """Returns the oldest records of those wanted that have a higher number, oldest first."""
         return list(self._find(wanted, number))[::-1][: max(0, limit)]
 
-    def _find(self, wanted: Wanted, number: int) -> Iterator[CallRecord]:
+    def _find(self, wanted: RecordFilter, number: int) -> Iterator[CallRecord]:
         conditions = wanted.conditions()
         for record in self:
             if record.number <= number:

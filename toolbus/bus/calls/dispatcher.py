@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
-from toolbus.bus.calls.call_records import MAX_TEXT, READER, Records, content_of, origin_of
+from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, content_of, origin_of
 from toolbus.bus.calls.refusals import (
     RETRY_SECONDS,
     Refused,
@@ -60,7 +60,7 @@ class Dispatcher:
         self,
         registry: Registry,
         policy: Policy,
-        records: Records,
+        records: CallRecords,
         limits: Limits,
         *,
         arm: Callable[[float], None],
@@ -93,7 +93,7 @@ class Dispatcher:
     @property
     def active(self) -> int:
         """Calls whose caller waits."""
-        return sum(len(caller.asked) for caller in self._callers)
+        return sum(len(caller.in_flight) for caller in self._callers)
 
     @property
     def stuck(self) -> int:
@@ -111,7 +111,7 @@ class Dispatcher:
 
     def calls(self, caller: Caller, calls: Iterable[pb.ToolCall], now: float) -> None:
         """Takes what a caller asks for. Each call that cannot be sent is answered here and now."""
-        asked, budget, allowed = caller.asked, caller.budget, caller.allowed
+        asked, budget, allowed = caller.in_flight, caller.budget, caller.allowed
         limits, first, nearest = self._limits, self._registry.first, self._armed_at
         if caller.allowed_at != self._registry.revision:
             allowed.clear()
@@ -158,7 +158,7 @@ class Dispatcher:
                     elif type(arguments) is not dict or not checker.is_valid(arguments):
                         raise invalid(text, arguments, checker)
                 context = parent.context if parent is not None else None
-                if parent is None and call.HasField("context") and caller.trusted:
+                if parent is None and call.HasField("context") and caller.may_set_context:
                     context = _copied(call.context, limits)
                     size += context.ByteSize()
                 if len(asked) >= caller.max_in_flight:
@@ -202,7 +202,7 @@ class Dispatcher:
                     nearest = min(nearest, now + patience)
                 self._last_id = number = self._last_id + 1
                 record.id = handler_id = str(number)
-                asked[call_id] = handler.owed[handler_id] = record
+                asked[call_id] = handler.pending[handler_id] = record
                 self._held += size
                 budget.held += size
                 if handler is not to:
@@ -222,16 +222,16 @@ class Dispatcher:
 
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes what a handler answers."""
-        owed, keep, patient = handler.owed, self.records.keep, self._patient
+        pending, keep, patient = handler.pending, self.records.keep, self._patient
         careful = self.records.contents or handler.source == BUS_SOURCE  # what `_record` has to look at
-        guarded = self.tripwire is not None and self._policy.guards(handler.source)
+        guarded = self.tripwire is not None and self._policy.is_untrusted(handler.source)
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # whom the batch is for
         most = succeeded = 0
         for result in results:
-            call: Call | None = owed.pop(result.call_id, None)
+            call: Call | None = pending.pop(result.call_id, None)
             if call is None:
-                self.records.unowed += 1
+                self.records.unexpected += 1
                 continue
             caller, size, call_id, entry = call.caller, call.size, call.call_id, call.entry
             self._held -= size
@@ -248,7 +248,7 @@ class Dispatcher:
                 self._end_children(call, now)
             if patient:
                 patient.pop(call, None)
-            del caller.asked[call_id]
+            del caller.in_flight[call_id]
             if caller is not to:
                 if batch and to is not None:
                     to.deliver(batch)
@@ -275,9 +275,9 @@ class Dispatcher:
 
     def progress(self, handler: Handler, progress: Iterable[pb.ToolProgress], now: float) -> None:
         """Takes signs of life; each resets the idle timeout."""
-        guarded = self.tripwire is not None and self._policy.guards(handler.source)
+        guarded = self.tripwire is not None and self._policy.is_untrusted(handler.source)
         for sign in progress:
-            call = handler.owed.get(sign.call_id)
+            call = handler.pending.get(sign.call_id)
             if guarded:  # a piece of an output cannot be judged; the result carries the whole
                 sign.output_chunk = ""
                 del sign.content[:]
@@ -288,7 +288,7 @@ class Dispatcher:
                 ):
                     sign.message = ""
             if call is None or not call.active:
-                self.records.unowed += call is None
+                self.records.unexpected += call is None
                 continue
             call.accepted = True
             largest = min(self._limits.result_bytes, call.caller.max_item_bytes)
@@ -305,7 +305,7 @@ class Dispatcher:
     def cancels(self, caller: Caller, cancels: Iterable[pb.ToolCancel], now: float) -> None:
         """Takes calls back for their caller; one that has ended already is no error."""
         for cancel in cancels:
-            call = caller.asked.get(cancel.call_id)
+            call = caller.in_flight.get(cancel.call_id)
             if call is not None:
                 reason = cancel.reason[:200] or "cancelled"
                 self._abandon(call, Code.CANCELLED, f"the caller took the call back: {reason}", reason, now)
@@ -332,7 +332,7 @@ class Dispatcher:
         return entry
 
     def _parent(self, caller: Caller, parent_id: str) -> Call:
-        parent: Call | None = caller.owed.get(parent_id)
+        parent: Call | None = caller.pending.get(parent_id)
         if parent is None or not parent.active:
             raise Refused(
                 Code.INVALID_ARGUMENTS,
@@ -505,10 +505,10 @@ class Dispatcher:
         if not call.active:
             return
         stage = self._stage(call)
-        call.caller.asked.pop(call.call_id, None)
+        call.caller.in_flight.pop(call.call_id, None)
         self._patient.pop(call, None)
         if call.handler.cancel(call, reason):
-            call.handler.owed.pop(call.id, None)
+            call.handler.pending.pop(call.id, None)
             self._let_go(call)
             call.active = False
         else:
@@ -552,7 +552,7 @@ class Dispatcher:
         self.records.add(
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
             (len(text), 0),
-            origin_of(call.context) if caller.trusted and call.HasField("context") else None,
+            origin_of(call.context) if caller.may_set_context and call.HasField("context") else None,
             content_of(text, "") if self.records.contents else None,
         )
 
@@ -574,13 +574,13 @@ class Dispatcher:
 
     # -- what happens to others ----------------------------------------------------------------------------------
 
-    def handler_ended(self, owed: Iterable[Call], why: str, now: float) -> None:
+    def handler_ended(self, pending: Iterable[Call], why: str, now: float) -> None:
         """A handler is gone. Its calls move to another one where that is safe, else they end here.
 
         Args:
             owed: what it owed; the handler's own table is empty already.
         """
-        for call in owed:
+        for call in pending:
             if not call.active:
                 if call in self._stuck:  # else it ended just now, with its parent, before it was sent
                     self._let_go(call)
@@ -595,12 +595,12 @@ class Dispatcher:
                     self._moved[call] = stage
                 call.handler = other
                 call.accepted = False
-                other.owed[call.id] = call
+                other.pending[call.id] = call
                 other.send([call], now)
                 continue
             self._let_go(call)
             call.active = False
-            call.caller.asked.pop(call.call_id, None)
+            call.caller.in_flight.pop(call.call_id, None)
             self._patient.pop(call, None)
             if call.children:
                 self._end_children(call, now)
@@ -624,7 +624,7 @@ class Dispatcher:
         """Takes no more calls, and ends those that programs and functions of this process still have."""
         self.draining = True
         for caller in list(self._callers):
-            for call in list(caller.asked.values()):
+            for call in list(caller.in_flight.values()):
                 self._abandon(call, Code.UNAVAILABLE, "the bus stopped", "the bus stopped", now)
 
     def sweep(self, now: float) -> None:
@@ -633,7 +633,7 @@ class Dispatcher:
         for call in list(self._stuck):
             if call.freed_at > now:
                 nearest = min(nearest, call.freed_at)
-            elif call.handler.owed.pop(call.id, None) is call:
+            elif call.handler.pending.pop(call.id, None) is call:
                 self._let_go(call)
         self._moved = {call: stage for call, stage in self._moved.items() if call.active}
         for call, patience_ends in list(self._patient.items()):
@@ -642,7 +642,7 @@ class Dispatcher:
             elif self._patient.pop(call, None) is not None and now < call.deadline:
                 self._to_background(call, now)
         for caller in list(self._callers):
-            for call in list(caller.asked.values()):
+            for call in list(caller.in_flight.values()):
                 idle = call.declaration.tool.idle_timeout_seconds
                 if call.deadline <= now:
                     self._out_of_time(call, "timeout_seconds", call.timeout, now)
@@ -650,7 +650,7 @@ class Dispatcher:
                     self._out_of_time(call, "idle_timeout_seconds", idle, now)
                 else:
                     nearest = min(nearest, call.deadline, call.idle_deadline if idle else math.inf)
-            if not caller.asked:
+            if not caller.in_flight:
                 del self._callers[caller]
         self._armed_at = math.inf
         nearest = min([nearest, *(call.freed_at for call in self._stuck)])
@@ -670,11 +670,11 @@ class Dispatcher:
             call.deadline = min(call.deadline, call.started + call.timeout)
             return
         before, call_id = call.caller, call.call_id
-        del before.asked[call_id]
+        del before.in_flight[call_id]
         before.budget.held -= call.size
         call.caller, call.call_id, envelope = adopted
         call.caller.budget.held += call.size
-        call.caller.asked[call.call_id] = call
+        call.caller.in_flight[call.call_id] = call
         self._callers[call.caller] = None
         before.deliver_result(call_id, envelope.to_wire())
 
@@ -695,7 +695,7 @@ def _user_of(caller: Caller, call: pb.ToolCall, parent: Call | None) -> tuple[st
     if parent is not None:
         context = parent.context
     else:
-        context = call.context if caller.trusted and call.HasField("context") else None
+        context = call.context if caller.may_set_context and call.HasField("context") else None
     return ("", 0) if context is None else (context.user_id, level_of(context.attributes))
 
 

@@ -21,7 +21,7 @@ class Handler(Protocol):
     source: str
     instance: str
     max_in_flight: int
-    owed: dict[str, Any]  # the calls in flight there, by the bus's id; stuck ones included
+    pending: dict[str, Any]  # the calls in flight there, by the bus's id; stuck ones included
     stuck: int  # how many of them have ended for their caller and are not confirmed
     shares: bool  # whether it offers a tool together with others of the source that share, or the newer replaces all
     max_item_bytes: int  # the largest call that it can receive
@@ -37,7 +37,7 @@ class Handler(Protocol):
         """How the handler is, as listings show it: a ``SessionState`` of the wire."""
 
     def send(self, calls: Sequence[Any], now: float) -> None:
-        """Starts calls that are in ``owed`` already. Their results go to ``Dispatcher.results``."""
+        """Starts calls that are in ``pending`` already. Their results go to ``Dispatcher.results``."""
 
     def cancel(self, call: Any, reason: str) -> bool:
         """Asks to stop a call. Returns whether the call never left, so that nothing will confirm it."""
@@ -72,7 +72,7 @@ class Declaration:
         handlers = self.handlers
         if len(handlers) == 1:
             handler = handlers[0]
-            return handler if handler.takes_calls and len(handler.owed) < handler.max_in_flight else None
+            return handler if handler.takes_calls and len(handler.pending) < handler.max_in_flight else None
         if len(handlers) > CHOICE_OF_TWO:
             free = [handler for handler in random.sample(handlers, 2) if has_room(handler)]
             if free:
@@ -102,8 +102,8 @@ class Entry:
         self.suspended: Declaration | None = None  # one whose handler is away, not offered until it is back
         self.warnings: dict[str, str] = {}  # what an operator should know about the tool, by who says it
         # How it was listed last by itself, and with the same tool of other roles after it; each with the tool of then.
-        self.line: tuple[Tool, Listing] | None = None
-        self.shared_line: tuple[Tool, Listing] | None = None
+        self.line: tuple[Tool, ToolListing] | None = None
+        self.shared_line: tuple[Tool, ToolListing] | None = None
 
     def __repr__(self) -> str:
         return f"<Entry {self.name} of {self.source} role={self.table.role} {self.current!r}>"
@@ -235,8 +235,8 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """One line of the catalogue: a tool of a source and the roles that have it."""
+class ToolListing:
+    """One line of the catalog: a tool of a source and the roles that have it."""
 
     tool: Tool  # under its listed name
     source: str
@@ -255,13 +255,13 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class CatalogChanges:
     """What a watcher missed since a revision. ``full``: it was too far behind, ``added`` is everything."""
 
     revision: int
     full: bool
-    added: tuple[Listing, ...] = ()
-    changed: tuple[Listing, ...] = ()
+    added: tuple[ToolListing, ...] = ()
+    changed: tuple[ToolListing, ...] = ()
     removed: tuple[tuple[str, str], ...] = ()  # (listed name, source)
 
 
@@ -277,7 +277,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change of the catalogue did.
+    """What a change of the catalog did.
 
     Attributes:
         names: the tools concerned, by bare name.
@@ -297,8 +297,8 @@ class Outcome:
 
 
 def has_room(handler: Handler) -> bool:
-    return handler.takes_calls and len(handler.owed) < handler.max_in_flight
+    return handler.takes_calls and len(handler.pending) < handler.max_in_flight
 
 
 def in_flight(handler: Handler) -> int:
-    return len(handler.owed)
+    return len(handler.pending)

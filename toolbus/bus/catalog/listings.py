@@ -1,4 +1,4 @@
-"""The catalogue as lines: built from the tables of the registry, and what changed since a revision.
+"""The catalog as lines: built from the tables of the registry, and what changed since a revision.
 
 Pure: it is handed tables and remembers names. The registry decides when, and holds its lock meanwhile.
 """
@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from toolbus.bus.catalog.entry import BUS_SOURCE, Entry, Listing, Table
+from toolbus.bus.catalog.entry import BUS_SOURCE, Entry, Table, ToolListing
 
 CHANGES_KEPT = 10_000  # a watcher further behind gets the whole list
 
@@ -42,7 +42,7 @@ class Journal:
         return was_there
 
 
-def build(tables: Sequence[Table]) -> Iterable[Listing]:
+def build(tables: Sequence[Table]) -> Iterable[ToolListing]:
     """Yields a line for each tool, in the order in which names came; one for all roles that have the same."""
     if len(tables) == 1:
         for entry in tables[0].entries.values():
@@ -57,7 +57,7 @@ def build(tables: Sequence[Table]) -> Iterable[Listing]:
     yield from sorted(lines, key=lambda listing: listing.place)
 
 
-def describe(tables: Iterable[Table], name: str, source: str) -> list[Listing]:
+def describe(tables: Iterable[Table], name: str, source: str) -> list[ToolListing]:
     """Returns the lines of one name of one source, as far as it is offered."""
     found: dict[str, list[Entry]] = {}
     for table in tables:
@@ -67,18 +67,18 @@ def describe(tables: Iterable[Table], name: str, source: str) -> list[Listing]:
     return [line_of(entries) for entries in found.values()]
 
 
-def line_of(entries: Sequence[Entry]) -> Listing:
+def line_of(entries: Sequence[Entry]) -> ToolListing:
     """Returns the line that stands for a tool in several roles."""
     first = entries[0]
     roles = tuple(entry.table.role for entry in entries if entry.table.role is not None)
-    return Listing(first.tool.renamed(first.name), first.source, roles, tuple(entries))
+    return ToolListing(first.tool.renamed(first.name), first.source, roles, tuple(entries))
 
 
 # Lines are kept where nothing in them has changed: with 100,000 tools, new ones for all of them after one change would
 # cost a pass of the garbage collector over everything that the process holds, as often as somebody lists.
 
 
-def _own_line(entry: Entry) -> Listing:
+def _own_line(entry: Entry) -> ToolListing:
     """Returns the line of an entry alone."""
     tool, kept = entry.tool, entry.line
     if kept is None or kept[0] is not tool:
@@ -86,7 +86,7 @@ def _own_line(entry: Entry) -> Listing:
     return kept[1]
 
 
-def _shared_line(entries: Sequence[Entry]) -> Listing:
+def _shared_line(entries: Sequence[Entry]) -> ToolListing:
     """Returns the line of what several roles have alike; the first of them keeps it, and nobody an older one."""
     first, *others = entries
     for entry in others:

@@ -31,16 +31,16 @@ class Caller(Protocol):
         """Whose calls they are."""
 
     @property
-    def administers(self) -> bool:
+    def is_admin(self) -> bool:
         """Whether it may call the bus's own tools."""
 
     @property
-    def unnamed_may(self) -> bool:
+    def may_omit_user(self) -> bool:
         """Whether its calls without a user pass where users are named: Stargazer's rule for ""."""
 
 
 @dataclass(frozen=True, slots=True)
-class Permissions:
+class AccessRules:
     """Which users may call what. A name that is not in a table is open to everyone.
 
     Attributes:
@@ -57,7 +57,7 @@ class Permissions:
         return bool(self.tools or self.roles or self.sources)
 
     @classmethod
-    def read(cls, tables: object) -> Permissions:
+    def read(cls, tables: object) -> AccessRules:
         """Reads tables of users by name, as configuration and data directory hold them.
 
         Raises:
@@ -74,7 +74,7 @@ class Permissions:
             rules[_kind(kind)] = _fits(kind, {_name(kind, name): _users(kind, name, table[name]) for name in table})
         return cls(**rules)
 
-    def changed(self, kind: str, name: str, users: object) -> Permissions:
+    def changed(self, kind: str, name: str, users: object) -> AccessRules:
         """Returns these rules with one more, or with one changed.
 
         Args:
@@ -116,14 +116,14 @@ class Policy:
     def __init__(
         self,
         silenced: frozenset[str] = frozenset(),
-        permissions: Permissions | None = None,
+        permissions: AccessRules | None = None,
         guarded: Iterable[str] = (),
     ) -> None:
         self._silenced = silenced  # replaced in one step by `silence`
         self._withdrawn: dict[str, frozenset[str]] = {}  # by source without the right, the names that it had
         self._guarded = frozenset(guarded)
         self._guarded_beginnings = tuple(source[:-1] for source in self._guarded if source.endswith("*"))
-        self.permissions = permissions or Permissions()  # replaced in one step by View.permit
+        self.permissions = permissions or AccessRules()  # replaced in one step by View.permit
 
     def may_offer(self, source: str) -> bool:
         """Whether a source has the right ``tools``."""
@@ -153,7 +153,7 @@ class Policy:
         """Returns the source that lost a tool of a name together with the right to offer it; None where none did."""
         return next((source for source, names in self._withdrawn.items() if name in names), None)
 
-    def guards(self, source: str) -> bool:
+    def is_untrusted(self, source: str) -> bool:
         """Whether a source is trusted less than others."""
         return source in self._guarded or source.startswith(self._guarded_beginnings)
 
@@ -170,11 +170,11 @@ class Policy:
             level: the user's access level, by the host; the lowest where it did not say.
         """
         if entry.source == BUS_SOURCE:
-            may = entry.bare_name in FOR_EVERYONE or (caller.administers and not self.guards(caller.source))
+            may = entry.bare_name in FOR_EVERYONE or (caller.is_admin and not self.is_untrusted(caller.source))
             return None if may else f"{entry.name!r} administers the bus; {caller.source!r} has no right to"
         if self.hides(entry, level):
             return f"there is no tool {entry.name!r} for this caller"
-        if not user_id and caller.unnamed_may:
+        if not user_id and caller.may_omit_user:
             return None
         for kind, name, users in self.permissions.rules_for(entry):
             if EVERYONE not in users and user_id not in users:

@@ -13,13 +13,23 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from toolbus.bus.catalog import listings
-from toolbus.bus.catalog.entry import BUS_SOURCE, Changes, Declaration, Entry, Handler, Listing, Notice, Outcome, Table
+from toolbus.bus.catalog.entry import (
+    BUS_SOURCE,
+    CatalogChanges,
+    Declaration,
+    Entry,
+    Handler,
+    Notice,
+    Outcome,
+    Table,
+    ToolListing,
+)
 from toolbus.bus.catalog.offer import Offered
 from toolbus.errors import UnknownRole
 
 
 class Registry:
-    """The catalogue of the bus. See the module's docstring."""
+    """The catalog of the bus. See the module's docstring."""
 
     def __init__(
         self,
@@ -40,7 +50,7 @@ class Registry:
         self._last_place = 0  # the place of the newest name
         self._moved: dict[Handler, None] = {}  # kept handlers whose offers changed since `take_moved`
         # by role and whether offline tools are in it, with the revision that it shows
-        self._lists: dict[tuple[str | None, bool], tuple[int, tuple[Listing, ...]]] = {}
+        self._lists: dict[tuple[str | None, bool], tuple[int, tuple[ToolListing, ...]]] = {}
         self.first = self._first()  # the live table of the first role: where most calls find their tool
         self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may know of a tool: View's to say
         self.tools_per_role = tools_per_role
@@ -106,8 +116,8 @@ class Registry:
         found = (table.get(name) for table in self._shown())
         return [entry for entry in found if entry is not None and entry.current is not None]
 
-    def listings(self, role: str | None = None, *, include_offline: bool = False) -> tuple[Listing, ...]:
-        """Returns the catalogue, of one role or of all, in the order in which names came.
+    def listings(self, role: str | None = None, *, include_offline: bool = False) -> tuple[ToolListing, ...]:
+        """Returns the catalog, of one role or of all, in the order in which names came.
 
         Raises:
             UnknownRole: the role is not configured.
@@ -122,7 +132,7 @@ class Registry:
                 self._lists[key] = cached
         return cached[1]
 
-    def _build(self, role: str | None) -> Iterable[Listing]:
+    def _build(self, role: str | None) -> Iterable[ToolListing]:
         if role is not None and role not in self._tables:
             raise UnknownRole(role)
         return listings.build([self._tables[role]] if role is not None else self._shown())
@@ -131,18 +141,18 @@ class Registry:
         """The tables of all roles; where there is none, what waits for roles to come."""
         return list(self._tables.values()) or [self._to_come]
 
-    def since(self, revision: int) -> Changes:
+    def since(self, revision: int) -> CatalogChanges:
         """Returns what a watcher that knows a revision has to learn."""
         with self._lock:
             now = self.revision
             if revision == now:
-                return Changes(now, full=False)
+                return CatalogChanges(now, full=False)
             was_there = self._journal.since(revision) if revision < now else None
             if was_there is None:
                 public = tuple(listing for listing in self.listings() if listing.source != BUS_SOURCE)
-                return Changes(now, full=True, added=public)
-            added: list[Listing] = []
-            changed: list[Listing] = []
+                return CatalogChanges(now, full=True, added=public)
+            added: list[ToolListing] = []
+            changed: list[ToolListing] = []
             removed: list[tuple[str, str]] = []
             for (name, source), existed in was_there.items():
                 lines = listings.describe(self._shown(), name, source)
@@ -150,7 +160,7 @@ class Registry:
                     (changed if existed else added).extend(lines)
                 elif existed:
                     removed.append((name, source))
-            return Changes(now, False, tuple(added), tuple(changed), tuple(removed))
+            return CatalogChanges(now, False, tuple(added), tuple(changed), tuple(removed))
 
     def offers(self, handler: Handler) -> list[str]:
         """The bare names that a handler offers now, each once."""
@@ -373,7 +383,7 @@ class Registry:
                     self._note(entry, self._known(entry))
 
     def change_view(self, change: Callable[[], None], concerns: Callable[[Entry], bool]) -> None:
-        """Changes what is shown to whom, and notes what watchers have to be told.
+        """CatalogChanges what is shown to whom, and notes what watchers have to be told.
 
         Args:
             change: does it.

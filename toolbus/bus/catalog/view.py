@@ -1,4 +1,4 @@
-"""The catalogue as somebody sees it: what a call of theirs could reach.
+"""The catalog as somebody sees it: what a call of theirs could reach.
 
 Stands between the registry, which knows what is offered, and everybody who shows it. Calls ask the same policy, so
 what is listed can be called and what can be called is listed (design.md 6).
@@ -10,24 +10,24 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from toolbus.bus.catalog.entry import BUS_SOURCE, Changes, Entry, Listing
+from toolbus.bus.catalog.entry import BUS_SOURCE, CatalogChanges, Entry, ToolListing
 from toolbus.bus.catalog.listings import line_of
-from toolbus.bus.catalog.policy import MAX_USER, Caller, Permissions, Policy
+from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Caller, Policy
 from toolbus.bus.catalog.registry import Registry
 
 USERS_KEPT = 256  # views that are kept per revision
 
 
 @dataclass(frozen=True, slots=True)
-class Onlooker:
+class Observer:
     """Somebody who looks and does not call: what a plain call over the wire could reach."""
 
     source: str = ""
-    administers: bool = True
-    unnamed_may: bool = False
+    is_admin: bool = True
+    may_omit_user: bool = False
 
 
-ONLOOKER = Onlooker()
+ONLOOKER = Observer()
 
 
 class View:
@@ -37,15 +37,18 @@ class View:
         self._registry = registry
         self._policy = policy
         self._revising = threading.Lock()  # one change of the rules at a time
-        self._index: tuple[tuple[Listing, ...], dict[str, list[Listing]]] = ((), {})  # of the list that was asked last
+        self._index: tuple[tuple[ToolListing, ...], dict[str, list[ToolListing]]] = (
+            (),
+            {},
+        )  # of the list that was asked last
         registry.shows = lambda entry: policy.refusal(ONLOOKER, entry) is None
         # by role, whether offline tools are in it, user, level and rights, with the revision that it shows
-        self._kept: dict[tuple[str | None, bool, str, int, bool, bool], tuple[int, tuple[Listing, ...]]] = {}
+        self._kept: dict[tuple[str | None, bool, str, int, bool, bool], tuple[int, tuple[ToolListing, ...]]] = {}
         self._kept_since = 0  # the revision of what was kept last: older views would hold on to tools that have gone
 
     @property
     def revision(self) -> int:
-        """The catalogue's; it rises with permissions too."""
+        """The catalog's; it rises with permissions too."""
         return self._registry.revision
 
     def listings(
@@ -56,7 +59,7 @@ class View:
         *,
         caller: Caller = ONLOOKER,
         include_offline: bool = False,
-    ) -> tuple[Listing, ...]:
+    ) -> tuple[ToolListing, ...]:
         """Returns what somebody could call, without the bus's own tools, in the order in which names came.
 
         Raises:
@@ -64,7 +67,7 @@ class View:
         """
         revision = self._registry.revision  # first: rules that change meanwhile raise it
         user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
-        key = (role, include_offline, user, level, caller.administers, caller.unnamed_may)
+        key = (role, include_offline, user, level, caller.is_admin, caller.may_omit_user)
         kept = self._kept.get(key)
         if kept is None or kept[0] != revision:
             found = self._registry.listings(role, include_offline=include_offline)
@@ -79,25 +82,27 @@ class View:
                 self._kept[key] = kept
         return kept[1]
 
-    def named(self, names: Iterable[str], listings: tuple[Listing, ...]) -> list[Listing]:
+    def named(self, names: Iterable[str], listings: tuple[ToolListing, ...]) -> list[ToolListing]:
         """Returns the lines of some names out of what `listings` returned, in its order, and looks at no others."""
         indexed = self._index
         if indexed[0] is not listings:
-            by_name: dict[str, list[Listing]] = {}
+            by_name: dict[str, list[ToolListing]] = {}
             for listing in listings:
                 by_name.setdefault(listing.tool.name, []).append(listing)
             self._index = indexed = (listings, by_name)
         found = [listing for name in dict.fromkeys(names) for listing in indexed[1].get(name, ())]
         return sorted(found, key=lambda listing: listing.place)
 
-    def own(self, caller: Caller = ONLOOKER) -> tuple[Listing, ...]:
+    def own(self, caller: Caller = ONLOOKER) -> tuple[ToolListing, ...]:
         """Returns the bus's own tools, where the caller may use them."""
-        if not caller.administers:
+        if not caller.is_admin:
             return ()
         return tuple(listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
 
-    def line(self, listing: Listing, user_id: str = "", level: int = 0, caller: Caller = ONLOOKER) -> Listing | None:
-        """Returns a line of the catalogue with the roles in which the caller may call the tool; None: in none."""
+    def line(
+        self, listing: ToolListing, user_id: str = "", level: int = 0, caller: Caller = ONLOOKER
+    ) -> ToolListing | None:
+        """Returns a line of the catalog with the roles in which the caller may call the tool; None: in none."""
         if not self._policy.permissions and listing.source != BUS_SOURCE and level >= _most_asked(listing):
             return listing
         entries = tuple(
@@ -112,7 +117,7 @@ class View:
         entries = self._registry.offered_by(source)
         return bool(entries) and all(self._policy.hides(entry, level) for entry in entries)
 
-    def since(self, revision: int) -> Changes:
+    def since(self, revision: int) -> CatalogChanges:
         """Returns what a watcher that knows a revision has to learn.
 
         A watch has no user: it sees what a call could reach that names none, and every revision.
@@ -132,15 +137,15 @@ class View:
         )
 
     @property
-    def permissions(self) -> Permissions:
+    def permissions(self) -> AccessRules:
         """The rules in force."""
         return self._policy.permissions
 
-    def permit(self, permissions: Permissions) -> None:
+    def permit(self, permissions: AccessRules) -> None:
         """Puts rules in force, at once, for calls and listings. Whoever wires the bus has watchers told."""
         self.revise(lambda _: permissions)
 
-    def revise(self, change: Callable[[Permissions], Permissions]) -> None:
+    def revise(self, change: Callable[[AccessRules], AccessRules]) -> None:
         """Puts in force what is made of the rules of now, in one step: others' changes at the same time are kept."""
         with self._revising:
             before = self._policy.permissions
@@ -155,6 +160,6 @@ class View:
             self._registry.change_view(put_in_force, concerns)
 
 
-def _most_asked(listing: Listing) -> int:
+def _most_asked(listing: ToolListing) -> int:
     """Returns the highest level that a tool asks for in any of the line's roles."""
     return max(entry.min_level for entry in listing.entries)

@@ -21,16 +21,16 @@ log = logging.getLogger("toolbus.http")
 OPEN_PATHS = frozenset({"/healthz"})
 
 
-class Guard:
+class AccessGuard:
     """Refuses with 403 whoever may not ask, with 400 or 501 a body whose end is doubtful, with 413 one too long.
 
     Args:
-        most_bytes: of a request's body (limit http_body_bytes).
+        max_bytes: of a request's body (limit http_body_bytes).
     """
 
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets a request through, or answers it."""
@@ -51,7 +51,7 @@ class Guard:
             # Whoever reads the other one sees another request in the body (RFC 9112, section 6.3).
             why = "the request has both Content-Length and Transfer-Encoding: send one of them"
             await JSONResponse({"detail": why}, status_code=400, headers={"Connection": "close"})(scope, receive, send)
-        elif length is not None and int(length) > self._most_bytes:  # the parser takes digits only
+        elif length is not None and int(length) > self._max_bytes:  # the parser takes digits only
             await JSONResponse({"detail": self._too_long()}, status_code=413)(scope, receive, send)
         else:
             await self._app(scope, self._counted(receive), send)
@@ -63,14 +63,14 @@ class Guard:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > self._most_bytes:
+            if taken > self._max_bytes:
                 raise HTTPException(413, self._too_long())
             return message
 
         return counted
 
     def _too_long(self) -> str:
-        return f"the body is longer than the limit http_body_bytes = {self._most_bytes}: send less"
+        return f"the body is longer than the limit http_body_bytes = {self._max_bytes}: send less"
 
 
 def _refusal(scope: Scope) -> str:

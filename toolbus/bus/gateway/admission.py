@@ -19,7 +19,7 @@ TOGETHER = 64  # requests that may begin in one pass of the loop; where more wai
 _FREE = frozenset(path.decode() for path in PROBES)
 
 
-class Turnstile:
+class Admission:
     """An application that a crowd of requests enters one by one.
 
     Args:

@@ -27,8 +27,8 @@ from toolbus.bus.gateway import (
     task_routes,
     tool_routes,
 )
-from toolbus.bus.gateway.access import Guard
-from toolbus.bus.gateway.admission import Turnstile
+from toolbus.bus.gateway.access import AccessGuard
+from toolbus.bus.gateway.admission import Admission
 from toolbus.bus.gateway.parts import Parts
 from toolbus.bus.loopback import mask
 from toolbus.errors import STATUS, ToolBusError
@@ -78,8 +78,8 @@ def application(parts: Parts) -> FastAPI:
 
     for room in (tool_routes, event_stream, export_routes, call_routes, task_routes, council_routes, record_routes):
         app.include_router(room.router(parts))
-    app.add_middleware(Turnstile)
-    app.add_middleware(Guard, most_bytes=parts.limits.http_body_bytes)
+    app.add_middleware(Admission)
+    app.add_middleware(AccessGuard, max_bytes=parts.limits.http_body_bytes)
     return app
 
 

@@ -24,7 +24,7 @@ from toolbus.bus.gateway.call_answer import invoked, written
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
 from toolbus.bus.gateway.parts import Asker, Parts
-from toolbus.bus.gateway.progress_buffer import Signs
+from toolbus.bus.gateway.progress_buffer import ProgressBuffer
 from toolbus.bus.gateway.tool_routes import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
 from toolbus.errors import UnknownRole
 from toolbus.tool import MAX_CALL_ID, Result, dump_arguments
@@ -257,9 +257,9 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _streamed(asker: Asker, call: pb.ToolCall, most_bytes: int) -> AsyncGenerator[bytes]:
+async def _streamed(asker: Asker, call: pb.ToolCall, max_bytes: int) -> AsyncGenerator[bytes]:
     """Yields what happens to a call as events, the last one being its result."""
-    signs = Signs(most_bytes)
+    signs = ProgressBuffer(max_bytes)
     running = asyncio.ensure_future(asker.call(call, signs.put))
     signs.on_overflow = running.cancel
     running.add_done_callback(lambda task: signs.awake.set())

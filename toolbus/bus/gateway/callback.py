@@ -40,8 +40,8 @@ log = logging.getLogger("toolbus.callbacks")
 
 FAILURES_TO_OFFLINE = 3  # REST-43
 FIRST_PROBE_SECONDS = 0.25
-MOST_PROBE_SECONDS = 30.0
-PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, at most MOST_PROBE_SECONDS later
+MAX_PROBE_SECONDS = 30.0
+PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, at most MAX_PROBE_SECONDS later
 CONNECT_SECONDS = 2.0  # of a probe
 _OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # ours, not the plugin's fault
 
@@ -90,7 +90,7 @@ class CallbackHandler:
     """
 
     __slots__ = (
-        *("_callbacks", "headers", "key", "max_in_flight", "offered", "origin", "owed", "source", "stuck"),
+        *("_callbacks", "headers", "key", "max_in_flight", "offered", "origin", "pending", "source", "stuck"),
         *("target", "url"),
     )
 
@@ -112,7 +112,7 @@ class CallbackHandler:
         self.headers = target.headers
         self.origin = origin
         self.max_in_flight = in_flight
-        self.owed: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}
         self.stuck = 0
         self._callbacks = callbacks
         origin.handlers[self] = None
@@ -184,7 +184,7 @@ class Callbacks:
     def _done(self, handler: CallbackHandler, call: Call, task: asyncio.Task[None]) -> None:
         """Answers for an exchange that was broken off, before its first step perhaps."""
         self._running.pop(call.id, None)
-        if call.id in handler.owed:
+        if call.id in handler.pending:
             self._dispatcher.results(handler, [pb.ToolResult(call_id=call.id, is_error=True)], time.monotonic())
 
     async def _run(self, handler: CallbackHandler, call: Call) -> None:
@@ -294,7 +294,7 @@ class Callbacks:
                 self.bring_back(origin)
                 return
             pause = (time.monotonic() - away_since) * PROBE_SHARE
-            pause = min(max(pause, FIRST_PROBE_SECONDS), MOST_PROBE_SECONDS)
+            pause = min(max(pause, FIRST_PROBE_SECONDS), MAX_PROBE_SECONDS)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # else the origins of one machine come all at once
 
 

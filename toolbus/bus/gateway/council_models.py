@@ -16,8 +16,8 @@ from toolbus.bus.catalog.policy import MAX_USER
 from toolbus.bus.catalog.schema import is_deeper
 from toolbus.bus.gateway.contract_models import Text
 
-MOST_MEMBERS = 100  # of a run
-MOST_DEPTH = 16  # of members and settings
+MAX_MEMBERS = 100  # of a run
+MAX_DEPTH = 16  # of members and settings
 MAX_ID = 256  # characters of a chat's or a run's id
 
 _MEMBER: Any = {"id": "m1", "name": "Ada", "tools": ["memory:recall"], "role": "Archivist", "chance": 100}
@@ -26,9 +26,9 @@ _MESSAGES: Any = [{"role": "user", "content": "Who lives at the lighthouse?"}]
 
 def _shallow(value: Any) -> Any:
     """Refuses what is nested deeper than members and settings are."""
-    if is_deeper(value, MOST_DEPTH):
+    if is_deeper(value, MAX_DEPTH):
         raise PydanticCustomError(
-            "too_deep", "Input should not be nested deeper than {most} levels", {"most": MOST_DEPTH}
+            "too_deep", "Input should not be nested deeper than {most} levels", {"most": MAX_DEPTH}
         )
     return value
 
@@ -76,7 +76,7 @@ class CouncilRunBody(_Body):
     ] = {}
     members: Annotated[
         list[Shallow] | None,
-        Field(max_length=MOST_MEMBERS, description="Instead of those of the council file."),
+        Field(max_length=MAX_MEMBERS, description="Instead of those of the council file."),
     ] = None
     settings: Annotated[
         Shallow | None, Field(description="In the place of those in force, as `GET /api/council` shows them.")

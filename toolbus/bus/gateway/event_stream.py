@@ -1,4 +1,4 @@
-"""Server-sent events, as every stream of the gateway sends them, and the first of these: changes of the catalogue."""
+"""Server-sent events, as every stream of the gateway sends them, and the first of these: changes of the catalog."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
 
-from toolbus.bus.catalog.entry import Changes, Listing
+from toolbus.bus.catalog.entry import CatalogChanges, ToolListing
 from toolbus.bus.gateway.parts import Parts
 from toolbus.bus.gateway.tool_routes import REFUSALS, line
 
 PING_SECONDS = 15.0  # below the minute or so after which proxies and clients give up on silence
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-MOST_WRITTEN = 16  # events kept: watchers that come back may each know another revision
+MAX_WRITTEN = 16  # events kept: watchers that come back may each know another revision
 _PING = b": ping\n\n"
 
 
@@ -37,7 +37,7 @@ def router(parts: Parts) -> APIRouter:
         since: Annotated[int | None, Query(ge=0, description="The revision that is known already.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
     ) -> Response:
-        """Streams the catalogue: everything first, then what changes.
+        """Streams the catalog: everything first, then what changes.
 
         Each event `catalog` has the revision as its id. Whoever comes back with it gets what was missed; one that has
         been away for too long gets everything (`full`) again.
@@ -116,9 +116,9 @@ class _Written:
         self._revision = 0  # for which the events hold
         self._events: dict[int, bytes] = {}  # by the revision that their watcher knows, -1 being none
 
-    def event(self, known: int, changes: Changes) -> bytes:
+    def event(self, known: int, changes: CatalogChanges) -> bytes:
         """Returns what a watcher that knows a revision is sent."""
-        if self._revision != changes.revision or len(self._events) >= MOST_WRITTEN:
+        if self._revision != changes.revision or len(self._events) >= MAX_WRITTEN:
             self._revision = changes.revision
             self._events.clear()
         known = -1 if changes.full else known
@@ -127,7 +127,7 @@ class _Written:
         return self._events[known]
 
 
-def _described(changes: Changes) -> dict[str, Any]:
+def _described(changes: CatalogChanges) -> dict[str, Any]:
     return {
         "revision": changes.revision,
         "full": changes.full,
@@ -137,7 +137,7 @@ def _described(changes: Changes) -> dict[str, Any]:
     }
 
 
-def _detailed(listing: Listing) -> dict[str, Any]:
+def _detailed(listing: ToolListing) -> dict[str, Any]:
     """Returns a tool with what a host needs to offer it to a model."""
     return {
         **line(listing),

@@ -1,4 +1,4 @@
-"""Tools for a model: the catalogue as one provider's API takes it, and a search where it is too long to be shown whole.
+"""Tools for a model: the catalog as one provider's API takes it, and a search where it is too long to be shown whole.
 
 Both go through the view: what a user is shown here can be called by an invoke with the same user. Converting hundreds
 of schemas takes a while, so it is done on a thread, once for each revision and question.
@@ -21,10 +21,10 @@ from toolbus.bus.gateway.parts import Parts
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.cost import CostCache
-from toolbus.search import MODES, MOST_QUERY_CHARACTERS, MOST_RESULTS, IndexCache
+from toolbus.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES, IndexCache
 from toolbus.tool import Tool
 
-EXPORTS_KEPT = 16  # for each dialect, role and user in use: of a large catalogue one takes megabytes
+EXPORTS_KEPT = 16  # for each dialect, role and user in use: of a large catalog one takes megabytes
 
 
 def _known(name: str) -> str:
@@ -59,7 +59,7 @@ def router(parts: Parts) -> APIRouter:
     ) -> Response:
         """Writes tools as one provider's API takes them.
 
-        The ETag changes with the catalogue and with the rules about users, and with nothing else.
+        The ETag changes with the catalog and with the rules about users, and with nothing else.
         """
         asked = _Asked(dialect, role, user_id, level, tuple(names or ()))
         exported = await exports.of(asked)
@@ -70,9 +70,9 @@ def router(parts: Parts) -> APIRouter:
 
     @routes.get("/search", responses={200: {"model": FoundTools}})
     async def search(
-        q: Annotated[str, Query(description=f"What the tool should do; {MOST_QUERY_CHARACTERS} characters count.")],
+        q: Annotated[str, Query(description=f"What the tool should do; {MAX_QUERY_CHARACTERS} characters count.")],
         mode: Annotated[str, Query(description=f"One of {', '.join(MODES)}.")] = "bm25",
-        top_k: Annotated[int, Query(description=f"How many at most; taken as 1 to {MOST_RESULTS}.")] = 10,
+        top_k: Annotated[int, Query(description=f"How many at most; taken as 1 to {MAX_RESULTS}.")] = 10,
         include_parameters: Annotated[bool, Query(description="Whether their JSON Schemas are told too.")] = False,
         role: RoleQuery = "",
         user_id: UserId = "",

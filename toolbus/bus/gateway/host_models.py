@@ -40,11 +40,11 @@ class ExportLeftOut(BaseModel):
 
 
 class Exported(BaseModel):
-    """Tools as one provider's API takes them, in the order of the catalogue."""
+    """Tools as one provider's API takes them, in the order of the catalog."""
 
     ok: bool
     dialect: str
-    revision: Annotated[int, Field(description="Of the catalogue.")]
+    revision: Annotated[int, Field(description="Of the catalog.")]
     tools: Annotated[list[dict[str, Any]], Field(description="For the provider, as they are.")]
     names: Annotated[dict[str, str], Field(description="The way back: from the name that a model writes to the bus's.")]
     hashes: Annotated[dict[str, str], Field(description="By the bus's name: to be sent with a call as `schema_hash`.")]

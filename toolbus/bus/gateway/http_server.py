@@ -17,7 +17,7 @@ from toolbus.errors import SetupError
 
 log = logging.getLogger("toolbus.http")
 
-MOST_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 DOORS = 8  # handles of the listening socket: uvloop takes one connection of each in a pass of the loop
 STOP_SECONDS = 1.0  # how long open requests get when the bus stops, before their connections are cut
@@ -86,7 +86,7 @@ class HttpServer:
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """Takes no more than `MOST_HEAD_BYTES` before a body, where the parser keeps whatever comes, and every probe."""
+    """Takes no more than `MAX_HEAD_BYTES` before a body, where the parser keeps whatever comes, and every probe."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -101,8 +101,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         if not self._in_head or self._began_anew:
             return
         self._head_bytes += len(data)
-        if self._head_bytes > MOST_HEAD_BYTES:
-            self.send_400_response(f"The request line and headers have more than {MOST_HEAD_BYTES} bytes.")
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"The request line and headers have more than {MAX_HEAD_BYTES} bytes.")
 
     def on_headers_complete(self) -> None:
         """Notes that the body begins."""

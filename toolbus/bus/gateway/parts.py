@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from toolbus.bus.calls.call_records import Records
-from toolbus.bus.catalog.entry import Changes
+from toolbus.bus.calls.call_records import CallRecords
+from toolbus.bus.catalog.entry import CatalogChanges
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.view import View
 from toolbus.bus.gateway.registrations import Registrations
@@ -96,7 +96,7 @@ class Parts:
         withdrawal: where tools are unregistered and cleared.
         own: where the application is served: a callback there would call itself.
         asker: makes an asker for one request, with or without the right to call the bus's own tools.
-        watch: yields the changes of the catalogue since a revision.
+        watch: yields the changes of the catalog since a revision.
         is_running: whether a source is attached, or has tools that are online.
         ready: whether the bus takes calls.
         ending: whether the bus stops, and with it every stream of events.
@@ -110,11 +110,11 @@ class Parts:
     limits: Limits
     own: CallbackUrl
     asker: Callable[[bool], Asker]
-    watch: Callable[[int], AsyncIterator[Changes]]
+    watch: Callable[[int], AsyncIterator[CatalogChanges]]
     is_running: Callable[[str], bool]
     ready: Callable[[], bool]
     ending: Callable[[], bool]
-    records: Records
+    records: CallRecords
     tasks: Tasks
     task_owner: Callable[[str], str]
     council: Council

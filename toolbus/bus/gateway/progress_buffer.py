@@ -14,8 +14,8 @@ MANY = 128  # signs that wait, before older progress makes way for newer
 OVERHEAD_BYTES = 256  # of one that waits: the record around its text
 
 
-class Signs:
-    """Signs of life of one call that wait for its reader.
+class ProgressBuffer:
+    """ProgressBuffer of life of one call that wait for its reader.
 
     Of many the newest progress is kept, and every chunk: chunks are pieces of the output, so as many bytes may wait as
     an output may have. The call of a reader that is slower than that ends.
@@ -26,18 +26,18 @@ class Signs:
         on_overflow: called when that happens.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.awake = asyncio.Event()
         self.overflowed = False
         self.on_overflow: Callable[[], object] = bool
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._waiting_bytes = 0
         self._waiting: dict[int, Progress] = {}  # by the order in which they came
         self._count = 0  # of all that came
         self._newest = 0  # which one the newest progress without a chunk is, taken or not; 0 before the first
 
     def __repr__(self) -> str:
-        return f"<Signs waiting={len(self._waiting)} bytes={self._waiting_bytes}>"
+        return f"<ProgressBuffer waiting={len(self._waiting)} bytes={self._waiting_bytes}>"
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -52,7 +52,7 @@ class Signs:
                 self._waiting_bytes -= _weight(self._waiting.pop(self._newest))
             self._newest = self._count
         self._waiting_bytes += _weight(sign)
-        if self._waiting_bytes > self._most_bytes + MANY * OVERHEAD_BYTES:
+        if self._waiting_bytes > self._max_bytes + MANY * OVERHEAD_BYTES:
             self.overflowed = True
             self.on_overflow()
         else:
@@ -70,7 +70,7 @@ class Signs:
 
     def refusal(self, call: pb.ToolCall) -> Result:
         """Says why a call ended that said more than its reader took."""
-        limit = self._most_bytes
+        limit = self._max_bytes
         message = f"more than {limit} bytes of output wait for whoever called {call.name!r}: read the stream faster"
         error = CallError(Code.RESULT_TOO_LARGE, message, Stage.ACCEPTED, limit=("result_bytes", limit))
         return Result(call.call_id, is_error=True, error=error)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from toolbus.bus.calls.call_records import RECORDS_KEPT, CallRecord, Records, Wanted
+from toolbus.bus.calls.call_records import RECORDS_KEPT, CallRecord, CallRecords, RecordFilter
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.event_stream import EventStream, event, revision_of, wants_events
 from toolbus.bus.gateway.host_models import RecordedCalls
@@ -27,8 +27,8 @@ def _wanted(
     caller: Annotated[str, Query(description="Only calls by this source.")] = "",
     user_id: Annotated[str, Query(description="Only calls for this user.")] = "",
     outcome: Annotated[str, Query(description="Only calls that ended so: `OK`, or a code such as `TOOL`.")] = "",
-) -> Wanted:
-    return Wanted(source, name, caller, user_id, outcome)
+) -> RecordFilter:
+    return RecordFilter(source, name, caller, user_id, outcome)
 
 
 def router(parts: Parts) -> APIRouter:
@@ -38,7 +38,7 @@ def router(parts: Parts) -> APIRouter:
     @routes.get("", responses={200: {"model": RecordedCalls, "content": {"text/event-stream": {}}}})
     async def list_calls(
         request: Request,
-        wanted: Annotated[Wanted, Depends(_wanted)],
+        wanted: Annotated[RecordFilter, Depends(_wanted)],
         limit: Annotated[int, Query(ge=1, le=RECORDS_KEPT, description="At most this many.")] = 50,
         since: Annotated[int | None, Query(ge=0, description="Only calls with a higher number.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
@@ -58,12 +58,12 @@ def router(parts: Parts) -> APIRouter:
     return routes
 
 
-def _listed(records: Records, found: list[CallRecord]) -> bytes:
+def _listed(records: CallRecords, found: list[CallRecord]) -> bytes:
     calls = [record.described(records.began) for record in found]
     return callback_messages.write_json({"ok": True, "newest": records.ended, "calls": calls})
 
 
-async def _followed(parts: Parts, wanted: Wanted, known: int) -> AsyncGenerator[bytes]:
+async def _followed(parts: Parts, wanted: RecordFilter, known: int) -> AsyncGenerator[bytes]:
     records = parts.records
     if known < 0:
         known = records.ended

@@ -65,7 +65,7 @@ class Registrations:
     Args:
         shelf: where they are kept; None: nowhere.
         record: makes what the shelf keeps (its `Kept`).
-        changed: called when the catalogue has changed.
+        changed: called when the catalog has changed.
         on_source: called with a source whose health may have changed.
     """
 
@@ -77,7 +77,7 @@ class Registrations:
         policy: Policy,
         limits: Limits,
         *,
-        shelf: Shelf | None,
+        store: Shelf | None,
         record: Callable[..., Any],
         changed: Callable[[], None],
         on_source: Callable[[str], None],
@@ -87,7 +87,7 @@ class Registrations:
         self._presence = presence
         self._policy = policy
         self._limits = limits
-        self._shelf = shelf
+        self._store = store
         self._record = record
         self._changed = changed
         self._callbacks = Callbacks(dispatcher, limits, self._origin_moved)
@@ -301,10 +301,10 @@ class Registrations:
                 dropped.append(handler.key)
                 self._kept.pop(handler.key, None)
                 self._leave_origin(handler)
-        if self._shelf is None:
+        if self._store is None:
             return
         try:
-            self._shelf.apply(changed, dropped)
+            self._store.apply(changed, dropped)
             self._unwritten.clear()
         except Exception as problem:
             self._unwritten, self._retry_at = both, time.monotonic() + RETRY_SECONDS
@@ -387,12 +387,12 @@ class Registrations:
             self._changed()
 
     def _note_answers(self) -> None:
-        if self._shelf is None:
+        if self._store is None:
             return
         since, self._noted_at = self._noted_at, time.time()
         heard = [origin for origin in self._origins.values() if origin.answered_at >= since]
         try:
-            self._shelf.answered([handler.key for origin in heard for handler in origin.handlers], self._noted_at)
+            self._store.answered([handler.key for origin in heard for handler in origin.handlers], self._noted_at)
         except Exception as problem:
             self._noted_at = since
             log.error("cannot write down who has answered why=%s", problem)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from toolbus.bus.catalog.entry import Listing, Outcome
+from toolbus.bus.catalog.entry import Outcome, ToolListing
 from toolbus.bus.catalog.schema import is_deeper
 from toolbus.bus.gateway.contract_models import (
     ClearBody,
@@ -29,7 +29,7 @@ from toolbus.errors import InvalidTool
 from toolbus.tool import Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
-LISTS_KEPT = 64  # of a large catalogue one takes a megabyte
+LISTS_KEPT = 64  # of a large catalog one takes a megabyte
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
@@ -131,7 +131,7 @@ def not_to_us(parts: Parts, field: str, target: CallbackUrl) -> None:
         raise _invalid(field, "it leads to this bus: give the URL at which your own program listens", target.shown)
 
 
-def line(listing: Listing) -> dict[str, Any]:
+def line(listing: ToolListing) -> dict[str, Any]:
     """Returns a tool with exactly the keys of REST-8."""
     return {
         "name": listing.tool.name,

@@ -10,12 +10,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from toolbus.bus.calls.call_records import Records, Wanted
+from toolbus.bus.calls.call_records import CallRecords, RecordFilter
 from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.view import View
-from toolbus.bus.operators.grants import TOOLS, Rights
-from toolbus.bus.operators.introspection import Sight
+from toolbus.bus.operators.grants import TOOLS, Grants
+from toolbus.bus.operators.introspection import Introspection
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import ToolBusError
 from toolbus.sdk import ToolScope, llm_tool
@@ -35,7 +35,7 @@ SEARCH_DESCRIPTION = (
 LOOK_SECONDS = 0.1  # how often the records are looked at meanwhile: they tell nobody, since that would cost every call
 
 
-class Admin:
+class AdminTools:
     """Operators' tools of one bus.
 
     Args:
@@ -49,12 +49,12 @@ class Admin:
         self,
         registry: Registry,
         presence: Presence,
-        records: Records,
+        records: CallRecords,
         view: View,
         *,
         stop: Callable[[], None],
         changed: Callable[[], None],
-        rights: Rights,
+        grants: Grants,
         dropin_address: Callable[[int], Awaitable[str]],
     ) -> None:
         self._registry = registry
@@ -63,16 +63,16 @@ class Admin:
         self._view = view
         self._stop = stop
         self._changed = changed
-        self._rights = rights
+        self._grants = grants
         self._dropin_address = dropin_address
-        self._sight = Sight(presence, records, view)
+        self._introspection = Introspection(presence, records, view)
         self._indexes = IndexCache()
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
             *(self.drain, self.calls, self.stats, self.role_add, self.role_remove, self.dropin_address),
-            *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._sight.this_bus),
+            *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._introspection.this_bus),
         ]
 
     def offers(
@@ -124,7 +124,7 @@ class Admin:
             since: only calls with a higher number.
             wait_seconds: how long to wait for one, at most 60.
         """
-        wanted = Wanted(source, name, caller, user_id, outcome)
+        wanted = RecordFilter(source, name, caller, user_id, outcome)
         until = time.monotonic() + min(wait_seconds, WAIT_SECONDS)
         if since > self._records.ended:
             since = 0  # a number of the bus that was here before this one
@@ -136,7 +136,7 @@ class Admin:
             await asyncio.sleep(LOOK_SECONDS)
         return found
 
-    def _calls(self, wanted: Wanted, looked: int, limit: int, since: int) -> list[dict[str, Any]]:
+    def _calls(self, wanted: RecordFilter, looked: int, limit: int, since: int) -> list[dict[str, Any]]:
         records = self._records
         found = records.newest(wanted, limit) if since < 0 else records.after(wanted, looked, limit)
         return [record.described(records.began) for record in found]
@@ -151,7 +151,7 @@ class Admin:
             "revision": self._registry.revision,
             "roles": list(self._registry.roles),
             "late_results": records.late,
-            "unowed_results": records.unowed,
+            "unowed_results": records.unexpected,
             "outcomes": records.counts(),
         }
 
@@ -182,7 +182,7 @@ class Admin:
 
         The answer is the rules in force, with a `note` where the rule is for a tool that nobody offers.
         """
-        self._rights.permit(kind, name, users)
+        self._grants.permit(kind, name, users)
         tables: dict[str, Any] = {**self._view.permissions.as_tables()}
         if kind == "tools" and users is not None and not self._offers(name):
             tables["note"] = f"nobody offers such a tool now: the rule for {name[:80]!r} waits for one"
@@ -197,14 +197,14 @@ class Admin:
     )
     async def grant(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
         """Gives a source the right to offer tools, at once and across restarts."""
-        self._rights.grant(source, permission)
+        self._grants.grant(source, permission)
         return {"source": source, "permission": permission, "granted": True}
 
     @llm_tool(description="Forbids a source to offer tools, and withdraws those that it has.")
     async def revoke(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
         """Takes the right to offer tools from a source, at once and across restarts."""
         known = source in self._presence.by_source or bool(self._registry.offered_by(source))
-        count = self._rights.revoke(source, permission)
+        count = self._grants.revoke(source, permission)
         said: dict[str, Any] = {"source": source, "permission": permission, "granted": False, "removed": count}
         if not known:
             said["note"] = f"no source {source!r} is here now: it will not be able to offer tools when it comes"
@@ -224,7 +224,7 @@ class Admin:
     @llm_tool(description="Which users may call what: tables of tools, roles and sources; which sources may not offer.")
     async def permissions(self) -> dict[str, Any]:
         """Shows the rules in force."""
-        return {**self._view.permissions.as_tables(), "silenced": sorted(self._rights.silenced)}
+        return {**self._view.permissions.as_tables(), "silenced": sorted(self._grants.silenced)}
 
     @llm_tool(name=SEARCH_TOOLS, description=SEARCH_DESCRIPTION, parameters=search_tool().parameters)
     def search_tools(
@@ -235,10 +235,10 @@ class Admin:
         top_k: int = 10,
         include_parameters: bool = False,
     ) -> dict[str, Any]:
-        """Finds tools that the caller may call. Runs on a thread: a new catalogue takes a while to be indexed."""
+        """Finds tools that the caller may call. Runs on a thread: a new catalog takes a while to be indexed."""
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
         # The revision is read first: what changes meanwhile is found the next time.
-        catalogue = (self._view.revision, user_id if self._view.permissions else "", level)
+        catalog = (self._view.revision, user_id if self._view.permissions else "", level)
         tools = [listing.tool for listing in self._view.listings(None, user_id, level)]
-        index = self._indexes.index_of(catalogue, tools)
+        index = self._indexes.index_of(catalog, tools)
         return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)

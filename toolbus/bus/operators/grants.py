@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from toolbus.bus.catalog.entry import BUS_SOURCE
-from toolbus.bus.catalog.policy import Permissions, Policy
+from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.view import View
-from toolbus.bus.operators.grants_file import Permits
+from toolbus.bus.operators.grants_file import GrantsFile
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest
 from toolbus.tool import is_source
@@ -20,11 +20,11 @@ from toolbus.tool import is_source
 TOOLS = "tools"  # the one right that a source may have or lack: to offer tools
 
 
-class Rights:
+class Grants:
     """The rules of one bus as operators change them.
 
     Args:
-        changed: called when the catalogue may have changed.
+        changed: called when the catalog may have changed.
         withdrawn: called when tools of any kind may have been withdrawn, so that they do not come back.
     """
 
@@ -44,17 +44,17 @@ class Rights:
         self._presence = presence
         self._changed = changed
         self._withdrawn = withdrawn
-        self._permits: Permits | None = None  # None: what is permitted ends with the bus
+        self._file: GrantsFile | None = None  # None: what is permitted ends with the bus
 
-    def keep_in(self, directory: Path, rules: Permissions) -> None:
+    def keep_in(self, directory: Path, rules: AccessRules) -> None:
         """Puts back what was permitted before, over the rules of the configuration, and keeps what comes.
 
         Raises:
             SetupError: what was kept cannot be read.
         """
-        self._permits = Permits(directory, self._policy.silenced)
-        self._view.permit(self._permits.over(rules))
-        for source, silenced in self._permits.silenced.items():
+        self._file = GrantsFile(directory, self._policy.silenced)
+        self._view.permit(self._file.over(rules))
+        for source, silenced in self._file.silenced.items():
             self._policy.silence(source, silenced)
 
     @property
@@ -75,8 +75,8 @@ class Rights:
         """
         self._view.revise(lambda rules: rules.changed(kind, name, users))
         self._changed()
-        if self._permits is not None:
-            self._permits.keep(kind, name, None if users is None else list(users))
+        if self._file is not None:
+            self._file.keep(kind, name, None if users is None else list(users))
 
     def grant(self, source: str, right: str = TOOLS) -> None:
         """Lets a source offer tools. Its sessions are told, and offer theirs again; callback tools register anew.
@@ -121,5 +121,5 @@ class Rights:
             )
 
     def _keep(self, source: str, silenced: bool) -> None:
-        if self._permits is not None:
-            self._permits.keep_silenced(source, silenced)
+        if self._file is not None:
+            self._file.keep_silenced(source, silenced)

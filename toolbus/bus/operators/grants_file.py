@@ -14,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from toolbus.bus.catalog.policy import Permissions
+from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import InvalidRequest, NotKept, SetupError
 
 FILE = "permissions.json"
@@ -23,7 +23,7 @@ SILENCED = "silenced"  # beside the tables of rules: by source whether it may no
 Said = dict[str, dict[str, list[str] | None]]
 
 
-class Permits:
+class GrantsFile:
     """The file of one data directory. Only the bus that holds the directory's lock may use it.
 
     Args:
@@ -35,9 +35,9 @@ class Permits:
         self._said: Said = {}  # by table and name, as in the file
         self.silenced: dict[str, bool] = {}  # by source, what was said last
         self._configured = configured
-        self._rules = Permissions()  # of the configuration
+        self._rules = AccessRules()  # of the configuration
 
-    def over(self, rules: Permissions) -> Permissions:
+    def over(self, rules: AccessRules) -> AccessRules:
         """Returns the rules of the configuration with what was said at run time put over them.
 
         Raises:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
-from toolbus.bus.calls.call_records import Records, Wanted
-from toolbus.bus.catalog.entry import Handler, Listing
+from toolbus.bus.calls.call_records import CallRecords, RecordFilter
+from toolbus.bus.catalog.entry import Handler, ToolListing
 from toolbus.bus.catalog.view import View
 from toolbus.bus.streams.catalog_messages import best_state
 from toolbus.bus.streams.presence import Presence
@@ -21,18 +21,18 @@ from toolbus.tool import level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 OPERATOR_LEVEL = 90  # of users who may see everything, as hosts state it
-MOST_ROWS = 10_000
-MOST_DESCRIPTION = 200  # characters: with this many rows a result stays below its limit
+MAX_ROWS = 10_000
+MAX_DESCRIPTION = 200  # characters: with this many rows a result stays below its limit
 
 _STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
 
 Row = dict[str, Any]
 
 
-class Sight:
+class Introspection:
     """What one bus tells about itself."""
 
-    def __init__(self, presence: Presence, records: Records, view: View) -> None:
+    def __init__(self, presence: Presence, records: CallRecords, view: View) -> None:
         self._presence = presence
         self._records = records
         self._view = view
@@ -56,18 +56,18 @@ class Sight:
         everything = level >= OPERATOR_LEVEL
         if kind in ("recent_calls", "stats"):
             calls = self._calls(None if everything else user_id)
-            return self._stats(calls, everything) if kind == "stats" else calls[:MOST_ROWS]
+            return self._stats(calls, everything) if kind == "stats" else calls[:MAX_ROWS]
         listings = self._view.listings(None, user_id, level)
         if kind == "tools":
-            return [_tool(each) for each in listings[:MOST_ROWS]]
+            return [_tool(each) for each in listings[:MAX_ROWS]]
         hosts = tuple(self._presence.by_source) if everything else ()
-        return _plugins(listings, hosts, self._presence)[:MOST_ROWS]
+        return _plugins(listings, hosts, self._presence)[:MAX_ROWS]
 
     def _calls(self, user_id: str | None) -> list[Row]:
         """Returns the calls made for a user; None means everybody's, and nobody has any of "nobody named"."""
         if user_id == "":
             return []
-        found = self._records.newest(Wanted(user_id=user_id or ""), len(self._records))
+        found = self._records.newest(RecordFilter(user_id=user_id or ""), len(self._records))
         return [
             {
                 "name": each.name,
@@ -92,17 +92,17 @@ class Sight:
         }
 
 
-def _tool(listing: Listing) -> Row:
+def _tool(listing: ToolListing) -> Row:
     tool = listing.tool
     return {
         "name": tool.name,
         "source": listing.source,
-        "description": tool.description[:MOST_DESCRIPTION],
+        "description": tool.description[:MAX_DESCRIPTION],
         "read_only": bool(tool.annotations.read_only),
     }
 
 
-def _plugins(listings: Iterable[Listing], hosts: Iterable[str], presence: Presence) -> list[Row]:
+def _plugins(listings: Iterable[ToolListing], hosts: Iterable[str], presence: Presence) -> list[Row]:
     """Returns a row for each source: those that offer what is listed, then those that only call."""
     handlers: dict[str, dict[Handler, None]] = {}
     for listing in listings:
@@ -118,5 +118,5 @@ def _plugin(source: str, handlers: Collection[Handler]) -> Row:
         "source": source,
         "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
         "sessions": sum(each.session_state != wire.SESSION_STATE_OFFLINE for each in handlers),
-        "in_flight": sum(len(each.owed) - each.stuck for each in handlers),
+        "in_flight": sum(len(each.pending) - each.stuck for each in handlers),
     }

@@ -22,7 +22,7 @@ from toolbus.errors import SetupError
 
 BUSY_SECONDS = 0.1  # for a person's sqlite3 shell that uses the file just now; a loop may stand still meanwhile
 COMPANIONS = ("", "-wal", "-shm", "-journal")  # endings of what belongs to one database
-MOST_WORDS = 200  # characters of SQLite's own words that an error repeats
+MAX_WORDS = 200  # characters of SQLite's own words that an error repeats
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
@@ -80,7 +80,7 @@ class Database:
 
     def damaged(self, what: str) -> Damaged:
         """Returns the error for a file that is not whole."""
-        what = what[:MOST_WORDS]
+        what = what[:MAX_WORDS]
         return Damaged(self._sentence(f"it is damaged: {what}", self.restore), what)
 
     def inaccessible(self, problem: OSError) -> SetupError:

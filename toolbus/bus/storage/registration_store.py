@@ -84,7 +84,7 @@ Offers = tuple[tuple[str | None, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRegistration:
     """One registration by callback URL, as it is kept.
 
     Attributes:
@@ -119,7 +119,7 @@ class Kept:
                 )
 
 
-class Store:
+class RegistrationStore:
     """The file of one data directory, locked against a second bus. Its methods may be called from any thread.
 
     Args:
@@ -148,7 +148,7 @@ class Store:
             self.close()
             raise
 
-    def load(self) -> list[Kept]:
+    def load(self) -> list[StoredRegistration]:
         """Returns all registrations, by their smallest place from 0; those without one come last.
 
         Raises:
@@ -161,7 +161,7 @@ class Store:
                 found = [_kept(self._file, row) for row in _rows(self._file, connection)]
         return sorted(found, key=lambda kept: min((place for _, place in kept.offers if place >= 0), default=1 << 63))
 
-    def apply(self, changed: Iterable[Kept], gone: Iterable[str]) -> None:
+    def apply(self, changed: Iterable[StoredRegistration], gone: Iterable[str]) -> None:
         """Deletes the gone, then inserts or replaces the changed, all or nothing.
 
         When it returns, a kill -9 of this process can no longer lose the change. Keys that are not there may go.
@@ -351,10 +351,10 @@ def _rows(file: Database, connection: sqlite3.Connection) -> Iterator[_Row]:
         yield rowid, key, source, tool, url, checked, answered_at, its_offers
 
 
-def _kept(file: Database, row: _Row) -> Kept:
+def _kept(file: Database, row: _Row) -> StoredRegistration:
     rowid, key, source, tool, url, checked, answered_at, offers = row
     try:
-        return Kept(key, source, _tool(json.loads(tool)), url, bool(checked), offers, answered_at)
+        return StoredRegistration(key, source, _tool(json.loads(tool)), url, bool(checked), offers, answered_at)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidRequest, InvalidTool) as error:
         raise file.damaged(f"the tool in row {rowid} of registrations cannot be read: {error}") from None
 
@@ -366,7 +366,7 @@ def _tool(fields: dict[str, Any]) -> Tool:
     return Tool(**known, annotations=Annotations(**{hint: hints.get(hint) for hint in _HINTS}))
 
 
-def _row(kept: Kept) -> tuple[str, str, str, str, bool, int, float, int]:
+def _row(kept: StoredRegistration) -> tuple[str, str, str, str, bool, int, float, int]:
     fields = dataclasses.asdict(kept.tool)
     del fields["schema_hash"]  # follows from the others
     tool = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))

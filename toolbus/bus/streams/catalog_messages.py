@@ -1,4 +1,4 @@
-"""The catalogue in the words of the wire: requests read, listings and changes written.
+"""The catalog in the words of the wire: requests read, listings and changes written.
 
 Stands between the registry, which knows only records, and whoever speaks protobuf.
 """
@@ -9,7 +9,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from toolbus.bus.catalog.entry import BUS_SOURCE, Changes, Handler, Listing, Outcome
+from toolbus.bus.catalog.entry import BUS_SOURCE, CatalogChanges, Handler, Outcome, ToolListing
 from toolbus.bus.catalog.offer import Offered, prepare
 from toolbus.bus.catalog.policy import Caller
 from toolbus.bus.catalog.view import View
@@ -117,8 +117,8 @@ def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.Li
     return response
 
 
-def listed(listing: Listing) -> wire.ListedTool:
-    """Returns a line of the catalogue with the state that it has now."""
+def listed(listing: ToolListing) -> wire.ListedTool:
+    """Returns a line of the catalog with the state that it has now."""
     entry = listing.entry
     handlers = entry.handlers()
     stuck = sum(handler.stuck for handler in handlers)
@@ -130,7 +130,7 @@ def listed(listing: Listing) -> wire.ListedTool:
         schema_hash=listing.tool.schema_hash,
         last_error=entry.last_error if entry.current is None else "",
         sessions=sum(handler.session_state != wire.SESSION_STATE_OFFLINE for handler in handlers),
-        in_flight=sum(len(handler.owed) for handler in handlers) - stuck,
+        in_flight=sum(len(handler.pending) for handler in handlers) - stuck,
         stuck=stuck,
         warnings=entry.warnings.values(),
     )
@@ -142,7 +142,7 @@ def best_state(handlers: Iterable[Handler]) -> int:
     return next((state for state in _BEST_FIRST if state in states), wire.SESSION_STATE_OFFLINE)
 
 
-def changes(missed: Changes) -> Iterator[wire.Event]:
+def changes(missed: CatalogChanges) -> Iterator[wire.Event]:
     """Turns what a watcher missed into events small enough to share frames with calls."""
     event = wire.Event()
     change = event.catalog

@@ -1,4 +1,4 @@
-"""The sessions that want to hear of the catalogue, and the word to them.
+"""The sessions that want to hear of the catalog, and the word to them.
 
 A change costs what those who watch need: sessions that do not are never looked at, and what several watchers missed is
 put into words once. Presence says who watches, and whoever wires the bus says when they are told.
@@ -14,8 +14,8 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 NOTHING = -1  # the revision that a watcher knows which was told nothing yet
 
 
-class Watchers:
-    """Who watches the catalogue, and what each has been told."""
+class CatalogWatchers:
+    """Who watches the catalog, and what each has been told."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -24,10 +24,10 @@ class Watchers:
         self._said_at = NOTHING  # the revision up to which `_said` goes
 
     def __repr__(self) -> str:
-        return f"<Watchers {len(self._known)} revision={self._said_at}>"
+        return f"<CatalogWatchers {len(self._known)} revision={self._said_at}>"
 
     def follow(self, peer: Peer, watches: bool) -> None:
-        """Takes down whether a session wants to hear of the catalogue; a new watcher gets its first list at once."""
+        """Takes down whether a session wants to hear of the catalog; a new watcher gets its first list at once."""
         if not watches:
             self.drop(peer)
         elif peer not in self._known:

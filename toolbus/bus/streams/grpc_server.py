@@ -1,7 +1,7 @@
 """Plugins and hosts, over gRPC: the shell round the sessions.
 
 One read loop and one write loop per stream; everything between them is decided by session, presence and dispatcher,
-which never wait. Unary RPCs change and read the catalogue. ``_abort`` is the one place where an error becomes a gRPC
+which never wait. Unary RPCs change and read the catalog. ``_abort`` is the one place where an error becomes a gRPC
 status.
 """
 
@@ -128,7 +128,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         try:
             peer = Peer(self._limits, time.monotonic())
             peer.outbox.pool = self._pool
-            await _Stream(self._presence, self._dispatcher, peer, context, self._attach).run()
+            await _InvokeStream(self._presence, self._dispatcher, peer, context, self._attach).run()
         finally:
             self._streams -= 1
 
@@ -136,7 +136,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._presence.attach(peer, attach, now)
 
 
-class _Stream:
+class _InvokeStream:
     """One Invoke RPC: reads frames into the session, writes what waits in its outbox."""
 
     def __init__(
@@ -256,10 +256,10 @@ class _Stream:
 
     def _flooded(self) -> None:
         outbox = self._peer.outbox
-        if outbox.waiting_bytes > outbox.most_bytes:
-            limit, why = "waiting_bytes", f"more than {outbox.most_bytes} bytes wait for it"
+        if outbox.waiting_bytes > outbox.max_bytes:
+            limit, why = "waiting_bytes", f"more than {outbox.max_bytes} bytes wait for it"
         else:
-            limit, why = "held_bytes", f"of {outbox.pool.most_bytes} bytes that may wait for all, it holds the most"
+            limit, why = "held_bytes", f"of {outbox.pool.max_bytes} bytes that may wait for all, it holds the most"
         text = f"the peer reads too slowly: {why} (limit {limit})"
         # Not now: the dispatcher is in the middle of a frame.
         self._loop.call_soon(self._end, "RESOURCE_EXHAUSTED", text)

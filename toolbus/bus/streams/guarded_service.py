@@ -23,7 +23,7 @@ DROPIN = "dropin"  # and what begins so, with a colon: sources that may come thi
 SHARE = 10  # one in so many of the bus's sessions may come this way
 
 
-class GuardedService(ToolBusService):
+class UntrustedService(ToolBusService):
     """The five RPCs, as far as they are for guarded sources.
 
     Args:
@@ -45,7 +45,7 @@ class GuardedService(ToolBusService):
             )
         if not attach.token:
             raise NotPermitted(f"the attach of {source[:80]!r} carries no token: this port of the bus asks for one")
-        peer.guarded, peer.administers = True, False
+        peer.untrusted, peer.is_admin = True, False
         super()._attach(peer, attach, now)
 
     def _register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
@@ -63,7 +63,7 @@ class GuardedService(ToolBusService):
         _refuse(request)
 
     def _check_session(self, session_id: str) -> None:
-        if not session_id or not self._presence.session(session_id).guarded:
+        if not session_id or not self._presence.session(session_id).untrusted:
             raise NotPermitted(
                 "this port of the bus takes Register and Unregister for a session of a guarded source only: pass the "
                 "session_id of your Attached"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from toolbus.bus.streams.grpc_server import GrpcServer, ToolBusService
-from toolbus.bus.streams.guarded_service import GuardedService
+from toolbus.bus.streams.guarded_service import UntrustedService
 from toolbus.bus.streams.health import Health
 from toolbus.errors import SetupError
 from toolbus.tool import Limits
@@ -17,7 +17,7 @@ class Listeners:
     """The gRPC servers of one bus."""
 
     def __init__(
-        self, service: ToolBusService, guarded: GuardedService, health: Health, limits: Limits, *, reflection: bool
+        self, service: ToolBusService, guarded: UntrustedService, health: Health, limits: Limits, *, reflection: bool
     ) -> None:
         self._main = GrpcServer(service, limits, health=health, reflection=reflection)
         self._service = guarded
@@ -39,7 +39,7 @@ class Listeners:
         """
         await self._main.start(addresses)
 
-    async def guarded_address(self, port: int = 0) -> str:
+    async def untrusted_address(self, port: int = 0) -> str:
         """Returns where guarded sources attach; listens there from the first time that this is asked.
 
         Args:

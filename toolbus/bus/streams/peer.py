@@ -24,13 +24,12 @@ class Peer(Session[wire.InvokeResponse]):
     """A stream's session with the identity that its attach gave it."""
 
     __slots__ = (
-        "administers",
         "allowed",
         "allowed_at",
         "budget",
         "close",
-        "guarded",
         "instance",
+        "is_admin",
         "leave_by",
         "notices",
         "offers_tools",
@@ -38,17 +37,18 @@ class Peer(Session[wire.InvokeResponse]):
         "session_id",
         "source",
         "stuck",
+        "untrusted",
     )
 
     shares = True
     remote = True
     kept = False
-    unnamed_may = False
+    may_omit_user = False
     longest_timeout = MAX_TIMEOUT_SECONDS
 
     def __init__(self, limits: Limits, now: float) -> None:
         super().__init__(Side.BUS, wire.InvokeResponse, now)
-        self.outbox.most_bytes = limits.waiting_bytes
+        self.outbox.max_bytes = limits.waiting_bytes
         self.session_id = ""  # set when attached
         self.source = ""  # set when attached
         self.instance = ""  # set when attached; may stay empty
@@ -58,8 +58,8 @@ class Peer(Session[wire.InvokeResponse]):
         self.offers_tools = False  # whether it ever offered one: that ends its right to say what a context is
         self.allowed: set[Entry] = set()  # what it may call, as of allowed_at
         self.allowed_at = 0  # the revision for which allowed holds
-        self.guarded = False  # whether its source is trusted less than others, see Policy.guards
-        self.administers = True  # every caller is on loopback until credentials exist
+        self.untrusted = False  # whether its source is trusted less than others, see Policy.is_untrusted
+        self.is_admin = True  # every caller is on loopback until credentials exist
         self.stuck = 0  # calls that have ended for their caller but hold a slot until the plugin confirms
         self.leave_by = math.inf  # when a session that was asked to leave is ended
         self.close: Callable[[str, str], None] = _nothing_to_close  # ends the RPC with a gRPC status name and a text
@@ -68,9 +68,9 @@ class Peer(Session[wire.InvokeResponse]):
         return f"<Peer {self.source}/{self.instance} {super().__repr__()}>"
 
     @property
-    def trusted(self) -> bool:
+    def may_set_context(self) -> bool:
         """Whether it may say what the context of a call is: hosts may, plugins and guarded sources may not."""
-        return not (self.offers_tools or self.guarded)
+        return not (self.offers_tools or self.untrusted)
 
     @property
     def session_state(self) -> int:

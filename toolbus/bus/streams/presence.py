@@ -19,7 +19,7 @@ from toolbus.bus.catalog.offer import Offered
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
-from toolbus.bus.streams.catalog_watchers import Watchers
+from toolbus.bus.streams.catalog_watchers import CatalogWatchers
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.withdrawal import Withdrawal, tell_owners
 from toolbus.errors import (
@@ -41,8 +41,8 @@ log = logging.getLogger("toolbus.sessions")
 
 TICK_SECONDS = 0.5  # how often silence is judged
 WATCH_SECONDS = 0.02  # how often a watcher is told at most: 1,000 attaches before 1,000 watchers stay 1,000 frames
-MOST_NOTICES, MAX_NOTICE = 100, 500  # of a session; characters of each
-SUPERSEDED_A_MINUTE = 5  # more means two clones under one instance name that keep throwing each other out
+MAX_NOTICES, MAX_NOTICE = 100, 500  # of a session; characters of each
+TAKEOVERD_A_MINUTE = 5  # more means two clones under one instance name that keep throwing each other out
 
 
 class Presence:
@@ -72,9 +72,9 @@ class Presence:
         self._on_source = on_source
         self._on_change = on_change
         self.withdrawal = Withdrawal(registry, on_change)
-        self._watchers = Watchers(dispatcher.view)
+        self._watchers = CatalogWatchers(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
-        self._superseded: dict[tuple[str, str], deque[float]] = {}  # when each instance was superseded, last minute
+        self._takeovers: dict[tuple[str, str], deque[float]] = {}  # when each instance was superseded, last minute
         self._by_instance: dict[tuple[str, str], Peer] = {}
         self._lost_sources: dict[str, float] = {}  # sources in their grace period → when it ends
         self._tokens: dict[str, str] = {}  # source → the token that binds it while it is attached or in grace
@@ -106,8 +106,8 @@ class Presence:
             catalog_messages.read_tools(attach.tools, self._limits, qualified=attach.qualified) if may_offer else []
         )
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
-        peer.guarded |= self._policy.guards(attach.source)
-        peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MOST_NOTICES])
+        peer.untrusted |= self._policy.is_untrusted(attach.source)
+        peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MAX_NOTICES])
         peer.budget = self._dispatcher.budget(peer.source)
         older = self._by_instance.get((peer.source, peer.instance)) if peer.instance else None
         if older is not None and older.state is State.LEAVING and not older.half_closed:
@@ -115,7 +115,7 @@ class Presence:
         peer.offers_tools = bool(attach.tools)  # one that may not offer them is a plugin all the same
         peer.open(self._granted(attach.max_in_flight), attach.max_message_bytes)
         if older is not None:
-            self._note_superseded(peer, now)
+            self._note_takeover(peer, now)
         outcome = self._declare(peer, offered, older, now)
         peer.session_id = secrets.token_hex(16)
         self.sessions[peer.session_id] = peer
@@ -177,11 +177,11 @@ class Presence:
         tell_owners(outcome)
         return outcome
 
-    def _note_superseded(self, peer: Peer, now: float) -> None:
-        times = self._superseded.setdefault((peer.source, peer.instance), deque(maxlen=SUPERSEDED_A_MINUTE))
-        if len(times) == SUPERSEDED_A_MINUTE and now - times[0] < 60.0:
+    def _note_takeover(self, peer: Peer, now: float) -> None:
+        times = self._takeovers.setdefault((peer.source, peer.instance), deque(maxlen=TAKEOVERD_A_MINUTE))
+        if len(times) == TAKEOVERD_A_MINUTE and now - times[0] < 60.0:
             raise AlreadyAttached(
-                f"source {peer.source!r} instance {peer.instance!r} attached more than {SUPERSEDED_A_MINUTE} times "
+                f"source {peer.source!r} instance {peer.instance!r} attached more than {TAKEOVERD_A_MINUTE} times "
                 "within a minute, each time ending a live session: two processes share one instance name; "
                 "give each its own"
             )
@@ -237,7 +237,7 @@ class Presence:
         peer.outbox.seal()
         peer.outbox.room(attached.ByteSize()).attached.CopyFrom(attached)
 
-    # -- changing the catalogue ------------------------------------------------------------------------------------
+    # -- changing the catalog ------------------------------------------------------------------------------------
 
     def session(self, session_id: str) -> Peer:
         """Returns the live session with an id.
@@ -315,22 +315,22 @@ class Presence:
             return
         peer.leave()
         self._registry.withdraw(peer)
-        log.info("leaving source=%s owed=%d", peer.source, len(peer.owed))
+        log.info("draining source=%s pending=%d", peer.source, len(peer.pending))
         self._on_source(peer.source)
         self._on_change()
 
     def half_closed(self, peer: Peer, now: float) -> None:
         """A peer ended its direction: it can answer no more, but may wait for what it asked for."""
-        owed = list(peer.owed.values())
-        peer.owed.clear()
+        pending = list(peer.pending.values())
+        peer.pending.clear()
         if peer.state is State.LIVE and peer.drain_sent:
             self.goodbye(peer)  # it was told to leave, and does
         elif peer.state is State.LIVE:
             self._lose(peer, "its stream ended", now)
         peer.close_half()
         self._on_source(peer.source)
-        peer.recall(owed)
-        self._dispatcher.handler_ended(owed, "its stream ended", now)
+        peer.recall(pending)
+        self._dispatcher.handler_ended(pending, "its stream ended", now)
 
     def end(self, peer: Peer, why: str, now: float, status: str = "UNAVAILABLE") -> None:
         """Ends a session, whatever state it is in: its calls end, its tools go offline, its RPC is closed.
@@ -343,12 +343,12 @@ class Presence:
         opened = peer.state is not State.OPENING
         if peer.state is State.LIVE:
             self._lose(peer, why, now)
-        for call in list(peer.asked.values()) if status == "OK" else ():
+        for call in list(peer.in_flight.values()) if status == "OK" else ():
             self._dispatcher.take_back(call, why, now)
-        owed, asked = peer.end()
+        pending, asked = peer.end()
         if status == "OK":
-            peer.recall(owed)
-        self._dispatcher.handler_ended(owed, why, now)
+            peer.recall(pending)
+        self._dispatcher.handler_ended(pending, why, now)
         self._dispatcher.caller_ended(asked, now)
         if opened:
             self._forget(peer)
@@ -399,9 +399,9 @@ class Presence:
                 self.end(peer, f"it answered no heartbeat for {now - peer.last_heard:.0f} s", now)
         if self._registry.expire(now):
             self._on_change()
-        for instance, times in list(self._superseded.items()):
+        for instance, times in list(self._takeovers.items()):
             if now - times[-1] > 60.0:
-                del self._superseded[instance]
+                del self._takeovers[instance]
         for source, until in list(self._lost_sources.items()):
             if until <= now:
                 del self._lost_sources[source]
@@ -445,7 +445,7 @@ class Presence:
         return [source for source in {*self.by_source, *self._lost_sources} if self.serving(source) is not None]
 
     def tell_watchers(self) -> None:
-        """Brings every session that watches the catalogue up to date."""
+        """Brings every session that watches the catalog up to date."""
         self._watchers.tell()
 
     # -- draining ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Taking tools out of the catalogue, whoever asks by whichever way, and telling the sessions that lose them."""
+"""Taking tools out of the catalog, whoever asks by whichever way, and telling the sessions that lose them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Withdrawal:
     """Unregister and clear.
 
     Args:
-        on_change: called after the catalogue may have changed.
+        on_change: called after the catalog may have changed.
     """
 
     def __init__(self, registry: Registry, on_change: Callable[[], None]) -> None:

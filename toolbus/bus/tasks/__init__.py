@@ -5,14 +5,14 @@ from toolbus.bus.tasks.task import Status, Task, owner_of
 from toolbus.bus.tasks.task_caller import TaskCaller
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.tasks.task_tools import TaskTools
-from toolbus.bus.tasks.task_watchers import Events
+from toolbus.bus.tasks.task_watchers import TaskEvents
 
 __all__ = [
     # keeping tasks
     "TaskManager",
     "Task",
     "Status",
-    "Events",
+    "TaskEvents",
     # for the bus: what a dispatcher's calls become, who takes their results, whose they are, and the tools for models
     "LoopTasks",
     "TaskCaller",

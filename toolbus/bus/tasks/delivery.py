@@ -24,7 +24,7 @@ ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.5  # doubles with each attempt: a receiver may be away for 3.5 s
 POST_SECONDS = 10.0  # for one attempt
 POSTS_AT_ONCE = 8
-MOST_WAITING = 1_000  # posts, running ones included
+MAX_WAITING = 1_000  # posts, running ones included
 
 Target = OnFinished | CallbackUrl
 
@@ -50,8 +50,8 @@ class Delivery:
             run_callback(target, task)
             return
         with self._lock:
-            if self._closed or len(self._posts) >= MOST_WAITING:
-                why = "closed" if self._closed else f"{MOST_WAITING} others wait"
+            if self._closed or len(self._posts) >= MAX_WAITING:
+                why = "closed" if self._closed else f"{MAX_WAITING} others wait"
                 log.warning("%r is not posted to %s: %s", task, target.shown, why)
                 return
             if self._thread is None:

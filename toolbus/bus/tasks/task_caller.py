@@ -33,28 +33,28 @@ class TaskCaller:
     """
 
     __slots__ = (
-        *("_ended", "administers", "allowed", "allowed_at", "asked", "budget", "latest", "longest_timeout"),
-        *("max_in_flight", "max_item_bytes", "owed", "source", "trusted", "unnamed_may"),
+        *("_ended", "is_admin", "allowed", "allowed_at", "in_flight", "budget", "latest", "longest_timeout"),
+        *("max_in_flight", "max_item_bytes", "pending", "source", "may_set_context", "may_omit_user"),
     )
 
     def __init__(self, source: str, budget: Budget, ended: Callable[[str, Result], object]) -> None:
         self.source = source
         self.budget = budget
-        self.asked: dict[str, Any] = {}
-        self.owed: dict[str, Any] = {}  # it answers nothing
+        self.in_flight: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}  # it answers nothing
         self.allowed: set[Entry] = set()  # it calls nothing
         self.allowed_at = 0
         self.max_in_flight = 1
         self.max_item_bytes = 1 << 62  # nothing is sent anywhere
         self.longest_timeout = TASK_SECONDS
-        self.administers = False
-        self.unnamed_may = False
-        self.trusted = False
+        self.is_admin = False
+        self.may_omit_user = False
+        self.may_set_context = False
         self.latest: Progress | None = None
         self._ended = ended
 
     def __repr__(self) -> str:
-        return f"<TaskCaller {', '.join(self.asked) or 'done'} of {self.source!r}>"
+        return f"<TaskCaller {', '.join(self.in_flight) or 'done'} of {self.source!r}>"
 
     def deliver(self, results: Sequence[tuple[str, str]]) -> None:
         """Takes a plain result."""

@@ -43,7 +43,7 @@ class TaskLimits:
             check_limit(each.name, getattr(self, each.name))
 
 
-class Ledger:
+class TaskIndex:
     """The tasks of one program."""
 
     def __init__(self, limits: TaskLimits) -> None:
@@ -54,7 +54,7 @@ class Ledger:
         self._finished_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Ledger running={len(self._running)} finished={len(self._finished)} bytes={self._finished_bytes}>"
+        return f"<TaskIndex running={len(self._running)} finished={len(self._finished)} bytes={self._finished_bytes}>"
 
     def begin(self, task: Task) -> bool:
         """Takes a running task; returns False, and takes nothing, where there are too many or its owner is too long."""

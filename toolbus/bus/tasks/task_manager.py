@@ -5,7 +5,7 @@ has an awaitable of its own run (`execute`), as Stargazer's programs do. Either 
 failure, cancelled, or at its limit.
 
 One lock guards the ledger and what stands behind running tasks. Nothing of others' is called while it is held, and
-nobody waits for the disk (`shelf`), so every method but the constructor and `close` may be called on an event loop.
+nobody waits for the disk (`store`), so every method but the constructor and `close` may be called on an event loop.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from toolbus.bus.tasks.task import (
     text_of,
 )
 from toolbus.bus.tasks.task_caller import TaskCaller, owner_of_call
-from toolbus.bus.tasks.task_index import Ledger, TaskLimits, check_limit
-from toolbus.bus.tasks.task_store import Shelf
-from toolbus.bus.tasks.task_watchers import Events, OnFinished, Watchers
+from toolbus.bus.tasks.task_index import TaskIndex, TaskLimits, check_limit
+from toolbus.bus.tasks.task_store import TaskStore
+from toolbus.bus.tasks.task_watchers import OnFinished, TaskEvents, TaskWatchers
 from toolbus.errors import SetupError
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Result
 
@@ -103,18 +103,18 @@ class TaskManager:
         )
         self._clock = clock
         self._lock = threading.Lock()
-        self._ledger = Ledger(self.limits)
+        self._index = TaskIndex(self.limits)
         self._work: dict[str, _Work] = {}  # by task_id, as long as it runs
-        self._watchers = Watchers()
-        self._events: set[Events] = set()  # streams that nobody has closed
+        self._watchers = TaskWatchers()
+        self._events: set[TaskEvents] = set()  # streams that nobody has closed
         self._delivery = Delivery()
         self._closed = False
-        self._shelf: Shelf | None = None  # what survives a restart; None: nothing does
+        self._store: TaskStore | None = None  # what survives a restart; None: nothing does
         if path is not None:
             self.keep_in(path)
 
     def __repr__(self) -> str:
-        return f"<TaskManager {self._ledger!r}{' closed' if self._closed else ''}>"
+        return f"<TaskManager {self._index!r}{' closed' if self._closed else ''}>"
 
     def keep_in(self, path: Path) -> None:
         """Keeps tasks in an SQLite file from now on, and takes in what it holds; blocks for as long as that takes.
@@ -124,22 +124,22 @@ class TaskManager:
         Raises:
             SetupError: the file cannot be used, or there is one already.
         """
-        if self._shelf is not None:
-            raise SetupError(f"tasks are kept in {self._shelf.path} already, not in {path}: name one file")
-        shelf, now = Shelf(path, self.limits.result_bytes), self._clock()
+        if self._store is not None:
+            raise SetupError(f"tasks are kept in {self._store.path} already, not in {path}: name one file")
+        store, now = TaskStore(path, self.limits.result_bytes), self._clock()
         changed, dropped = [], []
         with self._lock:
-            here = self._ledger.all()
-            for task in shelf.load():
+            here = self._index.all()
+            for task in store.load():
                 kept = task.with_error(ENDED_WITH_PROCESS, now) if task.running else task
-                ended, gone = self._ledger.end(kept)
+                ended, gone = self._index.end(kept)
                 if ended is not task:
                     changed.append(ended)
                 dropped += gone
             for task in (*here, *changed):
-                shelf.put(task)
-            shelf.remove(dropped)
-            self._shelf = shelf
+                store.put(task)
+            store.remove(dropped)
+            self._store = store
             self._expire()
 
     # -- the two ways in -----------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class TaskManager:
         """Returns a task as it is now; None where there is none, or none of this user."""
         with self._lock:
             self._expire()
-            task = self._ledger.find(task_id, user_id)
+            task = self._index.find(task_id, user_id)
             return None if task is None else self._now(task)
 
     async def await_result(
@@ -249,7 +249,7 @@ class TaskManager:
         waiter: asyncio.Future[Task] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._expire()
-            task = self._ledger.find(task_id, user_id)
+            task = self._index.find(task_id, user_id)
             if task is None or not task.running:
                 return task
             waiters = self._work[task_id].waiters
@@ -270,12 +270,12 @@ class TaskManager:
         """Returns a user's tasks: those that run, then the finished ones, each newest first."""
         with self._lock:
             self._expire()
-            return [self._now(task) for task in self._ledger.of(user_id)]
+            return [self._now(task) for task in self._index.of(user_id)]
 
     def cancel(self, task_id: str, user_id: str | None = None) -> bool:
         """Ends a task as failed, at once, and its work as soon as that can be. Returns whether it was running."""
         with self._lock:
-            task = self._ledger.find(task_id, user_id)
+            task = self._index.find(task_id, user_id)
         return task is not None and task.running and self._end(task_id, error=CANCELLED)
 
     # -- being told ----------------------------------------------------------------------------------------------
@@ -287,13 +287,13 @@ class TaskManager:
         """
         return self._watchers.add(callback, user_id)
 
-    def events(self, user_id: str | None = None, *, results: bool = True) -> Events:
+    def events(self, user_id: str | None = None, *, results: bool = True) -> TaskEvents:
         """Returns a stream of the tasks that end from now on, for the running loop: ``async for task in events``.
 
         Args:
             results: whether they come with their results, which a reader who falls behind then holds in memory.
         """
-        events = Events()
+        events = TaskEvents()
 
         def put(task: Task) -> None:
             events.put(task if results else dataclasses.replace(task, result=None))
@@ -331,7 +331,7 @@ class TaskManager:
         """
         checked = None if target is None else target_of(target)
         with self._lock:
-            task = self._ledger.find(task_id, user_id)
+            task = self._index.find(task_id, user_id)
             if task is None:
                 return False
             if task.running:
@@ -353,12 +353,12 @@ class TaskManager:
         for events in streams:
             events.close()
         self._delivery.close()
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._store is not None:
+            self._store.close()
 
     def _begin(self, task: Task, work: _Work) -> bool:
         with self._lock:
-            if self._closed or not self._ledger.begin(task):
+            if self._closed or not self._index.begin(task):
                 return False
             self._work[task.task_id] = work
             self._keep(task)
@@ -372,11 +372,11 @@ class TaskManager:
         now = self._clock()
         with self._lock:
             work = self._work.pop(task_id, None)
-            task = self._ledger.find(task_id)
+            task = self._index.find(task_id)
             if work is None or task is None:
                 return False
             ended = task.with_error(error, now) if result is None else task.with_result(result, now)
-            ended, gone = self._ledger.end(ended)
+            ended, gone = self._index.end(ended)
             self._keep(ended, gone)
             waiters = list(work.waiters)
         for waiter in waiters:
@@ -397,14 +397,14 @@ class TaskManager:
         return task if caller is None else dataclasses.replace(task, progress=caller.latest)
 
     def _expire(self) -> None:
-        gone = self._ledger.expire(self._clock())
-        if gone and self._shelf is not None:
-            self._shelf.remove(gone)
+        gone = self._index.expire(self._clock())
+        if gone and self._store is not None:
+            self._store.remove(gone)
 
     def _keep(self, task: Task, gone: list[str] | None = None) -> None:
-        if self._shelf is not None:
-            self._shelf.put(task)
-            self._shelf.remove(gone or ())  # its own id may be among them
+        if self._store is not None:
+            self._store.put(task)
+            self._store.remove(gone or ())  # its own id may be among them
 
 
 async def _ends_within(work: asyncio.Future[Any], seconds: float) -> bool:

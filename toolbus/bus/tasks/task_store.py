@@ -34,7 +34,7 @@ from toolbus.v1 import tool_pb2 as pb
 log = logging.getLogger("toolbus.tasks")
 
 APPLICATION_ID = 0x54427461  # "TBta"
-MOST_WAITING = 2_000  # changes that wait for a disk that takes none; there are fewer tasks than that
+MAX_WAITING = 2_000  # changes that wait for a disk that takes none; there are fewer tasks than that
 CLOSE_SECONDS = 5.0
 
 # Script i lifts a file from version i to i + 1. Never edit one that was released.
@@ -55,7 +55,7 @@ _FIELDS = ("tool", "owner", "started", "status", "error", "channel_id", "platfor
 _Row = tuple[str, float | None, str, bytes | None, int]
 
 
-class Shelf:
+class TaskStore:
     """The file of one program's tasks. Its methods may be called from any thread.
 
     Args:
@@ -80,7 +80,7 @@ class Shelf:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<Shelf {self.path} waiting={len(self._waiting)}>"
+        return f"<TaskStore {self.path} waiting={len(self._waiting)}>"
 
     def load(self) -> Iterator[Task]:
         """Yields what was kept: finished tasks in the order of their ends, then those that were running.
@@ -175,7 +175,7 @@ class Shelf:
     def _put_back(self, batch: dict[str, Task | None]) -> None:
         """Has changes wait again, behind which newer ones may stand."""
         self._waiting = batch | self._waiting
-        while len(self._waiting) > MOST_WAITING:
+        while len(self._waiting) > MAX_WAITING:
             del self._waiting[next(iter(self._waiting))]
 
 

@@ -16,7 +16,7 @@ from toolbus.functions.reply import Err, Reply
 from toolbus.functions.scope import ToolScope
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
-MOST_LISTED = 50  # a model that has more wants one of the newest
+MAX_LISTED = 50  # a model that has more wants one of the newest
 ANSWER_SECONDS = 1.0  # before the deadline of await_task's own call, so that its caller hears what it found
 MAX_SHOWN = 80  # characters of an unknown id that its error repeats
 
@@ -78,11 +78,11 @@ class TaskTools:
         """Answers which tasks there are."""
         found = [task for task in self._tasks.list_tasks(owner_of_scope(scope)) if status in ("", task.status)]
         now = self._tasks.now()
-        answer: dict[str, Any] = {"count": len(found), "tasks": [task.described(now) for task in found[:MOST_LISTED]]}
+        answer: dict[str, Any] = {"count": len(found), "tasks": [task.described(now) for task in found[:MAX_LISTED]]}
         if not found:
             answer["note"] = f"You have no {status} tasks." if status else "You have no background tasks."
-        elif len(found) > MOST_LISTED:
-            answer["note"] = f"Only the newest {MOST_LISTED} are shown."
+        elif len(found) > MAX_LISTED:
+            answer["note"] = f"Only the newest {MAX_LISTED} are shown."
         return answer
 
     @llm_tool(

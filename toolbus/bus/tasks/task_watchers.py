@@ -18,7 +18,7 @@ OnFinished = Callable[[Task], object]
 EVENTS_WAITING = 1_000  # finished tasks that a stream holds for a reader who does not come; as many as may run
 
 
-class Watchers:
+class TaskWatchers:
     """Callbacks for finished tasks; safe from any thread."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Watchers:
             run_callback(callback, task)
 
 
-class Events:
+class TaskEvents:
     """Finished tasks as they come: `async for task in events`. Belongs to the loop that it was made on.
 
     It hears of tasks from the moment it is made, and ends when it is closed or the TaskManager is. A reader who
@@ -60,7 +60,7 @@ class Events:
         self._leave: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
-        return f"<Events waiting={len(self._waiting)}{' closed' if self._closed else ''}>"
+        return f"<TaskEvents waiting={len(self._waiting)}{' closed' if self._closed else ''}>"
 
     def listen(self, leave: Callable[[], None]) -> None:
         """Says how it is ended; whoever made it does."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from toolbus.bus.catalog.entry import BUS_SOURCE, Entry, Listing
+from toolbus.bus.catalog.entry import BUS_SOURCE, Entry, ToolListing
 from toolbus.bus.loopback import CallbackUrl, parse_callback_url
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 
@@ -30,7 +30,7 @@ Print = tuple[str, str, str, float]  # all that a registration says, for compari
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class WantedTool:
     """One registration that the other side should have.
 
     Attributes:
@@ -78,7 +78,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class UpstreamPlan:
     """What the other side should have.
 
     Attributes:
@@ -89,21 +89,21 @@ class Plan:
         sources: of all that is wanted, as they are called over there.
     """
 
-    wanted: dict[Key, Wanted] = field(default_factory=dict)
-    by_name: dict[str, dict[str | None, Wanted]] = field(default_factory=dict)
+    wanted: dict[Key, WantedTool] = field(default_factory=dict)
+    by_name: dict[str, dict[str | None, WantedTool]] = field(default_factory=dict)
     refused: dict[Entry, str] = field(default_factory=dict)
     sources: set[str] = field(default_factory=set)
 
 
-def make_plan(listings: Iterable[Listing], callback_base: str, upstream: str) -> Plan:
+def make_plan(listings: Iterable[ToolListing], callback_base: str, upstream: str) -> UpstreamPlan:
     """Decides which tools the other side should have.
 
     Args:
-        listings: in catalogue order; the same tool may come several times, once for each role.
+        listings: in catalog order; the same tool may come several times, once for each role.
         callback_base: scheme and authority of our own gateway.
         upstream: the URL of the other side. Tools that came from there are not sent back.
     """
-    plan = Plan()
+    plan = UpstreamPlan()
     back = parse_callback_url(upstream)
     offered = [listing for listing in listings if _is_offered(listing, back)]
     # A name as it is goes before one that had to be spelled in another way, however late it came.
@@ -119,7 +119,7 @@ def make_plan(listings: Iterable[Listing], callback_base: str, upstream: str) ->
     return plan
 
 
-def _is_offered(listing: Listing, back: CallbackUrl) -> bool:
+def _is_offered(listing: ToolListing, back: CallbackUrl) -> bool:
     entry, tool = listing.entry, listing.tool
     if listing.source == BUS_SOURCE or (entry.current is None and entry.suspended is not None):
         return False
@@ -144,11 +144,11 @@ def _came_from_a_bus(tool: Tool) -> bool:
     return isinstance(metadata, dict) and bool(metadata.get("via"))
 
 
-def _is_qualified(listing: Listing) -> bool:
+def _is_qualified(listing: ToolListing) -> bool:
     return listing.tool.name != listing.entry.bare_name
 
 
-def _name(listing: Listing, owners: dict[str, str]) -> tuple[str, str]:
+def _name(listing: ToolListing, owners: dict[str, str]) -> tuple[str, str]:
     """Returns the name over there and why it will not do, or nothing."""
     listed = listing.tool.name
     name = _UNFIT.sub("_", listed) if _is_qualified(listing) else listed
@@ -163,7 +163,7 @@ def _name(listing: Listing, owners: dict[str, str]) -> tuple[str, str]:
     return name, ""
 
 
-def _put(plan: Plan, listing: Listing, name: str, callback_base: str) -> str:
+def _put(plan: UpstreamPlan, listing: ToolListing, name: str, callback_base: str) -> str:
     """Adds a registration to the plan. Returns why it cannot be, or nothing."""
     tool, entry = listing.tool, listing.entry
     plugin = listing.source.removeprefix(PREFIX)
@@ -173,7 +173,7 @@ def _put(plan: Plan, listing: Listing, name: str, callback_base: str) -> str:
     url = f"{callback_base.rstrip('/')}{CALLBACK_PATH}{quote(plugin, safe='')}/{quote(entry.bare_name, safe='')}"
     if tool.role is not None:  # a source may have one tool for each role under one name
         url += f"?role={quote(tool.role, safe='')}"
-    wanted = Wanted(name, tool.role, f"{PREFIX}{plugin}", url, tool)
+    wanted = WantedTool(name, tool.role, f"{PREFIX}{plugin}", url, tool)
     known = plan.wanted.setdefault(wanted.key, wanted)
     if known.print != wanted.print:
         role = "all roles" if tool.role is None else f"role {tool.role!r}"

@@ -1,6 +1,6 @@
 """Keeps another main server in step with the bus: its tools are registered there and called back through our gateway.
 
-A loop looks at what the other side lists, at every change of the catalogue and every two seconds, and does what is
+A loop looks at what the other side lists, at every change of the catalog and every two seconds, and does what is
 missing (`ledger`). So a server that restarts, forgets or was not up yet needs nobody's attention (REST-53). What it
 refuses is shown as a warning of the tool and in the log, and tried again. The other side is a stranger: whatever it
 answers, the loop goes on.
@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.view import View
-from toolbus.bus.upstream.plan import Plan, make_plan
-from toolbus.bus.upstream.sync_state import Ledger, Register, Step, Unregister
+from toolbus.bus.upstream.plan import UpstreamPlan, make_plan
+from toolbus.bus.upstream.sync_state import Register, Step, SyncState, Unregister
 from toolbus.bus.upstream.upstream_answers import Taken, Theirs, Trouble, read_change, read_listing
 from toolbus.bus.upstream.upstream_client import Client
 
@@ -41,7 +41,7 @@ class Upstream:
         view: of the registry: only what a call that names no user may call is offered, since its calls name none.
         callback_base: ``http://127.0.0.1:PORT`` of our own gateway.
         bus_id: sent with every registration, so that buses see what came from a bus.
-        changed: yields at once and after every change of the catalogue; what it yields does not matter.
+        changed: yields at once and after every change of the catalog; what it yields does not matter.
         on_warning: called after warnings of tools have changed.
     """
 
@@ -63,7 +63,7 @@ class Upstream:
         self._bus_id = bus_id
         self._changed = changed
         self._on_warning = on_warning
-        self._ledger = Ledger(callback_base)
+        self._sync_state = SyncState(callback_base)
         self._planned_at = -1  # the revision that the plan shows
         self._warned: dict[Entry, str] = {}  # what tools are said to have now
         self._client: Client | None = None  # None until started, and after the stop
@@ -75,7 +75,7 @@ class Upstream:
         self._state = "not started"
 
     def __repr__(self) -> str:
-        ledger = self._ledger
+        ledger = self._sync_state
         return (
             f"<Upstream {self._url} {self._state}: wanted={len(ledger.plan.wanted)} "
             f"registered={ledger.registered} warned={len(self._warned)}>"
@@ -91,7 +91,7 @@ class Upstream:
     async def start(self) -> None:
         """Starts to offer. Never waits for the other side."""
         self._state = "connecting"
-        self._ledger = Ledger(self._callback_base, time.monotonic() + self._registry.grace_seconds)
+        self._sync_state = SyncState(self._callback_base, time.monotonic() + self._registry.grace_seconds)
         self._client = Client(self._url)
         self._tasks = [
             asyncio.create_task(self._keep_in_step(), name="toolbus upstream"),
@@ -117,7 +117,7 @@ class Upstream:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             async with asyncio.timeout_at(until):
-                await asyncio.gather(*(_clear(client, source) for source in sorted(self._ledger.sources)))
+                await asyncio.gather(*(_clear(client, source) for source in sorted(self._sync_state.sources)))
         except TimeoutError:
             log.info("upstream %s did not answer in %g s: it may list tools of a bus that is gone", self._url, patience)
         finally:
@@ -159,7 +159,7 @@ class Upstream:
         self._connected = False
         if not self._lost_at:
             self._lost_at = time.monotonic()
-            self._ledger.start_anew()
+            self._sync_state.start_anew()
             log.warning("upstream %s unreachable: %s; it is tried again until it answers", self._url, why)
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (time.monotonic() - self._lost_at)))
         self._state = f"unreachable since {since}: {why}"
@@ -167,7 +167,7 @@ class Upstream:
     def _found(self) -> None:
         if self._connected:
             return
-        count = self._ledger.registered
+        count = self._sync_state.registered
         if self._lost_at:
             away = time.monotonic() - self._lost_at
             log.info("upstream %s is back after %.1f s, tools=%d", self._url, away, count)
@@ -183,23 +183,23 @@ class Upstream:
         Raises:
             Trouble: it cannot be asked.
         """
-        self._ledger.plan = self._plan()
+        self._sync_state.plan = self._plan()
         theirs = read_listing(*await client.ask("GET", "/api/tools"))
-        steps = self._ledger.decide(theirs, time.monotonic())
+        steps = self._sync_state.decide(theirs, time.monotonic())
         for _ in range(LOOKS):
             if not steps or self._halt.is_set():
                 break
             broken = await self._take(client, steps, theirs)
             before, theirs = theirs, read_listing(*await client.ask("GET", "/api/tools"))
             for step, why in broken:  # noted only now: a server that is down has refused nothing
-                self._ledger.refused(step, before, why, time.monotonic(), broke_off=True)
-            steps = self._ledger.decide(theirs, time.monotonic())
+                self._sync_state.refused(step, before, why, time.monotonic(), broke_off=True)
+            steps = self._sync_state.decide(theirs, time.monotonic())
         self._show()
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> UpstreamPlan:
         view = self._view
         if self._planned_at == view.revision:
-            return self._ledger.plan
+            return self._sync_state.plan
         revision = view.revision
         # Role by role: a listing of all roles joins what a source declared for several roles under one of them.
         listings = [
@@ -233,22 +233,22 @@ class Upstream:
 
     async def _register(self, client: Client, step: Register, theirs: Theirs) -> None:
         wanted = step.wanted
-        self._ledger.sources.add(wanted.source)  # before: without an answer, it may be there all the same
+        self._sync_state.sources.add(wanted.source)  # before: without an answer, it may be there all the same
         taken = await _change(client, "register", wanted.body(step.role, self._bus_id))
         if taken.ok:
-            self._ledger.took(step, theirs, taken.failed, taken.problem, time.monotonic())
+            self._sync_state.took(step, theirs, taken.failed, taken.problem, time.monotonic())
         else:
-            self._ledger.refused(step, theirs, taken.problem, time.monotonic())
+            self._sync_state.refused(step, theirs, taken.problem, time.monotonic())
 
     async def _unregister(self, client: Client, step: Unregister) -> None:
-        first = self._ledger.asked_to_withdraw(step, time.monotonic())
+        first = self._sync_state.asked_to_withdraw(step, time.monotonic())
         taken = await _change(client, "unregister", json.dumps({"name": step.name, "role": step.role}).encode())
         if taken.problem and first:
             log.warning("upstream %s does not unregister tool=%r: %s", self._url, step.name, taken.problem)
 
     def _show(self) -> None:
         """Tells operators what is wrong, once for each tool and reason."""
-        ledger = self._ledger
+        ledger = self._sync_state
         said = {entry: f"not offered upstream: {why}" for entry, why in ledger.plan.refused.items()}
         for key, problem in ledger.problems.items():
             said |= dict.fromkeys(ledger.plan.wanted[key].entries, f"upstream {self._url}: {problem}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from toolbus.bus.upstream.plan import CALLBACK_PATH, PREFIX, Key, Plan, Print, Wanted
+from toolbus.bus.upstream.plan import CALLBACK_PATH, PREFIX, Key, Print, UpstreamPlan, WantedTool
 from toolbus.bus.upstream.upstream_answers import Held, Theirs, clean
 
 RETRY_SECONDS = 60.0  # until a refused registration is tried again as it is
@@ -22,7 +22,7 @@ TRIES = 2  # times that one role is told a tool that it took and does not list; 
 class Register:
     """To register a tool; ``role`` may be narrower than the one wanted."""
 
-    wanted: Wanted
+    wanted: WantedTool
     role: str | None
 
 
@@ -62,7 +62,7 @@ class _Refusal:
     count: int = 1
 
 
-class Ledger:
+class SyncState:
     """The state of one main server, as far as our tools go.
 
     Args:
@@ -72,7 +72,7 @@ class Ledger:
     """
 
     def __init__(self, callback_base: str, settled_at: float = 0.0) -> None:
-        self.plan = Plan()
+        self.plan = UpstreamPlan()
         self.problems: dict[Key, str] = {}  # what is wrong with what is wanted, as of the last decision
         self.sources: set[str] = set()  # that we have, or may have, something there of
         self._prefix = callback_base.rstrip("/") + CALLBACK_PATH
@@ -82,7 +82,7 @@ class Ledger:
         self._stuck: dict[str, _Refusal] = {}  # names that should be withdrawn, and were asked to be
 
     def __repr__(self) -> str:
-        return f"<Ledger wanted={len(self.plan.wanted)} sent={len(self._sent)} refused={len(self._refusals)}>"
+        return f"<SyncState wanted={len(self.plan.wanted)} sent={len(self._sent)} refused={len(self._refusals)}>"
 
     @property
     def registered(self) -> int:
@@ -102,7 +102,7 @@ class Ledger:
         self._forget(theirs)
         return steps
 
-    def _registrations(self, of_name: Iterable[Wanted], theirs: Theirs, now: float) -> list[Step]:
+    def _registrations(self, of_name: Iterable[WantedTool], theirs: Theirs, now: float) -> list[Step]:
         steps: list[Step] = []
         overwrites = False  # a registration for all roles takes the place of those for one, which then follow it
         for wanted in of_name:
@@ -113,7 +113,7 @@ class Ledger:
             steps += own
         return steps
 
-    def _needed(self, wanted: Wanted, theirs: Theirs, now: float) -> list[Step]:
+    def _needed(self, wanted: WantedTool, theirs: Theirs, now: float) -> list[Step]:
         key, roles, holders = wanted.key, self._roles_of(wanted, theirs), theirs.holders(wanted.name)
         refusal = self._refusals.get(key)
         if refusal is not None and refusal.print != wanted.print:
@@ -133,7 +133,7 @@ class Ledger:
             return [Register(wanted, role) for role in due]  # for all roles, it would overwrite what others own
         return [Register(wanted, wanted.role)] if due else []
 
-    def _first_time(self, wanted: Wanted, roles: Sequence[str], holders: dict[str, Held]) -> list[Step]:
+    def _first_time(self, wanted: WantedTool, roles: Sequence[str], holders: dict[str, Held]) -> list[Step]:
         """Registers in every role, or where a name is taken in those that are free.
 
         What has our source is ours, from an earlier life at another port perhaps.
@@ -148,7 +148,7 @@ class Ledger:
         )
         return [Register(wanted, role) for role in roles if role not in taken]
 
-    def _is_due(self, wanted: Wanted, sent: _Sent, role: str, held: Held | None) -> bool:
+    def _is_due(self, wanted: WantedTool, sent: _Sent, role: str, held: Held | None) -> bool:
         """Notes what one role has; returns whether it should be told again."""
         if held is not None and not self._is_ours(held):
             sent.tries[role] = 0
@@ -160,7 +160,7 @@ class Ledger:
             return False
         return role not in sent.failed and sent.tries.get(role, 0) < TRIES
 
-    def _judge(self, wanted: Wanted, sent: _Sent, roles: Sequence[str], theirs: Theirs, now: float) -> None:
+    def _judge(self, wanted: WantedTool, sent: _Sent, roles: Sequence[str], theirs: Theirs, now: float) -> None:
         """Says what is wrong with a registration that was taken."""
         key, holders = wanted.key, theirs.holders(wanted.name)
         never = [role for role in roles if role not in sent.failed and sent.tries.get(role, 0) >= TRIES]
@@ -200,7 +200,7 @@ class Ledger:
     def _is_ours(self, held: Held) -> bool:
         return held.source.startswith(PREFIX) and held.callback_url.startswith(self._prefix)
 
-    def _roles_of(self, wanted: Wanted, theirs: Theirs) -> list[str]:
+    def _roles_of(self, wanted: WantedTool, theirs: Theirs) -> list[str]:
         """The roles that a registration is responsible for."""
         if wanted.role is not None:
             return [wanted.role]
@@ -262,7 +262,7 @@ class Ledger:
         self._stuck = {name: replace(stuck, retry_at=0.0) for name, stuck in self._stuck.items()}
 
 
-def _is(held: Held, wanted: Wanted) -> bool:
+def _is(held: Held, wanted: WantedTool) -> bool:
     return held.source == wanted.source and held.callback_url == wanted.callback_url
 
 

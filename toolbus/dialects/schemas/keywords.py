@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from toolbus.dialects.schemas.grammar import CHECKS, is_number, of_type
-from toolbus.dialects.schemas.losses import Report, shown
+from toolbus.dialects.schemas.losses import LossReport, shown
 from toolbus.dialects.schemas.parts import Part, values_of
 
 _FORMATS = {"string": ("date-time", "enum"), "integer": ("int32", "int64"), "number": ("float", "double")}
-_MOST_VALUES = 20  # of an enum, in a description
+_MAX_VALUES = 20  # of an enum, in a description
 _BOUNDS = {
     "string": (("minLength", max), ("maxLength", min)),
     "array": (("minItems", max), ("maxItems", min)),
@@ -26,7 +26,7 @@ _BOUNDS = {
 class Keywords:
     """Writes the keywords of one type that hold no schemas."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: LossReport) -> None:
         self._report = report
 
     def write(self, kind: str, parts: list[Part]) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class Keywords:
         elif kind == "boolean" and True in allowed and False in allowed:
             return
         elif allowed:
-            texts = [json.dumps(value, ensure_ascii=False) for value in allowed[:_MOST_VALUES]]
-            more = ", …" if len(allowed) > _MOST_VALUES else ""
+            texts = [json.dumps(value, ensure_ascii=False) for value in allowed[:_MAX_VALUES]]
+            more = ", …" if len(allowed) > _MAX_VALUES else ""
             why = "an enum holds texts that are not empty and nothing else; the values are named in the description"
             self._report.lose(part.schema, keyword, f"{shown(allowed)} was dropped: {why}")
             yield f"Allowed values: {', '.join(texts)}{more}."

@@ -32,7 +32,7 @@ class Inexpressible(Exception):
     """A schema cannot be expressed at all; the text says why and what its author could do."""
 
 
-class Report:
+class LossReport:
     """A schema that is being converted: where its parts stand, what references in it point to, what it lost.
 
     Raises:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolbus.dialects.schemas.grammar import TYPES, is_type, of_type
-from toolbus.dialects.schemas.losses import Report, shown
+from toolbus.dialects.schemas.losses import LossReport, shown
 
-_MOST_CHARACTERS = 512 * 1024  # of schemas with references written out: twice what the bus takes for one schema
+_MAX_CHARACTERS = 512 * 1024  # of schemas with references written out: twice what the bus takes for one schema
 _INFERRED = {
     **dict.fromkeys(("properties", "required", "additionalProperties", "patternProperties", "minProperties"), "object"),
     **dict.fromkeys(("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"), "array"),
@@ -50,7 +50,7 @@ class Part:
 class Parts:
     """Finds all parts that apply to a value, within a bound for the whole schema."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: LossReport) -> None:
         self._report = report
         self._written = 0  # characters so far
         self._weights: dict[int, int] = {}  # characters of a schema without those in it, by identity
@@ -132,7 +132,7 @@ class Parts:
             TooLarge: the whole schema has become too large.
         """
         self._written += characters
-        if self._written > _MOST_CHARACTERS:
+        if self._written > _MAX_CHARACTERS:
             raise TooLarge
 
     def _weight(self, schema: dict[str, Any]) -> int:
@@ -144,7 +144,7 @@ class Parts:
         return weight
 
 
-def types_of(parts: list[Part], report: Report) -> frozenset[str]:
+def types_of(parts: list[Part], report: LossReport) -> frozenset[str]:
     """Returns the types that all parts allow; all of them where no part says anything."""
     allowed = _widened(TYPES)
     for part in parts:
@@ -170,7 +170,7 @@ def values_of(part: Part) -> list[Any] | None:
     return values if isinstance(values, list) and values else None
 
 
-def _types(part: Part, report: Report) -> frozenset[str]:
+def _types(part: Part, report: LossReport) -> frozenset[str]:
     kind, types = part.get("type"), _widened(TYPES)
     if kind is not None and is_type(kind):
         types = _widened([kind] if isinstance(kind, str) else kind)

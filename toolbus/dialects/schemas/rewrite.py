@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.dialects.schemas.grammar import TYPES, of_type
 from toolbus.dialects.schemas.keywords import Keywords
-from toolbus.dialects.schemas.losses import Inexpressible, Report, escaped, shown
+from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, shown
 from toolbus.dialects.schemas.parts import ANY_TYPE, Part, Parts, TooLarge, inferred, types_of
 
 # How deep schemas may be nested; where one becomes too large with its references written out, less is tried.
@@ -29,7 +29,7 @@ _ANYTHING = "it says nothing about its type, so it is offered as a choice of all
 _TEXT = {"type": "string"}
 
 
-def rewrite(root: dict[str, Any], keywords: frozenset[str], report: Report) -> dict[str, Any]:
+def rewrite(root: dict[str, Any], keywords: frozenset[str], report: LossReport) -> dict[str, Any]:
     """Returns a schema in the given keywords.
 
     Args:
@@ -55,7 +55,7 @@ def rewrite(root: dict[str, Any], keywords: frozenset[str], report: Report) -> d
 class _Rewriting:
     """Writes one schema, a level at a time."""
 
-    def __init__(self, keywords: frozenset[str], report: Report, levels: int) -> None:
+    def __init__(self, keywords: frozenset[str], report: LossReport, levels: int) -> None:
         self._known = keywords | _REPLACED
         self._report = report
         self._levels = levels

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolbus.dialects.schemas.losses import Inexpressible, Report, escaped, shown
+from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, shown
 
-_MOST_STEPS = 64  # of references and combinations on the way to a root's properties
-_MOST_PARTS = 2000
+_MAX_STEPS = 64  # of references and combinations on the way to a root's properties
+_MAX_PARTS = 2000
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "not")
 _ALWAYS_KEPT = ("$schema", "$id", "$defs", "definitions")
 _NO_OBJECT = 'the root of its schema does not allow an object, which arguments always are: give it "type": "object"'
@@ -38,7 +38,7 @@ def typed_root(schema: dict[str, Any]) -> dict[str, Any]:
     return schema if schema.get("type") == "object" else {**schema, "type": "object"}
 
 
-def plain_root(schema: dict[str, Any], report: Report) -> dict[str, Any]:
+def plain_root(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
     """Returns a schema whose root is a plain object schema with `properties`.
 
     Raises:
@@ -64,14 +64,14 @@ def plain_root(schema: dict[str, Any], report: Report) -> dict[str, Any]:
 class _Root:
     """Reads everything that applies to the root into one shape."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: LossReport) -> None:
         self._report = report
         self._parts = 0
 
     def read(self, schema: Any, references: frozenset[str], steps: int) -> _Shape | None:
         """Returns what a schema says about an object, None where it allows none."""
         self._parts += 1
-        if steps > _MOST_STEPS or self._parts > _MOST_PARTS:
+        if steps > _MAX_STEPS or self._parts > _MAX_PARTS:
             raise Inexpressible("the root of its schema is combined of too many parts: write it as one object schema")
         if not isinstance(schema, dict):
             return None if schema is False else _Shape()
@@ -177,7 +177,7 @@ def _may_be_object(schema: dict[str, Any]) -> bool:
     return not (isinstance(values, list) and values and not any(isinstance(value, dict) for value in values))
 
 
-def _joined(schemas: list[Any], keyword: str, report: Report, path: str) -> Any:
+def _joined(schemas: list[Any], keyword: str, report: LossReport, path: str) -> Any:
     return schemas[0] if len(schemas) == 1 else report.made({keyword: schemas}, path)
 
 

@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from toolbus.dialects.schemas.losses import Inexpressible, Loss, Report
+from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
 from toolbus.dialects.schemas.rewrite import rewrite
 from toolbus.dialects.schemas.root import plain_root, typed_root
 from toolbus.dialects.schemas.tidy import tidy
@@ -65,7 +65,7 @@ def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[
     Raises:
         Inexpressible: the tool cannot be offered to that provider.
     """
-    report = Report(parameters, tool)
+    report = LossReport(parameters, tool)
     if not rules.plain_root:
         return copy.deepcopy(typed_root(parameters)), []
     root = plain_root(parameters, report)
@@ -73,5 +73,5 @@ def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[
         return rewrite(root, rules.keywords, report), report.losses
     tidied = tidy(root, rules.property_names, report)
     # What was dropped may have been the target of a reference.
-    second = Report(tidied, tool)
+    second = LossReport(tidied, tool)
     return tidy(tidied, rules.property_names, second), [*report.losses, *second.losses]

@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 from toolbus.dialects.schemas.grammar import CHECKS, LISTS, MAPS, SINGLE
-from toolbus.dialects.schemas.losses import Inexpressible, Report, escaped, shown
+from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, shown
 
 _KNOWN = {*MAPS, *LISTS, *SINGLE, *CHECKS}  # none of them may be null
 
 
-def tidy(schema: dict[str, Any], property_names: str, report: Report) -> dict[str, Any]:
+def tidy(schema: dict[str, Any], property_names: str, report: LossReport) -> dict[str, Any]:
     """Returns a schema without what is malformed, with what providers miss where JSON Schema does not.
 
     Args:
@@ -24,7 +24,7 @@ def tidy(schema: dict[str, Any], property_names: str, report: Report) -> dict[st
 
 
 class _Tidy:
-    def __init__(self, names: re.Pattern[str] | None, report: Report) -> None:
+    def __init__(self, names: re.Pattern[str] | None, report: LossReport) -> None:
         self._names = names
         self._report = report
 

@@ -1,4 +1,4 @@
-"""A catalogue like those of real hosts, the same at every run: tools of many shapes, some with awkward names.
+"""A catalog like those of real hosts, the same at every run: tools of many shapes, some with awkward names.
 
 About a third of the schemas are flat; the others have nested objects, lists of them, enums, alternatives or shared
 definitions, recursive ones included.
