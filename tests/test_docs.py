@@ -38,7 +38,10 @@ from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+PAGES = (
+    "README.md",
+    *sorted(str(page.relative_to(ROOT)) for folder in ("docs", "lab/results") for page in (ROOT / folder).glob("*.md")),
+)
 TEXTS = {page: (ROOT / page).read_text("utf-8") for page in PAGES}
 PROTOCOL = TEXTS["docs/protocol.md"]
 HTTP = "http://127.0.0.1:48911"  # where the pages say that it listens

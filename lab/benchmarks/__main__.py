@@ -21,7 +21,7 @@ from lab.benchmarks.plot import svg
 from lab.benchmarks.report import Report
 from lab.benchmarks.suite import DEFAULT, SUITES, Suite
 
-PAGES = Path(__file__).resolve().parents[2] / "docs"
+PAGES = Path(__file__).resolve().parents[1] / "results"
 
 
 def _levels(text: str) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what starts the bus, up to and with `serve` (or TOOLBUS_BENCH_COMMAND)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
-    parser.add_argument("--write", action="store_true", help="write the suite's page and its charts to docs/")
+    parser.add_argument("--write", action="store_true", help="write the suite's page and its charts to lab/results/")
     parser.add_argument("--pages", type=Path, default=PAGES, metavar="DIR", help="write them there instead")
     return parser
 

@@ -1,6 +1,6 @@
 """What a run says at its end: ratios first, then figures, then facts, each with the command that repeats it.
 
-The same rows become a table on the terminal, a page in ``docs/`` and a file of JSON.
+The same rows become a table on the terminal, a page in ``lab/results/`` and a file of JSON.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Report:
             console.print(f"{name} could not be measured: {why}", style="red", highlight=False, markup=False)
 
     def to_markdown(self, pictures: Mapping[str, str] | None = None) -> str:
-        """Returns the page for ``docs/``.
+        """Returns the page for ``lab/results/``.
 
         Args:
             pictures: by file, what each shows.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lab.overload.judge import Verdict
     from lab.overload.stage import Seen
 
-PAGES = Path(__file__).resolve().parents[2] / "docs"
+PAGES = Path(__file__).resolve().parents[1] / "results"
 PAGE, PICTURE = "overload-figures.md", "overload.svg"
 SECONDS = 60.0
 LEAST_SECONDS = 2.0
@@ -34,7 +34,7 @@ EXAMPLES = """examples:
   python -m lab.overload                             every part, a minute of overload each
   python -m lab.overload --part plugin --seconds 5   one part, for a quick look
   python -m lab.overload --json outcome.json         what the table shows, for programs
-  python -m lab.overload --write                     docs/overload-figures.md and docs/overload.svg
+  python -m lab.overload --write                     lab/results/overload-figures.md and lab/results/overload.svg
 
 exit codes: 0 every bound was kept, 1 one was broken or a part could not be played, 2 wrong usage, 130 after Ctrl-C.
 """
@@ -53,7 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--part", action="append", choices=tuple(titles), metavar="NAME", help="only this; repeatable")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of overload in each part ({SECONDS:g})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome there, too")
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE} and docs/{PICTURE}")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE} and {PICTURE} to lab/results/")
     parser.add_argument("--pages", type=Path, default=PAGES, metavar="DIR", help="write them there instead")
     options = parser.parse_args()
     if not options.seconds >= LEAST_SECONDS:

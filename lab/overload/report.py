@@ -50,8 +50,8 @@ def markdown(verdicts: Verdicts, titles: Mapping[str, str], command: str, pictur
     lines = [
         "# Overload, measured",
         "",
-        f"Written by `{command}`; what it means stands in [overload.md](overload.md). Bounds hold what the machine was",
-        "late by itself, as measured in the same run.",
+        f"Written by `{command}`; what it means stands in [overload.md](../../docs/overload.md).",
+        "Bounds of time are stretched by what the machine was late by itself, as measured in the same run.",
         "",
     ]
     if picture:

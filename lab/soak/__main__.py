@@ -23,7 +23,7 @@ from lab.soak.sample import Record, Sample
 from lab.soak.verdict import judge
 from lab.soak.visits import BROKEN
 
-PAGES = Path(__file__).resolve().parents[2] / "docs"
+PAGES = Path(__file__).resolve().parents[1] / "results"
 PICTURE, FIGURES = "soak.svg", "soak-figures.md"
 MINUTES, RATE = 30.0, 300.0
 TOLD_EVERY = 15  # seconds, where the output is no terminal
@@ -51,7 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=RATE, help=f"calls a second ({RATE:g})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the verdict there")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw memory, latency and load there")
-    parser.add_argument("--write", action="store_true", help=f"write {PICTURE} and {FIGURES} to docs/")
+    parser.add_argument("--write", action="store_true", help=f"write {PICTURE} and {FIGURES} to lab/results/")
     parser.add_argument("--pages", type=Path, default=PAGES, metavar="DIR", help="write them there instead")
     parser.add_argument("--folder", type=Path, help="where logs and the bus's data go; made, and kept")
     parser.add_argument("--broken", choices=BROKEN, default="", help="have visitors misbehave, which has to be noticed")

@@ -109,12 +109,12 @@ def to_json(record: Record, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def page(record: Record, findings: Sequence[Finding], command: str, picture: str) -> str:
-    """Returns the page of figures for ``docs/``."""
+    """Returns the page of figures for ``lab/results/``."""
     parts = [
         "# A soak, in figures",
         f"Measured with `{command}` on {os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, Python "
         f"{platform.python_version()}. Medians of the first and the last fifth after a warm-up of "
-        f"{warm_up(record.seconds):.0f} s; [what it is](soak.md).",
+        f"{warm_up(record.seconds):.0f} s; [what it is](../../docs/soak.md).",
         f"![Memory, latency and load over time]({picture})",
         _markdown(COLUMNS, rows(record)),
         "## What has to be true",
