@@ -25,7 +25,7 @@ import toolbus.loop
 from tests.loop.model_thread import answering
 from tests.support import curl
 from toolbus.bus.config import Config, settle
-from toolbus.cli.app import app
+from toolbus.cli.command_line import app
 from toolbus.dialects import DIALECTS
 from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, Stage

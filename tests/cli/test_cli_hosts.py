@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.processes import ROOT, Running, toolbus, until
 from toolbus.bus.calls.call_records import RECORDS_KEPT
-from toolbus.cli import calls_command, model_commands, task_commands, terminal
+from toolbus.cli import calls_command, export_command, search_command, tasks_command, terminal
 from toolbus.dialects import DIALECTS
 from toolbus.search import MAX_RESULTS, MODES
 from toolbus.testing import running_bus
@@ -246,10 +246,10 @@ def test_an_unknown_dialect_is_wrong_usage_that_names_those_there_are(nobody: st
 
 
 def test_the_manual_names_every_dialect_and_mode() -> None:
-    shown = model_commands.EXPORT_MANUAL.replace(",", " ").replace(".", " ").split()
+    shown = export_command.MANUAL.replace(",", " ").replace(".", " ").split()
     assert set(DIALECTS) <= set(shown)
-    assert all(mode in model_commands.SEARCH_MANUAL for mode in MODES)
-    assert model_commands.MAX_RESULTS == MAX_RESULTS
+    assert all(mode in search_command.MANUAL for mode in MODES)
+    assert search_command.MAX_RESULTS == MAX_RESULTS
 
 
 def test_search_finds_tools_by_what_they_do(bus: str) -> None:
@@ -298,11 +298,11 @@ def test_a_call_goes_on_as_a_task_and_is_awaited(bus: str) -> None:
 
 def test_a_task_is_shown_with_its_last_sign_of_life_or_its_error() -> None:
     task = {"task_id": "task_1", "status": "running", "seconds": 2.04, "tool": "report"}
-    assert task_commands._row(task) == ("task_1", "running", "2.0", "report", "")
+    assert tasks_command._row(task) == ("task_1", "running", "2.0", "report", "")
     sign = {"done": 1.0, "total": 3.0, "message": "counting"}
-    assert task_commands._row({**task, "progress": sign})[-1] == "1/3 counting"
-    assert task_commands._row({**task, "progress": {**sign, "total": 0.0}})[-1] == "1 counting"
-    assert task_commands._row({**task, "error": "lost"})[-1] == "lost"
+    assert tasks_command._row({**task, "progress": sign})[-1] == "1/3 counting"
+    assert tasks_command._row({**task, "progress": {**sign, "total": 0.0}})[-1] == "1 counting"
+    assert tasks_command._row({**task, "error": "lost"})[-1] == "lost"
 
 
 def test_a_task_is_shown_to_its_user_only(bus: str) -> None:

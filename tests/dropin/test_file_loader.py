@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.dropin.files import REGISTERED, call, load, load_one, names, skipped, write
+from tests.dropin.loaded_files import REGISTERED, call, load, load_one, names, skipped, write
 from toolbus.dropin import FileProblem, load_files, load_folder, tool_files
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.dropin.files import call, load_one
+from tests.dropin.loaded_files import call, load_one
 from toolbus.dialects.result_text import object_of, text_of
 from toolbus.dropin import Loaded
 from toolbus.errors import Code, Stage

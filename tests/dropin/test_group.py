@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.dropin.files import names, write
+from tests.dropin.loaded_files import names, write
 from toolbus.dropin import FileGrants, Group, Manifest, groups, load_files
 
 GRANTS = FileGrants(secrets=("API_KEY",))

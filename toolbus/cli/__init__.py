@@ -1,5 +1,5 @@
 """The command line: ``toolbus serve`` runs a bus, everything else asks one. One file a group of commands."""
 
-from toolbus.cli.app import main
+from toolbus.cli.command_line import main
 
 __all__ = ["main"]

@@ -14,7 +14,7 @@ import typer
 
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
     from toolbus.functions.scope import CallContext

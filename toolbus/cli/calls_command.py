@@ -11,7 +11,7 @@ import typer
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption
 from toolbus.cli.call_command import administer, show
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host

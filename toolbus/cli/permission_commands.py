@@ -12,7 +12,7 @@ import typer
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
 from toolbus.cli.call_command import administer
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 MANUAL = manual(
     ("toolbus permissions", "toolbus permissions --json"),

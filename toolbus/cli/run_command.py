@@ -17,7 +17,7 @@ import typer
 
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, check_shape
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -106,7 +106,7 @@ def run(
 @contextlib.asynccontextmanager
 async def _entrance(bus: str, folder: ToolFolder, emit: Callable[[PluginReport], None]) -> AsyncIterator[None]:
     """Tells a folder where the bus takes its tools in, whenever that changes, and operators what goes wrong there."""
-    from toolbus.dropin.guarded_address import follow_entrance
+    from toolbus.dropin.dropin_address import follow_entrance
     from toolbus.dropin.tool_folder import NAME
     from toolbus.processes.supervisor import Happened, PluginReport
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus

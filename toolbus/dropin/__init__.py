@@ -1,13 +1,13 @@
 """Drop-in tools: a folder of Python files, each one or more tools, run in processes of their own."""
 
+from toolbus.dropin.file_declarations import register_tool
 from toolbus.dropin.file_grants import FileGrants, Target
 from toolbus.dropin.file_loader import FileProblem, Loaded, load_files, load_folder, tool_files
 from toolbus.dropin.file_result import unknown_tool
-from toolbus.dropin.file_shapes import register_tool
 from toolbus.dropin.group import Group, groups
-from toolbus.dropin.levels import may_see, visible
 from toolbus.dropin.manifest import Manifest, append, load_manifest, read_manifest
 from toolbus.dropin.tool_env import env_of
+from toolbus.dropin.visibility import may_see, visible
 
 llm_tool_register = register_tool  # as the files of a Synchronet BBS call it
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from toolbus.dropin.file_declarations import decorated, offered, register_tool, registered, specs_of
 from toolbus.dropin.file_grants import FILE
 from toolbus.dropin.file_result import unknown_tool
-from toolbus.dropin.file_shapes import decorated, offered, register_tool, registered, specs_of
 from toolbus.dropin.manifest import Manifest, load_manifest
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.runner import RunSync, run_handler

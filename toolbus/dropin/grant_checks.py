@@ -11,7 +11,7 @@ from pathlib import Path
 
 from toolbus.dropin.file_grants import FILE, FileGrants
 from toolbus.dropin.manifest import Manifest
-from toolbus.dropin.sandbox.grants import CPU_SECONDS, MEMORY_BYTES
+from toolbus.dropin.sandbox.sandbox_grants import CPU_SECONDS, MEMORY_BYTES
 from toolbus.tool import MIB
 
 

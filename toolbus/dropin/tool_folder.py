@@ -28,9 +28,9 @@ from toolbus.dropin.folder_watcher import changes
 from toolbus.dropin.grant_checks import doubts, limit_hit, temporary, unavailable
 from toolbus.dropin.group import Group, groups
 from toolbus.dropin.group_process import ProcessPlan
-from toolbus.dropin.group_state import Process, Source, SourcePlan
 from toolbus.dropin.manifest import Manifest, load_manifest
 from toolbus.dropin.sandbox import clean_environment
+from toolbus.dropin.source_state import Process, Source, SourcePlan
 from toolbus.errors import SetupError
 from toolbus.processes.supervisor import Command, Happened, PluginReport, Restarts, Supervisor
 from toolbus.tool import MAX_TIMEOUT_SECONDS, MIB

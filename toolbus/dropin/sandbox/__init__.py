@@ -1,10 +1,10 @@
 """A process of tools in its sandbox: what it may do, and what sees to it."""
 
-from toolbus.dropin.sandbox.environment import TOKEN_FD, clean_environment, take_token, token_pipe
-from toolbus.dropin.sandbox.grants import Grants
 from toolbus.dropin.sandbox.main_thread import beside_main
 from toolbus.dropin.sandbox.process_limits import CpuGuard
 from toolbus.dropin.sandbox.sandbox import Protection, apply
+from toolbus.dropin.sandbox.sandbox_environment import TOKEN_FD, clean_environment, take_token, token_pipe
+from toolbus.dropin.sandbox.sandbox_grants import Grants
 
 __all__ = [
     # What a process may do, and putting it into its sandbox

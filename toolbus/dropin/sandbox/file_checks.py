@@ -17,7 +17,7 @@ from typing import Any
 Check = Callable[[tuple[Any, ...]], str]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_MOST_LINKS = 40  # as the kernel
+_MAX_LINKS = 40  # as the kernel
 
 # Event → how many paths it begins with, and where the directories are that they are relative to.
 _IN_FOLDER: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -85,7 +85,7 @@ def resolver() -> Callable[..., str]:
     `os.path.realpath` would do, were it not made of functions that a tool can replace.
     """
     kind, text, error, readlink, getcwd = type, str, OSError, posix.readlink, posix.getcwd
-    most = _MOST_LINKS
+    most = _MAX_LINKS
 
     def resolve(path: Any, follow_last: bool = True) -> str:
         path = path if kind(path) is text else path.decode("utf-8", "surrogateescape")

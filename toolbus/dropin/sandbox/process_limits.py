@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toolbus.dropin.sandbox.grants import MOST_OPEN_FILES, Grants
+from toolbus.dropin.sandbox.sandbox_grants import MAX_OPEN_FILES, Grants
 from toolbus.tool import MIB
 
 # What grpc, the SDK and its 32 worker threads map besides what is there at the start: 150 MiB were measured for grpc
@@ -33,7 +33,7 @@ _BESIDE_SECONDS = 60.0  # while no call runs, processor time is granted anew so 
 def limit(grants: Grants) -> int:
     """Sets all limits but that on processor time, for good; returns the bytes of address space, 0 where unlimited."""
     _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)
+    _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _lower(resource.RLIMIT_FSIZE, grants.file_bytes)  # Python ignores the signal: a write beyond it is an OSError
     threads = _threads_of_user()
     if threads:

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolbus.dropin.sandbox.audit import install
+from toolbus.dropin.sandbox.audit_hooks import install
 from toolbus.dropin.sandbox.file_checks import Allowed
-from toolbus.dropin.sandbox.grants import Grants, bus_endpoint, readable_everywhere
 from toolbus.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
 from toolbus.dropin.sandbox.process_limits import CpuGuard, limit
+from toolbus.dropin.sandbox.sandbox_grants import Grants, bus_endpoint, readable_everywhere
 from toolbus.errors import SetupError
 from toolbus.tool import MIB
 

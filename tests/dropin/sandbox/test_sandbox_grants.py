@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolbus.dropin.sandbox import Grants
-from toolbus.dropin.sandbox.grants import bus_endpoint, readable_everywhere
+from toolbus.dropin.sandbox.sandbox_grants import bus_endpoint, readable_everywhere
 from toolbus.errors import SetupError
 
 

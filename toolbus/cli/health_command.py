@@ -1,4 +1,4 @@
-"""``toolbus health`` and ``drain``: what operators ask a running bus."""
+"""Implements ``toolbus health``: asks a bus for its health and that of its sources, by grpc.health.v1."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption, JsonOption
-from toolbus.cli.call_command import administer
-from toolbus.cli.manual import manual
+from toolbus.cli.bus_client import BusOption
+from toolbus.cli.help_text import manual
 
-HEALTH_MANUAL = manual(
+MANUAL = manual(
     ("toolbus health", "toolbus health toolbus.source.weather", "toolbus health --watch --json"),
     """
     Speaks grpc.health.v1. Services of a bus are '' (the bus as a whole), toolbus.v1.ToolBusService, and
     toolbus.source.NAME for each source.
     """,
     "0 serving, 1 not serving or no such service, 2 wrong usage, 3 no bus there, 130 after Ctrl-C.",
-)
-DRAIN_MANUAL = manual(
-    ("toolbus drain weather", "toolbus drain"),
-    """
-    A drained session takes no new calls, finishes those it has and closes; a plugin that was drained does not come
-    back by itself. Without a source the bus itself drains and then ends.
-    """,
-    "0 done, 1 the bus said no (no session of that source, say), 2 wrong usage, 3 no bus there.",
 )
 
 
@@ -83,32 +74,3 @@ def _word(status: int) -> str:
 
     name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
     return name
-
-
-def drain(
-    source: Annotated[
-        str | None, typer.Argument(metavar="SOURCE", help="Whose sessions (default: the whole bus).")
-    ] = None,
-    bus: BusOption = None,
-    grace_seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="How long calls in flight may take; only with SOURCE.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Have a source, or the whole bus, finish its calls and leave."""
-    if source is not None and not source:
-        terminal.fail("SOURCE is empty: name one, or leave it out to drain the whole bus", terminal.USAGE)
-    if grace_seconds is not None and source is None:
-        terminal.fail("--grace-seconds goes with SOURCE; a whole bus takes its own drain_seconds", terminal.USAGE)
-    arguments: dict[str, Any] = {"source": source or ""}
-    if grace_seconds is not None:
-        arguments["grace_seconds"] = grace_seconds
-    found = administer(bus, "drain", arguments)
-    if as_json:
-        terminal.say_json(found)
-    elif source is None:
-        print(f"draining the bus (sessions: {found['sessions']})")
-    elif found["sessions"]:
-        print(f"draining {source} (sessions: {found['sessions']})")
-    if source is not None and not found["sessions"]:
-        terminal.fail(f"no session of source {source!r} is attached: `toolbus list` shows the sources")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.dropin.files import REGISTERED, call, load, load_one, names, skipped
+from tests.dropin.loaded_files import REGISTERED, call, load, load_one, names, skipped
 from toolbus.dropin import llm_tool_register, register_tool
 from toolbus.errors import InvalidTool
 from toolbus.functions.tool_spec import HandlerKind

@@ -10,10 +10,10 @@ import typer
 
 from toolbus.cli import catalog_commands, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
-    from toolbus.dropin.bundled import Bundled
+    from toolbus.dropin.bundled_tools import Bundled
 
 ADD_MANUAL = manual(
     (
@@ -57,7 +57,7 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Copy a drop-in tool that comes along into a folder."""
-    from toolbus.dropin import bundled
+    from toolbus.dropin import bundled_tools
     from toolbus.errors import SetupError
 
     found = {tool.name: tool for tool in _bundled()}
@@ -65,7 +65,7 @@ def add(
         terminal.fail(f"no tool {name!r} comes along: there are {', '.join(found)}", terminal.USAGE)
     tool, folder = found[name], folder or Path(os.environ.get("TOOLBUS_TOOLS_DIR") or _DIR)
     try:
-        added = bundled.add(tool, folder, force=force)
+        added = bundled_tools.add(tool, folder, force=force)
     except SetupError as error:
         terminal.fail(str(error))
     if as_json:
@@ -92,7 +92,7 @@ def bundled(as_json: JsonOption = False) -> None:
 
 
 def _bundled() -> list[Bundled]:
-    from toolbus.dropin.bundled import bundled
+    from toolbus.dropin.bundled_tools import bundled
     from toolbus.errors import SetupError
 
     try:

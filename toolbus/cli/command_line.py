@@ -15,16 +15,18 @@ from toolbus.cli import (
     call_command,
     calls_command,
     catalog_commands,
-    model_commands,
-    operator_commands,
+    drain_command,
+    export_command,
+    health_command,
     permission_commands,
     run_command,
+    search_command,
     serve_command,
-    task_commands,
+    tasks_command,
     terminal,
-    tool_commands,
+    tools_commands,
 )
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 # An unsupported switch of grpcio that halves a round trip (197 → 110 µs).
 _EXPERIMENTS = "-event_engine_client,-event_engine_listener"
@@ -66,18 +68,18 @@ app.command(epilog=serve_command.MANUAL)(serve_command.serve)
 app.command(epilog=run_command.MANUAL)(run_command.run)
 app.command("list", epilog=catalog_commands.LIST_MANUAL)(catalog_commands.list_)
 app.command(epilog=catalog_commands.WATCH_MANUAL)(catalog_commands.watch)
-app.command(epilog=model_commands.SEARCH_MANUAL)(model_commands.search)
-app.command(epilog=model_commands.EXPORT_MANUAL)(model_commands.export)
+app.command(epilog=search_command.MANUAL)(search_command.search)
+app.command(epilog=export_command.MANUAL)(export_command.export)
 app.command(epilog=call_command.MANUAL)(call_command.call)
-app.command(epilog=task_commands.MANUAL)(task_commands.tasks)
+app.command(epilog=tasks_command.MANUAL)(tasks_command.tasks)
 app.command(epilog=calls_command.MANUAL)(calls_command.calls)
-app.command(epilog=operator_commands.HEALTH_MANUAL)(operator_commands.health)
+app.command(epilog=health_command.MANUAL)(health_command.health)
 app.command(epilog=permission_commands.MANUAL)(permission_commands.permissions)
 app.command(epilog=permission_commands.PERMIT_MANUAL)(permission_commands.permit)
 app.command(epilog=permission_commands.RIGHT_MANUAL)(permission_commands.grant)
 app.command(epilog=permission_commands.RIGHT_MANUAL)(permission_commands.revoke)
-app.command(epilog=operator_commands.DRAIN_MANUAL)(operator_commands.drain)
-app.add_typer(tool_commands.app, name="tools")
+app.command(epilog=drain_command.MANUAL)(drain_command.drain)
+app.add_typer(tools_commands.app, name="tools")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from toolbus.tool import MIB
 MEMORY_BYTES = 512 * MIB
 CPU_SECONDS = 30
 FILE_BYTES = 64 * MIB
-MOST_OPEN_FILES = 256  # 32 worker threads with a few each; an event loop and grpc need about 20
+MAX_OPEN_FILES = 256  # 32 worker threads with a few each; an event loop and grpc need about 20
 
 # What Python, its C library and grpc read besides Python's own directories. Without /dev/urandom grpc ends the process.
 _SYSTEM = (

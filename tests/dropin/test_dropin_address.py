@@ -10,8 +10,8 @@ import pytest
 
 from tests.faults.raw_peer import until
 from toolbus.bus import Bus
-from toolbus.dropin import guarded_address
-from toolbus.dropin.guarded_address import follow_entrance
+from toolbus.dropin import dropin_address
+from toolbus.dropin.dropin_address import follow_entrance
 from toolbus.errors import SetupError
 from toolbus.testing import running_bus
 
@@ -44,7 +44,7 @@ async def test_a_bus_that_is_started_again_is_asked_for_the_same_port() -> None:
 
 
 async def test_who_is_sent_away_says_so_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_address, "SENT_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(dropin_address, "SENT_AWAY_SECONDS", 0.01)
     async with running_bus() as bus, _following(bus.grpc_addresses[0]) as (found, said):
         await until(lambda: found, "the address")
         (source,) = bus._presence.by_source
@@ -56,7 +56,7 @@ async def test_who_is_sent_away_says_so_and_comes_back(monkeypatch: pytest.Monke
 async def test_a_bus_that_does_not_say_is_asked_again_and_complained_about_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guarded_address, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(dropin_address, "AGAIN_SECONDS", 0.01)
     async with running_bus() as bus:
         address, failures = bus.grpc_addresses[0], _failing(bus, 3, monkeypatch)
         async with _following(address) as (found, said):

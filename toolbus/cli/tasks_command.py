@@ -14,7 +14,7 @@ import typer
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
 from toolbus.cli.call_command import administer, check_seconds, content_of, show, show_content
-from toolbus.cli.manual import manual
+from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import toolbus
 from toolbus.dropin import load_folder
-from toolbus.dropin.bundled import Bundled, add, bundled
+from toolbus.dropin.bundled_tools import Bundled, add, bundled
 from toolbus.errors import SetupError
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dropin.files import load
+from tests.dropin.loaded_files import load
 from toolbus.bus import Bus
 from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code
