@@ -12,7 +12,7 @@ from tests.bus.gateway.calling import Connection, client, events, invoke
 from tests.faults.raw_peer import RawPeer, tool, until
 from toolbus.bus import Bus
 from toolbus.bus.gateway import event_stream as events_room
-from toolbus.bus.gateway.progress_buffer import MANY, OVERHEAD_BYTES, ProgressBuffer
+from toolbus.bus.gateway.progress_buffer import MAX_WAITING, OVERHEAD_BYTES, ProgressBuffer
 from toolbus.errors import Code
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -188,29 +188,28 @@ async def test_a_reader_that_hangs_up_while_nothing_can_be_sent_to_it_cancels_it
         await until(lambda: babbler.peer.cancels, "the call to be cancelled")
 
 
-# -- what waits, without a network ---------------------------------------------------------------------------------
+# -- the buffer, without a network ---------------------------------------------------------------------------------
 
 
-async def test_what_waits_is_bounded_however_much_comes() -> None:
-    signs = ProgressBuffer(1_000)
+async def test_a_slow_reader_gets_a_bounded_number_of_updates_and_the_newest_of_them() -> None:
+    progress = ProgressBuffer(1_000)
     for number in range(10_000):
-        signs.put(Progress(progress=number))
-    assert not signs.overflowed
-    taken = []
-    while signs:
-        taken.append(signs.take())
-    assert len(taken) == MANY
-    assert b'"progress":9999' in taken[-1]
-    assert repr(signs) == "<ProgressBuffer waiting=0 bytes=0>"
+        progress.put(Progress(progress=number))
+    assert not progress.overflowed
+    progress.close()
+    events = [each async for each in progress.events()]
+    assert len(events) == MAX_WAITING
+    assert b'"progress":9999' in events[-1]
+    assert repr(progress) == "<ProgressBuffer waiting=0 bytes=0>"
 
 
 async def test_more_chunks_than_an_output_may_have_overflow_once() -> None:
-    signs, times = ProgressBuffer(1_000), []
-    signs.on_overflow = lambda: times.append(1)
-    room = (1_000 + MANY * OVERHEAD_BYTES) // (OVERHEAD_BYTES + 100)
+    progress, times = ProgressBuffer(1_000), []
+    progress.on_overflow = lambda: times.append(1)
+    room = (1_000 + MAX_WAITING * OVERHEAD_BYTES) // (OVERHEAD_BYTES + 100)
     for _ in range(room + 50):
-        signs.put(Progress(chunk="x" * 100))
-    assert signs.overflowed
+        progress.put(Progress(chunk="x" * 100))
+    assert progress.overflowed
     assert len(times) == 1
-    assert len([signs.take() for _ in range(room)]) == room
-    assert not signs
+    progress.close()
+    assert len([each async for each in progress.events()]) == room

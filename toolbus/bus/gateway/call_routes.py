@@ -258,17 +258,14 @@ async def _gone(request: Request) -> None:
 
 
 async def _streamed(asker: Asker, call: pb.ToolCall, max_bytes: int) -> AsyncGenerator[bytes]:
-    """Yields what happens to a call as events, the last one being its result."""
-    signs = ProgressBuffer(max_bytes)
-    running = asyncio.ensure_future(asker.call(call, signs.put))
-    signs.on_overflow = running.cancel
-    running.add_done_callback(lambda task: signs.awake.set())
+    """Yields a call's progress as events; the last event is its result."""
+    progress = ProgressBuffer(max_bytes)
+    running = asyncio.ensure_future(asker.call(call, progress.put))
+    progress.on_overflow = running.cancel
+    running.add_done_callback(lambda task: progress.close())
     try:
-        while signs or not running.done():
-            await signs.awake.wait()
-            signs.awake.clear()
-            while signs:
-                yield signs.take()
-        yield event("result", invoked(signs.refusal(call) if signs.overflowed else running.result()))
+        async for each in progress.events():
+            yield each
+        yield event("result", invoked(progress.refusal(call) if progress.overflowed else running.result()))
     finally:
         running.cancel()

@@ -29,7 +29,9 @@ from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.parts import CouncilRun, Parts
 from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.errors import PeerLost, SetupError
+from toolbus.mailbox import Mailbox
 
+MAX_RUN_EVENTS = 1_000  # that wait for a slow client: a run has one for each of its 100 members, and a few more
 MAX_ECHO = 80  # characters of an unknown id that its error repeats
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"model": CouncilAnswer, "content": {"text/event-stream": {}}},
@@ -121,13 +123,13 @@ async def _answered(request: Request, run: CouncilRun) -> Response:
 
 
 async def _streamed(run: CouncilRun) -> AsyncGenerator[bytes]:
-    """Yields what happens in a run, then what became of it; that is missing where the bus stopped."""
-    told: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()  # the run itself bounds it; None at its end
-    running = asyncio.ensure_future(run(told.put_nowait))
-    running.add_done_callback(lambda task: told.put_nowait(None))
+    """Yields the events of a run, then its result; without a result where the bus stopped."""
+    events = Mailbox[Mapping[str, Any]](MAX_RUN_EVENTS)
+    running = asyncio.ensure_future(run(events.put))
+    running.add_done_callback(lambda task: events.close())
     try:
-        while (said := await told.get()) is not None:
-            yield _event(said)
+        async for each in events:
+            yield _event(each)
         yield event("result", running.result())
     except PeerLost:
         return

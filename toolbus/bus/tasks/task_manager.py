@@ -293,19 +293,17 @@ class TaskManager:
         Args:
             results: whether they come with their results, which a reader who falls behind then holds in memory.
         """
-        events = TaskEvents()
 
         def put(task: Task) -> None:
             events.put(task if results else dataclasses.replace(task, result=None))
 
-        remove = self._watchers.add(put, user_id)
-
-        def leave() -> None:
+        def unsubscribe() -> None:
             remove()
             with self._lock:
                 self._events.discard(events)
 
-        events.listen(leave)
+        events = TaskEvents(unsubscribe)
+        remove = self._watchers.add(put, user_id)
         with self._lock:
             self._events.add(events)
             closed = self._closed
@@ -386,7 +384,7 @@ class TaskManager:
                 work.stop()
             except Exception:
                 log.exception("a fault in ending the work of %r", ended)
-        self._watchers.tell(ended)
+        self._watchers.notify(ended)
         if work.target is not None:
             self._delivery.send(ended, work.target)
         return True
