@@ -107,7 +107,7 @@ _NO_ANNOTATIONS = Annotations()
 _FLAGS = ("no_background", "allow_repeat", "council_eligible", "inline_available", "direct_reply")
 _TEXTS = ("name", "description", "parameters_json", "role", "callback_url", "display_name", "metadata_json")
 _TOO_DEEP = "parameters_json is nested too deep: flatten the schema, a bus takes 64 levels"
-_HINTS = ("read_only", "idempotent", "destructive", "open_world")
+HINTS = ("read_only", "idempotent", "destructive", "open_world")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class Tool:
         )
         if self.annotations != _NO_ANNOTATIONS:
             message.annotations.CopyFrom(
-                pb.ToolAnnotations(**{hint: getattr(self.annotations, hint) for hint in _HINTS})
+                pb.ToolAnnotations(**{hint: getattr(self.annotations, hint) for hint in HINTS})
             )
         return message
 
@@ -460,7 +460,7 @@ def _kind(value: object) -> str:
 
 def _annotations(message: pb.ToolAnnotations) -> Annotations:
     set_ones = {descriptor.name: value for descriptor, value in message.ListFields()}
-    return Annotations(**{hint: set_ones.get(hint) for hint in _HINTS})
+    return Annotations(**{hint: set_ones.get(hint) for hint in HINTS})
 
 
 def _member(kind: type[_Member], number: int, otherwise: _Member) -> _Member:

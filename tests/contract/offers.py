@@ -60,8 +60,10 @@ class RegistryOffer(Offer):
         for name in set(gone) - self.works.keys():
             assert self._registry.unregister_tool(name)
         for work in added:
-            options = {"timeout": work.timeout, "idle_timeout": work.idle_timeout}
-            self._registry.tool(work.name, work.description, work.parameters, **options)(as_function(work))
+            offer = self._registry.tool(
+                work.name, work.description, work.parameters, timeout=work.timeout, idle_timeout=work.idle_timeout
+            )
+            offer(as_function(work))
 
     async def close(self) -> None:
         assert self._registry.clear_tools(SOURCE) == len(self.works)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import toolbus
 from toolbus.bus.calls.call_records import CallRecords
@@ -42,6 +42,7 @@ from toolbus.bus.tasks import LoopTasks, TaskManager, TaskTools, owner_of
 from toolbus.errors import SetupError
 from toolbus.functions.scope import CallContext
 from toolbus.functions.threads import Workers
+from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk import llm_tool
 from toolbus.sdk.outgoing_calls import encodable
@@ -325,8 +326,8 @@ class Bus:
 
     # -- for programs that embed it ------------------------------------------------------------------------------
 
-    def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Offers a function of this process as a tool; a decorator, with or without the options of ``llm_tool``."""
+    def tool(self, function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+        """Offers a function of this process as a tool; a decorator, with or without `ToolOptions`."""
 
         def offer(function: Callable[..., Any]) -> Callable[..., Any]:
             self.add_tool(spec_of(llm_tool(**options)(function)))

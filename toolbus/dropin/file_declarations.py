@@ -24,6 +24,7 @@ from toolbus.dropin.tool_env import env_of
 from toolbus.errors import InvalidTool
 from toolbus.functions import hints
 from toolbus.functions.declaration import LlmToolMeta, describe, meta_of
+from toolbus.functions.tool_options import OPTION_NAMES
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 
 CTX = "ctx"  # the parameter that gets the `ToolScope` and is never shown to a model
@@ -33,6 +34,7 @@ _ANYTHING = {"type": "object", "properties": {}}
 _FLAGS = {"no_background": "TOOL_NO_BACKGROUND", "allow_repeat": "TOOL_ALLOW_REPEAT"}
 _MIN_LEVEL = "TOOL_MIN_LEVEL"  # of a file
 _OF_FUNCTIONS = ("name", "description", "parameters", "strict")  # what a definition may hold
+_OPTIONS = tuple(each for each in OPTION_NAMES if each != "name")
 _OF_SCHEMAS = {
     *("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "$ref", "$schema"),
     *("$defs", "definitions", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired"),
@@ -130,7 +132,7 @@ def offered(spec: ToolSpec, file: str, module: ModuleType) -> ToolSpec:
 
 def _described(handler: Callable[..., Any], name: Any, options: dict[str, Any]) -> LlmToolMeta:
     """Returns what was said about a tool; without a timeout, a call may take as long as whoever calls it waits."""
-    known = _options()
+    known = _OPTIONS
     for option in options:
         if option not in known:
             raise InvalidTool([f"tool {name!r:.80}: {option!r:.80} is no option of a tool: it has {', '.join(known)}"])
@@ -138,10 +140,6 @@ def _described(handler: Callable[..., Any], name: Any, options: dict[str, Any]) 
     _check_schema(name, options.get("parameters"))
     meta = describe(handler, name=name, **options)
     return meta if "timeout" in options else replace(meta, timeout=0.0)
-
-
-def _options() -> list[str]:
-    return [each for each in inspect.signature(describe).parameters if each not in ("function", "name")]
 
 
 def _check_schema(name: Any, parameters: Any) -> None:
@@ -224,7 +222,7 @@ def _by_keywords(where: str, entry: Any, flags: Mapping[str, bool]) -> ToolSpec:
     """Returns the tool of an entry whose handler takes the arguments as keywords."""
     if not isinstance(entry, Mapping):
         raise InvalidTool([f"{where} is a {type(entry).__name__}, it must be a dict with name and handler: correct it"])
-    known = ["name", "description", "parameters", "handler", *_options()]
+    known = ["name", "handler", *_OPTIONS]
     for key in entry:
         if key not in known:
             raise InvalidTool(

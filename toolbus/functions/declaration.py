@@ -1,7 +1,7 @@
-"""Declaring tools: the `llm_tool` decorator, and what it leaves on a function.
+"""Declares tools: the `llm_tool` decorator, and the record that it leaves on a function.
 
-The decorator checks everything at once (REST-60) and returns the function itself, so that a tool can still be called
-as what it is. What becomes of a decorated function is the part of `tool_spec`.
+The decorator checks all options at once (REST-60) and returns the function itself, so that a tool can still be called
+like any function. `tool_spec` turns a decorated function into a tool that can be offered and run.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from toolbus.functions import hints
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_LEVEL, MAX_TIMEOUT_SECONDS, NAME, Annotations
+from toolbus.functions.tool_options import ToolOptions, check_option_names
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, HINTS, MAX_LEVEL, MAX_TIMEOUT_SECONDS, NAME, Annotations
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "__llm_tool__"
+# Options that go into the record as they are.
+_UNCHECKED = (
+    *("display_name", "validate", "no_background", "allow_repeat", "council_eligible", "inline_available"),
+    "direct_reply",
+)
 
 
 @dataclass(frozen=True)
 class LlmToolMeta:
-    """What `llm_tool` was told about a function; readable as `function.__llm_tool__`."""
+    """The options of a decorated function, checked; readable as `function.__llm_tool__`."""
 
     name: str
     function: Callable[..., Any] = field(repr=False, compare=False)
     description: str = ""
-    declared_json: str | None = None  # the schema that was given, None where the type hints decide
+    declared_json: str | None = None  # the schema that the author gave; None where the type hints decide
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     role: str | None = None
     idle_timeout: float = 0.0
@@ -55,121 +61,64 @@ class LlmToolMeta:
         return self.timeout
 
 
-def describe(
-    function: Callable[..., Any],
-    *,
-    name: str | None = None,
-    description: str = "",
-    parameters: dict[str, Any] | None = None,
-    timeout: float = DEFAULT_TIMEOUT_SECONDS,
-    role: str | None = None,
-    idempotent: bool | None = None,
-    read_only: bool | None = None,
-    destructive: bool | None = None,
-    open_world: bool | None = None,
-    display_name: str = "",
-    idle_timeout: float | None = None,
-    validate: bool | None = None,
-    no_background: bool = False,
-    allow_repeat: bool = False,
-    council_eligible: bool = False,
-    inline_available: bool = False,
-    direct_reply: bool = False,
-    min_level: int = 0,
-    metadata: Mapping[str, Any] | None = None,
-) -> LlmToolMeta:
-    """Checks what is said about a tool and returns it as one record; the arguments are `llm_tool`'s.
+def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> LlmToolMeta:
+    """Checks the options of a tool and returns them as one record.
 
     Raises:
         ValueError: a name or a time that breaks its rule, or a schema that JSON cannot hold.
-        TypeError: an argument of the wrong kind.
+        TypeError: an option that does not exist, or a value of the wrong type.
     """
     if not callable(function):
         raise TypeError(f"llm_tool is put on a function, not on {function!r}: write @llm_tool(name=…) above a def")
+    name = options.get("name")
     if name is None:
         name = getattr(function, "__name__", "") or type(function).__name__
     _check_name(name)
-    for label, value in (("description", description), ("display_name", display_name), ("role", role or "")):
+    check_option_names(name, options)
+    for label, value in (
+        ("description", options.get("description", "")),
+        ("display_name", options.get("display_name", "")),
+        ("role", options.get("role") or ""),
+    ):
         if not isinstance(value, str):
             raise TypeError(f"llm_tool {name!r}: {label} must be a str, not {type(value).__name__}")
+    parameters, metadata = options.get("parameters"), options.get("metadata")
+    idle_timeout = options.get("idle_timeout")
+    values: dict[str, Any] = {**options}
     return LlmToolMeta(
         name=name,
         function=function,
-        description=description or hints.description_of(function),
+        description=options.get("description") or hints.description_of(function),
         declared_json=None if parameters is None else _dump(name, "parameters", parameters, dict),
-        timeout=_check_seconds(name, "timeout", timeout),
-        role=role or None,
-        idle_timeout=_check_seconds(name, "idle_timeout", idle_timeout) if idle_timeout is not None else 0.0,
-        display_name=display_name,
-        annotations=Annotations(read_only, idempotent, destructive, open_world),
-        validate=validate,
-        no_background=no_background,
-        allow_repeat=allow_repeat,
-        council_eligible=council_eligible,
-        inline_available=inline_available,
-        direct_reply=direct_reply,
+        timeout=_check_seconds(name, "timeout", options.get("timeout", DEFAULT_TIMEOUT_SECONDS)),
+        role=options.get("role") or None,
+        idle_timeout=0.0 if idle_timeout is None else _check_seconds(name, "idle_timeout", idle_timeout),
+        annotations=Annotations(**{hint: values.get(hint) for hint in HINTS}),
         metadata_json="" if metadata is None else _dump(name, "metadata", metadata, Mapping),
-        min_level=_check_level(name, min_level),
+        min_level=_check_level(name, options.get("min_level", 0)),
+        **{option: values[option] for option in _UNCHECKED if option in values},
     )
 
 
 @overload
 def llm_tool(function: F, /) -> F: ...
 @overload
-def llm_tool(
-    *,
-    name: str | None = None,
-    description: str = "",
-    parameters: dict[str, Any] | None = None,
-    timeout: float = DEFAULT_TIMEOUT_SECONDS,
-    role: str | None = None,
-    idempotent: bool | None = None,
-    read_only: bool | None = None,
-    destructive: bool | None = None,
-    open_world: bool | None = None,
-    display_name: str = "",
-    idle_timeout: float | None = None,
-    validate: bool | None = None,
-    no_background: bool = False,
-    allow_repeat: bool = False,
-    council_eligible: bool = False,
-    inline_available: bool = False,
-    direct_reply: bool = False,
-    min_level: int = 0,
-    metadata: Mapping[str, Any] | None = None,
-) -> Callable[[F], F]: ...
-def llm_tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def llm_tool(**options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
+def llm_tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Makes a function or method a tool that models may call. Returns the function itself.
 
     Args:
-        name: what models call it, `[A-Za-z0-9_.-]{1,64}`; the function's name where it is not given.
-        description: tells a model when to use it; the docstring's first paragraph where it is empty.
-        parameters: JSON Schema of the arguments; read from the type hints where it is not given.
-        timeout: seconds a call may take, more than 0 and at most 300.
-        role: the persona that it is for; None or empty means all.
-        idempotent: running twice does no more than running once, so a lost call may be sent again.
-        read_only: running changes nothing, so a lost call may be sent again.
-        destructive: running may destroy something.
-        open_world: running reaches beyond this machine.
-        display_name: a name for people.
-        idle_timeout: seconds without progress or result that end a call; None means no such limit.
-        validate: whether the bus checks arguments against the schema; None means that it does.
-        no_background: a host must wait for the result.
-        allow_repeat: the guard against repeated identical calls lets it pass.
-        council_eligible: members of a council may be offered it.
-        inline_available: the main model may be offered it outside a council.
-        direct_reply: the result is shown to the user as it is.
-        min_level: the access level that a user needs to be offered it, as the host says it; 0 means everybody.
-        metadata: anything for hosts, as JSON.
+        options: described in `ToolOptions`, none of them required.
 
     Raises:
         ValueError: a name or a time that breaks its rule.
-        TypeError: `parameters` is no dict, or the decorator stands on something that cannot be called.
+        TypeError: `parameters` is not a dict, an option does not exist, or the decorator stands on something that
+            cannot be called.
     """
     if function is not None:
         return _mark(function, options)
     # Checks the options on the line where they are written; the name is the function's where none is given.
-    describe(lambda: None, **(options | ({} if options.get("name") is not None else {"name": "unnamed"})))
+    describe(lambda: None, **options if options.get("name") is not None else {**options, "name": "unnamed"})
     return lambda function: _mark(function, options)
 
 
@@ -179,7 +128,7 @@ def meta_of(function: object) -> LlmToolMeta | None:
     return meta if isinstance(meta, LlmToolMeta) else None
 
 
-def _mark(function: Any, options: Mapping[str, Any]) -> Any:
+def _mark(function: Any, options: ToolOptions) -> Any:
     inner = getattr(function, "__func__", function)  # a staticmethod or classmethod below the decorator
     setattr(function, ATTRIBUTE, describe(inner, **options))
     return function

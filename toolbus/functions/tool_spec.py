@@ -12,13 +12,16 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from toolbus.functions import conversion, hints
 from toolbus.functions.declaration import LlmToolMeta, meta_of
 from toolbus.functions.scope import ToolScope
 from toolbus.tool import Tool
+
+# The fields that a declaration and the tool made of it have in common.
+_SAME_NAMES = {each.name for each in fields(LlmToolMeta)} & {each.name for each in fields(Tool)}
 
 
 class HandlerKind(enum.Enum):
@@ -180,20 +183,8 @@ def _converters(signature: hints.Signature) -> tuple[tuple[str, conversion.Conve
 
 def _tool(meta: LlmToolMeta, parameters_json: str) -> Tool:
     return Tool(
-        name=meta.name,
-        description=meta.description,
         parameters_json=parameters_json,
-        role=meta.role,
         timeout_seconds=meta.timeout,
         idle_timeout_seconds=meta.idle_timeout,
-        display_name=meta.display_name,
-        annotations=meta.annotations,
-        validate=meta.validate,
-        no_background=meta.no_background,
-        allow_repeat=meta.allow_repeat,
-        council_eligible=meta.council_eligible,
-        inline_available=meta.inline_available,
-        direct_reply=meta.direct_reply,
-        metadata_json=meta.metadata_json,
-        min_level=meta.min_level,
+        **{name: getattr(meta, name) for name in _SAME_NAMES},
     )

@@ -10,12 +10,13 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, Unpack, overload
 
 from toolbus.errors import Code, Stage
 from toolbus.functions.declaration import describe
 from toolbus.functions.reply import Err, Ok, Reply, dump_output
 from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk.hooks import called
 from toolbus.sdk.invocation import CONTEXT, ToolInvocation, taking_host_fields
@@ -59,13 +60,36 @@ class Extension(Plugin):
         super().__init__(source, qualified=qualified, **options)
         self._handlers: list[Handler] = []  # for all tools that have no function of their own
 
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
+    def tool(
+        self, /, *, replace: bool = False, host_args: bool = False, **options: Unpack[ToolOptions]
+    ) -> Callable[[F], F]: ...
+    def tool(
+        self,
+        function: Any = None,
+        /,
+        *,
+        replace: bool = False,
+        host_args: bool = False,
+        **options: Unpack[ToolOptions],
+    ) -> Any:
+        """Offers a function; a decorator, as `Plugin.tool`, with ``host_args`` as for `add_tool`."""
+
+        def offer(function: F) -> F:
+            self.add_tool(function, replace=replace, host_args=host_args, **options)
+            return function
+
+        return offer if function is None else offer(function)
+
     def add_tool(
         self,
         tool: Callable[..., Any] | ToolDefinition | ToolSpec,
         *,
         replace: bool = False,
         host_args: bool = False,
-        **options: Any,
+        **options: Unpack[ToolOptions],
     ) -> ToolSpec:
         """Offers a tool with a function of its own, as `Plugin.add_tool` does.
 

@@ -14,11 +14,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.threads import Workers
+from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
 from toolbus.sdk.attempt import ConnectionSettings
 from toolbus.sdk.connection import Connection
@@ -113,25 +114,29 @@ class Plugin:
     @overload
     def tool(self, function: F, /) -> F: ...
     @overload
-    def tool(self, /, **options: Any) -> Callable[[F], F]: ...
-    def tool(self, function: Any = None, /, **options: Any) -> Any:
-        """Offers a function; a decorator, with or without the options of `llm_tool`. Returns the function itself."""
+    def tool(self, /, *, replace: bool = False, **options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
+    def tool(self, function: Any = None, /, *, replace: bool = False, **options: Unpack[ToolOptions]) -> Any:
+        """Offers a function; a decorator, with or without `ToolOptions`. Returns the function itself."""
 
         def offer(function: F) -> F:
-            self.add_tool(function, **options)
+            self.add_tool(function, replace=replace, **options)
             return function
 
         return offer if function is None else offer(function)
 
     def add_tool(
-        self, tool: Callable[..., Any] | ToolDefinition | ToolSpec, *, replace: bool = False, **options: Any
+        self,
+        tool: Callable[..., Any] | ToolDefinition | ToolSpec,
+        *,
+        replace: bool = False,
+        **options: Unpack[ToolOptions],
     ) -> ToolSpec:
         """Offers a tool, from any thread and also while connected; `ready` waits until the bus has it.
 
         Args:
             tool: a function, decorated with `llm_tool` or not, a `ToolDefinition` or a `ToolSpec`.
             replace: takes the place of the tool of that name, if there is one, without a moment in which there is none.
-            options: of `llm_tool`, for a function.
+            options: described in `ToolOptions`, for a function.
 
         Raises:
             SetupError: the plugin has a tool of that name, and it is not to be replaced.
@@ -288,7 +293,7 @@ class Plugin:
             on_ready()
 
 
-def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: Mapping[str, Any]) -> ToolSpec:
+def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: ToolOptions) -> ToolSpec:
     """Returns how to offer and run what an author hands in; see `Plugin.add_tool`."""
     if isinstance(tool, ToolSpec):
         return tool

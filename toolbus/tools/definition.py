@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from toolbus.functions.declaration import describe
 from toolbus.functions.hints import signature_of
+from toolbus.functions.tool_options import ToolOptions, ToolTraits
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 
 CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
@@ -60,12 +61,12 @@ class ToolDefinition:
         parameters = _without_ctx(self.parameters) if _takes_ctx(self.handler) else self.parameters
         return self if parameters is self.parameters else replace(self, parameters=parameters)
 
-    def spec(self, **options: Any) -> ToolSpec:
+    def spec(self, **options: Unpack[ToolTraits]) -> ToolSpec:
         """Returns how to offer and run it.
 
         Args:
-            options: as those of `toolbus.llm_tool`. Without ``timeout`` a call may take as long as whoever calls it
-                waits.
+            options: described in `ToolTraits`. Without ``timeout`` a call may take as long as its caller waits. The
+                flags of this definition count.
 
         Raises:
             TypeError, ValueError: naming the option that breaks its rule.
@@ -75,15 +76,15 @@ class ToolDefinition:
                 f"tool {self.name!r:.80}: parameters must be a dict, not {type(self.parameters).__name__}: give a JSON "
                 'Schema, {"type": "object"} for a tool that takes anything'
             )
-        meta = describe(
-            self.handler,
-            name=self.name,
-            description=self.description,
-            parameters=self.for_models().parameters,
-            no_background=self.no_background,
-            allow_repeat=self.allow_repeat,
+        described: ToolOptions = {
             **options,
-        )
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.for_models().parameters,
+            "no_background": self.no_background,
+            "allow_repeat": self.allow_repeat,
+        }
+        meta = describe(self.handler, **described)
         spec = spec_of(self.handler, meta if "timeout" in options else replace(meta, timeout=0.0))
         if not _takes_ctx(self.handler):
             return spec

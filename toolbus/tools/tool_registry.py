@@ -13,7 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 from toolbus.bus.calls.call_records import CallRecord
 from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing
@@ -26,6 +26,7 @@ from toolbus.dialects.result_text import text_of
 from toolbus.dialects.shape import Export
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.scope import CallContext
+from toolbus.functions.tool_options import ToolTraits
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk.neko import ToolDefinition as DictTool
 from toolbus.sdk.outgoing_calls import encodable
@@ -107,22 +108,24 @@ class ToolRegistry:
 
     # -- registering ---------------------------------------------------------------------------------------------
 
-    def tool(self, name: str, description: str, parameters: dict[str, Any], **options: Any) -> Callable[[F], F]:
+    def tool(
+        self, name: str, description: str, parameters: dict[str, Any], **options: Unpack[ToolTraits]
+    ) -> Callable[[F], F]:
         """Makes a function a tool; a decorator, which returns the function itself. The same name is replaced.
 
         Args:
             name: what models call it, `[A-Za-z0-9_.-]{1,64}`.
             description: tells a model when to use it.
             parameters: JSON Schema of the arguments. A parameter of the function called ``ctx`` is not the model's.
-            options: ``no_background``, ``allow_repeat`` and the other options of `toolbus.llm_tool`.
+            options: described in `ToolTraits`, none of them required.
 
         Raises:
             TypeError, ValueError, InvalidTool: naming what breaks a rule.
         """
-        flags = {flag: options.pop(flag, False) for flag in ("no_background", "allow_repeat")}
+        flags = (options.get("no_background", False), options.get("allow_repeat", False))
 
         def register(function: F) -> F:
-            self._register(ToolDefinition(name, description, parameters, function, **flags), options)
+            self._register(ToolDefinition(name, description, parameters, function, *flags), options)
             return function
 
         return register
@@ -188,7 +191,7 @@ class ToolRegistry:
             self._offer(spec_of(method), f"{BUS_SOURCE}.tasks")
         self._home.changed()
 
-    def _register(self, definition: Definition, options: Mapping[str, Any]) -> None:
+    def _register(self, definition: Definition, options: ToolTraits) -> None:
         if isinstance(definition, ToolDefinition):
             definition = definition.for_models()
             spec = definition.spec(**options)
