@@ -125,9 +125,7 @@ def test_a_broken_rule_is_told_where_the_decorator_stands(
 
 
 def test_an_unknown_option_is_refused_with_a_list_of_those_that_exist() -> None:
-    with pytest.raises(
-        TypeError, match=r"tool 'search': 'colour' is not an option of a tool; the options are name"
-    ):
+    with pytest.raises(TypeError, match=r"tool 'search': 'colour' is not an option of a tool; the options are name"):
         llm_tool(name="search", colour=1)  # type: ignore[call-overload]
 
 

@@ -1,0 +1,69 @@
+"""Holds the limits and the lengths of time of a bus as frozen records, each next to its reason.
+
+The values are injected: a bus gets them from its configuration, a test gives its own. Nothing here is read at import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the bus accepts. Each limit is named in the error that it causes, and can be configured.
+
+    Attributes:
+        message_bytes: one gRPC message towards the bus.
+        calls_in_flight: calls a session may hold in each direction, unless it asks for another number.
+        calls_in_flight_most: the highest number a session may ask for.
+        arguments_bytes: arguments of one call, in UTF-8.
+        result_bytes: output and content of one result; below the 4 MiB at which a default gRPC client ends its
+            whole stream.
+        held_bytes: arguments and results that the bus holds in all.
+        held_bytes_per_source: the same for the callers of one source.
+        waiting_bytes: what may wait for a peer that reads slowly, before its session is closed.
+        schema_bytes, schema_depth, schema_nodes: one tool's schema; nodes are counted with references expanded.
+        description_bytes: one tool's description.
+        tools: tools of one session.
+        tools_per_role: tools that one role has.
+        http_body_bytes: the body of one HTTP request.
+        callback_bytes: the body of a callback's answer.
+        sessions: sessions of the bus, zombies included.
+        call_depth: nested calls above one another.
+    """
+
+    message_bytes: int = 16 * MIB
+    calls_in_flight: int = 256
+    calls_in_flight_most: int = 4096
+    arguments_bytes: int = 1 * MIB
+    result_bytes: int = 4 * MIB - 64 * KIB
+    held_bytes: int = 256 * MIB
+    held_bytes_per_source: int = 64 * MIB
+    waiting_bytes: int = 64 * MIB
+    schema_bytes: int = 256 * KIB
+    schema_depth: int = 64
+    schema_nodes: int = 10_000
+    description_bytes: int = 16 * KIB
+    tools: int = 100_000
+    tools_per_role: int = 250_000
+    http_body_bytes: int = 1 * MIB
+    callback_bytes: int = 4 * MIB
+    sessions: int = 10_000
+    call_depth: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long the bus waits for what, in seconds. Tests give tiny values.
+
+    Attributes:
+        stuck_seconds: how long a call that ended early may keep its slot while the plugin has not confirmed the end:
+            a bus that forgets what is still running would overload the plugin.
+        quiet_seconds: how long a drained peer may send nothing before the bus ends its stream.
+    """
+
+    stuck_seconds: float = 60.0
+    quiet_seconds: float = 1.0
