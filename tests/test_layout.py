@@ -30,7 +30,7 @@ FLOORS = (
     "processes",
     "dropin.sandbox",
     "dropin",
-    "bus.loopback bus.outbound",
+    "bus.loopback bus.callback_url bus.outbound",
     "bus.catalog",
     "bus.calls",
     "bus.streams",

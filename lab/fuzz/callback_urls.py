@@ -21,17 +21,9 @@ from yarl import URL
 from lab.fuzz.choices import Choices
 from lab.fuzz.json_texts import text_of
 from lab.fuzz.target import Target, hold
+from toolbus.bus.callback_url import MAX_URL, CallbackUrl, parse_callback_url
 from toolbus.bus.gateway.contract_models import RegisterBody
-from toolbus.bus.loopback import (
-    MAX_URL,
-    CallbackUrl,
-    is_allowed_host_header,
-    is_allowed_origin,
-    is_loopback_host,
-    is_loopback_peer,
-    mask,
-    parse_callback_url,
-)
+from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_host, is_loopback_peer, mask
 
 VECTORS = Path(__file__).parents[2] / "tests" / "vectors" / "callback_urls.jsonl"
 SECRET = "s3cr3t-w0rd"

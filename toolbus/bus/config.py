@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.loopback import is_loopback_host, mask, parse_callback_url
+from toolbus.bus.loopback import is_loopback_host, mask
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.tool import Limits, is_source
 

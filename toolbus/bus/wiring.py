@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import toolbus
+from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.tripwire import Tripwire
@@ -30,7 +31,6 @@ from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.local import LocalCaller, LocalHandler, OnProgress
-from toolbus.bus.loopback import parse_callback_url
 from toolbus.bus.operators.admin_tools import AdminTools
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.streams.grpc_server import ToolBusService

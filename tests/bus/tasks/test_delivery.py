@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.bus.tasks.samples import Receiver, finished, running, soon
-from toolbus.bus.loopback import parse_callback_url
+from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.tasks.delivery import MAX_TEXT, Delivery, target_of
 from toolbus.bus.tasks.task import Task
 

@@ -25,11 +25,11 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.offer import Offered
 from toolbus.bus.gateway import callback_messages
-from toolbus.bus.loopback import CallbackUrl
 from toolbus.bus.outbound import open_session
 from toolbus.errors import Code, Stage
 from toolbus.tool import MIB, CallError, Limits, Result

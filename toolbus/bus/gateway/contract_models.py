@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from toolbus.bus.loopback import parse_callback_url
+from toolbus.bus.callback_url import parse_callback_url
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
 
 _PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

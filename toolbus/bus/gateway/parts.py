@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.catalog.entry import CatalogChanges
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.view import View
 from toolbus.bus.gateway.registrations import Registrations
-from toolbus.bus.loopback import CallbackUrl
 from toolbus.bus.streams.withdrawal import Withdrawal
 from toolbus.tool import Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_tools
 from toolbus.bus.catalog.entry import BUS_SOURCE, Outcome
@@ -23,7 +24,6 @@ from toolbus.bus.catalog.offer import Offered, prepare
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway.callback import CallbackHandler, Callbacks, Origin, accepting
-from toolbus.bus.loopback import CallbackUrl, parse_callback_url
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.withdrawal import tell_owners
 from toolbus.errors import InvalidRequest, InvalidTool, NotKept, NotPermitted

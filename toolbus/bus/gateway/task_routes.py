@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.call_answer import as_it_came
 from toolbus.bus.gateway.call_routes import GONE, unless_gone
@@ -23,7 +24,6 @@ from toolbus.bus.gateway.event_stream import EventStream, event
 from toolbus.bus.gateway.host_models import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
 from toolbus.bus.gateway.parts import Parts, Task
 from toolbus.bus.gateway.tool_routes import REFUSALS, not_to_us
-from toolbus.bus.loopback import parse_callback_url
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 AWAIT_SECONDS = 30.0  # below what common clients wait for an answer

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
+from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.entry import Outcome, ToolListing
 from toolbus.bus.catalog.schema import is_deeper
 from toolbus.bus.gateway.contract_models import (
@@ -24,7 +25,6 @@ from toolbus.bus.gateway.contract_models import (
 )
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.parts import Parts
-from toolbus.bus.loopback import CallbackUrl, parse_callback_url
 from toolbus.errors import InvalidTool
 from toolbus.tool import Limits, Tool
 

@@ -12,7 +12,7 @@ import logging
 import threading
 from concurrent.futures import CancelledError, Future
 
-from toolbus.bus.loopback import CallbackUrl, parse_callback_url
+from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.tasks.task import Task, compact
 from toolbus.bus.tasks.task_watchers import OnFinished, run_callback
 from toolbus.functions.threads import LoopThread

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.entry import BUS_SOURCE, Entry, ToolListing
-from toolbus.bus.loopback import CallbackUrl, parse_callback_url
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 
 PREFIX = "plugin:"  # of every source over there; set once, never doubled (REST-51)
