@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, NoReturn
 
 MAX_SHOWN = 80  # characters of somebody's value that an error message repeats
 MAX_NAMES_SHOWN = 8  # names that an error message lists
+# A misspelt name is compared with so many others, and only where it is so short: each pair takes about 10 µs.
+MAX_COMPARED = 500
+MAX_COMPARED_LENGTH = 100
 
 
 def shorten(text: str, limit: int = MAX_SHOWN) -> str:
@@ -27,6 +31,15 @@ def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:
     """Returns the first names for an error message, ``none`` where there are none."""
     first = list(names)
     return (", ".join(first[:limit]) or "none") + (" and others" if len(first) > limit else "")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns the one of the known names that a misspelt name is nearest to, "" where none is near."""
+    from difflib import get_close_matches  # only a message about a misspelt name needs it
+
+    if len(name) > MAX_COMPARED_LENGTH:
+        return ""
+    return next(iter(get_close_matches(name, list(islice(names, MAX_COMPARED)), 1)), "")
 
 
 def repair_utf8(text: str) -> str:

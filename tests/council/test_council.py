@@ -86,7 +86,7 @@ async def test_members_given_to_a_run_take_the_place_of_the_settings() -> None:
     shelf = Shelf(tool("look"))
     deliberation = await ran(Council(shelf, settings(ANN)), members=[BOB])
     assert [each.member_id for each in deliberation.outcomes] == ["bob"]
-    with pytest.raises(SetupError, match="'bob' is the id of two members"):
+    with pytest.raises(SetupError, match="'bob', it is the id of two members"):
         await Council(shelf, settings()).run([USER], members=[BOB, BOB])
 
 

@@ -112,22 +112,22 @@ def test_the_model_may_be_described_where_hosts_keep_it_and_its_connection_named
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[", "cannot be read"),
-        ("timeout_ms = 'soon'", "council settings: timeout_ms: 'soon' is no number"),
-        ("[[members]]\nrole = 'x'", "members[0]: has no name: give it one"),
-        ("sidecar = 5", "sidecar is 5, it must be a mapping"),
+        ("[", "cannot be parsed"),
+        ("timeout_ms = 'soon'", "council settings: timeout_ms is 'soon', it must be a number"),
+        ("[[members]]\nrole = 'x'", "members[0]: it has no name: give it one"),
+        ("sidecar = 5", "sidecar is 5, it must be an object"),
         ("[sidecar]\nconnection = 'home'\nmodel = 'm'", "the name of a connection (there are: none)"),
         ("[sidecar]\n[sidecarSettings]", "under sidecar and sidecarSettings, which mean the same"),
         (f"[sidecar]\napi_key = '{KEY}'", f"settings hold no key: take it out, and set {API_KEY_VARIABLE} in the env"),
         (f"[sidecar]\nconnection = 'http://u:{KEY}@h/v1'", f"leave them out, and set {API_KEY_VARIABLE} in the env"),
-        ("connections = ['x']", "connections must be a table"),
+        ("connections = ['x']", "connections is ['x'], it must be an object"),
         ("bundled = 1", "bundled is 1, it must be true or false"),
-        ("prompt_tools = 'prompts'", "they must be a list of files and folders"),
-        ("prompt_tools = ['nowhere']", "nowhere is not there: write it, or name a file or folder that is"),
-        ("prompt_tools = ['empty']", "empty holds none: name the file or folder that has them"),
+        ("prompt_tools = 'prompts'", "prompt_tools is 'prompts', it must be a list"),
+        ("prompt_tools = ['nowhere']", "nowhere does not exist: write it, or name a file or folder that does"),
+        ("prompt_tools = ['empty']", "empty has no prompt tools: name the file or folder that has them"),
     ],
 )
-def test_a_fault_in_the_file_is_refused_with_its_name_and_a_cure(tmp_path: Path, text: str, words: str) -> None:
+def test_a_fault_in_the_file_is_refused_with_its_name_and_a_fix(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "empty").mkdir()
     file = written(tmp_path, text)
     with pytest.raises(SetupError) as refusal:
@@ -144,7 +144,7 @@ def test_a_file_that_plans_without_a_model_is_refused_with_its_name(tmp_path: Pa
 
 
 def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="it holds no object"):
+    with pytest.raises(SetupError, match=r"the council file is .*, it must be an object"):
         loaded(written(tmp_path, "[1]", "c.json"))
 
 
@@ -238,13 +238,13 @@ async def test_keys_that_mean_nothing_are_named_in_the_answer() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"members": [{"name": "x", "chance": 10**400}]}, "is no number"),
+        ({"members": [{"name": "x", "chance": 10**400}]}, "must be a number"),
         ({"members": [ADA, ADA]}, "is the id of two members"),
         ({"settings": {"members": []}}, "members stand beside the settings"),
         ({"settings": {"Members": []}}, "members stand beside the settings"),
         ({"members": [{**ADA, "definition": "\ud800"}]}, "holds half of a surrogate pair"),
         ({"settings": {"plan_arguments": True}}, "there is no model that plans"),
-        ({"settings": {"mode": "sideways"}}, "is no mode"),
+        ({"settings": {"mode": "sideways"}}, "must be one of sidecar, inline"),
     ],
 )
 def test_a_run_that_breaks_a_rule_is_refused_before_it_begins(more: dict[str, Any], words: str) -> None:

@@ -113,26 +113,26 @@ def test_what_is_null_or_missing_keeps_its_default() -> None:
     assert SidecarSettings.read({"model": None, "topP": 0.5}) == SidecarSettings(top_p=0.5)
 
 
-def test_a_setting_that_nobody_knows_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_setting_is_named_in_a_warning_with_the_nearest_known_one(caplog: pytest.LogCaptureFixture) -> None:
     assert SidecarSettings.read({"temprature": 1}) == SidecarSettings()
-    assert "temprature" in caplog.text
+    assert "unknown keys are ignored: temprature (did you mean temperature?)" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ([], "sidecar is [], it must be a mapping"),
+        ([], "sidecar is [], it must be an object"),
         ({"temperature": 3}, "sidecar.temperature is 3, it must be a number from 0 to 2"),
         ({"temperature": float("nan")}, "sidecar.temperature is nan"),
         ({"temperature": True}, "sidecar.temperature is True"),
-        ({"topP": "0.9"}, "sidecar.top_p is '0.9', it must be a number from 0 to 1"),
-        ({"maxTokens": 0}, "sidecar.max_tokens is 0, it must be a whole number, 1 or more"),
-        ({"maxTokens": 1.5}, "sidecar.max_tokens is 1.5"),
-        ({"model": 7}, "sidecar.model is 7, it must be a text: quote it"),
-        ({"topP": 0.1, "top_p": 0.2}, "sidecar has both top_p and topP, which mean the same: keep one"),
+        ({"topP": "0.9"}, "sidecar.topP is '0.9', it must be a number from 0 to 1"),
+        ({"maxTokens": 0}, "sidecar.maxTokens is 0, it must be a whole number of at least 1"),
+        ({"maxTokens": 1.5}, "sidecar.maxTokens is 1.5"),
+        ({"model": 7}, "sidecar.model is 7, it must be text: put it in quotes"),
+        ({"topP": 0.1, "top_p": 0.2}, "sidecar.top_p is 0.2, it sets top_p a second time: keep one of topP and top_p"),
     ],
 )
-def test_a_setting_that_breaks_its_rule_is_refused_with_value_rule_and_cure(said: Any, sentence: str) -> None:
+def test_a_setting_that_breaks_its_rule_is_refused_with_value_rule_and_fix(said: Any, sentence: str) -> None:
     with pytest.raises(SetupError) as caught:
         SidecarSettings.read(said)
     assert sentence in str(caught.value)

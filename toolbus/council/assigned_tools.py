@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 
 from toolbus.council.available_tools import AvailableTool, missing_tool
 from toolbus.council.council_result import SkippedTool, ToolOutcome
 from toolbus.council.member import Member
+from toolbus.text import nearest
 
 MAX_NAMED = 8  # tools that one warning names
-# A misspelt name is looked for among so many, in so many cases of a run: it takes about 10 µs for each pair.
-_MAX_COMPARED = 500
-_MAX_HINTS = 4
-_LONGEST_COMPARED = 100  # characters
+_MAX_HINTS = 4  # misspelt names of a run for which the nearest is looked up: that takes up to 5 ms each
 _RULE = "no tool of that name is offered to councils: it is misspelt, stopped, revoked or not council_eligible"
 
 log = logging.getLogger("toolbus.extension")
@@ -66,5 +63,5 @@ def _gone(name: str) -> str:
 
 
 def _hint(name: str, tools: Mapping[str, AvailableTool]) -> str:
-    close = get_close_matches(name, list(tools)[:_MAX_COMPARED], 1) if len(name) <= _LONGEST_COMPARED else []
-    return f"; did you mean {close[0]}?" if close else ""
+    near = nearest(name, tools)
+    return f"; did you mean {near}?" if near else ""

@@ -1,6 +1,6 @@
-"""The file that gives a bus its council: members and settings, the model beside the conversation, prompt tools.
+"""Reads the file that gives a bus its council: members and settings, the sidecar model, prompt tools.
 
-TOML or JSON. What it says of members and settings `settings.py` reads, of the model `sidecar.py`. The model's API key
+TOML or JSON. `council_settings.py` reads members and settings, `sidecar.py` the model's settings. The model's API key
 comes from the environment and never from a file.
 """
 
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolbus.council.council_settings import CouncilSettings, read_file
+from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.language_model import LanguageModel
 from toolbus.council.prompt_tool import PromptTool, bundled_prompt_tools, read_prompt_tools
 from toolbus.council.sidecar import API_KEY_VARIABLE, SidecarSettings, sidecar_model
 from toolbus.errors import SetupError
+from toolbus.reader import Reader, read_file
 
 _SIDECARS = ("sidecar", "sidecarSettings", "sidecar_settings")
 _TOOLS_SETTINGS = ("toolsSettings", "tools_settings")
@@ -24,11 +25,11 @@ _TOOLS_SETTINGS = ("toolsSettings", "tools_settings")
 
 @dataclass(frozen=True, slots=True)
 class CouncilFile:
-    """What a council is made of.
+    """The parts of a council.
 
     Attributes:
         sidecar: the settings of the model.
-        model: it; None where the settings name none.
+        model: None where the settings name no model.
         prompt_tools: those of files, then the bundled ones, so that these count where a name comes twice.
     """
 
@@ -45,63 +46,51 @@ class CouncilFile:
             environ: has the API key of the model, under `API_KEY_VARIABLE`.
 
         Raises:
-            SetupError: naming the file, the value, the rule and the cure.
+            SetupError: naming the file, the value, the rule and how to fix it.
         """
-        return read_file(path, lambda said: _read(said, path.parent, environ))
+        return read_file(path, lambda content: _read(content, path.parent, environ))
 
 
-def _read(said: Any, folder: Path, environ: Mapping[str, str]) -> CouncilFile:
-    if not isinstance(said, Mapping):
-        raise SetupError("it holds no object: give names with values, such as members")
-    left = dict(said)
-    sidecar = _sidecar(left)
-    connections = _connections(left.pop("connections", None))
-    prompt_tools = _prompt_tools(left.pop("prompt_tools", None), folder)
-    bundled = left.pop("bundled", True)
-    if not isinstance(bundled, bool):
-        raise SetupError(f"bundled is {bundled!r:.80}, it must be true or false: write one of them, without quotes")
+def _read(content: Any, folder: Path, environ: Mapping[str, str]) -> CouncilFile:
+    entries = Reader(content, "the council file").entries()
+    sidecar = _sidecar(content)
+    connections = _text_by_name(entries.pop("connections", None))
+    prompt_tools = _prompt_tools(entries.pop("prompt_tools", None), folder)
+    bundled = entries.pop("bundled", None)
     return CouncilFile(
-        settings=CouncilSettings.read(left),
+        settings=CouncilSettings.read({key: each.value for key, each in entries.items() if key not in _SIDECARS}),
         sidecar=sidecar,
         model=sidecar_model(sidecar, api_key=environ.get(API_KEY_VARIABLE), connections=connections),
-        prompt_tools=(*prompt_tools, *(bundled_prompt_tools() if bundled else ())),
+        prompt_tools=(*prompt_tools, *(bundled_prompt_tools() if bundled is None or bundled.flag() else ())),
     )
 
 
-def _sidecar(left: dict[str, Any]) -> SidecarSettings:
-    """Takes the settings of the model out of a file's content, wherever the hosts of that system keep them."""
-    found = {name: left.pop(name) for name in _SIDECARS if left.get(name) is not None}
+def _sidecar(content: Mapping[str, Any]) -> SidecarSettings:
+    """Returns the settings of the model out of a file's content, wherever the hosts of that system keep them."""
+    described = {name: content[name] for name in _SIDECARS if content.get(name) is not None}
     for name in _TOOLS_SETTINGS:
-        tools_settings = left.get(name)
+        tools_settings = content.get(name)
         if isinstance(tools_settings, Mapping) and tools_settings.get("sidecar") is not None:
-            found[f"{name}.sidecar"] = tools_settings["sidecar"]
-    if len(found) > 1:
-        raise SetupError(f"the model is described under {' and '.join(found)}, which mean the same: keep one")
-    said: Any = next(iter(found.values()), {})
-    return SidecarSettings.read(said)
+            described[f"{name}.sidecar"] = tools_settings["sidecar"]
+    if len(described) > 1:
+        raise SetupError(f"the model is described under {' and '.join(described)}, which mean the same: keep one")
+    return SidecarSettings.read(next(iter(described.values()), {}))
 
 
-def _connections(said: Any) -> dict[str, str]:
-    if said is None:
-        return {}
-    if not isinstance(said, Mapping) or not all(isinstance(url, str) for url in said.values()):
-        raise SetupError('connections must be a table of URLs by name: write home = "http://127.0.0.1:8080/v1"')
-    return {str(name): url for name, url in said.items()}
+def _text_by_name(reader: Reader | None) -> dict[str, str]:
+    return {} if reader is None else {name: each.text() for name, each in reader.entries().items()}
 
 
-def _prompt_tools(said: Any, folder: Path) -> tuple[PromptTool, ...]:
+def _prompt_tools(reader: Reader | None, folder: Path) -> tuple[PromptTool, ...]:
     """Reads the files that are named; one tool that is broken is logged, a file with no other is refused."""
-    if said is None:
-        return ()
-    if not isinstance(said, list) or not all(isinstance(each, str) and each for each in said):
-        raise SetupError(f'prompt_tools are {said!r:.80}, they must be a list of files and folders: write ["prompts"]')
-    found: list[PromptTool] = []
-    for each in said:
-        if not (folder / each).exists():
-            raise SetupError(f"prompt_tools: {folder / each} is not there: write it, or name a file or folder that is")
-        read = read_prompt_tools(folder / each)
+    tools: list[PromptTool] = []
+    for name in reader.names() if reader is not None else ():
+        path = folder / name
+        if not path.exists():
+            raise SetupError(f"prompt_tools: {path} does not exist: write it, or name a file or folder that does")
+        read = read_prompt_tools(path)
         if not read.tools:
-            why = "; ".join(read.problems) or f"{folder / each} holds none: name the file or folder that has them"
+            why = "; ".join(read.problems) or f"{path} has no prompt tools: name the file or folder that has them"
             raise SetupError(f"prompt_tools: {why}")
-        found += read.tools
-    return tuple(found)
+        tools += read.tools
+    return tuple(tools)

@@ -23,11 +23,12 @@ from toolbus.council.council import Council
 from toolbus.council.council_events import CouncilEvent, OnEvent
 from toolbus.council.council_file import CouncilFile
 from toolbus.council.council_result import Deliberation
-from toolbus.council.council_settings import CouncilSettings, unknown_keys
+from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.council_watcher import Watcher
 from toolbus.council.history import CouncilHistory
 from toolbus.errors import PeerLost, SetupError
 from toolbus.functions.scope import ContextMessage
+from toolbus.text import quote
 from toolbus.tool import MIB
 
 MAX_RUNS = 100  # that are kept for retries
@@ -162,16 +163,19 @@ class CouncilService:
             SetupError: naming what is wrong in members or settings, and where in `said` it stands.
         """
         chat_id = said.get("chat_id", "")
+        ignored = _shown_keys(said.get("unknown", ()))
         asked = _Asked(
-            # Without a chat's name everybody's earlier results would be shown to everybody.
-            council=self._changed(said, remembers=bool(chat_id)),
+            # Without a chat's name the earlier results of each client would be shown to all.
+            council=self._changed(said, ignored, remembers=bool(chat_id)),
             messages=tuple(message_of(each) for each in said["messages"]),
             scene=Scene(chat_id, *(said.get(name, "") for name in ("persona", "character", "world_info"))),
             user_id=said.get("user_id", ""),
             attributes=said.get("attributes") or {},
             regenerates=said.get("regenerates", False),
-            ignored=_ignored(said),
+            ignored=tuple(ignored[:MAX_IGNORED]),
         )
+        if ignored:
+            log.warning("a council request: unknown keys are ignored: %s", ", ".join(asked.ignored))
         return partial(self._run, asked)
 
     def begin_retry(
@@ -193,7 +197,7 @@ class CouncilService:
             kept.deliberation.chosen(chosen)
         except SetupError as problem:
             raise SetupError(str(problem), ("only",)) from None
-        return partial(self._retry, kept, chosen, _named(unknown))
+        return partial(self._retry, kept, chosen, tuple(_shown_keys(unknown)))
 
     def find(self, run_id: str) -> dict[str, Any] | None:
         """Returns what became of a run; None where no such run is kept."""
@@ -259,8 +263,11 @@ class CouncilService:
             self._keep(kept)
             return _answered(kept.deliberation, ignored)
 
-    def _changed(self, said: Said, *, remembers: bool) -> Council:
+    def _changed(self, said: Said, ignored: list[str], *, remembers: bool) -> Council:
         """Returns the council with the settings and members of a request.
+
+        Args:
+            ignored: gets the places of unknown keys.
 
         Raises:
             SetupError: as for `begin`.
@@ -272,12 +279,18 @@ class CouncilService:
                 raise SetupError(why, ("settings", key))
         if said.get("members") is not None:
             changes["members"] = said["members"]
+        unknown: list[str] = []
         try:
-            return self._council.changed(self._council.settings.changed(changes), remembers=remembers)
+            council = self._council.changed(self._council.settings.changed(changes, unknown), remembers=remembers)
         except SetupError as problem:
             if problem.loc[:1] != ("members",):
                 problem.loc = "settings", *problem.loc
             raise
+        ignored += sorted(
+            (key if key.startswith("members[") else f"settings.{key}" for key in unknown),
+            key=lambda key: key.startswith("members["),
+        )
+        return council
 
     async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
         """Does what cancelling this, or closing the service, ends.
@@ -337,19 +350,9 @@ def _why_nobody(settings: CouncilSettings) -> str:
     return "the dice left everybody out: chance says how likely a member takes part"
 
 
-def _ignored(said: Said) -> tuple[str, ...]:
-    """Returns the names of what a request says that means nothing here."""
-    found = [*said.get("unknown", ())]
-    found += [f"settings.{name}" for name in unknown_keys(said.get("settings") or {})]
-    found += unknown_keys({"members": said.get("members") or ()})
-    if said.get("unknown"):  # of the others the reader of settings tells
-        log.warning("a council request: nothing is known of %s; they are left out", ", ".join(_named(said["unknown"])))
-    return _named(found)
-
-
-def _named(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns names as they may be shown: not too many, none too long, and without line ends."""
-    return tuple(repr(name[:80])[1:-1] for name in islice(names, MAX_IGNORED))
+def _shown_keys(names: Iterable[str]) -> list[str]:
+    """Returns keys as they may be shown: not too many, none too long, and without line ends."""
+    return [quote(name)[1:-1] for name in islice(names, MAX_IGNORED)]
 
 
 def _shown(record: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.shape import EndpointError, Json
 from toolbus.errors import SetupError
 from toolbus.loop.endpoint import Endpoint
+from toolbus.reader import Keys, Read, Reader, UnknownKey, list_unknown, snake_case
 from toolbus.tool import KIB, MIB
 
 log = logging.getLogger("toolbus.extension")
@@ -37,16 +39,8 @@ _NOT_BARE = (
     + WHERE_KEYS_GO
 )
 
-_KEYS = ("api_key", "apiKey", "api-key", "key")
-
-# Names of the settings as files and other hosts spell them.
-_SPELLINGS = {
-    "connection": ("connection", "connectionProfileId", "connection_profile_id"),
-    "model": ("model",),
-    "temperature": ("temperature",),
-    "top_p": ("top_p", "topP"),
-    "max_tokens": ("max_tokens", "maxTokens"),
-}
+_SUBJECT = "sidecar"
+_KEYS = {"api_key", "apiKey", "api-key", "key"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +65,23 @@ class SidecarSettings:
     max_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("connection", "model"):
-            _check_text(name, getattr(self, name))
-        _check_bare(self.connection)
-        for name, most in (("temperature", 2), ("top_p", 1)):
-            _check_number(name, getattr(self, name), most)
-        _check_count("max_tokens", self.max_tokens)
+        for name, read in _RULES.items():
+            object.__setattr__(self, name, read(Reader(getattr(self, name), path=f"{_SUBJECT}.{name}")))
 
     @classmethod
-    def read(cls, said: object) -> SidecarSettings:
+    def read(cls, settings: object) -> SidecarSettings:
         """Reads a mapping, with names as here or in camelCase; what is missing or null keeps its default.
 
         Raises:
-            SetupError: naming the value, the rule that it breaks and the cure.
+            SetupError: naming the value, the rule that it breaks and how to fix it.
         """
-        if not isinstance(said, Mapping):
-            raise SetupError(f"sidecar is {said!r:.80}, it must be a mapping: write for example {{'model': 'qwen3'}}")
-        for key in _KEYS:
-            if key in said:
-                raise SetupError(f"sidecar has {key}, but settings hold no key: take it out, and {WHERE_KEYS_GO}")
-        known = [spelling for spellings in _SPELLINGS.values() for spelling in spellings]
-        if unknown := [str(key)[:80] for key in said if key not in known]:
-            log.warning("sidecar: nothing is known of %s; they are left out", ", ".join(unknown))
-        values: dict[str, Any] = {}
-        for name, spellings in _SPELLINGS.items():
-            given = [spelling for spelling in spellings if said.get(spelling) is not None]
-            if len(given) > 1:
-                raise SetupError(f"sidecar has both {given[0]} and {given[1]}, which mean the same: keep one")
-            if given:
-                values[name] = said[given[0]]
-        if isinstance(most := values.get("max_tokens"), float) and most.is_integer():
-            values["max_tokens"] = int(most)  # JSON of a language that has one kind of number
+        unknown: list[UnknownKey] = []
+        reader = Reader(settings, path=_SUBJECT, unknown=unknown)
+        for key in reader.entries().keys() & _KEYS:
+            raise SetupError(f"sidecar has {key}, but settings hold no key: take it out, and {WHERE_KEYS_GO}")
+        values = reader.record(_SETTINGS, snake_case)
+        if unknown:
+            log.warning("%s: unknown keys are ignored: %s", _SUBJECT, list_unknown(unknown))
         return cls(**values)
 
     @property
@@ -253,26 +233,26 @@ class _Server:
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise SetupError(f"sidecar.{name} is {value!r:.80}, it must be a text: quote it")
-
-
-def _check_bare(connection: str) -> None:
-    """Refuses a URL that may hold a password or a key, without showing it: settings are shown to whoever asks."""
+def _connection(reader: Reader) -> str:
+    """Refuses a URL that may hold a password or a key, without showing it: every client that asks is shown settings."""
+    connection = reader.text()
     _, scheme, rest = connection.partition("://")
     if scheme and any(sign in rest for sign in "@?#"):
         raise SetupError(_NOT_BARE)
+    return connection
 
 
-def _check_number(name: str, value: object, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:  # NaN fails this too
-        raise SetupError(f"sidecar.{name} is {value!r:.80}, it must be a number from 0 to {most:g}")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SetupError(f"sidecar.{name} is {value!r:.80}, it must be a whole number, 1 or more")
+_RULES: Mapping[str, Read] = {
+    "connection": _connection,
+    "model": Reader.text,
+    "temperature": partial(Reader.number, least=0, most=2),
+    "top_p": partial(Reader.number, least=0, most=1),
+    "max_tokens": partial(Reader.whole, least=1),
+}
+_SETTINGS: Keys = {
+    **{name: (name, read) for name, read in _RULES.items()},
+    "connection_profile_id": ("connection", _connection),
+}
 
 
 def _base_url(text: str, connections: Mapping[str, str] | None) -> str:

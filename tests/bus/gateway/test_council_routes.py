@@ -163,7 +163,7 @@ async def test_a_council_file_with_a_fault_keeps_the_bus_from_starting(tmp_path:
     file.write_text("[[members]]\nchance = 'often'")
     for http in ("127.0.0.1:0", "off"):
         bus = Bus(Config(grpc=("127.0.0.1:0",), http=http, council=file))
-        with pytest.raises(SetupError, match=r"council\.toml: council settings: .*'often' is no number"):
+        with pytest.raises(SetupError, match=r"council\.toml: council settings: .*'often', it must be a number"):
             await bus.start()
         assert (bus.grpc_addresses, bus.http_address) == ((), None)
 
@@ -338,15 +338,15 @@ for _ in range(40):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"members": [{"tools": ["x"]}]}, "members[0]: has no name: give it one"),
-        ({"members": [{"name": "x", "chance": 1e400}]}, "is no number"),
+        ({"members": [{"tools": ["x"]}]}, "members[0]: it has no name: give it one"),
+        ({"members": [{"name": "x", "chance": 1e400}]}, "it must be a number"),
         ({"members": [BOB] * 2}, "is the id of two members"),
         ({"members": [BOB] * (MAX_MEMBERS + 1)}, "at most 100 items"),
         ({"members": [DEEP]}, "nested deeper than 16 levels"),
         ({"members": "Bob"}, "valid list"),
         ({"members": [5]}, "valid dictionary"),
         ({"messages": ["Hello"]}, "valid dictionary"),
-        ({"settings": {"timeoutMs": -1}}, "is not from 0 to 300 seconds"),
+        ({"settings": {"timeoutMs": -1}}, "it must be a number from 0 to 300000"),
         ({"settings": {"members": []}}, "members stand beside the settings"),
         ({"settings": {"plan_arguments": True}}, "there is no model that plans"),
         ({"settings": DEEP}, "nested deeper than 16 levels"),
