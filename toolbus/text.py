@@ -6,7 +6,7 @@ The one place for these: every floor uses it, and it uses nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -45,6 +45,32 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def repair_utf8(text: str) -> str:
     """Returns a text that UTF-8 can carry: each half of a surrogate pair, which models do write, becomes ``?``."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def join_surrogates(text: str) -> str:
+    """Returns a text with surrogate pairs joined to characters; a half alone becomes U+FFFD.
+
+    For texts of a model: JSON and streams may spell a character as a pair, which `repair_utf8` would lose.
+    """
+    if is_utf8(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def join_surrogates_in_json(value: Any) -> Any:
+    """Returns a JSON value with `join_surrogates` applied to every text in it, keys included."""
+    try:
+        return _join_in_json(value)
+    except RecursionError:  # nested too deeply to be written as JSON either
+        return value
+
+
+def _join_in_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else join_surrogates(value)
+    if isinstance(value, (dict, Mapping)):  # the check for dict takes a tenth of the time
+        return {_join_in_json(key): _join_in_json(inner) for key, inner in value.items()}
+    return [_join_in_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def is_utf8(text: str) -> bool:

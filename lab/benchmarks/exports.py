@@ -19,11 +19,11 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.fact import Fact
 from lab.benchmarks.table import Column, Line, Measured, measured, microseconds, milliseconds
 from toolbus.dialects import DIALECTS, Dialect, Export, find_dialect
-from toolbus.dialects.cost import estimate_tokens
+from toolbus.dialects.token_cost import estimate_tokens
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
+from toolbus.loop.export_cache import Offering
 from toolbus.loop.loop_settings import LoopSettings
-from toolbus.loop.offering import Offering
-from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.loop_tools import OwnTools
 from toolbus.testing import running_bus
 from toolbus.tool import Result, Tool
 

@@ -13,7 +13,7 @@ from typing import Any
 from lab.fuzz.choices import Choices
 from lab.fuzz.target import Target, hold
 from toolbus.dialects import Dialect, EndpointError, find_dialect
-from toolbus.dialects.names import NameTable
+from toolbus.dialects.wire_names import NameTable
 
 _FUNCTION = {"name": "echo", "arguments": '{"a":'}
 EVENTS: dict[str, tuple[dict[str, Any], ...]] = {

@@ -16,9 +16,9 @@ from tests.loop.model_server import Recording, Refuses, serving
 from tests.loop.official import official
 from toolbus.council.language_model import Completion, Question, completed
 from toolbus.council.sidecar import SidecarError, SidecarSettings, model_of, sidecar_model
+from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.mcp import Mcp
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.dialects.shape import EndpointError
 from toolbus.errors import SetupError
 from toolbus.loop import Endpoint, ollama_endpoint
 

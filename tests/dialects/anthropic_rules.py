@@ -14,16 +14,10 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 from anthropic.types.tool_result_block_param import Content as ResultContent
 from pydantic import TypeAdapter
 
-from tests.dialects.samples import SAMPLES
+from tests.dialects.sample_tools import SAMPLES
 from toolbus.dialects.anthropic import Anthropic
-from toolbus.dialects.names import PLAIN_NAMES, NameTable
-from toolbus.dialects.shape import (
-    Answered,
-    Answers,
-    Json,
-    Message,
-    ModelCall,
-)
+from toolbus.dialects.conversation import Answered, Answers, Json, Message, ModelCall
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolbus.dialects.alternation import alternating, system_text
-from toolbus.dialects.shape import Json, Message, Turn
+from toolbus.dialects.conversation import Json, Message, Turn
 
 OPENING: Json = {"role": "user", "parts": ["."]}
 

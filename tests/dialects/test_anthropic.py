@@ -26,15 +26,10 @@ from tests.dialects.anthropic_rules import (
     use,
     whole,
 )
-from tests.dialects.samples import CHINESE, PLAIN, SAMPLES
-from toolbus.dialects.names import PLAIN_NAMES
-from toolbus.dialects.shape import (
-    Answered,
-    Delta,
-    EndpointError,
-    Json,
-    Turn,
-)
+from tests.dialects.sample_tools import CHINESE, PLAIN, SAMPLES
+from toolbus.dialects.conversation import Answered, Delta, Json, Turn
+from toolbus.dialects.dialect import EndpointError
+from toolbus.dialects.wire_names import PLAIN_NAMES
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
 

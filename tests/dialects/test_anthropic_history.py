@@ -20,17 +20,9 @@ from tests.dialects.anthropic_rules import (
     use,
     whole,
 )
-from tests.dialects.histories import Asked, histories
-from tests.dialects.samples import DOTTED, EMPTY, PLAIN
-from toolbus.dialects.shape import (
-    Answered,
-    Answers,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    Turn,
-)
+from tests.dialects.random_histories import Asked, histories
+from tests.dialects.sample_tools import DOTTED, EMPTY, PLAIN
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.tool import Result
 
 # -- histories -------------------------------------------------------------------------------------------------------

@@ -1,315 +1,169 @@
-"""A conversation in the order that providers insist on, whatever a host has kept of it."""
+"""Characters outside of the first plane are two halves in JSON's escapes; in every dialect a turn can be sent again."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.dialects.histories import ARGUMENTS, IDS
-from toolbus.dialects.conversation import (
-    LOST,
-    OwnAnswer,
-    Step,
-    arguments_text,
-    declared,
-    fitting_id,
-    names_of,
-    steps,
-    unique_calls,
-    unique_id,
-    wire_name,
-    written_arguments,
-)
-from toolbus.dialects.names import GEMINI_NAMES, PLAIN_NAMES, NameTable
-from toolbus.dialects.shape import Answered, Answers, Export, HistoryItem, Message, ModelCall, Turn
-from toolbus.tool import Result
+from tests.dialects.sample_tools import PLAIN
+from toolbus.dialects import Dialect, Message, Turn, find_dialect
+from toolbus.dialects.conversation import Delta, ModelCall, SurrogateJoiner, model_call
+from toolbus.dialects.realtime_dialect import RealtimeDialect, RealtimeEvent
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
+from toolbus.text import join_surrogates_in_json
 
-OWN = "own"
-USER = Message("user", "hello")
-FIT = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+Json = dict[str, Any]
+HIGH, LOW = "\ud83d", "\ude00"  # of 😀
 
 
-def call(call_id: str, name: str = "now", arguments_json: str = "{}") -> ModelCall:
-    return ModelCall(call_id, name, arguments_json, True, name)
+def _openai(pieces: list[str]) -> list[Json]:
+    call = {"index": 0, "id": "call_1", "function": {"name": PLAIN.name, "arguments": ""}}
+    deltas: list[Json] = [{"tool_calls": [call]}]
+    for piece in pieces:
+        more = {"index": 0, "function": {"arguments": piece}}
+        deltas.append({"content": piece, "reasoning_content": piece, "tool_calls": [more]})
+    return [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
 
 
-def turn(*ids: str, dialect: str = OWN) -> Turn:
-    return Turn(calls=tuple(map(call, ids)), dialect=dialect)
+def _responses(pieces: list[str]) -> list[Json]:
+    call = {"type": "function_call", "call_id": "call_1", "name": PLAIN.name, "arguments": ""}
+    events: list[Json] = [{"type": "response.output_item.added", "output_index": 1, "item": call}]
+    for piece in pieces:
+        events.append({"type": "response.output_text.delta", "output_index": 0, "delta": piece})
+        events.append({"type": "response.reasoning_text.delta", "delta": piece})
+        events.append({"type": "response.function_call_arguments.delta", "output_index": 1, "delta": piece})
+    return events
 
 
-def result(number: int) -> Result:
-    return Result(output_json=str(number))
-
-
-def answers(*answered: tuple[ModelCall, int]) -> Answers:
-    return Answers(tuple(Answered(each, result(number)) for each, number in answered))
-
-
-def told(items: Sequence[Any], dialect: str = OWN) -> list[Any]:
-    """Returns what `steps` makes: of a step its ids and outputs, where None stands for LOST."""
-    return [
-        (
-            [each.id for each in step.turn.calls],
-            [
-                None if answer is LOST else int(answer.output_json)
-                for answer in step.answers
-                if isinstance(answer, Result)
-            ],
-        )
-        if isinstance(step, Step)
-        else step
-        for step in steps(items, dialect)
+def _anthropic(pieces: list[str]) -> list[Json]:
+    blocks: list[Json] = [
+        {"type": "thinking", "thinking": ""},
+        {"type": "text", "text": ""},
+        {"type": "tool_use", "id": "call_1", "name": PLAIN.name, "input": {}},
     ]
+    keys = {"thinking_delta": "thinking", "text_delta": "text", "input_json_delta": "partial_json"}
+    events: list[Json] = []
+    for index, (block, (kind, key)) in enumerate(zip(blocks, keys.items(), strict=True)):
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        events += [
+            {"type": "content_block_delta", "index": index, "delta": {"type": kind, key: piece}} for piece in pieces
+        ]
+        events.append({"type": "content_block_stop", "index": index})
+    return events
 
 
-# -- pairing ---------------------------------------------------------------------------------------------------------
+def _gemini(pieces: list[str]) -> list[Json]:
+    parts: list[Json] = [{"text": piece, "thought": True} for piece in pieces]
+    parts += [{"text": piece} for piece in pieces]
+    parts.append({"function_call": {"name": PLAIN.name, "args": {"city": "".join(pieces)}}})
+    return [{"candidates": [{"content": {"parts": [part]}}]} for part in parts]
 
 
-def test_an_answered_turn_is_one_step() -> None:
-    assert told([USER, turn("a", "b"), answers((call("a"), 1), (call("b"), 2))]) == [USER, (["a", "b"], [1, 2])]
+def _ollama(pieces: list[str]) -> list[Json]:
+    call = {"function": {"name": PLAIN.name, "arguments": {"city": "".join(pieces)}}}
+    chunks: list[Json] = [{"content": piece, "thinking": piece} for piece in pieces]
+    return [{"message": chunk} for chunk in [*chunks, {"tool_calls": [call]}]]
 
 
-def test_a_turn_without_calls_is_a_step_without_answers() -> None:
-    assert told([turn()]) == [([], [])]
+STREAMS: Mapping[str, Callable[[list[str]], list[Json]]] = {
+    "openai": _openai,
+    "openai-responses": _responses,
+    "anthropic": _anthropic,
+    "gemini": _gemini,
+    "ollama": _ollama,
+}
 
 
-def test_answers_stand_in_the_order_of_the_calls_however_they_came() -> None:
-    items = [turn("a", "b", "c"), answers((call("c"), 3)), answers((call("b"), 2), (call("a"), 1))]
-    assert told(items) == [(["a", "b", "c"], [1, 2, 3])]
+def _heard(dialect: Dialect, events: list[Json]) -> tuple[list[Delta], Turn]:
+    stream = dialect.stream(dialect.export([PLAIN]).names)
+    deltas = [delta for event in events for delta in stream.feed(event)]
+    return deltas, stream.finish()
 
 
-def test_an_answer_that_came_late_moves_up_to_its_call() -> None:
-    assert told([turn("a"), USER, answers((call("a"), 1))]) == [(["a"], [1]), USER]
-
-
-def test_a_call_that_nobody_answered_gets_an_error_that_says_so() -> None:
-    assert told([turn("a", "b"), answers((call("b"), 2)), USER]) == [(["a", "b"], [None, 2]), USER]
-    assert LOST.is_error
-    assert LOST.error is not None
-    assert "it is not known whether it ran" in LOST.error.message
-
-
-def test_an_answer_whose_turn_was_trimmed_gets_a_call_written_for_it() -> None:
-    (step,) = steps([answers((call("a", "weather", '{"city":1}'), 1))], OWN)
-    assert isinstance(step, Step)
-    assert (step.turn.calls, step.answers) == ((call("a", "weather", '{"city":1}'),), (result(1),))
-    assert step.turn.dialect == ""  # nothing of the provider's own is there to be echoed
-
-
-def test_orphans_of_one_item_are_one_step_and_the_others_go_where_they_belong() -> None:
-    items = [turn("a"), USER, answers((call("x"), 8), (call("a"), 1), (call("y"), 9))]
-    assert told(items) == [(["a"], [1]), USER, (["x", "y"], [8, 9])]
-
-
-def test_a_second_answer_to_the_same_call_is_an_orphan_and_not_lost() -> None:
-    assert told([turn("a"), answers((call("a"), 1)), answers((call("a"), 2))]) == [(["a"], [1]), (["a_1"], [2])]
-
-
-def test_of_two_turns_with_the_same_id_the_newer_open_one_is_answered() -> None:
-    items = [turn("a"), turn("a"), answers((call("a"), 2)), answers((call("a"), 1))]
-    assert told(items) == [(["a"], [1]), (["a_1"], [2])]
-
-
-def test_of_calls_with_the_same_id_the_very_same_one_is_answered() -> None:
-    first, second = call("a", "first"), call("a", "second")
-    items = [Turn(calls=(first,)), Turn(calls=(second,)), answers((first, 1)), answers((second, 2))]
-    assert told(items) == [(["a"], [1]), (["a_1"], [2])]
-
-
-def test_messages_and_what_is_in_the_providers_form_keep_their_places() -> None:
-    form = {"role": "user", "content": "hello"}
-    assert told([form, USER, turn("a"), form]) == [form, USER, (["a"], [None]), form]
-
-
-def test_an_answer_in_the_providers_form_is_filed_by_its_id() -> None:
-    own = OwnAnswer("b", {"content": "rain"})
-    (step,) = steps([turn("a", "b"), own], OWN)
-    assert isinstance(step, Step)
-    assert step.answers == (LOST, own)
-
-
-def test_an_answer_without_an_id_goes_to_the_first_call_that_is_open() -> None:
-    first, second = OwnAnswer("", {"content": "1"}), OwnAnswer("", {"content": "2"})
-    (step,) = steps([turn("a", "b"), first, second], OWN)
-    assert isinstance(step, Step)
-    assert step.answers == (first, second)
-
-
-@pytest.mark.parametrize("call_id", ["x", ""])
-def test_an_answer_in_the_providers_form_that_fits_no_call_stays_as_it_is(call_id: str) -> None:
-    written = {"content": "rain"}
-    assert steps([turn(), OwnAnswer(call_id, written)], OWN)[1] is written
-
-
-# -- ids -------------------------------------------------------------------------------------------------------------
-
-
-def test_ids_that_a_server_gives_in_every_turn_anew_are_made_unique_with_their_answers() -> None:
-    items = [turn("call_0"), answers((call("call_0"), 1)), turn("call_0", "call_1"), answers((call("call_0"), 2))]
-    assert told(items) == [(["call_0"], [1]), (["call_0_1", "call_1"], [2, None])]
-
-
-def test_an_id_that_was_made_unique_before_is_not_given_twice() -> None:
-    assert [ids for ids, _ in told([turn("a"), turn("a_1"), turn("a")])] == [["a"], ["a_1"], ["a_2"]]
-
-
-def test_ids_of_the_same_dialect_stay_as_they_are_and_those_of_others_are_made_to_fit() -> None:
-    odd = "functions.now:0"
-    assert told([turn(odd)]) == [([odd], [None])]
-    ((made,), _) = told([turn(odd, dialect="another")])[0]
-    assert FIT.fullmatch(made)
-    assert made == fitting_id(odd)
-
-
-@given(st.text(st.characters(exclude_categories=())) | st.sampled_from(IDS))
-def test_any_id_can_be_made_to_fit_and_always_to_the_same(call_id: str) -> None:
-    made = fitting_id(call_id)
-    assert not made if not call_id else FIT.fullmatch(made)
-    assert fitting_id(made) == made == fitting_id(call_id)
-
-
-@given(st.sampled_from(["", "a", "x" * 40, "call_0"]), st.integers(0, 30))
-def test_an_id_made_of_a_fitting_one_is_free_and_fits(call_id: str, times: int) -> None:
-    taken: set[str] = set()
-    for _ in range(times + 1):
-        made = unique_id(call_id, taken)
-        assert made not in taken
-        assert FIT.fullmatch(made)
-        taken.add(made)
-
-
-def test_calls_of_one_turn_get_an_id_each() -> None:
-    made = unique_calls([call("a"), call("a"), call(""), call("a_1"), call("")])
-    assert [each.id for each in made] == ["a", "a_1", "call_0", "a_1_1", "call_1"]
-
-
-# -- names and arguments ---------------------------------------------------------------------------------------------
-
-
-def test_a_call_has_the_name_that_its_tool_has_now() -> None:
-    names = NameTable.build(["files.read", "files_read"], PLAIN_NAMES)
-    assert wire_name(call("a", "files.read"), names, PLAIN_NAMES) == names.to_wire["files.read"] != "files_read"
-
-
-@pytest.mark.parametrize(("rule", "wire"), [(PLAIN_NAMES, "gone_tool"), (GEMINI_NAMES, "gone.tool")])
-def test_a_tool_that_is_gone_is_called_by_a_name_that_the_provider_accepts(rule: Any, wire: str) -> None:
-    assert wire_name(call("a", "gone.tool"), names_of(None, rule), rule) == wire
-
-
-def test_an_invented_name_is_not_taken_for_a_tool_of_the_bus() -> None:
-    names = NameTable.build(["files.read"], PLAIN_NAMES)
-    invented = ModelCall("a", "files.read", "{}", known=False, wire_name="files.read")
-    assert wire_name(invented, names, GEMINI_NAMES) == "files.read"
-    nameless = ModelCall("a", "功能", "{}", known=False)
-    assert PLAIN_NAMES.accepts(wire_name(nameless, names, PLAIN_NAMES))
-
-
-@pytest.mark.parametrize("text", ['{"city": "Paris"}', "{}", ' {"n": 10000000000000000000000} '])
-def test_arguments_that_are_an_object_stay_as_the_model_wrote_them(text: str) -> None:
-    assert arguments_text(text) == text
-
-
-@pytest.mark.parametrize("text", ["", "[1]", '"x"', "null", '{"cut', '{"a": NaN}', "[" * 100_000])
-def test_arguments_that_are_no_object_are_an_empty_one(text: str) -> None:
-    assert arguments_text(text) == "{}"
-
-
+@pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize(
-    ("given", "text"),
-    [(None, ""), ("", ""), ('{"cut', '{"cut'), ({"城": [1, None]}, '{"城":[1,null]}'), ({}, "{}"), ([1], "[1]")],
+    ("pieces", "whole"),
+    [
+        (["a", HIGH, LOW, "b"], "a😀b"),
+        (["a" + HIGH, LOW], "a😀"),
+        (["a", HIGH], "a\ufffd"),
+        ([LOW, HIGH], "\ufffd\ufffd"),
+    ],
+    ids=["two chunks", "inside chunks", "cut", "turned round"],
 )
-def test_arguments_may_come_as_text_or_as_what_it_says(given: Any, text: str) -> None:
-    assert written_arguments(given) == text
-
-
-# -- exports ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_export_gives_its_tools_and_names_to_its_own_dialect_only() -> None:
-    export = Export(OWN, ({"name": "x"},), NameTable.build(["x"], PLAIN_NAMES), {})
-    assert declared(export, OWN) == [{"name": "x"}]
-    assert names_of(export, GEMINI_NAMES) is export.names
-    with pytest.raises(ValueError, match="these tools were exported for 'own', the request is for 'openai': export"):
-        declared(export, "openai")
-
-
-def test_without_an_export_there_are_no_tools_and_every_name_is_unknown() -> None:
-    assert declared(None, OWN) == []
-    assert names_of(None, GEMINI_NAMES) == NameTable.empty(GEMINI_NAMES)
-
-
-# -- any conversation ------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def conversations(draw: st.DrawFn) -> list[HistoryItem | OwnAnswer]:
-    """Returns turns answered in part, late, twice, in the provider's form or not at all; each answer is new."""
-    items: list[HistoryItem | OwnAnswer] = []
-    made: list[ModelCall] = [call("trimmed"), call("call_0", "other")]
-    number = 0
-    for kind in draw(st.lists(st.sampled_from(("message", "turn", "answers", "own answer", "form")), max_size=10)):
-        if kind == "message":
-            items.append(USER)
-        elif kind == "form":
-            items.append({"role": "user"})
-        elif kind == "turn":
-            asked = draw(st.lists(st.tuples(st.sampled_from(IDS), st.sampled_from(ARGUMENTS)), max_size=3))
-            calls = tuple(call(call_id, "now", arguments) for call_id, arguments in asked)
-            items.append(Turn(calls=calls, dialect=draw(st.sampled_from((OWN, "another")))))
-            made += calls
-        elif kind == "answers":
-            chosen = draw(st.lists(st.sampled_from(made), max_size=3))
-            items.append(answers(*((each, number + place) for place, each in enumerate(chosen))))
-            number += len(chosen)
-        else:
-            items.append(OwnAnswer(draw(st.sampled_from(IDS)), {"content": number}))
-            number += 1
-    return items
-
-
-def outcomes(step: Step) -> list[str]:
-    return [
-        json.dumps(answer.written["content"]) if isinstance(answer, OwnAnswer) else answer.output_json
-        for answer in step.answers
-        if answer is not LOST
-    ]
-
-
-@given(conversations())
-def test_every_call_has_one_answer_and_an_id_of_its_own_and_no_answer_is_lost_or_told_twice(
-    items: list[HistoryItem | OwnAnswer],
+def test_halves_of_characters_are_joined_or_replaced_and_the_turn_can_be_sent_again(
+    name: str, pieces: list[str], whole: str
 ) -> None:
-    made = steps(items, OWN)
-    found = [step for step in made if isinstance(step, Step)]
-    ids = [each.id for step in found for each in step.turn.calls]
-    assert all(len(step.answers) == len(step.turn.calls) for step in found)
-    assert len(set(ids)) == len(ids)
-    assert all(ids)
-    asked = Counter(each.arguments_json for item in items if isinstance(item, Turn) for each in item.calls)
-    assert not asked - Counter(each.arguments_json for step in found for each in step.turn.calls)
-    loose = [json.dumps(entry["content"]) for entry in made if isinstance(entry, Mapping) and "content" in entry]
-    given = [each.result.output_json for item in items if isinstance(item, Answers) for each in item.answered]
-    given += [json.dumps(item.written["content"]) for item in items if isinstance(item, OwnAnswer)]
-    assert Counter([*(said for step in found for said in outcomes(step)), *loose]) == Counter(given)
+    dialect = find_dialect(name)
+    assert isinstance(dialect, Dialect)
+    deltas, turn = _heard(dialect, STREAMS[name](pieces))
+    assert (turn.text, turn.reasoning) == (whole, whole)
+    assert all(delta.text.encode() for delta in deltas)  # each can be printed, and says something
+    for kind in ("text", "reasoning"):
+        shown = "".join(delta.text for delta in deltas if delta.kind == kind)
+        assert shown in (whole, whole[:-1])  # a half at the very end is waited for in vain
+    (call,) = turn.calls
+    assert whole in call.arguments_json
+    assert (call.name, call.known) == (PLAIN.name, True)
+    request = dialect.request([Message("user", "hello"), turn], dialect.export([PLAIN]))
+    assert whole in json.dumps(request, ensure_ascii=False).encode().decode()
 
 
-@given(conversations(), st.data())
-def test_a_conversation_that_grows_keeps_its_beginning_but_for_answers_that_come_late(
-    items: list[HistoryItem | OwnAnswer], data: st.DataObject
-) -> None:
-    before = steps(items[: data.draw(st.integers(0, len(items)))], OWN)
-    for old, new in zip(before, steps(items, OWN), strict=False):
-        if isinstance(old, Step):
-            assert isinstance(new, Step)
-            assert old.turn == new.turn
-            assert all(first in (LOST, then) for first, then in zip(old.answers, new.answers, strict=True))
-        else:
-            assert old == new
-    assert len(before) <= len(steps(items, OWN))
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_turn_without_halves_is_what_the_stream_said(name: str) -> None:
+    dialect = find_dialect(name)
+    assert isinstance(dialect, Dialect)
+    deltas, turn = _heard(dialect, STREAMS[name](["天気", " 😀"]))
+    assert (turn.text, turn.reasoning) == ("天気 😀", "天気 😀")
+    assert [delta.text for delta in deltas if delta.kind == "text"] == ["天気", " 😀"]
+    assert "\ufffd" not in json.dumps(turn.raw, ensure_ascii=False)
+
+
+def test_halves_wait_for_their_own_kind_and_those_that_wait_in_vain_are_replaced() -> None:
+    characters = SurrogateJoiner()
+    said = [("text", "a" + HIGH), ("reasoning", "b"), ("text", ""), ("text", LOW), ("text", HIGH), ("text", HIGH + "c")]
+    kinds: list[Delta] = [Delta("text" if kind == "text" else "reasoning", text) for kind, text in said]
+    heard = [[(delta.kind, delta.text) for delta in characters.join([delta])] for delta in kinds]
+    assert heard == [[("text", "a")], [("reasoning", "b")], [], [("text", "😀")], [], [("text", "\ufffd\ufffdc")]]
+
+
+def _realtime(name: str, piece: str) -> Json:
+    if name == "gemini-live":
+        return {"server_content": {"model_turn": {"parts": [{"text": piece}]}}}
+    return {"type": "response.output_text.delta", "response_id": "r1", "delta": piece}
+
+
+@pytest.mark.parametrize("name", ["openai-realtime", "gemini-live"])
+def test_a_realtime_session_says_whole_characters_too(name: str) -> None:
+    dialect = find_dialect(name)
+    assert isinstance(dialect, RealtimeDialect)
+    parser = dialect.parser(NameTable.empty())
+    said: list[list[RealtimeEvent]] = [parser.feed(_realtime(name, piece)) for piece in ("a" + HIGH, LOW)]
+    assert said == [[Delta("text", "a")], [Delta("text", "😀")]]
+
+
+def test_a_half_of_a_response_that_was_cancelled_is_not_said_in_the_next_one() -> None:
+    dialect = find_dialect("openai-realtime")
+    assert isinstance(dialect, RealtimeDialect)
+    parser = dialect.parser(NameTable.empty())
+    parser.feed(_realtime("openai-realtime", HIGH))
+    parser.feed({"type": "response.created", "response": {"id": "r2"}})
+    assert parser.feed(_realtime("openai-realtime", "no")) == [Delta("text", "no")]
+
+
+def test_a_call_with_halves_in_its_id_and_name_is_one_that_can_be_told() -> None:
+    call = model_call(NameTable.build(["a"], PLAIN_NAMES), HIGH + LOW, "a" + HIGH, f'"{HIGH}"')
+    assert call == ModelCall("😀", "a\ufffd", '"\ufffd"', False, "a\ufffd")
+
+
+def test_json_is_mended_wherever_a_text_stands_and_left_alone_elsewhere() -> None:
+    assert join_surrogates_in_json({HIGH: [1, None, True, 2.5, {"a": (HIGH + LOW,)}]}) == {
+        "\ufffd": [1, None, True, 2.5, {"a": ["😀"]}]
+    }
+    deep: Any = HIGH
+    for _ in range(100_000):
+        deep = [deep]
+    assert join_surrogates_in_json(deep) is deep

@@ -14,11 +14,12 @@ from google import genai
 from google.genai import types
 from hypothesis import HealthCheck, given, settings
 
-from tests.dialects.histories import Asked, histories
-from tests.dialects.samples import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES
+from tests.dialects.random_histories import Asked, histories
+from tests.dialects.sample_tools import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES
+from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.gemini import Gemini
-from toolbus.dialects.names import GEMINI_NAMES, NameTable
-from toolbus.dialects.shape import Answered, Answers, Delta, EndpointError, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.wire_names import GEMINI_NAMES, NameTable
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
 

@@ -11,10 +11,11 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dialects.samples import CHINESE, DOTTED, PLAIN, SAMPLES
+from tests.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAMPLES
+from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall
 from toolbus.dialects.gemini_live import GeminiLive
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Answered, CallsCancelled, Delta, Json, ModelCall, RealtimeEvent
+from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeEvent
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Result
 

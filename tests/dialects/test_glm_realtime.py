@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from openai.types.realtime import RealtimeFunctionTool
 
-from tests.dialects.samples import PLAIN, SAMPLES
+from tests.dialects.sample_tools import PLAIN, SAMPLES
+from toolbus.dialects.conversation import Answered, ModelCall
 from toolbus.dialects.glm_realtime import GlmRealtime
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Answered, CallsCancelled, ModelCall, RealtimeEvent
+from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeEvent
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import SetupError
 from toolbus.tool import Result
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from openai.types.realtime import RealtimeFunctionTool
 
-from tests.dialects.samples import PLAIN, SAMPLES
+from tests.dialects.sample_tools import PLAIN, SAMPLES
+from toolbus.dialects.conversation import Answered, ModelCall
 from toolbus.dialects.grok import Grok
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Answered, ModelCall
+from toolbus.dialects.wire_names import NameTable
 from toolbus.tool import Result
 
 DIALECT = Grok()

@@ -11,10 +11,10 @@ import mcp.types
 import pytest
 from mcp.types.methods import serialize_server_result
 
-from tests.dialects.samples import CHINESE, DOTTED, QUALIFIED, SAMPLES
+from tests.dialects.sample_tools import CHINESE, DOTTED, QUALIFIED, SAMPLES
+from toolbus.dialects.conversation import Answered, Json, Message, ModelCall
 from toolbus.dialects.mcp import MCP_NAMES, Mcp, call_tool_result
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Answered, Json, Message, ModelCall
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code, InvalidRequest, Stage
 from toolbus.tool import Annotations, CallError, Result, Tool
 from toolbus.v1 import tool_pb2 as pb

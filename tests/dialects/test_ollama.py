@@ -9,22 +9,13 @@ import ollama
 import pytest
 from hypothesis import given
 
-from tests.dialects.histories import Asked, histories
-from tests.dialects.samples import CHINESE, SAMPLES
-from toolbus.dialects.names import NameTable
+from tests.dialects.random_histories import Asked, histories
+from tests.dialects.sample_tools import CHINESE, SAMPLES
+from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.dialect import EndpointError
+from toolbus.dialects.export import Export
 from toolbus.dialects.ollama import Ollama
-from toolbus.dialects.shape import (
-    Answered,
-    Answers,
-    Delta,
-    EndpointError,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    Turn,
-)
+from toolbus.dialects.wire_names import NameTable
 from toolbus.tool import Result
 
 EXPORT = Ollama().export(SAMPLES)
@@ -189,7 +180,7 @@ def test_messages_in_ollamas_form_are_paired_like_all_others() -> None:
     call = chunk(tool_calls=[asked("now"), asked("draw")])["message"]
     own = {"role": "tool", "tool_name": "now", "content": "mine"}
     history = Ollama().history([call, Message("user", "And?"), own], NAMES)
-    assert [text.split(",")[0] for _, text in paired(history)] == ["mine", "no result of this call was kept"]
+    assert [text.split(",")[0] for _, text in paired(history)] == ["mine", "the result of this call was not recorded"]
 
 
 def test_a_message_in_ollamas_form_whose_calls_name_nothing_goes_without_them() -> None:

@@ -19,22 +19,13 @@ from openai.types.chat import (
 )
 from pydantic import ConfigDict, TypeAdapter
 
-from tests.dialects.histories import Asked, histories
-from tests.dialects.samples import CHINESE, DOTTED, PLAIN, SAMPLES, UNDERSCORED
-from toolbus.dialects.names import NameTable
+from tests.dialects.random_histories import Asked, histories
+from tests.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAMPLES, UNDERSCORED
+from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.dialect import EndpointError
+from toolbus.dialects.export import Export
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.dialects.shape import (
-    Answered,
-    Answers,
-    Delta,
-    EndpointError,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    Turn,
-)
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Result
 
@@ -456,7 +447,7 @@ def test_arguments_that_are_no_object_are_echoed_as_an_empty_one(broken: str) ->
 def test_a_turn_whose_calls_nobody_answered_gets_errors_as_answers() -> None:
     turn = turn_of(entry(None, "a", "now"), entry(None, "b", "draw"))
     history = CHAT.history([turn, Message("user", "Never mind.")], NAMES)
-    assert [text.split(",")[0] for _, text in paired(history)] == ["no result of this call was kept"] * 2
+    assert [text.split(",")[0] for _, text in paired(history)] == ["the result of this call was not recorded"] * 2
     assert history[-1] == {"role": "user", "content": "Never mind."}
 
 

@@ -14,18 +14,14 @@ from openai.types.realtime.response_create_event import ResponseCreateEvent
 from openai.types.realtime.session_update_event import SessionUpdateEvent
 from pydantic import TypeAdapter
 
-from tests.dialects.samples import CHINESE, PLAIN, SAMPLES
+from tests.dialects.sample_tools import CHINESE, PLAIN, SAMPLES
+from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.grok import Grok
-from toolbus.dialects.names import NameTable
 from toolbus.dialects.openai_realtime import MAX_MARKS, OpenAIRealtime, RealtimeEvents
 from toolbus.dialects.qwen_realtime import QwenRealtime
-from toolbus.dialects.shape import (
-    Answered,
+from toolbus.dialects.realtime_dialect import (
     CallsCancelled,
-    Delta,
-    Json,
-    ModelCall,
     RealtimeEvent,
     RealtimeParser,
     ResponseBegan,
@@ -35,6 +31,7 @@ from toolbus.dialects.shape import (
     SpeechEnded,
 )
 from toolbus.dialects.stepfun_realtime import StepFunRealtime
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Result
 

@@ -20,22 +20,13 @@ from openai.types.responses import (
 from openai.types.responses.response_input_item_param import FunctionCallOutput
 from pydantic import ConfigDict, TypeAdapter
 
-from tests.dialects.histories import Asked, histories
-from tests.dialects.samples import CHINESE, DOTTED, SAMPLES
-from toolbus.dialects.names import NameTable
+from tests.dialects.random_histories import Asked, histories
+from tests.dialects.sample_tools import CHINESE, DOTTED, SAMPLES
+from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.dialect import EndpointError
+from toolbus.dialects.export import Export
 from toolbus.dialects.openai_responses import OpenAIResponses
-from toolbus.dialects.shape import (
-    Answered,
-    Answers,
-    Delta,
-    EndpointError,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    Turn,
-)
+from toolbus.dialects.wire_names import NameTable
 from toolbus.tool import Result
 
 RESPONSES = OpenAIResponses()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 
-from tests.dialects.samples import PLAIN, SAMPLES
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Answered, ModelCall
+from tests.dialects.sample_tools import PLAIN, SAMPLES
+from toolbus.dialects.conversation import Answered, ModelCall
 from toolbus.dialects.stepfun_realtime import StepFunRealtime
+from toolbus.dialects.wire_names import NameTable
 from toolbus.tool import Result
 
 DIALECT = StepFunRealtime()

@@ -23,7 +23,7 @@ from toolbus.bus.catalog.entry import Handler
 from toolbus.bus.gateway import callback_messages
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.dialects import find_dialect
-from toolbus.dialects.names import NameTable
+from toolbus.dialects.wire_names import NameTable
 from toolbus.dropin import file_grants
 from toolbus.sdk.outgoing_calls import OutgoingCalls
 from toolbus.tool import Result
@@ -126,15 +126,15 @@ def _keeps_unknown(patch: pytest.MonkeyPatch) -> None:
 
 def _knows_all_names(patch: pytest.MonkeyPatch) -> None:
     """A dialect that takes an invented name for one that was offered."""
-    from toolbus.dialects import ollama, openai_chat_answer, shape
+    from toolbus.dialects import conversation, ollama, openai_chat_response
 
     def known(*given: Any, **more: Any) -> Any:
         from dataclasses import replace
 
         return replace(model_call(*given, **more), known=True, wire_name="invented")
 
-    model_call = shape.model_call
-    for module in (ollama, openai_chat_answer):
+    model_call = conversation.model_call
+    for module in (ollama, openai_chat_response):
         patch.setattr(module, "model_call", known)
 
 

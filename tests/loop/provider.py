@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from tests.loop.played import Shelf
+from toolbus.dialects.conversation import Json
 from toolbus.dialects.openai_realtime import BUSY, OpenAIRealtime
-from toolbus.dialects.shape import Json, RealtimeDialect
+from toolbus.dialects.realtime_dialect import RealtimeDialect
 from toolbus.loop.loop_events import CallEnded
-from toolbus.loop.realtime import RealtimeSession
+from toolbus.loop.realtime_session import RealtimeSession
 
 Value = TypeVar("Value")
 

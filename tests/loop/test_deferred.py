@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.searched import CATALOGUE, INDEX, names, tool
-from toolbus.loop.deferred import Deferred, injection_tool
+from toolbus.loop.deferred_tools import Deferred, injection_tool
 from toolbus.search import (
     REQUEST_TOOL_INJECTION,
     SEARCH_TOOLS,

@@ -12,9 +12,10 @@ import pytest
 from google import genai
 
 from tests.loop.played import PlayedModel, Shelf, says
-from toolbus.dialects.names import NameTable
+from toolbus.dialects.conversation import Turn
+from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.dialects.shape import EndpointError, Turn
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import SetupError
 from toolbus.loop import (
     Endpoint,

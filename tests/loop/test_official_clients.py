@@ -17,8 +17,8 @@ from tests.loop.official import calls_and_results, official
 from tests.loop.provider import within
 from tests.support.processes import environment
 from toolbus import Bus, Plugin
+from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.result_text import text_of
-from toolbus.dialects.shape import EndpointError
 from toolbus.errors import ToolBusError
 from toolbus.loop import CallProgress, Finished, Reply, TextDelta, ToolLoop
 from toolbus.testing import running_bus

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.loop.played import PlayedModel, Shelf, call, says
-from toolbus.dialects.shape import Message
+from toolbus.dialects.conversation import Message
 from toolbus.loop import LoopSettings, ToolLoop
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.loop.played import Shelf
-from toolbus.dialects.shape import Dialect, Message
+from toolbus.dialects.conversation import Message
+from toolbus.dialects.dialect import Dialect
 from toolbus.loop import Endpoint, Rule, ToolLoop
 
 Json = dict[str, Any]

@@ -11,14 +11,14 @@ import pytest
 
 from tests.loop.played import Shelf
 from tests.loop.provider import Changing, Held, Provider, add, feed, greet, live_calls, opened, sets, settled, within
+from toolbus.dialects.conversation import Json
 from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.openai_realtime import OpenAIRealtime
-from toolbus.dialects.shape import Json
 from toolbus.errors import Code, SetupError
 from toolbus.functions.scope import CallContext
 from toolbus.loop.loop_events import CallEnded, CallProgress, CallStarted, ReasoningDelta, TextDelta
-from toolbus.loop.realtime import RealtimeSession
 from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
+from toolbus.loop.realtime_session import RealtimeSession
 
 # -- tools -----------------------------------------------------------------------------------------------------------
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from tests.loop.played import Shelf
 from tests.loop.provider import Held, Provider, add, feed, greet, live_calls, opened, sets, settled, within
 from toolbus.bus import Bus, Config
+from toolbus.dialects.conversation import Json
 from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.openai_realtime import OpenAIRealtime
-from toolbus.dialects.shape import Json
 from toolbus.functions.scope import CallContext
-from toolbus.loop import realtime
+from toolbus.loop import realtime_session
 from toolbus.loop.loop_events import CallEnded
-from toolbus.loop.realtime import RealtimeSession
 from toolbus.loop.realtime_events import Sync
+from toolbus.loop.realtime_session import RealtimeSession
 from toolbus.loop.tool_source import source_of
 
 # -- interruptions ---------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Conversation:
 @given(STEPS)
 def test_every_call_is_answered_once_and_the_model_never_asked_while_it_speaks(steps: list[str]) -> None:
     conversation = Conversation()
-    with mock.patch.object(realtime, "PAUSE_SECONDS", 0.0):
+    with mock.patch.object(realtime_session, "PAUSE_SECONDS", 0.0):
         asyncio.run(conversation.play(steps))
     assert conversation.provider.broken == []
     assert sorted(conversation.provider.outputs) == sorted(conversation.calls)

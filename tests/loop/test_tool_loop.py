@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.loop.played import ApiError, PlayedModel, Shelf, call, chunks, failed, says
+from toolbus.dialects.conversation import Answered, Answers, Message, Turn
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.dialects.shape import Answered, Answers, Message, Turn
 from toolbus.errors import Code, InvalidRequest, PeerLost
 from toolbus.functions.scope import CallContext
 from toolbus.loop import CallDone, CallEnded, Endpoint, LoopSettings, RoundEnded, Rule, ToolLoop

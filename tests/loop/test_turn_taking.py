@@ -10,8 +10,8 @@ import pytest
 from tests.loop.played import Shelf
 from tests.loop.provider import Held, Provider, add, feed, opened, sets, settled, within
 from toolbus.dialects.openai_realtime import OpenAIRealtime
-from toolbus.loop import realtime
-from toolbus.loop.realtime import RealtimeSession
+from toolbus.loop import realtime_session
+from toolbus.loop.realtime_session import RealtimeSession
 
 ITEM, GO_ON = "conversation.item.create", "response.create"
 
@@ -19,12 +19,12 @@ ITEM, GO_ON = "conversation.item.create", "response.create"
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has providers begin at once after the user has stopped, or never."""
-    monkeypatch.setattr(realtime, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(realtime_session, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture
 def endless_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realtime, "PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(realtime_session, "PAUSE_SECONDS", 60.0)
 
 
 def kinds(provider: Provider) -> list[str]:

@@ -71,7 +71,7 @@ def _dialect(name: str) -> Dialect | RealtimeDialect:
 
 
 def _show(exported: Export) -> None:
-    from toolbus.dialects.cost import costs
+    from toolbus.dialects.token_cost import costs
 
     lost: dict[str, list[str]] = {}
     for loss in exported.losses:

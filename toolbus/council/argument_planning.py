@@ -18,8 +18,8 @@ from toolbus.council.cancellation import being_cancelled
 from toolbus.council.language_model import Completion, LanguageModel, Question, asked
 from toolbus.council.member import Member
 from toolbus.council.sidecar import SidecarSettings
-from toolbus.dialects.result_text import utf8_json
 from toolbus.errors import ToolBusError
+from toolbus.text import join_surrogates_in_json
 from toolbus.tool import Tool
 
 FUNCTION = "call_tool"
@@ -212,7 +212,7 @@ def _object(text: str) -> dict[str, Any]:
         found = json.loads(text)
         if isinstance(found, dict):
             json.dumps(found, allow_nan=False)  # 1e999 is read as Infinity
-            return dict(utf8_json(found))
+            return dict(join_surrogates_in_json(found))
     except (ValueError, RecursionError):
         pass
     return {}

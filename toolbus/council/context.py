@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolbus.council.council_settings import CouncilSettings
-from toolbus.dialects.result_text import utf8
 from toolbus.functions.scope import ContextMessage
+from toolbus.text import join_surrogates
 
 _TEXT_PARTS = (None, "text", "input_text", "output_text")  # as the providers call them; some do not
 
@@ -36,7 +36,7 @@ NO_SCENE = Scene()
 def text_of_content(content: Any) -> str:
     """Returns the text of a message's content: the text parts, a line each, without whatever else there is."""
     if isinstance(content, str):
-        return utf8(content)
+        return join_surrogates(content)
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
         return ""
     return "\n".join(filter(None, (_part_text(part) for part in content)))
@@ -61,9 +61,9 @@ def message_of(said: Any) -> ContextMessage:
     if role == "model":  # as Gemini's API has it, with `parts` for the content
         role = "assistant"
     return ContextMessage(
-        role=utf8(role) if isinstance(role, str) and role else "user",
+        role=join_surrogates(role) if isinstance(role, str) and role else "user",
         content=text_of_content(said.get("parts") if said.get("content") is None else said["content"]),
-        name=utf8(name) if isinstance(name, str) else "",
+        name=join_surrogates(name) if isinstance(name, str) else "",
     )
 
 
@@ -74,12 +74,12 @@ def _scene_messages(scene: Scene, settings: CouncilSettings) -> Iterable[Context
         (settings.include_world_info, "World info", scene.world_info),
     ):
         if wanted and text.strip():
-            yield ContextMessage("system", utf8(f"## {heading}\n{text.strip()}"))
+            yield ContextMessage("system", join_surrogates(f"## {heading}\n{text.strip()}"))
 
 
 def _part_text(part: Any) -> str:
     if isinstance(part, str):
-        return utf8(part)
+        return join_surrogates(part)
     if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
-        return "" if part.get("thought") else utf8(part["text"])  # Gemini's marks what was only thought
+        return "" if part.get("thought") else join_surrogates(part["text"])  # Gemini's marks what was only thought
     return ""

@@ -6,8 +6,9 @@ import json
 
 from toolbus.council.language_model import Completion, Question
 from toolbus.council.sampling import place_of, refused_places, wishes, written
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Export, HistoryItem, Json, Message, Turn
+from toolbus.dialects.conversation import HistoryItem, Json, Message, Turn
+from toolbus.dialects.export import Export
+from toolbus.dialects.wire_names import NameTable
 from toolbus.loop.endpoint import Endpoint
 from toolbus.tool import Tool
 

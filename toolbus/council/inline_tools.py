@@ -19,7 +19,7 @@ from typing import Any
 from toolbus.council.available_tools import available_tools, by_any_name
 from toolbus.council.cancellation import being_cancelled
 from toolbus.council.member import Member
-from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.errors import Code, InvalidRequest, Stage, ToolBusError
 from toolbus.functions.scope import NO_CONTEXT, CallContext
 from toolbus.loop.tool_source import ToolSource

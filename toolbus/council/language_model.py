@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from toolbus.council.cancellation import being_cancelled
-from toolbus.dialects.result_text import utf8
+from toolbus.text import join_surrogates
 
 # What thinking models write before their answer where the server does not set it apart; some leave out how it begins.
 _THOUGHT = re.compile(r".*?</think(?:ing)?>|\s*<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
@@ -81,4 +81,4 @@ def completed(answer: object) -> Completion:
         raise TypeError(f"a model answered with a {type(answer).__name__}: it has to return a Completion or a text")
     text = str(answer.text or "")  # programs hand on what a provider said, which may be null
     thought = _THOUGHT.match(text)
-    return Completion(utf8(text[thought.end() :] if thought else text).strip(), answer.arguments)
+    return Completion(join_surrogates(text[thought.end() :] if thought else text).strip(), answer.arguments)

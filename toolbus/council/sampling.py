@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolbus.council.language_model import Question
-from toolbus.dialects.shape import Json
-from toolbus.loop.tools_refused import STATUSES, refuses_tools, status_of, text_of_error
+from toolbus.dialects.conversation import Json
+from toolbus.loop.tool_refusal import STATUSES, refuses_tools, status_of, text_of_error
 
 # Dialect → wish → where it stands in a request. Anthropic's models refuse temperature and top_p together, and the
 # newest both of them; Ollama cannot be told which function to call.

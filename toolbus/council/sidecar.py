@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 from toolbus.council.endpoint_model import EndpointModel
 from toolbus.council.language_model import LanguageModel
+from toolbus.dialects.conversation import Json
+from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.dialects.shape import EndpointError, Json
 from toolbus.errors import SetupError
 from toolbus.loop.endpoint import Endpoint
 from toolbus.reader import Keys, Read, Reader, UnknownKey, list_unknown, snake_case

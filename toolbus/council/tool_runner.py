@@ -17,10 +17,10 @@ from toolbus.council.language_model import LanguageModel
 from toolbus.council.member import Member
 from toolbus.council.prompt_tool import PromptTool, run_prompt_tool
 from toolbus.council.sidecar import SidecarSettings
-from toolbus.dialects.result_text import utf8
 from toolbus.errors import Code, Stage, ToolBusError
 from toolbus.functions.scope import CallContext
 from toolbus.loop.tool_source import ToolSource
+from toolbus.text import join_surrogates
 from toolbus.tool import CallError, Result, Tool, dump_arguments
 
 log = logging.getLogger("toolbus.extension")
@@ -128,7 +128,7 @@ class ToolRunner:
 
 def cut(text: str, max_bytes: int) -> str:
     """Returns a text of at most so many bytes in UTF-8; one that is cut says so at its end."""
-    encoded = utf8(text).encode()
+    encoded = join_surrogates(text).encode()
     if len(encoded) <= max_bytes:
-        return utf8(text)
+        return join_surrogates(text)
     return encoded[: max_bytes - len(_TRUNCATED)].decode("utf-8", "ignore").rstrip() + _TRUNCATED

@@ -1,23 +1,11 @@
 """How providers of language models write tools, calls and results."""
 
-from toolbus.dialects.lookup import DIALECTS, find_dialect
+from toolbus.dialects.conversation import Answered, Answers, Delta, Message, ModelCall, Turn
+from toolbus.dialects.dialect import Dialect, EndpointError, TurnStream
+from toolbus.dialects.dialect_names import DIALECTS, find_dialect
+from toolbus.dialects.export import Export, LeftOut
+from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeDialect, RealtimeParser
 from toolbus.dialects.schemas.losses import Loss
-from toolbus.dialects.shape import (
-    Answered,
-    Answers,
-    CallsCancelled,
-    Delta,
-    Dialect,
-    EndpointError,
-    Export,
-    LeftOut,
-    Message,
-    ModelCall,
-    RealtimeDialect,
-    RealtimeParser,
-    Turn,
-    TurnStream,
-)
 
 __all__ = [
     # finding one

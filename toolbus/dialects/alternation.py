@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from toolbus.dialects.shape import HistoryItem, Json, Message
+from toolbus.dialects.conversation import HistoryItem, Json, Message
 
 # What stands before a conversation that the model begins (a greeting, or a history that was cut): such providers want
 # the first word to be the user's, and no empty one.

@@ -2,7 +2,7 @@
 
 What the model said is echoed block by block, since thinking is signed and the API checks it. Everything that it refuses
 a whole request for is mended on the way: blank texts, roles that do not alternate, results that do not come first, ids
-of other providers, pictures in a failed result, and calls where no tools are declared.
+of other providers, pictures in a failed result, and calls where no tools are exported_tools.
 """
 
 from __future__ import annotations
@@ -14,33 +14,22 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from toolbus.dialects.alternation import OPENING, alternating, system_text
-from toolbus.dialects.anthropic_answer import NAME, BlockStream, blocks_of, message_of, text_block, turn_of
-from toolbus.dialects.conversation import (
-    OwnAnswer,
-    Step,
-    declared,
-    fitting_id,
-    names_of,
-    steps,
-    wire_name,
+from toolbus.dialects.anthropic_response import NAME, BlockStream, blocks_of, message_of, text_block, turn_of
+from toolbus.dialects.call_ids import portable_id
+from toolbus.dialects.conversation import Answered, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.dialect import Dialect, EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.dialects.export import Export
+from toolbus.dialects.history import (
+    AnsweredTurn,
+    ProviderAnswer,
+    call_wire_name,
+    exported_names,
+    exported_tools,
+    pair_calls,
 )
-from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
-from toolbus.dialects.result_text import arguments_of, text_of
-from toolbus.dialects.schemas.subset import ANTHROPIC_SCHEMAS, SchemaRules
-from toolbus.dialects.shape import (
-    Answered,
-    Dialect,
-    EndpointError,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    ToolChoice,
-    Turn,
-    TurnStream,
-    as_mapping,
-)
+from toolbus.dialects.result_text import arguments_object, text_of
+from toolbus.dialects.schemas.schema_rules import ANTHROPIC_SCHEMAS, SchemaRules
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
@@ -73,22 +62,22 @@ class Anthropic(Dialect):
         return BlockStream(names)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        blocks = [_tool_result(fitting_id(each.call.id), each.result) for each in answered]
+        blocks = [_tool_result(portable_id(each.call.id), each.result) for each in answered]
         return [message_of("user", blocks)] if blocks else []
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
         written: list[Json] = []
-        for step in steps(_read(items, names), _NO_DIALECT):
+        for step in pair_calls(_read(items, names), _NO_DIALECT):
             if isinstance(step, Message):
                 if step.role != "system":  # `request` writes it
                     written.append(message_of(step.role, [text_block(step.text)]))
-            elif isinstance(step, Step):
+            elif isinstance(step, AnsweredTurn):
                 written += self._write_step(step, names)
             else:
                 written.append(_without_results(step))
         return alternating(written, "content", blocks_of, message_of("user", [text_block(OPENING)]))
 
-    def _write_step(self, step: Step, names: NameTable) -> list[Json]:
+    def _write_step(self, step: AnsweredTurn, names: NameTable) -> list[Json]:
         turn = step.turn
         blocks = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
         if blocks is None:
@@ -105,24 +94,24 @@ class Anthropic(Dialect):
         for use, call in zip(uses, turn.calls, strict=True):
             use["id"] = call.id
             if not self.name_rule.accepts(use["name"]):
-                use["name"] = wire_name(call, names, self.name_rule)
+                use["name"] = call_wire_name(call, names, self.name_rule)
         return blocks
 
     def _tool_use(self, call: ModelCall, names: NameTable) -> Json:
         return {
             "type": "tool_use",
             "id": call.id,
-            "name": wire_name(call, names, self.name_rule),
-            "input": arguments_of(call.arguments_json),
+            "name": call_wire_name(call, names, self.name_rule),
+            "input": arguments_object(call.arguments_json),
         }
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `messages`, and where there are any `system`, `tools` and `tool_choice`.
 
-        Calls in the conversation need declared tools. Where there are none to declare, they are told in words.
+        Calls in the conversation need exported_tools tools. Where there are none to declare, they are told in words.
         """
-        offered = declared(export, self.name)
-        messages = self.history(items, names_of(export, self.name_rule))
+        offered = exported_tools(export, self.name)
+        messages = self.history(items, exported_names(export, self.name_rule))
         holds_calls = any(_is_call(block) for message in messages for block in blocks_of(message["content"]))
         if holds_calls and not offered:
             messages = _told(messages)
@@ -136,12 +125,12 @@ class Anthropic(Dialect):
         return written
 
 
-def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | OwnAnswer]:
+def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | ProviderAnswer]:
     """Yields a conversation in which calls and results in the provider's own form are recognised."""
     ids: dict[str, str] = {}  # as they were before they were made to fit, by what `results` wrote
     for item in items:
         if isinstance(item, Turn):
-            ids |= {fitting_id(call.id): call.id for call in item.calls}
+            ids |= {portable_id(call.id): call.id for call in item.calls}
         if not isinstance(item, Mapping):
             yield item
             continue
@@ -152,7 +141,7 @@ def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryIte
         for block in blocks:
             if block.get("type") == "tool_result":
                 call_id: str = block.get("tool_use_id") or ""
-                yield OwnAnswer(ids.get(call_id, call_id), message_of("user", [block]))
+                yield ProviderAnswer(ids.get(call_id, call_id), message_of("user", [block]))
         yield _without_results(item)
 
 
@@ -167,9 +156,9 @@ def _is_call(block: Mapping[str, Any]) -> bool:
     return block.get("type") in _BLOCKS_OF_CALLS
 
 
-def _answer(call_id: str, answer: Result | OwnAnswer) -> Json:
-    if isinstance(answer, OwnAnswer):
-        return {**answer.written["content"][0], "tool_use_id": call_id}
+def _answer(call_id: str, answer: Result | ProviderAnswer) -> Json:
+    if isinstance(answer, ProviderAnswer):
+        return {**answer.message["content"][0], "tool_use_id": call_id}
     return _tool_result(call_id, answer)
 
 

@@ -1,284 +1,145 @@
-"""A conversation put in the order that providers insist on: each call with exactly one answer, right behind it.
+"""Defines a conversation in words that no provider owns: messages, a model's turns with their calls, and the results.
 
-Hosts keep histories that a provider would refuse: a turn whose calls were never answered since the user spoke first, an
-answer whose turn was trimmed, two calls with one id because a server numbers them from zero in every turn. `steps`
-mends that. What it makes depends only on what stands before it, so a history that grows keeps its beginning word for
-word, and a provider's cache of it stays good.
+A host keeps these records and each dialect writes them in its provider's format, so a conversation can continue with
+another provider. They hold only text that UTF-8 can carry, because a request that holds anything else cannot be sent.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
-from toolbus.dialects.names import NameRule, NameTable
-from toolbus.dialects.shape import (
-    Answered,
-    Answers,
-    Dialect,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    Turn,
-)
-from toolbus.errors import Code, Stage
-from toolbus.tool import CallError, Result
+from toolbus.dialects.wire_names import NameTable
+from toolbus.text import join_surrogates, join_surrogates_in_json
+from toolbus.tool import Result
 
-# Ids that every provider takes: OpenAI's chat allows 40 characters, Anthropic this alphabet.
-_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}", re.ASCII)
-_LONGEST_STEM = 34
+Json: TypeAlias = dict[str, Any]
 
-LOST = Result(
-    is_error=True,
-    error=CallError(
-        Code.CANCELLED,
-        "no result of this call was kept, so it is not known whether it ran: ask for it again if it is still needed",
-        Stage.UNKNOWN,
-    ),
+# Stop reasons of the providers for an answer that ended because no more tokens were allowed, in lower case.
+TOKEN_LIMIT_REASONS = frozenset(
+    ("length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded")
 )
 
 
 @dataclass(frozen=True, slots=True)
-class OwnAnswer:
-    """An answer that a history holds in the provider's own form.
+class ModelCall:
+    """A call that a model requests.
 
     Attributes:
-        call_id: which call it answers; "" where the provider has no ids, it is then the first one that is open.
-        written: the form.
+        id: the provider's, or one that the dialect generated where the provider gives none.
+        name: the tool's name on the bus; where the model invented a name, that name.
+        arguments_json: as the model wrote them; not checked, may be invalid JSON. "" where it wrote nothing.
+        known: whether the name was offered. An unknown call must not be made: the bus may have a tool of that name
+            that this model was never offered.
+        wire_name: the name as the model wrote it.
+        extra: what has to be echoed with the call (Gemini's thought_signature), by the provider's key.
+        response: which response of a realtime session requests it; "" elsewhere.
     """
 
-    call_id: str
-    written: Mapping[str, Any]
-
-
-Answer: TypeAlias = Result | OwnAnswer
+    id: str
+    name: str
+    arguments_json: str = ""
+    known: bool = True
+    wire_name: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    response: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A turn of a model with the answers to its calls, in the order of the calls; no id occurs twice in a history."""
+class Turn:
+    """One answer of a model.
 
-    turn: Turn
-    answers: tuple[Answer, ...]
+    A stream may split a surrogate pair between two chunks, and an answer that was cut may end in half of one. Halves
+    are joined or replaced here, for all dialects.
 
-
-class _Draft:
-    """A step whose answers are still being collected."""
-
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
-        self.answers: list[Answer | None] = [None] * len(turn.calls)  # by the place of the call; None: not yet
-
-    def take(self, answer: Answer, fits: Callable[[ModelCall], bool]) -> bool:
-        """Files an answer under the first call that fits and has none. Returns whether there was one."""
-        for place, call in enumerate(self.turn.calls):
-            if self.answers[place] is None and fits(call):
-                self.answers[place] = answer
-                return True
-        return False
-
-
-def steps(items: Iterable[HistoryItem | OwnAnswer], dialect: str) -> list[Message | Mapping[str, Any] | Step]:
-    """Returns a conversation in which every call is followed by exactly one answer.
-
-    An answer moves up to its call. An answer without a call gets the call written for it, a call without an answer gets
-    `LOST`.
-
-    Args:
-        dialect: whose ids are kept as they are; those of others are made to fit.
+    Attributes:
+        text: the answer's text.
+        calls: the calls that it requests, in its order.
+        reasoning: the model's reasoning, where the provider shows it.
+        dialect: which dialect it came in; the history of another dialect is rebuilt from text and calls.
+        raw: the provider's own message or items, to be echoed in the history exactly.
+        stop: the provider's stop reason; "" where it gave none.
     """
-    written: list[Message | Mapping[str, Any] | _Draft] = []
-    drafts: list[_Draft] = []  # newest first: where two turns have the same id, the newer one is meant
-    for item in items:
-        if isinstance(item, Turn):
-            drafts.insert(0, _Draft(item))
-            written.append(drafts[0])
-        elif isinstance(item, Answers):
-            orphans = [answered for answered in item.answered if not _filed(answered, drafts)]
-            if orphans:
-                draft = _Draft(Turn(calls=tuple(answered.call for answered in orphans)))
-                draft.answers = [answered.result for answered in orphans]
-                written.append(draft)
-        elif isinstance(item, OwnAnswer):
-            wanted = item.call_id
-            if not any(draft.take(item, lambda call: wanted in ("", call.id)) for draft in drafts):  # noqa: B023
-                written.append(item.written)
-        else:
-            written.append(item)
-    ids = _Ids(dialect)
-    return [ids.finished(entry) if isinstance(entry, _Draft) else entry for entry in written]
+
+    text: str = ""
+    calls: tuple[ModelCall, ...] = ()
+    reasoning: str = ""
+    dialect: str = ""
+    raw: tuple[Json, ...] = ()
+    stop: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "reasoning"):
+            object.__setattr__(self, name, join_surrogates_in_json(getattr(self, name)))
+        object.__setattr__(self, "raw", tuple(map(join_surrogates_in_json, self.raw)))
+
+    @property
+    def cut(self) -> bool:
+        """Whether the answer was truncated because no more tokens were allowed."""
+        return self.stop.lower() in TOKEN_LIMIT_REASONS
 
 
-def _filed(answered: Answered, drafts: Sequence[_Draft]) -> bool:
-    """Finds the open call of an answer: the very same call if there is one, else one of the same id."""
-    return any(draft.take(answered.result, lambda call: call == answered.call) for draft in drafts) or any(
-        draft.take(answered.result, lambda call: call.id == answered.call.id) for draft in drafts
-    )
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a streamed answer: ``text`` or ``reasoning``."""
+
+    kind: Literal["text", "reasoning"]
+    text: str
 
 
-class _Ids:
-    """Gives every call of a conversation an id of its own."""
+class SurrogateJoiner:
+    """Makes every piece of streamed text printable: a piece may end in the middle of a surrogate pair.
 
-    def __init__(self, dialect: str) -> None:
-        self._dialect = dialect
-        self._seen: set[str] = set()
-
-    def finished(self, draft: _Draft) -> Step:
-        own = draft.turn.dialect == self._dialect
-        calls = tuple(replace(call, id=self._unique(call.id, own)) for call in draft.turn.calls)
-        return Step(replace(draft.turn, calls=calls), tuple(answer or LOST for answer in draft.answers))
-
-    def _unique(self, call_id: str, own: bool) -> str:
-        made = unique_id(call_id if own else fitting_id(call_id), self._seen)
-        self._seen.add(made)
-        return made
-
-
-def fitting_id(call_id: str) -> str:
-    """Returns an id that every provider takes: the given one, or always the same one for it."""
-    if not call_id or _ID.fullmatch(call_id):
-        return call_id
-    return "call_" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def unique_id(call_id: str, taken: set[str]) -> str:
-    """Returns an id that is not taken: the given one, or one that is made of it."""
-    made, count = call_id or "call_0", 1
-    while made in taken:
-        made = f"{(call_id or 'call')[:_LONGEST_STEM]}_{count}"
-        count += 1
-    return made
-
-
-def unique_calls(calls: Iterable[ModelCall]) -> tuple[ModelCall, ...]:
-    """Returns the calls of one turn with an id each; a server may have given two the same."""
-    taken: set[str] = set()
-    made = []
-    for call in calls:
-        made.append(replace(call, id=unique_id(call.id, taken)))
-        taken.add(made[-1].id)
-    return tuple(made)
-
-
-def wire_name(call: ModelCall, names: NameTable, rule: NameRule) -> str:
-    """Returns a call's name as a provider will accept it, also where the tool is not offered any more.
-
-    What a model invented is not looked up: a tool may be called like that on the bus, which this one did not mean.
+    The first half is held back and becomes the start of the next piece of its kind.
     """
-    if call.known and call.name in names.to_wire:
-        return names.to_wire[call.name]
-    name = call.name if call.known else call.wire_name or call.name
-    return NameTable.build([name], rule).wire(name)
+
+    def __init__(self) -> None:
+        self._pending: dict[str, str] = {}  # first halves that wait for the second, by kind
+
+    def join(self, deltas: Iterable[Delta]) -> list[Delta]:
+        """Returns pieces without halves of surrogate pairs, and without empty pieces."""
+        whole = ((delta, self._text(delta)) for delta in deltas)
+        return [delta if delta.text == text else Delta(delta.kind, text) for delta, text in whole if text]
+
+    def _text(self, delta: Delta) -> str:
+        if delta.text.isascii() and not self._pending:
+            return delta.text
+        text = self._pending.pop(delta.kind, "") + delta.text
+        if "\ud800" <= text[-1:] <= "\udbff":
+            self._pending[delta.kind], text = text[-1], text[:-1]
+        return join_surrogates(text)
 
 
-def arguments_text(arguments_json: str) -> str:
-    """Returns arguments as the text of a JSON object, which servers insist on in a history; "{}" for what is none.
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message without calls, from ``system``, ``user`` or ``assistant``."""
 
-    That the model wrote something else is not hidden from it: the call's answer is the error that says so.
-    """
-    try:
-        parsed = json.loads(arguments_json, parse_constant=_refused)
-    except (ValueError, RecursionError):
-        return "{}"
-    return arguments_json if isinstance(parsed, dict) else "{}"
+    role: Literal["system", "user", "assistant"]
+    text: str
 
 
-def _refused(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A call with its result."""
+
+    call: ModelCall
+    result: Result
 
 
-def written_arguments(arguments: Any) -> str:
-    """Returns arguments as text: servers send text, or the object itself, or nothing."""
-    if arguments is None:
-        return ""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The results of the previous turn's calls, one for every call, in the order of the calls."""
+
+    answered: tuple[Answered, ...]
 
 
-def declared(export: Export | None, dialect: str) -> list[Json]:
-    """Returns the tools of an export for a request.
-
-    Raises:
-        ValueError: it is the export of another dialect.
-    """
-    if export is None:
-        return []
-    if export.dialect != dialect:
-        raise ValueError(
-            f"these tools were exported for {export.dialect!r}, the request is for {dialect!r}: "
-            "export them with the dialect that writes the request"
-        )
-    return list(export.tools)
+HistoryItem: TypeAlias = Message | Turn | Answers | Mapping[str, Any]
+"""One step of a conversation. A mapping is a message in the provider's own format and is passed through."""
 
 
-def names_of(export: Export | None, rule: NameRule) -> NameTable:
-    """Returns the names of an export; without one, a table in which every name is unknown."""
-    return NameTable.empty(rule) if export is None else export.names
-
-
-class PairedDialect(Dialect):
-    """A dialect in which each call is answered by a message of its own behind the model's."""
-
-    def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
-        written: list[Json] = []
-        for step in steps(self.read(list(items), names), self.name):
-            if isinstance(step, Message):
-                written.append(self.write_message(step))
-            elif isinstance(step, Step):
-                written += self._write_step(step, names)
-            else:
-                written.append(dict(step))
-        return written
-
-    def _write_step(self, step: Step, names: NameTable) -> list[Json]:
-        turn = step.turn
-        rebuilt = [wire_name(call, names, self.name_rule) for call in turn.calls]
-        written = self.echo(turn) if turn.dialect == self.name and turn.raw else None
-        if written is None:
-            wires, written = rebuilt, self.rebuild(turn, rebuilt)
-        else:
-            wires = [call.wire_name or wire for call, wire in zip(turn.calls, rebuilt, strict=True)]
-        for call, wire, answer in zip(turn.calls, wires, step.answers, strict=True):
-            if isinstance(answer, OwnAnswer):
-                written.append(self.renamed(answer, call.id))
-            else:
-                written.append(self.write_result(call.id, wire, answer))
-        return written
-
-    def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        return [
-            self.write_result(
-                item.call.id, item.call.wire_name or wire_name(item.call, names, self.name_rule), item.result
-            )
-            for item in answered
-        ]
-
-    @abstractmethod
-    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | OwnAnswer]:
-        """Returns a conversation in which calls and answers in the provider's own form are `Turn` and `OwnAnswer`."""
-
-    @abstractmethod
-    def write_message(self, message: Message) -> Json:
-        """Returns what somebody said."""
-
-    @abstractmethod
-    def echo(self, turn: Turn) -> list[Json] | None:
-        """Returns a turn of this dialect as it came, under the calls' ids; None where it holds other calls."""
-
-    @abstractmethod
-    def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:
-        """Returns a turn written from its text and calls, whose names on the wire are given."""
-
-    @abstractmethod
-    def write_result(self, call_id: str, wire: str, result: Result) -> Json:
-        """Returns the answer to one call."""
-
-    @abstractmethod
-    def renamed(self, answer: OwnAnswer, call_id: str) -> Json:
-        """Returns an answer in the provider's own form under the id that its call has now."""
+def model_call(names: NameTable, call_id: str, wire_name: str, arguments_json: str, **extra: Any) -> ModelCall:
+    """Returns a call with its name on the bus looked up, in texts that UTF-8 can carry."""
+    call_id, wire_name, arguments_json = map(join_surrogates, (call_id, wire_name, arguments_json))
+    name = names.to_bus.get(wire_name)
+    return ModelCall(call_id, wire_name if name is None else name, arguments_json, name is not None, wire_name, extra)

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from toolbus.dialects.alternation import OPENING, alternating, system_text
-from toolbus.dialects.conversation import OwnAnswer, Step, declared, names_of, steps, wire_name
-from toolbus.dialects.gemini_answer import (
+from toolbus.dialects.conversation import Answered, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.dialect import Dialect, ToolChoice, TurnStream
+from toolbus.dialects.export import Export
+from toolbus.dialects.gemini_response import (
     CALL,
     NAME,
     RESPONSE,
@@ -22,21 +24,17 @@ from toolbus.dialects.gemini_answer import (
     part_of,
     parts_of,
 )
-from toolbus.dialects.names import GEMINI_NAMES, NameRule, NameTable
-from toolbus.dialects.result_text import arguments_of, object_of
-from toolbus.dialects.schemas.subset import GEMINI_SCHEMAS, SchemaRules
-from toolbus.dialects.shape import (
-    Answered,
-    Dialect,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    ToolChoice,
-    Turn,
-    TurnStream,
+from toolbus.dialects.history import (
+    AnsweredTurn,
+    ProviderAnswer,
+    call_wire_name,
+    exported_names,
+    exported_tools,
+    pair_calls,
 )
+from toolbus.dialects.result_text import arguments_object, object_of
+from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
+from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
 
 _ROLES = {"user": "user", "assistant": "model"}
@@ -66,17 +64,17 @@ class Gemini(Dialect):
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
         written: list[Json] = []
-        for step in steps(_read(items, names), self.name):
+        for step in pair_calls(_read(items, names), self.name):
             if isinstance(step, Message):
                 if step.role != "system":  # `request` writes it
                     written.append(content_of(_ROLES[step.role], [{"text": step.text}]))
-            elif isinstance(step, Step):
+            elif isinstance(step, AnsweredTurn):
                 written += self._write_step(step, names)
             else:
                 written.append(_without_responses(step))
         return alternating(written, "parts", parts_of, content_of("user", [{"text": OPENING}]))
 
-    def _write_step(self, step: Step, names: NameTable) -> list[Json]:
+    def _write_step(self, step: AnsweredTurn, names: NameTable) -> list[Json]:
         turn = step.turn
         parts = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
         if parts is None:
@@ -100,18 +98,18 @@ class Gemini(Dialect):
 
     def _asked_name(self, call: ModelCall, names: NameTable) -> str:
         """Returns the name that the model called, whatever the tool is called by now."""
-        return call.wire_name if self.name_rule.accepts(call.wire_name) else wire_name(call, names, self.name_rule)
+        return call.wire_name if self.name_rule.accepts(call.wire_name) else call_wire_name(call, names, self.name_rule)
 
     def _call_part(self, call: ModelCall, names: NameTable) -> Json:
-        wire = wire_name(call, names, self.name_rule)
-        part: Json = {CALL: {**_id(call), "name": wire, "args": arguments_of(call.arguments_json)}}
+        wire = call_wire_name(call, names, self.name_rule)
+        part: Json = {CALL: {**_id(call), "name": wire, "args": arguments_object(call.arguments_json)}}
         signature = call.extra.get(SIGNATURE)
         return {**part, SIGNATURE: signature} if signature else part
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `contents` and `config`, as `client.models.generate_content` of Google's SDK takes them."""
-        offered = declared(export, self.name)
-        contents = self.history(items, names_of(export, self.name_rule))
+        offered = exported_tools(export, self.name)
+        contents = self.history(items, exported_names(export, self.name_rule))
         holds_calls = any(part.keys() & {CALL, RESPONSE} for content in contents for part in parts_of(content["parts"]))
         config: Json = {}
         if system := system_text(items):
@@ -144,14 +142,14 @@ def _response(call: ModelCall, wire: str, result: Result) -> Json:
     return {RESPONSE: {**_id(call), "name": wire, "response": object_of(result)}}
 
 
-def _answer(call: ModelCall, wire: str, answer: Result | OwnAnswer) -> Json:
-    if isinstance(answer, OwnAnswer):
-        part: Json = answer.written["parts"][0]
+def _answer(call: ModelCall, wire: str, answer: Result | ProviderAnswer) -> Json:
+    if isinstance(answer, ProviderAnswer):
+        part: Json = answer.message["parts"][0]
         return {**part, RESPONSE: {**part[RESPONSE], **_id(call), "name": wire}}
     return _response(call, wire, answer)
 
 
-def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | OwnAnswer]:
+def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | ProviderAnswer]:
     """Yields a conversation in which calls and responses in the provider's own form are recognised."""
     waiting: list[ModelCall] = []  # of the newest turn, for responses without an id
     for item in items:
@@ -169,7 +167,7 @@ def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryIte
             continue
         for part in parts:
             if RESPONSE in part:
-                yield OwnAnswer(_answered_id(part[RESPONSE], waiting, names), content_of("user", [part]))
+                yield ProviderAnswer(_answered_id(part[RESPONSE], waiting, names), content_of("user", [part]))
         yield _without_responses(item)
 
 

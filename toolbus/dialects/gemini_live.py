@@ -12,24 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, model_call
+from toolbus.dialects.dialect import as_mapping
+from toolbus.dialects.export import Export
 from toolbus.dialects.gemini import declaration
-from toolbus.dialects.names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.dialects.openai_realtime import arguments, mapping, string
+from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeDialect, RealtimeEvent, RealtimeParser
 from toolbus.dialects.result_text import object_of
-from toolbus.dialects.schemas.subset import GEMINI_SCHEMAS, SchemaRules
-from toolbus.dialects.shape import (
-    Answered,
-    CallsCancelled,
-    Delta,
-    Export,
-    Json,
-    ModelCall,
-    RealtimeDialect,
-    RealtimeEvent,
-    RealtimeParser,
-    as_mapping,
-    model_call,
-)
+from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
+from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.tool import Tool
 
 
@@ -76,7 +67,7 @@ class _LiveParser(RealtimeParser):
         except TypeError:
             return []
         spoken = _spoken(_either(told, "server_content", "serverContent"))
-        said: list[RealtimeEvent] = [*self.characters.of(spoken)]
+        said: list[RealtimeEvent] = [*self.joiner.join(spoken)]
         said += self._calls(_either(told, "tool_call", "toolCall"))
         ids = _list(_either(told, "tool_call_cancellation", "toolCallCancellation"), "ids")
         if cancelled := tuple(each for each in ids if isinstance(each, str)):

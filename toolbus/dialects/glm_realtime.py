@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
-from toolbus.dialects.names import NameTable
+from toolbus.dialects.conversation import Json
+from toolbus.dialects.export import Export, LeftOut
 from toolbus.dialects.openai_realtime import EventParser, FlatTools
-from toolbus.dialects.shape import Export, Json, LeftOut, RealtimeParser
+from toolbus.dialects.realtime_dialect import RealtimeParser
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import SetupError
 from toolbus.tool import Tool
 

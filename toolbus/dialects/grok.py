@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from toolbus.dialects.conversation import Json
+from toolbus.dialects.export import Export
 from toolbus.dialects.openai_realtime import FlatTools, with_choice
-from toolbus.dialects.shape import Export, Json
 
 
 class Grok(FlatTools):

@@ -11,22 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from toolbus.dialects.conversation import written_arguments
-from toolbus.dialects.names import NameRule, NameTable
-from toolbus.dialects.result_text import arguments_of, text_of
-from toolbus.dialects.schemas.subset import ANY_SCHEMAS
-from toolbus.dialects.shape import (
-    Answered,
-    Dialect,
-    Export,
-    HistoryItem,
-    Json,
-    ToolChoice,
-    Turn,
-    TurnStream,
-    as_mapping,
-    model_call,
-)
+from toolbus.dialects.conversation import Answered, HistoryItem, Json, Turn, model_call
+from toolbus.dialects.dialect import Dialect, ToolChoice, TurnStream, as_mapping
+from toolbus.dialects.export import Export
+from toolbus.dialects.history import arguments_text
+from toolbus.dialects.result_text import arguments_object, text_of
+from toolbus.dialects.schemas.schema_rules import ANY_SCHEMAS
+from toolbus.dialects.wire_names import NameRule, NameTable
 from toolbus.errors import InvalidRequest
 from toolbus.tool import Annotations, Result, Tool
 from toolbus.v1 import tool_pb2 as pb
@@ -78,7 +69,7 @@ class Mcp(Dialect):
         if not isinstance(wire_name, str) or not wire_name:
             raise InvalidRequest(f"tools/call names the tool {wire_name!r}: give params.name a tool that is listed")
         call_id = request.get("id")
-        arguments = written_arguments(params.get("arguments"))
+        arguments = arguments_text(params.get("arguments"))
         call = model_call(names, "call_0" if call_id is None else str(call_id), wire_name, arguments)
         return Turn(calls=(call,), dialect=self.name, raw=(dict(request),))
 
@@ -103,7 +94,7 @@ def call_tool_result(result: Result) -> Json:
     if text != "null" or not content:
         content.insert(0, {"type": "text", "text": text})
     written: Json = {"content": content, "isError": result.is_error or result.error is not None}
-    structured = arguments_of(result.output_json)
+    structured = arguments_object(result.output_json)
     if structured or "".join(result.output_json.split()) == "{}":
         written["structuredContent"] = structured
     return written

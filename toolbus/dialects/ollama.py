@@ -11,25 +11,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolbus.dialects.conversation import OwnAnswer, PairedDialect, unique_calls, written_arguments
-from toolbus.dialects.names import PLAIN_NAMES, NameTable
+from toolbus.dialects.call_ids import unique_calls
+from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, ModelCall, Turn, model_call
+from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.dialects.export import Export
+from toolbus.dialects.history import PairedDialect, ProviderAnswer, arguments_text
 from toolbus.dialects.openai_chat import chat_request, nested_tool
-from toolbus.dialects.result_text import arguments_of, text_of
-from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS
-from toolbus.dialects.shape import (
-    Delta,
-    EndpointError,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ModelCall,
-    ToolChoice,
-    Turn,
-    TurnStream,
-    as_mapping,
-    model_call,
-)
+from toolbus.dialects.result_text import arguments_object, text_of
+from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
 
 
@@ -78,12 +68,12 @@ class Ollama(PairedDialect):
             stop=stop,
         )
 
-    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | OwnAnswer]:
+    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
         return [self._read(item, names) if isinstance(item, Mapping) else item for item in items]
 
-    def _read(self, item: Mapping[str, Any], names: NameTable) -> HistoryItem | OwnAnswer:
+    def _read(self, item: Mapping[str, Any], names: NameTable) -> HistoryItem | ProviderAnswer:
         if item.get("role") == "tool":
-            return OwnAnswer("", item)
+            return ProviderAnswer("", item)
         asks = item.get("role") == "assistant" and isinstance(item.get("tool_calls"), list)
         return self.turn(item, names) if asks else item
 
@@ -98,7 +88,7 @@ class Ollama(PairedDialect):
         message.setdefault("content", "")
         message.pop("tool_calls", None)
         for entry in entries:  # some models write the object as text, which the server refuses in a history
-            entry["function"]["arguments"] = arguments_of(written_arguments(entry["function"].get("arguments")))
+            entry["function"]["arguments"] = arguments_object(arguments_text(entry["function"].get("arguments")))
         if entries:
             message["tool_calls"] = entries
         return [message]
@@ -109,7 +99,7 @@ class Ollama(PairedDialect):
             message["thinking"] = turn.reasoning
         if turn.calls:
             message["tool_calls"] = [
-                {"function": {"name": wire, "arguments": arguments_of(call.arguments_json)}}
+                {"function": {"name": wire, "arguments": arguments_object(call.arguments_json)}}
                 for call, wire in zip(turn.calls, wires, strict=True)
             ]
         return [message]
@@ -117,8 +107,8 @@ class Ollama(PairedDialect):
     def write_result(self, call_id: str, wire: str, result: Result) -> Json:
         return {"role": "tool", "tool_name": wire, "content": text_of(result)}
 
-    def renamed(self, answer: OwnAnswer, call_id: str) -> Json:
-        return dict(answer.written)
+    def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
+        return dict(answer.message)
 
 
 def _as_object(schema: Any) -> Json:
@@ -135,7 +125,7 @@ def _as_object(schema: Any) -> Json:
 
 def _call(entry: Json, call_id: str, names: NameTable) -> ModelCall:
     function = entry["function"]
-    return model_call(names, call_id, str(function["name"]), written_arguments(function.get("arguments")))
+    return model_call(names, call_id, str(function["name"]), arguments_text(function.get("arguments")))
 
 
 def _named(message: Mapping[str, Any]) -> list[Json]:

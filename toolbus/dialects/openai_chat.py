@@ -10,16 +10,18 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from toolbus.dialects.conversation import (
-    OwnAnswer,
+from toolbus.dialects.conversation import HistoryItem, Json, Message, Turn
+from toolbus.dialects.dialect import ToolChoice, TurnStream
+from toolbus.dialects.export import Export
+from toolbus.dialects.history import (
     PairedDialect,
+    ProviderAnswer,
     arguments_text,
-    declared,
-    names_of,
-    written_arguments,
+    exported_names,
+    exported_tools,
+    valid_arguments_text,
 )
-from toolbus.dialects.names import PLAIN_NAMES, NameTable
-from toolbus.dialects.openai_chat_answer import (
+from toolbus.dialects.openai_chat_response import (
     NAME,
     ChatStream,
     named_calls,
@@ -28,8 +30,8 @@ from toolbus.dialects.openai_chat_answer import (
     reasoning_of,
 )
 from toolbus.dialects.result_text import text_of
-from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS
-from toolbus.dialects.shape import Export, HistoryItem, Json, Message, ToolChoice, Turn, TurnStream
+from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
 
 
@@ -53,7 +55,7 @@ class OpenAIChat(PairedDialect):
         """As in `Dialect`. ``none`` writes no tools at all: llama.cpp and others call in spite of tool_choice none."""
         return chat_request(self, items, export, tools)
 
-    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | OwnAnswer]:
+    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
         return [_read(item, names) if isinstance(item, Mapping) else item for item in items]
 
     def write_message(self, message: Message) -> Json:
@@ -67,7 +69,7 @@ class OpenAIChat(PairedDialect):
         message["role"] = "assistant"
         message.pop("tool_calls", None)  # an empty list is refused
         for entry, call in zip(entries, turn.calls, strict=True):
-            arguments = arguments_text(written_arguments(entry["function"].get("arguments")))
+            arguments = valid_arguments_text(arguments_text(entry["function"].get("arguments")))
             entry |= {"id": call.id, "type": "function", "function": entry["function"] | {"arguments": arguments}}
             entry.pop("index", None)
         if entries:
@@ -89,7 +91,7 @@ class OpenAIChat(PairedDialect):
                     **(call.extra if own else {}),
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": wire, "arguments": arguments_text(call.arguments_json)},
+                    "function": {"name": wire, "arguments": valid_arguments_text(call.arguments_json)},
                 }
                 for call, wire in zip(turn.calls, wires, strict=True)
             ]
@@ -98,8 +100,8 @@ class OpenAIChat(PairedDialect):
     def write_result(self, call_id: str, wire: str, result: Result) -> Json:
         return {"role": "tool", "tool_call_id": call_id, "name": wire, "content": text_of(result)}
 
-    def renamed(self, answer: OwnAnswer, call_id: str) -> Json:
-        return {**answer.written, "tool_call_id": call_id}
+    def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
+        return {**answer.message, "tool_call_id": call_id}
 
 
 def nested_tool(wire_name: str, tool: Tool, schema: Json) -> Json:
@@ -112,17 +114,17 @@ def chat_request(
     dialect: PairedDialect, items: Iterable[HistoryItem], export: Export | None, tools: ToolChoice
 ) -> Json:
     """Returns messages, and tools unless words are asked for."""
-    offered = declared(export, dialect.name)
-    request: Json = {"messages": dialect.history(items, names_of(export, dialect.name_rule))}
+    offered = exported_tools(export, dialect.name)
+    request: Json = {"messages": dialect.history(items, exported_names(export, dialect.name_rule))}
     if offered and tools == "auto":
         request["tools"] = offered
     return request
 
 
-def _read(item: Mapping[str, Any], names: NameTable) -> HistoryItem | OwnAnswer:
+def _read(item: Mapping[str, Any], names: NameTable) -> HistoryItem | ProviderAnswer:
     """Tells what a message in the provider's form is, so that its calls and answers are paired as all others."""
     if item.get("role") == "tool" and item.get("tool_call_id"):
-        return OwnAnswer(str(item["tool_call_id"]), item)
+        return ProviderAnswer(str(item["tool_call_id"]), item)
     if item.get("role") == "assistant" and isinstance(item.get("tool_calls"), list):
         return read_message(item, names, "")
     return item

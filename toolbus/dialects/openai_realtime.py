@@ -14,18 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from toolbus.dialects.conversation import written_arguments
-from toolbus.dialects.names import PLAIN_NAMES, NameRule, NameTable
+from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, SurrogateJoiner, model_call
+from toolbus.dialects.dialect import as_mapping
+from toolbus.dialects.export import Export
+from toolbus.dialects.history import arguments_text
 from toolbus.dialects.openai_chat import nested_tool
-from toolbus.dialects.result_text import text_of
-from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS, SchemaRules
-from toolbus.dialects.shape import (
-    Answered,
+from toolbus.dialects.realtime_dialect import (
     CallsCancelled,
-    Delta,
-    Export,
-    Json,
-    ModelCall,
     RealtimeDialect,
     RealtimeEvent,
     RealtimeParser,
@@ -34,10 +29,10 @@ from toolbus.dialects.shape import (
     ResponseRefused,
     SpeechBegan,
     SpeechEnded,
-    WholeCharacters,
-    as_mapping,
-    model_call,
 )
+from toolbus.dialects.result_text import text_of
+from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS, SchemaRules
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Tool
 
 TEXT_DELTAS = frozenset(
@@ -174,11 +169,11 @@ class EventParser(RealtimeParser):
     def _began(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         response = string(mapping(event, "response"), "id")
         self._began_with[response] = self.names
-        self.characters = WholeCharacters()  # one that was cancelled may have ended in half of a character
+        self.joiner = SurrogateJoiner()  # one that was cancelled may have ended in half of a character
         return [ResponseBegan(response)]
 
     def _said(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
-        return [*self.characters.of([Delta("text", string(event, "delta"))])]
+        return [*self.joiner.join([Delta("text", string(event, "delta"))])]
 
     def _announced(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         item = mapping(event, "item")
@@ -272,7 +267,7 @@ def string(told: Mapping[str, Any], key: str) -> str:
 def arguments(told: Mapping[str, Any], key: str) -> str:
     """Returns a call's arguments as text, whether they came as text or as an object; "" where there are none."""
     try:
-        return written_arguments(told.get(key))
+        return arguments_text(told.get(key))
     except (TypeError, ValueError, RecursionError):  # an object that JSON cannot hold
         return ""
 

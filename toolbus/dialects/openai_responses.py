@@ -10,31 +10,21 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolbus.dialects.conversation import (
-    OwnAnswer,
+from toolbus.dialects.call_ids import unique_calls
+from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, model_call
+from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.dialects.export import Export
+from toolbus.dialects.history import (
     PairedDialect,
+    ProviderAnswer,
     arguments_text,
-    declared,
-    names_of,
-    unique_calls,
-    written_arguments,
+    exported_names,
+    exported_tools,
+    valid_arguments_text,
 )
-from toolbus.dialects.names import PLAIN_NAMES, NameTable
 from toolbus.dialects.result_text import text_of
-from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS
-from toolbus.dialects.shape import (
-    Delta,
-    EndpointError,
-    Export,
-    HistoryItem,
-    Json,
-    Message,
-    ToolChoice,
-    Turn,
-    TurnStream,
-    as_mapping,
-    model_call,
-)
+from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
 
 
@@ -67,19 +57,19 @@ class OpenAIResponses(PairedDialect):
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """As in `Dialect`. What the system says first becomes `instructions`, what it says later stays in its place."""
-        offered = declared(export, self.name)
+        offered = exported_tools(export, self.name)
         first = 0
         while first < len(items) and isinstance(item := items[first], Message) and item.role == "system":
             first += 1
-        request: Json = {"input": self.history(items[first:], names_of(export, self.name_rule))}
+        request: Json = {"input": self.history(items[first:], exported_names(export, self.name_rule))}
         if first:
             request["instructions"] = "\n\n".join(item.text for item in items[:first] if isinstance(item, Message))
         if offered and tools == "auto":
             request["tools"] = offered
         return request
 
-    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | OwnAnswer]:
-        read: list[HistoryItem | OwnAnswer] = []
+    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
+        read: list[HistoryItem | ProviderAnswer] = []
         output: list[Json] = []  # items of one answer, as a program keeps them that extends its input with them
         for item in items:
             if isinstance(item, Mapping) and _is_output(item):
@@ -88,7 +78,7 @@ class OpenAIResponses(PairedDialect):
             read += _own_turn(output, names)
             output = []
             if isinstance(item, Mapping) and item.get("type") == "function_call_output":
-                read.append(OwnAnswer(str(item.get("call_id") or ""), item))
+                read.append(ProviderAnswer(str(item.get("call_id") or ""), item))
             else:
                 read.append(item)
         return read + _own_turn(output, names)
@@ -107,7 +97,7 @@ class OpenAIResponses(PairedDialect):
         if len(calls) != len(turn.calls):
             return None
         for item, call in zip(calls, turn.calls, strict=True):
-            item |= {"call_id": call.id, "arguments": arguments_text(written_arguments(item.get("arguments")))}
+            item |= {"call_id": call.id, "arguments": valid_arguments_text(arguments_text(item.get("arguments")))}
         while items and items[-1].get("type") == "reasoning":
             items.pop()  # what it led to never came, and without that it is refused
         return items
@@ -121,7 +111,7 @@ class OpenAIResponses(PairedDialect):
                 "type": "function_call",
                 "call_id": call.id,
                 "name": wire,
-                "arguments": arguments_text(call.arguments_json),
+                "arguments": valid_arguments_text(call.arguments_json),
             }
             for call, wire in zip(turn.calls, wires, strict=True)
         ]
@@ -130,8 +120,8 @@ class OpenAIResponses(PairedDialect):
     def write_result(self, call_id: str, wire: str, result: Result) -> Json:
         return {"type": "function_call_output", "call_id": call_id, "output": text_of(result)}
 
-    def renamed(self, answer: OwnAnswer, call_id: str) -> Json:
-        return {**answer.written, "call_id": call_id}
+    def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
+        return {**answer.message, "call_id": call_id}
 
 
 def _objects(value: Any) -> list[Json]:
@@ -145,7 +135,7 @@ def _is_output(item: Mapping[str, Any]) -> bool:
     )
 
 
-def _own_turn(output: Sequence[Json], names: NameTable) -> list[HistoryItem | OwnAnswer]:
+def _own_turn(output: Sequence[Json], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
     """Returns output items as a turn, so that their calls are paired; without calls there is nothing to pair."""
     if not any(item.get("type") == "function_call" for item in output):
         return list(output)
@@ -158,7 +148,7 @@ def _turn(output: Sequence[Json], names: NameTable, stop: str) -> Turn:
             names,
             str(item.get("call_id") or item.get("id") or f"call_{place}"),
             str(item["name"]),
-            written_arguments(item.get("arguments")),
+            arguments_text(item.get("arguments")),
         )
         for place, item in enumerate(output)
         if item.get("type") == "function_call" and item.get("name")
@@ -258,7 +248,7 @@ class _ResponsesStream(TurnStream):
         item = self._at(event, {"type": "function_call"})
         item["name"] = item.get("name") or event.get("name")
         if "delta" in event:
-            item["arguments"] = written_arguments(item.get("arguments")) + written_arguments(event["delta"])
+            item["arguments"] = arguments_text(item.get("arguments")) + arguments_text(event["delta"])
         else:
             item["arguments"] = event.get("arguments")
         return []

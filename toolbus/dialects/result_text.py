@@ -1,8 +1,8 @@
-r"""What a model reads of a result, and what a provider that wants objects gets of results and arguments.
+r"""Writes a result as the text that a model reads, or as the object that some providers require.
 
-JSON is rewritten token by token, not parsed and written anew: integers of any size and the spelling of numbers survive.
-Strings lose their `\u` escapes, which cost a model several tokens a character, NaN and Infinity become null, and what
-UTF-8 cannot carry becomes U+FFFD, since one such character would make a whole request impossible to send.
+JSON is rewritten token by token, not parsed and serialized again: integers of any size and the spelling of numbers
+survive. Strings lose their `\u` escapes, which cost a model several tokens a character, NaN and Infinity become null,
+and half a surrogate pair becomes U+FFFD, since a request that holds one cannot be sent.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from toolbus.errors import Code
+from toolbus.text import dump_json, join_surrogates
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'  # in runs: ten times as fast as character by character
 _TOKEN = re.compile(_STRING + r"|[ \t\r\n]+|-?Infinity|NaN", re.DOTALL)
 _NO_BRACKETS = re.compile(_STRING + r'|[^"\[\]{}]+', re.DOTALL)
-_MAX_LEVELS = 200  # of an object that is handed on: writing it takes a stack frame or more a level
+_MAX_LEVELS = 200  # of an object that is passed on: serializing it takes a stack frame or more a level
 _FAILED = "the tool reported a failure"
 
 
 def text_of(result: Result) -> str:
-    """Returns what a model reads: the error's message first, then the output, then the content, a line each.
+    """Returns a result as text: the error's message first, then the output, then the content, a line each.
 
-    An output whose own `error` is that message stands alone: nothing is said twice.
+    An output whose own `error` is that message stands alone, so that no message is repeated.
     """
     output = _output_text(result.output_json)
     failure = _failure(result)
-    parts = [failure] if failure and not _says(_parsed(result.output_json), failure) else []
+    parts = [failure] if failure and not _repeats(_parsed(result.output_json), failure) else []
     if output not in ("", "null", failure):
         parts.append(output)
     parts += [_block_text(block) for block in result.content]
@@ -39,7 +39,7 @@ def text_of(result: Result) -> str:
 
 
 def object_of(result: Result) -> dict[str, Any]:
-    """Returns a result as an object: one is passed on, anything else is wrapped as `{"result": …}`.
+    """Returns a result as an object: an object is passed on, anything else is wrapped as `{"result": …}`.
 
     A failure has an `error`, with what the tool returned, if anything, as `result` beside it. Content is a text under
     `content`.
@@ -58,64 +58,41 @@ def object_of(result: Result) -> dict[str, Any]:
     return answer | {"content": content} if content else answer
 
 
-def arguments_of(arguments_json: str) -> dict[str, Any]:
-    """Returns a model's arguments as an object, `{}` where they are none: for echoing a call, not for making it."""
+def arguments_object(arguments_json: str) -> dict[str, Any]:
+    """Returns a model's arguments as an object, `{}` where they are not one: to echo a call, not to make it."""
     arguments = _parsed(arguments_json)
     return arguments if isinstance(arguments, dict) else {}
-
-
-def utf8(text: str) -> str:
-    """Returns a text with surrogate pairs joined and halves of them replaced."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
-def utf8_json(value: Any) -> Any:
-    """Returns JSON, as Python has it, in which every text is one that UTF-8 can carry."""
-    try:
-        return _utf8_json(value)
-    except RecursionError:  # nested so deep that nobody can write it either
-        return value
-
-
-def _utf8_json(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value.isascii() else utf8(value)
-    if isinstance(value, (dict, Mapping)):  # the first is found ten times as fast
-        return {_utf8_json(key): _utf8_json(inner) for key, inner in value.items()}
-    return [_utf8_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _failure(result: Result) -> str:
     """Returns why a call failed, "" where it did not."""
     if result.error is None:
         return _FAILED if result.is_error else ""
-    return utf8(result.error.message) or (_FAILED if result.error.code is Code.TOOL else result.error.code.name)
+    return join_surrogates(result.error.message) or (
+        _FAILED if result.error.code is Code.TOOL else result.error.code.name
+    )
 
 
-def _says(output: Any, failure: str) -> bool:
-    """Tells whether an output already says why the call failed."""
+def _repeats(output: Any, failure: str) -> bool:
+    """Tells whether an output already contains the error message of the call."""
     if not isinstance(output, dict) or "error" not in output:
         return False
-    word = output["error"]
-    return failure == (word if isinstance(word, str) else json.dumps(word, ensure_ascii=False, separators=(",", ":")))
+    error = output["error"]
+    return failure == (error if isinstance(error, str) else dump_json(error))
 
 
 def _output_text(output_json: str) -> str:
-    """Returns an output as text: a string unquoted, other JSON compact, what is no JSON as it is."""
+    """Returns an output as text: a string unquoted, other JSON compact, invalid JSON unchanged."""
     if not _is_json(output_json):
-        return utf8(output_json) or "null"
+        return join_surrogates(output_json) or "null"
     compact = _compact(output_json)
     return str(json.loads(compact)) if compact.startswith('"') else compact
 
 
 def _parsed(text: str) -> Any:
-    """Returns a text as JSON that can be written again, or as the text that it is."""
+    """Returns the value of a JSON text, or the text itself where it is invalid JSON or nested too deeply."""
     if not _is_json(text) or _levels(text) > _MAX_LEVELS:
-        return utf8(text) or None
+        return join_surrogates(text) or None
     return json.loads(_compact(text), parse_int=_integer, parse_float=_float)
 
 
@@ -137,17 +114,17 @@ def _levels(text: str) -> int:
 
 
 def _compact(text: str) -> str:
-    """Returns JSON text without white space, escapes that are not needed, and words that are no JSON."""
-    return _TOKEN.sub(_rewritten, text)
+    """Returns JSON text without white space, without needless escapes, and with null for NaN and Infinity."""
+    return _TOKEN.sub(_compact_token, text)
 
 
-def _rewritten(token: re.Match[str]) -> str:
-    found = token[0]
-    if found[0] == '"':
-        if "\\" not in found:
-            return utf8(found)
-        return json.dumps(utf8(json.loads(found)), ensure_ascii=False)
-    return "" if found.isspace() else "null"
+def _compact_token(match: re.Match[str]) -> str:
+    token = match[0]
+    if token[0] == '"':
+        if "\\" not in token:
+            return join_surrogates(token)
+        return json.dumps(join_surrogates(json.loads(token)), ensure_ascii=False)
+    return "" if token.isspace() else "null"
 
 
 def _integer(digits: str) -> int | str:
@@ -163,7 +140,7 @@ def _float(digits: str) -> float | str:
 
 
 def _block_text(block: pb.ContentBlock) -> str:
-    """Returns a part of a result as a line: text as it is, of everything else what it is."""
+    """Returns a content block as a line: text unchanged, of anything else its type and size."""
     match block.WhichOneof("kind"):
         case "text":
             return block.text.text

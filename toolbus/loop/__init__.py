@@ -29,12 +29,12 @@ if TYPE_CHECKING:
         ToolsRefused,
     )
     from toolbus.loop.loop_settings import SYNCHRONET, LoopSettings
-    from toolbus.loop.realtime import RealtimeSession
     from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
+    from toolbus.loop.realtime_session import RealtimeSession
     from toolbus.loop.router import Rule
     from toolbus.loop.tool_loop import ToolLoop
+    from toolbus.loop.tool_refusal import refuses_tools
     from toolbus.loop.tool_source import ToolSource, source_of
-    from toolbus.loop.tools_refused import refuses_tools
     from toolbus.loop.turn_reply import CallDone, Reply
 
 __all__ = [
@@ -92,9 +92,9 @@ _HOMES = {
         "openai_endpoint",
         "responses_endpoint",
     ),
-    "loop.realtime": ("RealtimeSession",),
+    "loop.realtime_session": ("RealtimeSession",),
     "loop.realtime_events": ("CallRefused", "NewSessionNeeded", "SendFailed", "Sync", "ToolsSent"),
-    "loop.tools_refused": ("refuses_tools",),
+    "loop.tool_refusal": ("refuses_tools",),
     "loop.loop_events": (
         "CallEnded",
         "CallProgress",

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Delta, Dialect, EndpointError, Json, Turn
+from toolbus.dialects.conversation import Delta, Json, Turn
+from toolbus.dialects.dialect import Dialect, EndpointError
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import SetupError
 
 log = logging.getLogger("toolbus.loop")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from toolbus.dialects.shape import Export, ModelCall, Turn
+from toolbus.dialects.conversation import ModelCall, Turn
+from toolbus.dialects.export import Export
 from toolbus.loop.turn_reply import CallDone, Reply
 from toolbus.tool import Progress
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from toolbus.dialects.shape import Export
+from toolbus.dialects.export import Export
 from toolbus.loop.loop_events import CallEvent, ReasoningDelta, TextDelta
 from toolbus.loop.turn_reply import CallDone
 

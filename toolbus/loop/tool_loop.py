@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from toolbus.functions.scope import CallContext
-from toolbus.loop.deferred import Deferred
+from toolbus.loop.deferred_tools import Deferred
 from toolbus.loop.endpoint import Endpoint
+from toolbus.loop.export_cache import Offering
 from toolbus.loop.loop_events import Finished, LoopEvent
 from toolbus.loop.loop_settings import LoopSettings
-from toolbus.loop.model_calls import Caller
-from toolbus.loop.offering import Offering
-from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.loop_tools import OwnTools
 from toolbus.loop.repeat_guard import RepeatGuard
+from toolbus.loop.round_calls import Caller
 from toolbus.loop.router import Rule, in_order
 from toolbus.loop.tool_source import ToolSource, source_of
 from toolbus.loop.turn_reply import Messages, Reply, conversation

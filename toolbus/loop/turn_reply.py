@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from toolbus.dialects.conversation import Answers, HistoryItem, Message, ModelCall, Turn
 from toolbus.dialects.result_text import text_of
-from toolbus.dialects.shape import Answers, HistoryItem, Message, ModelCall, Turn
 from toolbus.errors import Code, InvalidRequest, Stage
 from toolbus.tool import CallError, Result
 

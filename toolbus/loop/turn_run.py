@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from toolbus.dialects.names import NameTable
+from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Message, ModelCall, Turn
+from toolbus.dialects.dialect import ToolChoice
+from toolbus.dialects.export import Export
 from toolbus.dialects.result_text import object_of, text_of
-from toolbus.dialects.shape import Answered, Answers, Delta, Export, HistoryItem, Message, ModelCall, ToolChoice, Turn
+from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code
 from toolbus.loop.endpoint import Endpoint
+from toolbus.loop.export_cache import Offering
 from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, RoundEnded, RoundStarted, TextDelta, ToolsRefused
-from toolbus.loop.model_calls import Caller
-from toolbus.loop.offering import Offering
+from toolbus.loop.round_calls import Caller
 from toolbus.loop.router import Rule, route
-from toolbus.loop.tools_refused import refuses_tools
+from toolbus.loop.tool_refusal import refuses_tools
 from toolbus.loop.turn_reply import CallDone, Reply, Stopped, last_words, refused, without_calls
 from toolbus.tool import Result
 

@@ -21,9 +21,9 @@ from toolbus.bus.catalog.offer import prepare
 from toolbus.bus.catalog.policy import EVERYONE, AccessRules
 from toolbus.bus.local import LocalHandler, OnProgress
 from toolbus.bus.tasks import TaskManager, TaskTools
+from toolbus.dialects.export import Export
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.result_text import text_of
-from toolbus.dialects.shape import Export
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.scope import CallContext
 from toolbus.functions.tool_options import ToolTraits

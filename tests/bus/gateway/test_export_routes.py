@@ -15,7 +15,7 @@ from toolbus.bus import Bus
 from toolbus.bus.gateway import export_routes as export_room
 from toolbus.bus.gateway.host_models import Exported, FoundTools
 from toolbus.dialects import DIALECTS, find_dialect
-from toolbus.dialects.cost import estimate_tokens
+from toolbus.dialects.token_cost import estimate_tokens
 from toolbus.testing import running_bus
 from toolbus.tool import Tool
 

@@ -20,7 +20,7 @@ from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
 from toolbus.bus.gateway.parts import Parts
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.dialects import DIALECTS, find_dialect
-from toolbus.dialects.cost import CostCache
+from toolbus.dialects.token_cost import CostCache
 from toolbus.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES, IndexCache
 from toolbus.tool import Tool
 

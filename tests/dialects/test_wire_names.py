@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dialects.samples import SAMPLES
-from toolbus.dialects.names import ANY_NAMES, GEMINI_NAMES, PLAIN_NAMES, NameRule, NameTable
+from tests.dialects.sample_tools import SAMPLES
+from toolbus.dialects.wire_names import ANY_NAMES, GEMINI_NAMES, PLAIN_NAMES, NameRule, NameTable
 
 RULES = {"plain": PLAIN_NAMES, "gemini": GEMINI_NAMES, "any": ANY_NAMES}
 AWKWARD = (

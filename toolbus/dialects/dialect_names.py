@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from toolbus.dialects.shape import Dialect, RealtimeDialect
+from toolbus.dialects.dialect import Dialect
+from toolbus.dialects.realtime_dialect import RealtimeDialect
 from toolbus.errors import InvalidRequest
 
 _CLASSES = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolbus.dialects.conversation import written_arguments
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.result_text import arguments_of
-from toolbus.dialects.shape import Delta, EndpointError, Json, ModelCall, Turn, TurnStream, as_mapping, model_call
+from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call
+from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
+from toolbus.dialects.history import arguments_text
+from toolbus.dialects.result_text import arguments_object
+from toolbus.dialects.wire_names import NameTable
 
 NAME = "anthropic"
 _NOT_ECHOED = ("parsed_output",)  # the SDK's own, which the API refuses
@@ -92,12 +93,12 @@ def turn_of(blocks: Sequence[Json], names: NameTable, stop: str) -> Turn:
         if block.get("type") == "tool_use":
             if not block.get("name"):
                 continue
-            arguments_json = written_arguments(block.get("input"))
+            arguments_json = arguments_text(block.get("input"))
             call = model_call(names, block.get("id") or f"call_{len(calls)}", block["name"], arguments_json)
             calls.append(call)
             block = {**block, "id": call.id}
             if not isinstance(block.get("input"), Mapping):
-                block["input"] = arguments_of(arguments_json)
+                block["input"] = arguments_object(arguments_json)
         kept.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
     said = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _shown(block)]
     echoed = blocks_of(kept)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.dialects.samples import PLAIN
-from toolbus.dialects import cost
-from toolbus.dialects.cost import CostCache, costs, estimate_tokens
-from toolbus.dialects.names import PLAIN_NAMES, NameTable
+from tests.dialects.sample_tools import PLAIN
+from toolbus.dialects import token_cost
+from toolbus.dialects.export import Export
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.dialects.schemas.subset import OPENAI_SCHEMAS, convert
-from toolbus.dialects.shape import Export
+from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS, convert
+from toolbus.dialects.token_cost import CostCache, costs, estimate_tokens
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 
 
 def _export(*names: str) -> Export:
@@ -55,7 +55,7 @@ def test_a_cache_counts_each_tool_once_until_it_or_its_name_changes(monkeypatch:
         counted.append(written["function"]["name"])
         return estimate_tokens(written)
 
-    monkeypatch.setattr(cost, "estimate_tokens", count)
+    monkeypatch.setattr(token_cost, "estimate_tokens", count)
     dialect, cache = OpenAIChat(), CostCache()
     now = replace(PLAIN, name="now")
     for tools, fresh in (

@@ -21,30 +21,27 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from toolbus.dialects.shape import (
-    Answered,
+from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall
+from toolbus.dialects.dialect import as_mapping
+from toolbus.dialects.export import Export
+from toolbus.dialects.realtime_dialect import (
     CallsCancelled,
-    Delta,
-    Export,
-    Json,
-    ModelCall,
     RealtimeDialect,
     ResponseBegan,
     ResponseEnded,
     ResponseRefused,
     SpeechBegan,
     SpeechEnded,
-    as_mapping,
 )
 from toolbus.errors import Code, PeerLost, Stage
 from toolbus.functions.scope import CallContext
-from toolbus.loop.call_window import WINDOW_CALLS, WINDOW_SECONDS, CallWindow
+from toolbus.loop.call_rate_limit import WINDOW_CALLS, WINDOW_SECONDS, CallWindow
 from toolbus.loop.loop_events import CallEnded, ReasoningDelta, TextDelta
 from toolbus.loop.loop_settings import LoopSettings
-from toolbus.loop.model_calls import Answer, Caller, shown, unknown
-from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.loop_tools import OwnTools
 from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, RealtimeNews, SendFailed, Sync, ToolsSent
 from toolbus.loop.repeat_guard import RepeatGuard
+from toolbus.loop.round_calls import Answer, Caller, shown, unknown
 from toolbus.loop.tool_source import ToolSource
 from toolbus.loop.turn_reply import CallDone
 from toolbus.loop.turn_taking import Floor

@@ -9,7 +9,7 @@ from typing import Any
 from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
 from toolbus.dialects.schemas.rewrite import rewrite
 from toolbus.dialects.schemas.root import plain_root, typed_root
-from toolbus.dialects.schemas.tidy import tidy
+from toolbus.dialects.schemas.sanitizer import tidy
 
 __all__ = [
     "ANTHROPIC_SCHEMAS",

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.dialects.samples import SAMPLES
-from toolbus.dialects.shape import Answered, Answers, HistoryItem, Message, ModelCall, Turn
+from tests.dialects.sample_tools import SAMPLES
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn
 from toolbus.tool import Result
 
 NAMES = [*(tool.name for tool in SAMPLES), "no such tool", "", "功能"]

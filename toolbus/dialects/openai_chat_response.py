@@ -11,18 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from toolbus.dialects.conversation import unique_calls, written_arguments
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import (
-    Delta,
-    EndpointError,
-    Json,
-    ModelCall,
-    Turn,
-    TurnStream,
-    as_mapping,
-    model_call,
-)
+from toolbus.dialects.call_ids import unique_calls
+from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call
+from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
+from toolbus.dialects.history import arguments_text
+from toolbus.dialects.wire_names import NameTable
 
 NAME = "openai"
 # DeepSeek's word, and that of OpenRouter and newer vLLM. What came under a key goes back under it.
@@ -68,7 +61,7 @@ def _call(entry: Mapping[str, Any], place: int, names: NameTable) -> ModelCall:
         names,
         _string(entry.get("id")) or f"call_{place if index is None else index}",
         _string(function.get("name")),
-        written_arguments(function.get("arguments")),
+        arguments_text(function.get("arguments")),
     )
     return replace(call, extra={key: value for key, value in entry.items() if key not in _CALL_KEYS})
 
@@ -195,7 +188,7 @@ class _PartialCall:
         function = _object(entry.get("function"))
         self.id = _string(entry.get("id")) or self.id
         self.name = _string(function.get("name")) or self.name
-        self._arguments += written_arguments(function.get("arguments"))
+        self._arguments += arguments_text(function.get("arguments"))
         self._extra |= {key: value for key, value in entry.items() if key not in _CALL_KEYS and value}
 
     def followed_by(self, entry: Json, numbered: bool) -> bool:
@@ -210,7 +203,7 @@ class _PartialCall:
             return False
         if not numbered and name != self.name:
             return True
-        return self.whole and written_arguments(function.get("arguments")).lstrip().startswith("{")
+        return self.whole and arguments_text(function.get("arguments")).lstrip().startswith("{")
 
     @property
     def whole(self) -> bool:

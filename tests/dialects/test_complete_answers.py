@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.dialects.samples import PLAIN
+from tests.dialects.sample_tools import PLAIN
 from tests.loop.model_server import FLAVOURS, Recording
 from toolbus.dialects import Dialect, find_dialect
-from toolbus.dialects.shape import Turn, TurnStream
+from toolbus.dialects.conversation import Turn
+from toolbus.dialects.dialect import TurnStream
 
 Json = dict[str, Any]
 

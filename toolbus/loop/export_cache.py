@@ -7,9 +7,10 @@ import logging
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from toolbus.dialects.shape import Dialect, Export
+from toolbus.dialects.dialect import Dialect
+from toolbus.dialects.export import Export
 from toolbus.errors import PeerLost, ToolBusError
-from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.loop_tools import OwnTools
 from toolbus.loop.tool_source import ToolSource
 from toolbus.tool import Tool
 

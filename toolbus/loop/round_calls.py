@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolbus.dialects.shape import Export, ModelCall
+from toolbus.dialects.conversation import ModelCall
+from toolbus.dialects.export import Export
 from toolbus.errors import Code, Stage, ToolBusError
 from toolbus.functions.scope import NO_CONTEXT, CallContext
 from toolbus.loop.loop_events import CallEnded, CallEvent, CallProgress, CallStarted
 from toolbus.loop.loop_settings import LoopSettings
-from toolbus.loop.own_tools import OwnTools
+from toolbus.loop.loop_tools import OwnTools
 from toolbus.loop.repeat_guard import Key, RepeatGuard
 from toolbus.loop.tool_source import ToolSource
 from toolbus.loop.turn_reply import CallDone, refused

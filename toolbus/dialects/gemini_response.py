@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from toolbus.dialects.conversation import written_arguments
-from toolbus.dialects.names import NameTable
-from toolbus.dialects.shape import Delta, EndpointError, Json, ModelCall, Turn, TurnStream, as_mapping, model_call
+from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call
+from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
+from toolbus.dialects.history import arguments_text
+from toolbus.dialects.wire_names import NameTable
 
 NAME = "gemini"
 CALL = "function_call"
@@ -100,7 +101,7 @@ def call_of(part: Json, names: NameTable) -> ModelCall:
     if part.get(SIGNATURE):
         extra[SIGNATURE] = part[SIGNATURE]
     made = f"call_{uuid.uuid4().hex[:16]}"  # unique in every conversation, which this stream does not see
-    return model_call(names, asked.get("id") or made, asked["name"], written_arguments(asked.get("args")), **extra)
+    return model_call(names, asked.get("id") or made, asked["name"], arguments_text(asked.get("args")), **extra)
 
 
 def content_of(role: str, parts: Sequence[Json]) -> Json:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.dialects.samples import PLAIN, SAMPLES, tool
-from toolbus.dialects import DIALECTS, find_dialect, shape
+from tests.dialects.sample_tools import PLAIN, SAMPLES, tool
+from toolbus.dialects import DIALECTS, export, find_dialect
 from toolbus.dialects.openai_chat import OpenAIChat
 
 
@@ -56,7 +56,7 @@ def test_users_who_see_different_tools_in_turns_have_each_converted_once() -> No
 
 
 def test_what_is_long_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape, "CONVERTED_KEPT", 4)
+    monkeypatch.setattr(export, "MAX_CACHED_SCHEMAS", 4)
     dialect = Counting()
     for number in range(10):
         dialect.export([PLAIN, tool(f"tool_{number}")])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.dialects.result_text import arguments_of, object_of, text_of
+from toolbus.dialects.result_text import arguments_object, object_of, text_of
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -116,7 +116,7 @@ def test_an_object_passes_and_all_else_is_wrapped(result: Result, expected: dict
     ],
 )
 def test_arguments_are_an_object_or_empty(arguments_json: str, expected: dict[str, Any]) -> None:
-    assert arguments_of(arguments_json) == expected
+    assert arguments_object(arguments_json) == expected
 
 
 @given(value=JSON)
@@ -138,7 +138,7 @@ def test_whatever_a_plugin_sends_can_be_sent_on(text: str) -> None:
     for result in (Result(output_json=text), Result(output_json=json.dumps(text)), _failed(text, text)):
         text_of(result).encode()
         json.dumps(object_of(result), ensure_ascii=False, allow_nan=False).encode()
-    json.dumps(arguments_of(text), ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(arguments_object(text), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _without_nan(value: Any) -> Any:

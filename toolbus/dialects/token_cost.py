@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any
 
-from toolbus.dialects.shape import Export
+from toolbus.dialects.export import Export
 from toolbus.tool import Tool
 
 # Ideographs, kana, hangul and their full-width punctuation.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 
-from toolbus.dialects.shape import HistoryItem, Turn
+from toolbus.dialects.conversation import HistoryItem, Turn
 from toolbus.errors import Code
-from toolbus.loop.deferred import MAX_INJECTED_AT_ONCE, Deferred
+from toolbus.loop.deferred_tools import MAX_INJECTED_AT_ONCE, Deferred
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.turn_reply import refused
 from toolbus.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS

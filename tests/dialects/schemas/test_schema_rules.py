@@ -14,8 +14,8 @@ from google.genai import types
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.dialects.samples import SAMPLES, TREE
-from toolbus.dialects.schemas.subset import (
+from tests.dialects.sample_tools import SAMPLES, TREE
+from toolbus.dialects.schemas.schema_rules import (
     ANTHROPIC_SCHEMAS,
     ANY_SCHEMAS,
     GEMINI_SCHEMAS,

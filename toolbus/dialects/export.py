@@ -1,0 +1,119 @@
+"""Exports tools in one provider's format: names mapped, schemas converted, and a report of what was lost.
+
+Converted schemas are cached by tool, so a change of one tool converts one tool.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from toolbus.dialects.conversation import Json
+from toolbus.dialects.schemas.schema_rules import Inexpressible, Loss, SchemaRules, convert
+from toolbus.dialects.wire_names import NameRule, NameTable
+from toolbus.tool import Tool
+
+MAX_CACHED_SCHEMAS = 500  # a dialect may cache more only for one large export; 3 MB at 1 kB of JSON each
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A tool that the dialect cannot express, and why, as a sentence."""
+
+    tool: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Tools as one dialect offers them.
+
+    Attributes:
+        dialect: the name of that dialect.
+        tools: the declarations for a request, in the order of the catalog; shared, so the caller must not change them.
+        names: maps names on the wire to names on the bus, and back.
+        hashes: the schema_hash of each exported tool, by its name on the bus; a call carries it, so that a tool that
+            has changed since is not run with old arguments.
+        losses: what schemas lost.
+        left_out: tools that are not in `tools`.
+        kept: the exported tools themselves, by their name on the bus.
+    """
+
+    dialect: str
+    tools: tuple[Json, ...]
+    names: NameTable
+    hashes: Mapping[str, str]
+    losses: tuple[Loss, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    kept: Mapping[str, Tool] = field(default_factory=dict)
+
+
+class ToolWriter(ABC):
+    """How one provider writes tools, in a request or in a session. Instances hold caches only; threads may share them.
+
+    Class attributes:
+        name: what users call it (`openai`, `anthropic` …).
+        name_rule: which function names it accepts.
+        schema_rules: which part of JSON Schema it accepts.
+    """
+
+    name: ClassVar[str]
+    name_rule: ClassVar[NameRule]
+    schema_rules: ClassVar[SchemaRules]
+
+    def __init__(self) -> None:
+        # Converted schemas by the tool they came from; replaced as a whole, since threads share it.
+        self._converted: dict[Tool, tuple[Json, tuple[Loss, ...]] | LeftOut] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def export(self, tools: Iterable[Tool]) -> Export:
+        """Returns tools as this dialect offers them, in the given order.
+
+        A tool that cannot be expressed is left out, with the reason in `Export.left_out`; it never breaks a request.
+        """
+        unique = list({tool.name: tool for tool in tools}.values())
+        converted = self._convert_all(unique)
+        exported = [tool for tool in unique if not isinstance(converted[tool], LeftOut)]
+        names = NameTable.build((tool.name for tool in exported), self.name_rule)
+        declarations: list[Json] = []
+        losses: list[Loss] = []
+        for tool in exported:
+            conversion = converted[tool]
+            assert not isinstance(conversion, LeftOut)
+            schema, schema_losses = conversion
+            declarations.append(self.write_tool(names.to_wire[tool.name], tool, schema))
+            losses.extend(schema_losses)
+        return Export(
+            dialect=self.name,
+            tools=tuple(declarations),
+            names=names,
+            hashes={tool.name: tool.schema_hash for tool in exported},
+            losses=tuple(losses),
+            left_out=tuple(item for item in converted.values() if isinstance(item, LeftOut)),
+            kept={tool.name: tool for tool in exported},
+        )
+
+    def _convert_all(self, tools: Iterable[Tool]) -> dict[Tool, tuple[Json, tuple[Loss, ...]] | LeftOut]:
+        current: dict[Tool, tuple[Json, tuple[Loss, ...]] | LeftOut] = {}
+        for tool in tools:
+            cached = self._converted.get(tool)
+            current[tool] = cached if cached is not None else self._convert(tool)
+        # Users with different roles alternate, so a tool that is missing from this export may be in the next one.
+        merged = self._converted | current
+        self._converted = merged if len(merged) <= max(MAX_CACHED_SCHEMAS, 2 * len(current)) else current
+        return current
+
+    def _convert(self, tool: Tool) -> tuple[Json, tuple[Loss, ...]] | LeftOut:
+        try:
+            schema, losses = convert(tool.parameters, self.schema_rules, tool.name)
+        except Inexpressible as error:
+            return LeftOut(tool.name, str(error))
+        return schema, tuple(losses)
+
+    @abstractmethod
+    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        """Returns one tool as a request declares it. Exports share the schema, which must not be changed."""
