@@ -86,7 +86,6 @@ LONG_CLASSES: dict[str, str] = {
     "toolbus/bus/catalog/registry.py:Registry": "see its file",
     "toolbus/bus/streams/presence.py:Presence": "to be split",
     "toolbus/bus/wiring.py:Bus": "to be split",
-    "toolbus/dropin/tool_folder.py:ToolFolder": "to be split",
     "toolbus/sdk/connection.py:Connection": "to be split",
     "toolbus/tools/tool_registry.py:ToolRegistry": "to be split",
 }

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.processes import alive, until
 from tests.support.tool_folders import offered, slow, tool
-from toolbus.dropin import tool_folder
+from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervisor import Happened, Restarts
 from toolbus.sdk import Host
 from toolbus.testing import running_bus
@@ -30,18 +30,6 @@ async def test_files_that_are_added_changed_and_removed_take_effect_and_keep_the
         (tmp_path / "a.py").unlink()
         (tmp_path / "c.py").unlink()
         await folder.lists()
-
-
-async def test_a_file_longer_than_what_is_held_of_it_takes_effect_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_folder, "_MAX_CODE", 10)
-    async with offered(tmp_path) as folder:
-        folder.write(a=tool("one", "1"))
-        await folder.lists(("one", "1"))
-        folder.write(a=tool("one", "2"))
-        await folder.lists(("one", "2"))
-        assert len(tool_folder._code(tmp_path / "a.py")) < 100
 
 
 async def test_no_call_fails_while_the_file_of_its_tool_changes_ten_times(tmp_path: Path) -> None:
@@ -95,28 +83,23 @@ async def test_a_file_that_breaks_loses_its_tool_only_and_the_problem_is_said(tm
         await folder.lists(("two", "2"), ("one", "again"))
 
 
-async def test_a_file_that_hangs_is_skipped_and_the_others_are_offered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_folder, "FILE_SECONDS", 0.5)
-    async with offered(tmp_path) as folder:
+async def test_a_file_that_hangs_is_skipped_and_the_others_are_offered(tmp_path: Path) -> None:
+    async with offered(tmp_path, timings=FolderTimings(file_seconds=0.5)) as folder:
         folder.write(a="while True:\n    pass\n", b=tool("two", "2"))
         await folder.lists(("two", "2"))
         await folder.says(r"tools output a\.py: takes longer than 0\.5 s to load.*\(line [12]\)")
 
 
-async def test_a_file_that_hangs_in_native_code_is_skipped_too_and_operators_see_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_folder, "FILE_SECONDS", 0.5)
-    async with offered(tmp_path, restarts=Restarts(wanted=False)) as folder:
+async def test_a_file_that_hangs_in_native_code_is_skipped_too_and_operators_see_why(tmp_path: Path) -> None:
+    timings = FolderTimings(file_seconds=0.5)
+    async with offered(tmp_path, restarts=Restarts(wanted=False), timings=timings) as folder:
         folder.write(a="import re\nre.match('(a+)+$', 'a' * 64 + 'b')\n", b=tool("two", "2"))
         await folder.lists(("two", "2"))
         async with Host(folder.bus.grpc_addresses[0]) as host:
             notices = (await host.list()).notices
-        late = "a.py: takes longer than 0.5 s to load: leave what is slow to the first call (line 2)"
+        late = "a.py: takes longer than 0.5 s to load: move slow work into the first call of the tool (line 2)"
         assert ("dropin", late) in notices
-        monkeypatch.setattr(tool_folder, "FILE_SECONDS", 20.0)
+        folder.tools.processes.timings = FolderTimings()
         folder.write(a=tool("one", "1"))
         await folder.lists(("two", "2"), ("one", "1"))
 
@@ -138,18 +121,16 @@ async def test_of_two_groups_with_one_name_the_later_file_has_it_and_that_is_sai
         assert await folder.call("one") == "A"
 
 
-async def test_a_process_that_does_not_load_in_time_is_ended_and_the_old_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_does_not_load_in_time_is_ended_and_the_old_one_stays(tmp_path: Path) -> None:
     async with offered(tmp_path) as folder:
         folder.write(a=tool("one", "1"))
         await folder.lists(("one", "1"))
-        monkeypatch.setattr(tool_folder, "START_SECONDS", 0.5)
+        folder.tools.processes.timings = FolderTimings(start_seconds=0.5)
         folder.write(a=tool("one", "2", "import time; time.sleep(9)"))
-        await folder.says("dropin#2 has not loaded its files after 0.5 s: it is ended")
-        await folder.says("dropin#2 does not take the place of dropin#1, which goes on")
+        await folder.says("dropin#2 did not load its files within 0.5 s, so it is ended")
+        await folder.says("dropin#2 does not replace dropin#1, which keeps running")
         assert await folder.call("one") == "1"
-        monkeypatch.setattr(tool_folder, "START_SECONDS", 60.0)
+        folder.tools.processes.timings = FolderTimings()
         folder.write(a=tool("one", "3"))
         await folder.lists(("one", "3"))
 
@@ -198,8 +179,8 @@ async def test_a_folder_that_is_deleted_and_made_again_is_followed(tmp_path: Pat
         folder.write(a=tool("one", "1"))
         await folder.lists(("one", "1"))
         shutil.rmtree(home)
-        await folder.says("No such file or directory.*: what runs goes on as it is")
-        await folder.says("No such file or directory.*: its tools are gone")
+        await folder.says("No such file or directory.*: running tools stay as they are")
+        await folder.says("No such file or directory.*: its tools are withdrawn")
         await folder.lists()
         home.mkdir()
         folder.write(b=tool("two", "2"))

@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes import alive, until
 from tests.support.tool_folders import SECONDS, Offered, offered, tool
 from toolbus.cli.serve_command import _log_report
-from toolbus.dropin import tool_folder
+from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervisor import Happened, PluginReport
 from toolbus.sdk import Host
 
@@ -78,16 +78,15 @@ async def test_a_tool_for_a_role_that_nobody_configured_is_skipped_with_its_file
         await folder.says(r"b\.py: the bus refuses its tools: .*nobody")
 
 
-async def test_a_process_that_was_stopped_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_folder, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(tool_folder, "FROZEN_SECONDS", 1.0)
-    async with offered(tmp_path) as folder:
+async def test_a_stopped_process_is_killed_and_restarted(tmp_path: Path) -> None:
+    timings = FolderTimings(heartbeat_seconds=0.1, frozen_seconds=1.0)
+    async with offered(tmp_path, timings=timings) as folder:
         folder.write(a=tool("one", "1"))
         await folder.lists(("one", "1"))
         await folder.says("dropin#1 offered")
         (pid,) = await folder.pids()
         os.kill(pid, signal.SIGSTOP)
-        await folder.says("tools output dropin#1 has said nothing for 1 s: it is killed and started again")
+        await folder.says("tools output dropin#1 has sent no heartbeat for 1 s: it is killed and restarted")
         await folder.says(r"dropin#1 died .*\(SIGKILL\)")
         await folder.says("dropin#1 offered", 2)
         await folder.lists(("one", "1"))
@@ -95,15 +94,14 @@ async def test_a_process_that_was_stopped_is_replaced(tmp_path: Path, monkeypatc
         assert await folder.call("one") == "1"
 
 
-async def test_a_process_that_works_for_long_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_folder, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(tool_folder, "FROZEN_SECONDS", 1.0)
+async def test_a_process_with_a_long_call_is_not_killed(tmp_path: Path) -> None:
+    timings = FolderTimings(heartbeat_seconds=0.05, frozen_seconds=1.0)
     naps = "import time\ndef run():\n    time.sleep(2)\n    return 'done'\nTOOL_NAME = 'naps'\n"
-    async with offered(tmp_path) as folder:
+    async with offered(tmp_path, timings=timings) as folder:
         folder.write(a=naps)
         await folder.lists(("naps", ""))
         assert await folder.call("naps") == "done"
-        assert "has said nothing" not in folder.text
+        assert "no heartbeat" not in folder.text
 
 
 async def test_an_edit_while_the_right_to_offer_is_missing_is_what_is_offered_with_it(tmp_path: Path) -> None:
@@ -114,7 +112,7 @@ async def test_an_edit_while_the_right_to_offer_is_missing_is_what_is_offered_wi
         await folder.bus.call("toolbus:revoke", {"source": "dropin:note"})
         await folder.lists(("other", "1"))
         folder.write(note=tool("note", "new"))
-        await folder.says(r"tools output dropin:note#\d+ waits, for the bus does not take its tools: .+")
+        await folder.says(r"tools output dropin:note#\d+ waits, since the bus does not accept its tools: .+")
         await folder.says("dropin:note#1 ended")
         folder.write(other=tool("other", "2"))
         await folder.lists(("other", "2"))
@@ -141,12 +139,14 @@ async def test_a_grant_that_cannot_be_had_leaves_what_runs_alone_until_it_can(tm
         wanted = {"write": ["nofolder/x"]}
         manifest(tmp_path, {"files": {"a.py": wanted, "b.py": {"connect": ["127.0.0.1:9"]} | wanted, "c.py": wanted}})
         folder.write(c=tool("three", "3"))
-        text = r"tools output {}\.py is granted to write what it cannot: .*/nofolder': make it; until then it is run {}"
-        await folder.says(text.format("a", "with the grants that it had"))
-        await folder.says(text.format("b", "with the grants that it had"))
-        await folder.says(text.format("c", "not at all"))
+        text = r"tools output {}\.py has a \"write\" grant that is not available: .*/nofolder'.* Until then it {}"
+        await folder.says(text.format("a", "runs with its previous grants"))
+        await folder.says(text.format("b", "runs with its previous grants"))
+        await folder.says(text.format("c", "is not loaded"))
         assert [await folder.call("one"), await folder.call("two")] == ["1", "2"]
-        await notices(folder, "a.py is granted to write what it cannot", "b.py is granted", "c.py is granted")
+        await notices(
+            folder, *(f'{file} has a "write" grant that is not available' for file in ("a.py", "b.py", "c.py"))
+        )
         folder.write(a=tool("one", "new"))
         await folder.lists(("one", "new"), ("two", "2"))
         (tmp_path / "nofolder").mkdir()
@@ -164,7 +164,7 @@ async def test_a_grant_that_cannot_be_had_keeps_nothing_that_was_taken_away(tmp_
         await folder.lists(("one", "1"))
         manifest(tmp_path, {"files": {"a.py": {"write": ["nofolder/x"]}}})
         await folder.lists()
-        await folder.says("until then it is run not at all")
+        await folder.says("Until then it is not loaded")
 
 
 async def test_operators_are_told_what_no_process_of_the_tools_can_tell(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes import alive, environment, until
 from tests.support.tool_folders import DIES, QUICK, offered, slow, tool
-from toolbus.dropin import tool_folder
+from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.errors import Code, NotPermitted
 from toolbus.processes.supervisor import Happened, Restarts
 from toolbus.sdk import Plugin
@@ -116,7 +116,7 @@ async def test_a_change_that_dies_again_and_again_does_not_take_the_place_of_wha
         await folder.lists(("one", "1"))
         folder.write(a="import os\nos._exit(0)\n")
         await folder.says("dropin#2 given_up")
-        await folder.says("dropin#2 does not take the place of dropin#1, which goes on")
+        await folder.says("dropin#2 does not replace dropin#1, which keeps running")
         assert await folder.call("one") == "1"
         folder.write(a=tool("one", "2"))
         await folder.lists(("one", "2"))
@@ -186,7 +186,7 @@ async def test_a_broken_manifest_keeps_what_runs_and_says_so(tmp_path: Path) -> 
         folder.write(a=tool("one", "1"))
         await folder.lists(("one", "1"))
         manifest(tmp_path, "{")
-        await folder.says("_manifest.json is no JSON.*: what runs goes on as it is")
+        await folder.says("_manifest.json is no JSON.*: running tools stay as they are")
         folder.write(b=tool("two", "2"))
         manifest(tmp_path, {"allow": ["b.py"]})
         await folder.lists(("two", "2"))
@@ -250,15 +250,12 @@ async def test_a_group_cannot_attach_as_another_one_with_the_token_that_it_has(t
         assert "bound to a token" in (await folder.call("steals", source="dropin:b")).message
 
 
-async def test_a_file_that_hangs_when_its_process_starts_again_is_skipped_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_folder, "FILE_SECONDS", 0.5)
+async def test_a_file_that_hangs_when_its_process_restarts_is_skipped(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     hangs = f"import os\nwhile os.path.exists({str(scratch / 'hang')!r}):\n    pass"
     manifest(tmp_path, {"files": {"a.py": {"read": ["scratch"]}}})
-    async with offered(tmp_path) as folder:
+    async with offered(tmp_path, timings=FolderTimings(file_seconds=0.5)) as folder:
         folder.write(a=tool("one", "1", hangs))
         await folder.says("offers one")
         (scratch / "hang").touch()
@@ -307,7 +304,7 @@ async def test_who_has_the_source_already_is_waited_for(tmp_path: Path) -> None:
             assert folder.count(Happened.GIVEN_UP) == 0
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", "{}", '{"happened": "loaded"}', "[" * 60_000, "\\xff\\xfe"])
+@pytest.mark.parametrize("line", ["nonsense", "[]", "{}", '{"event": "loaded"}', "[" * 60_000, "\\xff\\xfe"])
 async def test_what_a_file_writes_into_the_reports_harms_nobody(tmp_path: Path, line: str) -> None:
     more = f"""
 import os

@@ -91,7 +91,7 @@ def run(
             loop.add_signal_handler(number, plugins.stop)
         if isinstance(plugins, Supervisor):
             return await plugins.run()
-        async with _entrance(address, plugins, emit):
+        async with _following_address(address, plugins, emit):
             return await plugins.run()
 
     try:
@@ -104,31 +104,31 @@ def run(
 
 
 @contextlib.asynccontextmanager
-async def _entrance(bus: str, folder: ToolFolder, emit: Callable[[PluginReport], None]) -> AsyncIterator[None]:
-    """Tells a folder where the bus takes its tools in, whenever that changes, and operators what goes wrong there."""
-    from toolbus.dropin.dropin_address import follow_entrance
-    from toolbus.dropin.tool_folder import NAME
+async def _following_address(bus: str, folder: ToolFolder, emit: Callable[[PluginReport], None]) -> AsyncIterator[None]:
+    """Gives a folder the bus's address for drop-in tools, whenever it changes, and reports connection problems."""
+    from toolbus.dropin.dropin_address import follow_dropin_address
+    from toolbus.dropin.group_supervisor import FOLDER_NAME
     from toolbus.processes.supervisor import Happened, PluginReport
 
     loop = asyncio.get_running_loop()
 
-    def say(text: str) -> None:
-        emit(PluginReport(NAME, Happened.OUTPUT, text, "stderr"))
+    def report(text: str) -> None:
+        emit(PluginReport(FOLDER_NAME, Happened.OUTPUT, text, "stderr"))
 
-    class Heard(logging.Handler):
+    class ReportHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            loop.call_soon_threadsafe(say, f"{record.levelname} {record.name}: {record.getMessage()}")
+            loop.call_soon_threadsafe(report, f"{record.levelname} {record.name}: {record.getMessage()}")
 
-    heard = Heard(logging.WARNING)
-    logging.getLogger("toolbus").addHandler(heard)  # that there is no bus, says the connection
-    following = asyncio.create_task(follow_entrance(bus, folder.move, say))
+    handler = ReportHandler(logging.WARNING)
+    logging.getLogger("toolbus").addHandler(handler)  # the connection logs that no bus is there
+    following = asyncio.create_task(follow_dropin_address(bus, folder.move, report))
     following.add_done_callback(lambda task: folder.stop())
     try:
         yield
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        logging.getLogger("toolbus").removeHandler(heard)
+        logging.getLogger("toolbus").removeHandler(handler)
         if not following.cancelled():
             following.result()
 

@@ -1,4 +1,4 @@
-"""Where a bus takes drop-in tools in: asks the bus, and again after each of its restarts."""
+"""Finds the bus's address for drop-in tools: asks the bus, and again after each of its restarts."""
 
 from __future__ import annotations
 
@@ -9,44 +9,52 @@ from collections.abc import Callable
 from toolbus.errors import PeerLost, RequestError
 from toolbus.sdk import Host
 
-ASK_SECONDS = 10.0  # for the bus to answer
-AGAIN_SECONDS = 1.0  # between two questions where it did not
-SENT_AWAY_SECONDS = 10.0  # before coming back where it refuses us, or an operator asked us to go
+REPLY_SECONDS = 10.0  # timeout of a request to the bus
+RETRY_SECONDS = 1.0  # between two requests, if the bus gave no address
+RECONNECT_SECONDS = 10.0  # before connecting again to a bus that refused us, or whose operator drained us
 
 
-async def follow_entrance(bus: str, found: Callable[[str], object], say: Callable[[str], object]) -> None:
-    """Tells the address at which a bus takes drop-in tools in, each time that the bus is there anew; for ever.
+async def follow_dropin_address(
+    bus: str,
+    found: Callable[[str], object],
+    log: Callable[[str], object],
+    *,
+    retry_seconds: float = RETRY_SECONDS,
+    reconnect_seconds: float = RECONNECT_SECONDS,
+) -> None:
+    """Passes on the bus's address for drop-in tools, each time that the bus has been started; runs until cancelled.
 
-    A bus that was started again is asked for the port of the one before it, so that processes which are attached there
-    find it again. Where that is in use, it tells another one.
+    A bus that was restarted is asked for the port of the one before, so that processes which were attached there find
+    it again. If another program uses that port, the bus opens another one.
 
     Args:
         bus: its own address.
-        found: takes the address, perhaps the same one again.
-        say: takes what an operator should know.
+        found: takes the address, which may be the same as before.
+        log: takes what an operator should know.
+        retry_seconds, reconnect_seconds: pauses, see the constants.
     """
     port = 0
     while True:
         try:
-            # A source of its own: with a token of the environment, one process would keep the others out.
+            # A source of its own: with a token of the environment, one process would lock the others out.
             async with Host(bus, source=f"toolbus-run:{os.getpid()}") as host:
                 async for change in host.watch():
                     if change.full:  # a new connection
-                        address = await _asked(host, port, say)
+                        address = await _request_address(host, port, log, retry_seconds)
                         port = int(address.rpartition(":")[2])
                         found(address)
-        except (PeerLost, RequestError) as problem:
-            say(f"{problem} (trying again in {SENT_AWAY_SECONDS:g} s)")
-            await asyncio.sleep(SENT_AWAY_SECONDS)
+        except (PeerLost, RequestError) as error:
+            log(f"{error} (trying again in {reconnect_seconds:g} s)")
+            await asyncio.sleep(reconnect_seconds)
 
 
-async def _asked(host: Host, port: int, say: Callable[[str], object]) -> str:
-    said = ""
+async def _request_address(host: Host, port: int, log: Callable[[str], object], retry_seconds: float) -> str:
+    logged = ""
     while True:
-        result = await host.call("toolbus:dropin_address", {"port": port}, timeout=ASK_SECONDS)
+        result = await host.call("toolbus:dropin_address", {"port": port}, timeout=REPLY_SECONDS)
         if result.error is None:
             return str(result.output)
-        if result.error.message != said:
-            said = result.error.message
-            say(f"the bus does not say where it takes drop-in tools in, it is asked again: {said}")
-        await asyncio.sleep(AGAIN_SECONDS)
+        if result.error.message != logged:
+            logged = result.error.message
+            log(f"the bus gives no address for drop-in tools, trying again each second: {logged}")
+        await asyncio.sleep(retry_seconds)

@@ -28,7 +28,7 @@ def unavailable(grants: FileGrants) -> str:
     return ""
 
 
-def doubts(files: Sequence[str], manifest: Manifest, environment: Mapping[str, str]) -> list[str]:
+def grant_warnings(files: Sequence[str], manifest: Manifest, environment: Mapping[str, str]) -> list[str]:
     """Says what a manifest grants to no effect: to files that are not there, of what is not there."""
     said = []
     for file, grants in manifest.files.items():
@@ -48,7 +48,7 @@ def doubts(files: Sequence[str], manifest: Manifest, environment: Mapping[str, s
     return said
 
 
-def temporary(grants: FileGrants) -> dict[str, str]:
+def temporary_folder(grants: FileGrants) -> dict[str, str]:
     """Returns where `tempfile` puts what it makes: in the first folder that may be written."""
     folder = next((path for path in grants.write if path.is_dir()), None)
     return {} if folder is None else {"TMPDIR": str(folder)}

@@ -1,4 +1,4 @@
-"""What a folder of tools keeps in mind: what is wanted of each source, and the processes that there are."""
+"""Holds the state of a folder's sources: what each is to offer, and the process that offers it."""
 
 from __future__ import annotations
 
@@ -11,78 +11,84 @@ from toolbus.dropin.group import Group
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """What a source is to offer. Where it is another one, its process would be different.
+    """What a source is to offer. A different plan needs a different process.
 
     Attributes:
-        print: of the files and the grants.
-        bus: where it attaches; empty while nobody knows.
-        taken: names of tools that a later file of another group registers as well, each with that file.
-        notices: what operators should know, beside what the process finds itself.
+        fingerprint: of the files and the grants.
+        bus: the address where it attaches; empty while it is not known.
+        overridden: names of tools that a later file of another group registers too, each with that file.
+        notices: what operators should know, besides what the process finds itself.
     """
 
     group: Group
-    print: str
+    fingerprint: str
     bus: str = ""
-    taken: Mapping[str, str] = field(default_factory=dict)
+    overridden: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
     def keeps(self, before: SourcePlan) -> bool:
-        """Tells whether nothing is taken away that was offered or granted before; new code does not count."""
+        """Tells whether every file and grant of an earlier plan is in this one too; changed code does not count."""
         same = self.bus == before.bus and self.group.grants.covers(before.group.grants)
         return same and set(self.group.files) >= set(before.group.files)
 
 
-@dataclass(slots=True)
-class Process:
-    """One process of a source, restarts included.
-
-    Attributes:
-        tools: names that its files registered, each with its file, whether or not it offers them.
-        slow: files that it does not load, since they took too long before, or the bus refused their tools, each with
-            what is said about it.
-        loading: the file that it loads; empty where it loads none.
-        late: the file that it took too long to load, of which it ends; empty where there is none.
-        refused: files with tools that the bus refused, each with why.
-        heard: when it last said something, by the loop's time; None while no process runs.
-        beats: whether it says regularly that it is alive; not while it loads.
-        late_line: where in that file it was; empty where nobody knows.
-    """
-
-    name: str
-    wanted: SourcePlan
-    slow: dict[str, str]
-    tools: dict[str, str] = field(default_factory=dict)
-    loading: str = ""
-    late: str = ""
-    late_line: str = ""
-    refused: dict[str, str] = field(default_factory=dict)
-    heard: float | None = None
-    beats: bool = False
-    loaded: str = ""  # what it has to offer, in words; empty before it has loaded its files
-    attached: bool = False
-    over: bool = False  # nothing runs any more, and will not be started again
-    ready: asyncio.Event = field(default_factory=asyncio.Event)  # it is attached or over
-
-
 class Source:
-    """What is wanted of one source, and what there is."""
+    """One source: its plan, and the process that carries it out."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.wanted: SourcePlan | None = None  # None: nothing any more
-        self.changed = asyncio.Event()  # what is wanted is something else
-        self.running: Process | None = None  # whose tools are offered, or should be; None before the first
-        self.failed = False  # the newest process could not be had
-        self.trouble = ""  # what operators should know about that; empty where all is well
+        self.plan: SourcePlan | None = None  # None: it is to offer nothing any more
+        self.plan_changed = asyncio.Event()
+        self.process: GroupProcess | None = None  # whose tools are offered, or should be; None before the first
+        self.failed = False  # the newest process could not be started
+        self.fault = ""  # why, for operators; empty if nothing is wrong
 
-    def want(self, wanted: SourcePlan | None) -> None:
-        if wanted is None or wanted != self.wanted:
-            self.wanted = wanted
-            self.changed.set()
+    def set_plan(self, plan: SourcePlan | None) -> None:
+        if plan is None or plan != self.plan:
+            self.plan = plan
+            self.plan_changed.set()
 
     def registered(self) -> dict[str, str]:
         """Returns the tools that it has and is to keep, each with its file."""
-        if self.wanted is None or self.running is None or self.running.over:
+        if self.plan is None or self.process is None or self.process.ended:
             return {}
-        files = self.wanted.group.files
-        return {name: file for name, file in self.running.tools.items() if file in files}
+        files = self.plan.group.files
+        return {name: file for name, file in self.process.tools.items() if file in files}
+
+
+@dataclass(slots=True)
+class GroupProcess:
+    """One process of a source, restarts included.
+
+    Attributes:
+        name: in reports.
+        plan: what it was started for.
+        skipped: files that it does not load, each with the reason: they took too long before, or the bus refused their
+            tools.
+        tools: names that its files registered, each with its file, whether or not they are offered.
+        loading_file: the file that it loads now; empty if it loads none.
+        timed_out_file: the file that took too long to load and so ended the process; empty if none did.
+        timed_out_line: where in that file it was; empty if that is not known.
+        refused: files with tools that the bus refused, each with the reason.
+        last_report: when it last reported anything, by the loop's time; None while no process runs.
+        has_heartbeat: whether it sends heartbeats; it does not while it loads.
+        offers: what it offers, as a text for people; empty until its files are loaded.
+        ended: nothing runs any more, and will not be restarted.
+        ready: it is attached or ended.
+    """
+
+    name: str
+    source: Source
+    plan: SourcePlan
+    skipped: dict[str, str]
+    tools: dict[str, str] = field(default_factory=dict)
+    loading_file: str = ""
+    timed_out_file: str = ""
+    timed_out_line: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+    last_report: float | None = None
+    has_heartbeat: bool = False
+    offers: str = ""
+    attached: bool = False
+    ended: bool = False
+    ready: asyncio.Event = field(default_factory=asyncio.Event)

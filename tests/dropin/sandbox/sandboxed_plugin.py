@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from toolbus.dropin.sandbox import Grants, apply, beside_main, take_token
+from toolbus.dropin.sandbox import Grants, apply, run_beside_main, take_token
 
 
 def main(bus: str, folder: str) -> None:
@@ -77,7 +77,7 @@ def main(bus: str, folder: str) -> None:
         return 0
 
     loop = asyncio.new_event_loop()
-    beside_main(work, lambda name: loop.call_soon_threadsafe(ended.set))
+    run_beside_main(work, lambda name: loop.call_soon_threadsafe(ended.set))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.dropin.sandbox.breakouts import ALL
-from toolbus.dropin.sandbox import Grants, apply, beside_main, clean_environment
+from toolbus.dropin.sandbox import Grants, apply, clean_environment, run_beside_main
 from toolbus.processes.supervisor import ending
 
 ESCAPED = "escaped"
@@ -159,7 +159,7 @@ def _attempt(code: str, names: dict[str, Any], layers: dict[str, Any]) -> None:
         write(1, outcome.encode())
         leave(0)
 
-    beside_main(run, lambda name: None)
+    run_beside_main(run, lambda name: None)
 
 
 def _print_table() -> None:

@@ -1,6 +1,6 @@
 """A process of tools in its sandbox: what it may do, and what sees to it."""
 
-from toolbus.dropin.sandbox.main_thread import beside_main
+from toolbus.dropin.sandbox.main_thread import run_beside_main
 from toolbus.dropin.sandbox.process_limits import CpuGuard
 from toolbus.dropin.sandbox.sandbox import Protection, apply
 from toolbus.dropin.sandbox.sandbox_environment import TOKEN_FD, clean_environment, take_token, token_pipe
@@ -12,7 +12,7 @@ __all__ = [
     "Protection",
     "apply",
     # Around its tools and their calls
-    "beside_main",
+    "run_beside_main",
     "CpuGuard",
     # Its environment and its token
     "TOKEN_FD",

@@ -9,7 +9,7 @@ Linux the types of ctypes, which the call of Landlock leaves in the interpreter:
 
 The hook stays: Python has no way to remove one, what it uses is in closures (see `file_checks`), and its frame, which a
 traceback shows, holds nothing when it raises. A signal handler could look into a check while it runs, and only the main
-thread can set one: so no tool's code may run there, see `beside_main`.
+thread can set one: so no tool's code may run there, see `run_beside_main`.
 """
 
 from __future__ import annotations

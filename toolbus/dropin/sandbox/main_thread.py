@@ -20,7 +20,7 @@ _ASKED = {signal.SIGTERM, signal.SIGINT}
 _FAILED = 70  # EX_SOFTWARE of sysexits.h
 
 
-def beside_main(work: Callable[[], int], stop: Callable[[str], object]) -> NoReturn:
+def run_beside_main(work: Callable[[], int], stop: Callable[[str], object]) -> NoReturn:
     """Runs everything on other threads, and ends the process with the exit code that ``work`` returns.
 
     To be called after `apply`, on the main thread, before there are others: they inherit which signals are blocked.
