@@ -21,7 +21,7 @@ from lab.benchmarks.table import Line, Measured, compared, measured, microsecond
 from toolbus import Host
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller
@@ -129,7 +129,7 @@ class Plugin:
     instance = ""
     shares = False
     remote = True
-    kept = False
+    persisted = False
     takes_calls = True
     session_state = wire.SESSION_STATE_LIVE
     max_item_bytes = 1 << 40
@@ -159,7 +159,7 @@ class Core:
     def __init__(self, *, permissions: AccessRules | None = None, contents: bool = False) -> None:
         self.plugin = Plugin()
         self.registry = registry = Registry()
-        registry.register(self.plugin, prepare([TOOL], Limits()))
+        registry.register(self.plugin, compile_tools([TOOL], Limits()))
         self.dispatcher = Dispatcher(
             registry, Policy(permissions=permissions), CallRecords(contents=contents), Limits(), arm=_never
         )

@@ -13,9 +13,9 @@ from typing import TypeAlias, TypeVar
 from lab.benchmarks import workload
 from lab.benchmarks.local_calls import Core
 from lab.benchmarks.table import Column
-from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import Policy
-from toolbus.bus.catalog.view import View
 from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
@@ -52,8 +52,10 @@ class World:
         self._operations = operations
         self._names = [f"tool_{number}" for number in range(count)]
         self._registry = self._core.registry
-        self._registry.register(self._core.plugin, prepare([_tool(name) for name in self._names], Limits(tools=count)))
-        self._view = View(self._registry, Policy())
+        self._registry.register(
+            self._core.plugin, compile_tools([_tool(name) for name in self._names], Limits(tools=count))
+        )
+        self._view = CatalogView(self._registry, Policy())
         # The same keys and values as in the registry: what memory of this size costs whoever reads it.
         self._dict = {name: self._registry.find(name) for name in self._names}
         self.sample()  # what happens once does not show
@@ -89,7 +91,7 @@ class World:
         self._core.dispatcher.results(self._core.plugin, self._core.plugin.answers(), now)
 
     def _register(self, number: int) -> None:
-        self._registry.register(self._core.plugin, prepare([_tool(f"new_{number}")], Limits()))
+        self._registry.register(self._core.plugin, compile_tools([_tool(f"new_{number}")], Limits()))
 
     def _unregister(self, number: int) -> None:
         self._registry.unregister(f"new_{number}")

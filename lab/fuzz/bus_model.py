@@ -101,7 +101,7 @@ class BusModel:
     """One bus, the streams of an input and two bystanders."""
 
     def __init__(self) -> None:
-        self.core = Core(("default", "other"), limits=LIMITS, silenced=frozenset({"silent"}), guarded=["guarded"])
+        self.core = Core(("default", "other"), limits=LIMITS, denied=frozenset({"silent"}), untrusted=["guarded"])
         self.core.dispatcher.tripwire = Tripwire()
         self.keeper = KeeperDouble(self.core, room=2)
         self.pool = Pool(256 * KIB)

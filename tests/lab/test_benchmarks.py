@@ -38,7 +38,7 @@ from lab.benchmarks.rivals_contest import CONTESTANTS
 from lab.benchmarks.suite import SUITES
 from lab.benchmarks.table import compared
 from lab.benchmarks.window import Window
-from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.schema import compile_schema
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.tool import Limits
@@ -78,7 +78,7 @@ def test_the_catalog_is_the_same_each_time_and_a_bus_takes_all_of_it() -> None:
     tools = catalog.tools(200)
     assert tools == catalog.tools(200)
     assert len({tool.name for tool in tools}) == 200
-    assert len(prepare(tools, Limits())) == 200
+    assert len(compile_tools(tools, Limits())) == 200
     assert find_dialect("anthropic").export(tools).left_out
     assert find_dialect("gemini").export(tools).losses
 

@@ -19,7 +19,7 @@ from lab.fuzz.targets import NAMES, load
 from toolbus.bus import loopback
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog import schema
-from toolbus.bus.catalog.entry import Handler
+from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.dialects import find_dialect

@@ -13,8 +13,8 @@ from typing import Any
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.offer import Offered, prepare
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.peer import Peer
@@ -51,7 +51,7 @@ class PeerDouble:
         self.max_in_flight = max_in_flight
         self.shares = shares
         self.remote = True
-        self.kept = False
+        self.persisted = False
         self.may_set_context = trusted
         self.qualified = qualified
         self.max_item_bytes = max_item_bytes
@@ -141,15 +141,15 @@ class Core:
         roles: Sequence[str] = ("default",),
         *,
         limits: Limits | None = None,
-        silenced: frozenset[str] = frozenset(),
-        guarded: Iterable[str] = (),
+        denied: frozenset[str] = frozenset(),
+        untrusted: Iterable[str] = (),
         grace_seconds: float = 5.0,
     ) -> None:
         self.now = 1_000.0
         self.armed_at = math.inf  # when the bus's timer would fire
         self.limits = limits or Limits()
         self.registry = Registry(roles, grace_seconds=grace_seconds)
-        self.policy = Policy(silenced, guarded=guarded)
+        self.policy = Policy(denied, untrusted=untrusted)
         self.records = CallRecords()
         self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)
         self.sources: list[str] = []  # sources whose health may have changed
@@ -318,8 +318,8 @@ def tool(name: str, description: str = "", **more: Any) -> Tool:
     return Tool(name, description, **more)
 
 
-def offered(*tools: Tool) -> list[Offered]:
-    return prepare(list(tools), Limits())
+def offered(*tools: Tool) -> list[CompiledTool]:
+    return compile_tools(list(tools), Limits())
 
 
 def error_of(caller: PeerDouble, call_id: str) -> CallError:

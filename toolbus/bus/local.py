@@ -54,7 +54,7 @@ class LocalHandler:
     instance = ""
     shares = False
     remote = False
-    kept = False
+    persisted = False
     takes_calls = True
     session_state = wire.SESSION_STATE_LIVE
     max_item_bytes = 1 << 62

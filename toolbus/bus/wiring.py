@@ -25,8 +25,10 @@ from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.catalog.entry import BUS_SOURCE, CatalogChanges, ToolListing
-from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.changes import CatalogChanges
+from toolbus.bus.catalog.compiled_tool import compile_tools
+from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
@@ -227,8 +229,7 @@ class Bus:
         """
         if url is None:
             return
-        own = parse_callback_url(f"http://{self._http.address}")
-        if parse_callback_url(url).meets(own):
+        if parse_callback_url(url).meets(own := parse_callback_url(f"http://{self._http.address}")):
             raise SetupError(f"upstream {url} is this bus: name the main server, or choose another port with --http")
         from toolbus.bus.upstream import Upstream
 
@@ -248,8 +249,7 @@ class Bus:
         Args:
             grace_seconds: None means the configured ``drain_seconds``.
         """
-        grace = self._config.drain_seconds if grace_seconds is None else grace_seconds
-        started = time.monotonic()
+        grace, started = self._config.drain_seconds if grace_seconds is None else grace_seconds, time.monotonic()
         if self._upstream is not None:
             await self._upstream.stop()  # while its calls still find their tools
         if not self._presence.draining:
@@ -383,7 +383,7 @@ class Bus:
     async def call_many(self, calls: Sequence[tuple[str, Mapping[str, Any] | str | None]]) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""
         texts = [(name, dump_arguments(arguments)) for name, arguments in calls]  # none is sent where one cannot be
-        return list(await asyncio.gather(*(self.call(name, text) for name, text in texts)))
+        return await asyncio.gather(*(self.call(name, text) for name, text in texts))
 
     def list(
         self, role: str | None = None, *, user_id: str = "", level: int = 0, include_offline: bool = False
@@ -441,7 +441,7 @@ class Bus:
             self._register(source, spec_of(method), qualified=source == BUS_SOURCE)
 
     def _register(self, source: str, spec: ToolSpec, *, qualified: bool = False) -> None:
-        offered = prepare([spec.tool], self._config.limits)
+        offered = compile_tools([spec.tool], self._config.limits)
         handler = LocalHandler(source, spec, lambda: self.dispatcher, run_sync=self._workers.run)
         self.registry.register(handler, offered, qualified=qualified)
         self.catalog_changed()
@@ -457,8 +457,8 @@ class Bus:
         return any(known) if known else None
 
     def _sources(self) -> Sequence[str]:
-        with_callbacks = self._registrations.sources if self._registrations is not None else ()
-        return list(dict.fromkeys((*self._presence.known_sources(), *with_callbacks)))
+        callbacks = self._registrations.sources if self._registrations is not None else ()
+        return list(dict.fromkeys((*self._presence.known_sources(), *callbacks)))
 
     def _arm(self, when: float) -> None:
         assert self.loop is not None  # calls come only to a started bus

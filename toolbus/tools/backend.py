@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from toolbus.bus.calls.call_records import CallRecord, CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing
+from toolbus.bus.catalog.catalog_view import CatalogView, Observer
+from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import Observer, View
 from toolbus.bus.local import LocalCaller, OnProgress
 from toolbus.bus.tasks import LoopTasks, TaskManager
 from toolbus.errors import Code, Stage
@@ -41,7 +42,7 @@ class Backend(Protocol):
     """Where tools are kept and calls are made."""
 
     registry: Registry
-    view: View
+    view: CatalogView
     observer: Observer  # who lists on behalf of a user
     run_sync: Any  # runs a plain function off the loop
     limits: Limits  # for what is registered
@@ -95,7 +96,7 @@ class Standalone:
         self.limits = ALONE
         self.slots = ANY_NUMBER
         self.registry = Registry(grace_seconds=0.0)
-        self.view = View(self.registry, self._policy)
+        self.view = CatalogView(self.registry, self._policy)
         self.observer = Observer(source, is_admin=False, may_omit_user=may_omit_user)
 
     def dispatcher(self) -> Dispatcher:
@@ -153,7 +154,7 @@ class OnBus:
     def __init__(self, bus: Any, source: str, *, may_omit_user: bool) -> None:
         self._bus = bus
         self.registry: Registry = bus.registry
-        self.view: View = bus.dispatcher.view
+        self.view: CatalogView = bus.dispatcher.view
         self.run_sync = bus.run_sync
         self.observer = Observer(source, is_admin=False, may_omit_user=may_omit_user)
         self.limits = Limits()

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, Unpack
 
 from toolbus.bus.calls.call_records import CallRecord
-from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing
-from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.compiled_tool import compile_tools
+from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.policy import EVERYONE, AccessRules
 from toolbus.bus.local import LocalHandler, OnProgress
 from toolbus.bus.tasks import TaskManager, TaskTools
@@ -211,7 +212,7 @@ class ToolRegistry:
     def _offer(self, spec: ToolSpec, source: str, *, qualified: bool = False) -> LocalHandler:
         home = self._home
         handler = LocalHandler(source, spec, home.dispatcher, home.slots, run_sync=home.run_sync)
-        home.registry.register(handler, prepare([spec.tool], home.limits), qualified=qualified)
+        home.registry.register(handler, compile_tools([spec.tool], home.limits), qualified=qualified)
         return handler
 
     async def _sync(self) -> None:

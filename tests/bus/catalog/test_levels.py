@@ -56,7 +56,7 @@ def code_of(core: Core, caller: PeerDouble, name: str, **more: object) -> Code |
         ("sysop", ["open"]),
     ],
 )
-def test_a_level_reaches_the_tools_that_ask_for_no_more(level: object, may: list[str]) -> None:
+def test_a_level_reaches_the_tools_that_need_no_more(level: object, may: list[str]) -> None:
     core, host = three()
     context = said(level)
     assert names(core, level_of(context.attributes)) == may
@@ -66,7 +66,7 @@ def test_a_level_reaches_the_tools_that_ask_for_no_more(level: object, may: list
 
 
 @pytest.mark.parametrize("state", ["live", "offline", "settling"])
-def test_a_hidden_tool_is_refused_in_the_very_words_for_one_that_never_was(state: str) -> None:
+def test_a_hidden_tool_is_refused_with_the_text_for_one_that_does_not_exist(state: str) -> None:
     core = Core(grace_seconds=5.0)
     core.plugin("q", tool("open"))
     plugin = core.plugin("p", tool("hidden", min_level=1))
@@ -81,7 +81,7 @@ def test_a_hidden_tool_is_refused_in_the_very_words_for_one_that_never_was(state
     assert "hidden" not in unknown.message
 
 
-def test_a_hidden_tool_says_nothing_about_its_schema_or_its_rules() -> None:
+def test_a_refusal_of_a_hidden_tool_shows_neither_its_schema_nor_its_rules() -> None:
     core = Core()
     schema = '{"type":"object","required":["x"],"properties":{"x":{"type":"integer"}}}'
     core.plugin("p", Tool("hidden", parameters_json=schema, min_level=5))
@@ -93,7 +93,7 @@ def test_a_hidden_tool_says_nothing_about_its_schema_or_its_rules() -> None:
     assert code_of(core, host, "hidden", arguments='{"x":1}', context=said(5, "ann")) is None
 
 
-def test_only_hosts_say_a_level_and_nested_calls_keep_it() -> None:
+def test_only_hosts_set_a_level_and_nested_calls_keep_it() -> None:
     core, host = three()
     plugin = core.plugin("q", tool("m"))
     assert code_of(core, plugin, "sysop", context=said(90)) is Code.NOT_FOUND
@@ -104,7 +104,7 @@ def test_only_hosts_say_a_level_and_nested_calls_keep_it() -> None:
         core.cancel(host, root)
 
 
-def test_where_a_role_hides_a_tool_another_role_that_does_not_is_asked() -> None:
+def test_a_tool_that_one_role_hides_is_called_in_another_role_that_does_not() -> None:
     core = Core(roles=ROLES)
     hidden, open_to_all = core.plugin("a", tool("t", role="r1", min_level=9)), core.plugin("b", tool("t", role="r2"))
     host = core.peer("host")
@@ -115,20 +115,20 @@ def test_where_a_role_hides_a_tool_another_role_that_does_not_is_asked() -> None
     assert code_of(core, host, "t", role="r1", context=said(0)) is Code.NOT_FOUND
 
 
-def test_a_caller_that_is_let_off_naming_a_user_is_not_let_off_the_level() -> None:
+def test_a_caller_that_may_omit_the_user_still_needs_the_level() -> None:
     core, host = three()
     host.may_omit_user = True
     assert code_of(core, host, "sysop") is Code.NOT_FOUND
     assert names(core, 0, caller=host) == ["open"]
 
 
-def test_what_is_missing_is_compared_with_what_the_level_shows() -> None:
+def test_a_missing_tool_is_refused_with_the_names_that_the_level_shows() -> None:
     core, host = three()
     assert core.refusal(host, "x", context=said(0)).message.endswith("there are: open")
     assert core.refusal(host, "x", context=said(50)).message.endswith("there are: open, staff")
 
 
-def test_a_watch_hears_of_open_tools_only_whatever_becomes_of_the_others() -> None:
+def test_a_watcher_is_notified_of_open_tools_only() -> None:
     core, _ = three()
     view = core.dispatcher.view
     assert [each.tool.name for each in view.since(-1).added] == ["open"]
@@ -149,12 +149,12 @@ def test_a_watch_hears_of_open_tools_only_whatever_becomes_of_the_others() -> No
 
 
 @pytest.mark.parametrize("level", [-1, 2**32, True, 1.5, "9"])
-def test_a_level_that_is_none_is_named(level: object) -> None:
+def test_an_invalid_level_is_named_in_the_error(level: object) -> None:
     with pytest.raises(InvalidTool, match=r"min_level is .* from 0 \(everybody\) to 4294967295"):
         Tool("t", min_level=level)  # type: ignore[arg-type]
 
 
-def test_a_level_crosses_the_wire_and_is_no_part_of_the_schema_hash() -> None:
+def test_a_level_crosses_the_wire_and_is_not_part_of_the_schema_hash() -> None:
     asked = Tool("t", min_level=MAX_LEVEL)
     assert Tool.from_wire(asked.to_wire(), Limits()) == asked
     assert asked.schema_hash == Tool("t").schema_hash
@@ -185,7 +185,7 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed_at_every_
             assert listed == called
 
 
-def test_while_sessions_ask_for_different_levels_the_highest_counts() -> None:
+def test_of_different_levels_of_sessions_the_highest_applies() -> None:
     core = Core()
     strict, lax = core.plugin("p", tool("t", min_level=50), instance="1"), core.plugin("p", tool("t"), instance="2")
     host = core.peer("host")
@@ -197,7 +197,7 @@ def test_while_sessions_ask_for_different_levels_the_highest_counts() -> None:
     assert code_of(core, host, "t", context=said(0)) is None
 
 
-def test_what_a_source_wants_operators_to_know_is_hidden_with_its_tools() -> None:
+def test_the_notices_of_a_source_are_hidden_with_its_tools() -> None:
     core = Core()
     core.attached("open", tool("a"), notices=["n1"])
     core.attached("none", notices=["n2"])

@@ -64,20 +64,20 @@ def permitting(*tools: str, **tables: dict[str, list[str]]) -> tuple[Core, PeerD
     ],
 )
 @pytest.mark.parametrize(("kind", "name"), [("tools", "t"), ("roles", "default"), ("sources", "p")])
-def test_a_rule_lets_pass_those_it_names_and_what_has_none_is_open(
+def test_a_rule_grants_the_users_it_names_and_a_tool_without_a_rule_is_open(
     kind: str, name: str, users: list[str] | None, may: set[str]
 ) -> None:
     core, host = permitting(**({} if users is None else {kind: {name: users}}))
     assert {user for user in ("", "ann", "bob") if denied(core, host, "t", user) is None} == may
 
 
-def test_all_rules_of_a_tool_have_to_be_passed() -> None:
+def test_a_call_has_to_pass_all_rules_of_a_tool() -> None:
     core, host = permitting(tools={"t": ["ann", "bob"]}, roles={"default": ["bob", "eve"]}, sources={"p": ["*"]})
     assert [user for user in ("ann", "bob", "eve") if denied(core, host, "t", user) is None] == ["bob"]
 
 
 @pytest.mark.parametrize(("may_omit_user", "users"), [(True, ["ann"]), (True, []), (False, ["ann"]), (False, [])])
-def test_a_call_without_a_user_passes_a_rule_only_where_its_caller_is_let_off(
+def test_a_call_without_a_user_passes_a_rule_only_if_its_caller_may_omit_the_user(
     may_omit_user: bool, users: list[str]
 ) -> None:
     core, host = permitting(tools={"t": users})
@@ -100,7 +100,7 @@ def test_a_rule_for_a_bare_name_also_holds_for_the_qualified_one_and_not_the_oth
     assert [denied(core, host, "far:t", user) is None for user in ("ann", "bob")] == [False, False]
 
 
-def test_a_denial_says_who_what_and_whom_to_ask() -> None:
+def test_a_denial_names_the_user_the_tool_the_rule_and_who_can_change_it() -> None:
     core, host = permitting(sources={"p": ["ann"]})
     message = denied(core, host, "t", "bob")
     assert message == "user 'bob' may not call 't': source 'p' is open to certain users only, an operator adds them"
@@ -113,7 +113,7 @@ def test_a_denial_says_who_what_and_whom_to_ask() -> None:
     assert len(denied(core, host, "t", "x" * 5_000) or "") < 300
 
 
-def test_a_user_who_is_denied_in_one_role_is_sent_to_another_that_lets_them() -> None:
+def test_a_call_that_is_denied_in_one_role_runs_in_another_role_that_grants_it() -> None:
     core = Core(roles=ROLES)
     first, second = core.plugin("a", tool("t", role="r1")), core.plugin("b", tool("t", role="r2"))
     core.dispatcher.view.permit(AccessRules.read({"roles": {"r1": ["ann"]}}))
@@ -124,13 +124,13 @@ def test_a_user_who_is_denied_in_one_role_is_sent_to_another_that_lets_them() ->
     assert denied(core, host, "t", "bob", role="r1") is not None
 
 
-def test_an_untrusted_caller_cannot_say_who_its_user_is() -> None:
+def test_a_caller_that_may_not_set_the_context_cannot_name_its_user() -> None:
     core, _ = permitting(tools={"t": ["ann"]})
     plugin = core.plugin("other", tool("o"))
     assert denied(core, plugin, "t", "ann") is not None
 
 
-def test_a_nested_call_is_for_the_user_of_its_root_whatever_it_says_itself() -> None:
+def test_a_nested_call_is_for_the_user_of_its_root_whatever_its_own_context_names() -> None:
     core, host = permitting("t", "open", tools={"t": ["ann"]})
     middle = core.plugin("middle", tool("m"))
     for user, said in (("ann", "bob"), ("bob", "ann"), ("", "ann")):
@@ -142,7 +142,7 @@ def test_a_nested_call_is_for_the_user_of_its_root_whatever_it_says_itself() -> 
         core.cancel(host, root)
 
 
-def test_the_tools_that_a_missing_one_is_compared_with_are_those_the_caller_may_call() -> None:
+def test_a_missing_tool_is_refused_with_the_names_that_the_caller_may_call() -> None:
     core, host = permitting("t", "open", tools={"t": ["ann"]})
     plugin = core.plugin("other", tool("o"))
     ann = pb.CallContext(user_id="ann")
@@ -151,7 +151,7 @@ def test_the_tools_that_a_missing_one_is_compared_with_are_those_the_caller_may_
     assert core.refusal(plugin, "x", context=ann).message.endswith("there are: open, o")
 
 
-def test_an_offline_tool_that_is_not_for_a_user_is_not_worth_waiting_for() -> None:
+def test_an_offline_tool_that_a_user_may_not_call_is_denied_and_not_worth_a_retry() -> None:
     core = Core()
     core.lose(core.plugin("p", tool("t")), "it crashed")
     core.dispatcher.view.permit(AccessRules.read({"tools": {"t": ["ann"]}}))
@@ -248,7 +248,7 @@ def test_rules_are_written_as_they_are_read() -> None:
     assert rules
 
 
-def test_a_rule_is_added_changed_and_taken_away_and_the_rules_before_stay_as_they_were() -> None:
+def test_a_rule_is_added_changed_and_removed_and_the_rules_before_stay_as_they_were() -> None:
     first = AccessRules().changed("tools", "t", ["ann"])
     second = first.changed("tools", "t", ("bob",)).changed("roles", "r", [])
     third = second.changed("tools", "t", None).changed("tools", "never there", None)
@@ -262,13 +262,13 @@ def test_a_rule_is_added_changed_and_taken_away_and_the_rules_before_stay_as_the
     [
         (None, ("permissions are None", "give tables tools, roles, sources")),
         ([], ("permissions are []", "give tables")),
-        ({"tool": {}}, ("no table 'tool'", "there are tools, roles, sources")),
-        ({"tool": 5}, ("no table 'tool'", "there are tools, roles, sources")),
-        ({7: {}}, ("no table '7'", "there are tools")),
+        ({"tool": {}}, ("no table 'tool'", "use one of tools, roles, sources")),
+        ({"tool": 5}, ("no table 'tool'", "use one of tools, roles, sources")),
+        ({7: {}}, ("no table '7'", "use one of tools")),
         ({"tools": ["t"]}, ("permissions.tools is ['t']", "give a table")),
-        ({"tools": {"": []}}, ("permissions.tools has a rule for ''", "name what it is for")),
-        ({"tools": {7: []}}, ("a rule for 7", "name what it is for")),
-        ({"tools": {"\ud800": []}}, ("a rule for '\\ud800'", "name what it is for")),
+        ({"tools": {"": []}}, ("permissions.tools has a rule for ''", "use the name of a tool, role or source")),
+        ({"tools": {7: []}}, ("a rule for 7", "use the name of a tool, role or source")),
+        ({"tools": {"\ud800": []}}, ("a rule for '\\ud800'", "use the name of a tool, role or source")),
         ({"tools": {"t": "ann"}}, ("permissions.tools.t is 'ann'", "give a list of user ids", "['*'] for everyone")),
         ({"tools": {"t": None}}, ("permissions.tools.t is None", "give a list")),
         ({"tools": {"t": {"ann": True}}}, ("permissions.tools.t is {'ann': True}", "give a list")),
@@ -277,18 +277,18 @@ def test_a_rule_is_added_changed_and_taken_away_and_the_rules_before_stay_as_the
         ({"roles": {"r": ["\udfff"]}}, ("permissions.roles.r names '\\udfff'",)),
         (
             {"sources": {str(number): [] for number in range(MAX_RULES + 1)}},
-            ("permissions.sources has more than 10000 rules", "use a rule for a role or a source"),
+            ("permissions.sources has more than 10000 rules", "write rules for roles or sources"),
         ),
     ],
 )
-def test_what_is_no_rule_is_refused_with_value_rule_and_cure(tables: Any, says: tuple[str, ...]) -> None:
+def test_an_invalid_rule_is_refused_with_value_rule_and_how_to_fix_it(tables: Any, says: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         AccessRules.read(tables)
     assert [part for part in says if part not in str(caught.value)] == []
     assert len(str(caught.value)) < 300
 
 
-def test_one_rule_more_than_there_may_be_is_refused() -> None:
+def test_one_rule_above_the_limit_is_refused() -> None:
     full = AccessRules.read({"tools": {str(number): [] for number in range(MAX_RULES)}})
     assert full.changed("tools", "7", ["ann"])
     with pytest.raises(InvalidRequest, match="more than 10000"):
@@ -309,7 +309,7 @@ KEYS = st.sampled_from([*KINDS, "users"]) | st.text(max_size=3)
 
 @settings(max_examples=200, deadline=None)
 @given(ANYTHING | st.dictionaries(KEYS, ANYTHING | st.dictionaries(st.text(max_size=3), ANYTHING, max_size=3)))
-def test_whatever_is_read_becomes_rules_that_can_be_written_down_or_an_error_that_says_why(tables: Any) -> None:
+def test_any_value_becomes_rules_that_can_be_stored_or_an_error_that_says_why(tables: Any) -> None:
     try:
         rules = AccessRules.read(tables)
     except InvalidRequest as refused:

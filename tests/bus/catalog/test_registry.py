@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
-from toolbus.bus.catalog.entry import Outcome
-from toolbus.bus.catalog.listings import CHANGES_KEPT
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.changes import MAX_CHANGES, Outcome
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import View
 from toolbus.errors import Code, UnknownRole
 from toolbus.tool import Annotations, Tool
 
@@ -40,17 +39,17 @@ def current(registry: Registry, name: str = "t", role: str = "") -> tuple[str, T
 # -- one table a role ------------------------------------------------------------------------------------------------
 
 
-def test_the_last_writer_wins_keeps_the_place_and_the_owner_hears_of_it() -> None:
+def test_the_last_writer_wins_keeps_the_place_and_the_owner_is_notified() -> None:
     registry = Registry()
     first = offers(registry, "one", tool("a"), V1, tool("z"))
     outcome = registry.register(PeerDouble("two"), offered(V2))
     assert names(registry) == ["a", "t", "z"]
     assert current(registry) == ("two", V2)
-    (notice,) = outcome.notices
+    (notice,) = outcome.lost
     assert (notice.handler, notice.name, notice.roles, notice.by_source) == (first, "t", ("default",), "two")
 
 
-def test_what_was_overwritten_never_comes_back_by_itself() -> None:
+def test_an_overwritten_tool_never_comes_back_by_itself() -> None:
     registry = Registry()
     offers(registry, "one", V1)
     two = offers(registry, "two", V2)
@@ -63,8 +62,8 @@ def test_removing_for_one_role_removes_only_there() -> None:
     owner = offers(registry, "one", V1)
     outcome = registry.unregister("t", "r1")
     assert (names(registry, "r1"), names(registry, "r2")) == ([], ["t"])
-    assert outcome == Outcome(("t",), ("r1",), count=1, notices=outcome.notices)
-    assert [(notice.handler, notice.roles, notice.by_source) for notice in outcome.notices] == [(owner, ("r1",), None)]
+    assert outcome == Outcome(("t",), ("r1",), count=1, lost=outcome.lost)
+    assert [(notice.handler, notice.roles, notice.by_source) for notice in outcome.lost] == [(owner, ("r1",), None)]
 
 
 def test_clearing_removes_a_source_only_and_counts_once_per_role() -> None:
@@ -84,7 +83,7 @@ def test_a_role_added_later_gets_the_tools_without_role_and_no_others() -> None:
     assert names(registry, "r2") == ["all"]
 
 
-def test_a_role_added_later_gets_offline_tools_for_what_is_left_of_their_grace() -> None:
+def test_a_role_added_later_gets_offline_tools_for_the_rest_of_their_grace_period() -> None:
     registry = Registry(("r1",), grace_seconds=5.0)
     early, late = offers(registry, "one", tool("early")), offers(registry, "two", tool("late"))
     registry.lose(early, "broke", 0.0)
@@ -140,7 +139,7 @@ def test_an_empty_role_means_every_role() -> None:
     assert names(registry, "r1") == names(registry, "r2") == ["t"]
 
 
-def test_without_roles_tools_wait_for_roles_to_come() -> None:
+def test_without_roles_tools_wait_for_roles_that_are_added_later() -> None:
     registry = Registry(())
     outcome = registry.register(PeerDouble("one"), offered(V1))
     assert (outcome.accepted, outcome.roles, outcome.names) == (True, (), ("t",))
@@ -244,7 +243,7 @@ def test_declaring_replaces_what_the_handler_offered_and_nothing_of_others() -> 
 # -- offline and back ------------------------------------------------------------------------------------------------
 
 
-def test_a_broken_handler_leaves_its_tools_offline_in_their_place_until_the_grace_period_ends() -> None:
+def test_a_handler_that_disconnects_leaves_its_tools_offline_in_their_place_until_the_grace_period_ends() -> None:
     registry = Registry(grace_seconds=5.0)
     one = offers(registry, "one", V1)
     offers(registry, "two", tool("z"))
@@ -259,7 +258,7 @@ def test_a_broken_handler_leaves_its_tools_offline_in_their_place_until_the_grac
     assert registry.expire(1_000.0) == []
 
 
-def test_tools_that_stay_offline_go_when_the_grace_period_ends() -> None:
+def test_tools_that_stay_offline_expire_when_the_grace_period_ends() -> None:
     registry = Registry(grace_seconds=5.0)
     registry.lose(offers(registry, "one", V1), "broke", 100.0)
     revision = registry.revision
@@ -268,7 +267,7 @@ def test_tools_that_stay_offline_go_when_the_grace_period_ends() -> None:
     assert registry.revision > revision
 
 
-def test_a_returning_instance_takes_its_tools_back_and_drops_those_it_no_longer_declares() -> None:
+def test_an_instance_that_reconnects_takes_its_tools_back_and_drops_those_it_no_longer_declares() -> None:
     registry = Registry()
     one = offers(registry, "one", tool("a"), tool("b"), instance="i")
     registry.lose(one, "broke", 0.0)
@@ -280,7 +279,7 @@ def test_an_offline_tool_that_another_source_takes_is_lost_to_its_old_one() -> N
     registry = Registry()
     registry.lose(offers(registry, "one", V1), "broke", 0.0)
     outcome = registry.register(PeerDouble("two"), offered(V2))
-    assert outcome.notices == ()
+    assert outcome.lost == ()
     assert registry.expire(1_000.0) == []
     assert current(registry)[0] == "two"
 
@@ -288,7 +287,7 @@ def test_an_offline_tool_that_another_source_takes_is_lost_to_its_old_one() -> N
 # -- qualified sources -----------------------------------------------------------------------------------------------
 
 
-def test_a_qualified_tool_is_listed_under_its_source_and_answers_to_the_bare_name_where_nobody_has_it() -> None:
+def test_a_qualified_tool_is_listed_under_its_source_and_answers_to_the_bare_name_if_it_is_free() -> None:
     registry = Registry()
     offers(registry, "far", V1, qualified=True)
     offers(registry, "farther", V2, qualified=True)
@@ -314,21 +313,21 @@ def test_the_tools_of_the_bus_never_answer_to_a_bare_name() -> None:
     offers(registry, "toolbus", tool("drain"), qualified=True, shares=False)
     assert registry.find("drain") is None
     assert registry.find("toolbus:drain") is not None
-    assert View(registry, Policy()).listings() == ()
+    assert CatalogView(registry, Policy()).listings() == ()
     assert registry.since(-1).added == ()
 
 
 # -- revisions -------------------------------------------------------------------------------------------------------
 
 
-def test_an_attach_without_tools_is_no_change() -> None:
+def test_an_attach_without_tools_does_not_change_the_catalog() -> None:
     registry = Registry()
     revision = registry.revision
     registry.register(PeerDouble("host"), [], declare=True)
     assert registry.revision == revision
 
 
-def test_declaring_nothing_any_more_is_a_change() -> None:
+def test_an_attach_that_drops_all_tools_changes_the_catalog() -> None:
     registry = Registry()
     one = offers(registry, "one", V1)
     revision = registry.revision
@@ -336,7 +335,7 @@ def test_declaring_nothing_any_more_is_a_change() -> None:
     assert registry.since(revision).removed == (("t", "one"),)
 
 
-def test_without_its_last_role_the_bus_lists_and_finds_what_waits_for_roles_to_come() -> None:
+def test_without_its_last_role_the_bus_lists_and_finds_the_tools_for_roles_that_are_added_later() -> None:
     registry = Registry(("r1",))
     offers(registry, "one", V1)
     registry.unregister("t", "r1")
@@ -353,7 +352,7 @@ def test_a_watcher_too_far_behind_or_of_another_boot_gets_the_whole_list() -> No
         changes = registry.since(revision)
         assert (changes.full, [line.tool.name for line in changes.added]) == (True, ["t"])
     start = registry.revision
-    for number in range(CHANGES_KEPT // 2):  # each is a change for the role and for roles to come
+    for number in range(MAX_CHANGES // 2):  # each is a change for the role and for roles to come
         offers(registry, "two", tool(f"n{number}"))
     assert not registry.since(start).full
     offers(registry, "two", tool("one-more"))
@@ -361,7 +360,7 @@ def test_a_watcher_too_far_behind_or_of_another_boot_gets_the_whole_list() -> No
     assert not registry.since(start + 1).full
 
 
-def test_a_change_of_state_is_told_to_watchers() -> None:
+def test_a_change_of_state_is_announced_to_watchers() -> None:
     registry = Registry()
     one = offers(registry, "one", V1)
     revision = registry.revision
@@ -468,7 +467,7 @@ def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
     assert not registry._by_handler
 
 
-def test_a_bare_name_waits_for_the_extension_that_had_it_first_and_goes_on_when_that_is_gone() -> None:
+def test_a_bare_name_waits_for_the_extension_that_had_it_first_and_passes_on_when_that_is_gone() -> None:
     core = Core(grace_seconds=5.0)
     first = core.plugin("kb", tool("search"), qualified=True)
     core.plugin("other", tool("search"), qualified=True)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.core_model import PeerDouble, offered, tool
-from toolbus.bus.catalog.entry import ToolListing
-from toolbus.bus.catalog.offer import Offered
+from toolbus.bus.catalog.compiled_tool import CompiledTool
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import UnknownRole
 from toolbus.tool import Tool
@@ -95,7 +95,7 @@ class RegistryModel:
         return [self.tables[role]]
 
     def register(
-        self, handler: PeerDouble, tools: Sequence[Offered], *, qualified: bool = False, declare: bool = False
+        self, handler: PeerDouble, tools: Sequence[CompiledTool], *, qualified: bool = False, declare: bool = False
     ) -> None:
         for item in tools:
             self._for(item.tool.role)

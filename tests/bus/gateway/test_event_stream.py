@@ -12,7 +12,7 @@ import pytest
 from tests.bus.gateway.calling import Connection, client, events, invoke
 from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
 from toolbus.bus import Bus
-from toolbus.bus.catalog.listings import CHANGES_KEPT
+from toolbus.bus.catalog.changes import MAX_CHANGES
 from toolbus.bus.gateway import event_stream as events_room
 from toolbus.testing import running_bus
 
@@ -191,7 +191,7 @@ async def test_a_revision_that_nobody_knows_any_more_or_yet_gets_everything(bus:
             first = await watcher.next()
         assert (first["full"], _names(first["added"])) == (True, ["one"]), known
     early = newest
-    for number in range(CHANGES_KEPT // 2 + 10):  # each is a change that takes away and one that adds
+    for number in range(MAX_CHANGES // 2 + 10):  # each is a change that takes away and one that adds
         bus.add_tool(_spec(number % 2), source="busy")
         bus.remove_tool(f"busy{number % 2}", source="busy")
     async with watching(http, f"?since={early}") as watcher:

@@ -96,7 +96,7 @@ def test_what_is_offered_without_the_right_is_refused_in_an_event_and_the_stream
 
 
 def test_a_plugin_that_may_not_offer_its_tools_may_not_say_who_calls_either() -> None:
-    core = Core(silenced=frozenset({"p"}))
+    core = Core(denied=frozenset({"p"}))
     assert core.attached("p", tool("a")).peer.may_set_context is False
     assert core.attached("p").peer.may_set_context is True
 

@@ -133,7 +133,7 @@ def _who(call: pb.ToolCall) -> pb.ToolResult:
 
 
 def test_a_guarded_source_may_not_say_a_context_wherever_it_attaches() -> None:
-    core = Core(guarded=("dropin", "dropin:*"))
+    core = Core(untrusted=("dropin", "dropin:*"))
     assert core.attached("dropin:a").peer.may_set_context is False
     assert core.attached("host").peer.may_set_context is True
 

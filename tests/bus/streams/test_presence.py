@@ -123,7 +123,7 @@ def test_a_source_bound_by_a_token_cannot_be_claimed_without_it() -> None:
 
 
 def test_a_source_without_the_right_to_offer_attaches_without_its_tools_and_is_told() -> None:
-    core = Core(silenced=frozenset({"quiet"}))
+    core = Core(denied=frozenset({"quiet"}))
     core.plugin("plugin", tool("t"))
     stream = core.stream()
     stream.attach("quiet", tool("mine"), tool("too"))

@@ -91,7 +91,7 @@ def test_a_session_may_register_what_it_has_again_up_to_the_limit_and_not_one_mo
 
 
 def test_registering_needs_a_live_session_of_that_source_with_the_right_and_tools_without_callback() -> None:
-    core = Core(silenced=frozenset({"quiet"}))
+    core = Core(denied=frozenset({"quiet"}))
     plugin, quiet, leaving = core.attached("plugin"), core.attached("quiet"), core.attached("leaving")
     leaving.send(drain=wire.Drain())
     quiet.written()

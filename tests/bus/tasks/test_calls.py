@@ -15,7 +15,7 @@ from tests.bus.tasks.samples import PATIENCE, soon
 from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.offer import prepare
+from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, LocalHandler
@@ -44,7 +44,7 @@ class Bench:
         self.caller = LocalCaller("desk", self.dispatcher)
         spec = spec_of(self.report)
         handler = LocalHandler("shop", spec, lambda: self.dispatcher)
-        registry.register(handler, prepare([spec.tool], Limits()))
+        registry.register(handler, compile_tools([spec.tool], Limits()))
 
     def _arm(self, when: float) -> None:
         self.loop.call_later(max(0.0, when - time.monotonic()), lambda: self.dispatcher.sweep(time.monotonic()))

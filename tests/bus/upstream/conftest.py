@@ -7,9 +7,9 @@ import pytest
 
 from tests.bus.upstream.main_server import MainServer
 from tests.support.core_model import PeerDouble, offered
+from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import View
 from toolbus.bus.upstream import Upstream, sync, sync_state, upstream_client
 from toolbus.tool import Tool
 
@@ -21,7 +21,7 @@ class Side:
 
     def __init__(self, *roles: str, grace_seconds: float = 0.0) -> None:
         self.registry = Registry(roles or ("default",), grace_seconds=grace_seconds)
-        self.view = View(self.registry, Policy())
+        self.view = CatalogView(self.registry, Policy())
         self.told = 0  # how often watchers were told of warnings
         self.upstream: Upstream | None = None
         self._watchers: list[asyncio.Event] = []

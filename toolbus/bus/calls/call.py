@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from toolbus.bus.catalog.entry import Declaration, Entry, Handler
+from toolbus.bus.catalog.entry import Declaration, Entry
+from toolbus.bus.catalog.handler import Handler
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from toolbus.bus.calls.redaction import redacted
-from toolbus.bus.catalog.entry import BUS_SOURCE
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.errors import Code
 from toolbus.v1 import tool_pb2 as pb
 

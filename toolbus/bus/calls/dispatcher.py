@@ -33,11 +33,12 @@ from toolbus.bus.calls.refusals import (
     window_full,
 )
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.catalog.entry import BUS_SOURCE, Declaration, Entry, Handler
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.entry import Declaration, Entry
+from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.schema import load_arguments
-from toolbus.bus.catalog.view import View
 from toolbus.errors import Code, Stage, UnknownRole
 from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Limits, Result, level_of
 from toolbus.v1 import tool_pb2 as pb
@@ -81,7 +82,7 @@ class Dispatcher:
         self._moved: dict[Call, Stage] = {}  # calls that a handler lost and another has, and how far the first had got
         self.tripwire: Tripwire | None = None  # looks for secrets in results of guarded sources; None: nobody does
         self.background: Background | None = None  # who keeps tasks; None: nobody, callers wait to the end
-        self.view = View(registry, policy)  # what callers may see, by the same policy
+        self.view = CatalogView(registry, policy)  # what callers may see, by the same policy
         self.records = records
         self.settled_at = settled_at  # until then an unknown name may still come back (a restarted bus)
         self.draining = False  # whether only nested calls are taken
@@ -353,7 +354,7 @@ class Dispatcher:
     ) -> Refused:
         name, role, (user_id, level) = call.name, call.role, _user_of(caller, call, parent)
         if entry is not None and not self._policy.hides(entry, level):
-            denied = self._policy.refusal(caller, entry, user_id, level)
+            denied = self._policy.denial(caller, entry, user_id, level)
             if denied is not None:  # else it would be waited for in vain
                 return Refused(Code.PERMISSION_DENIED, denied)
             why = f" ({entry.last_error})" if entry.last_error else ""
@@ -386,13 +387,13 @@ class Dispatcher:
             Refused: it may call none.
         """
         user_id, level = _user_of(caller, call, parent)
-        denied = self._policy.refusal(caller, entry, user_id, level)
+        denied = self._policy.denial(caller, entry, user_id, level)
         if denied is None:
-            if not self._policy.asks_for_user(entry):
+            if not self._policy.depends_on_user(entry):
                 caller.allowed.add(entry)
             return entry
         for other in () if call.role else self._registry.find_all(call.name):
-            if self._policy.refusal(caller, other, user_id, level) is None:
+            if self._policy.denial(caller, other, user_id, level) is None:
                 return other
         if self._policy.hides(entry, level):
             raise self._missing(caller, call, parent, None, now)

@@ -9,9 +9,8 @@ from typing import Any
 
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.schema import ArgumentChecker
-from toolbus.bus.catalog.staleness import explain_change
 from toolbus.errors import Code, Stage
-from toolbus.tool import MAX_CALL_ID, CallError
+from toolbus.tool import MAX_CALL_ID, CallError, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to call again: a day
@@ -128,3 +127,36 @@ def some(names: Iterable[str]) -> str:
 def shown(text: str) -> str:
     """Quotes a text, cut so that a hostile one cannot flood a log."""
     return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def explain_change(before: Tool | None, after: Tool) -> str:
+    """Returns what changed between two declarations, for the caller that knows the older one; "" where it is lost."""
+    if before is None:
+        return ""
+    changes = []
+    if before.description != after.description:
+        changes.append("its description")
+    old, new = before.parameters, after.parameters
+    required = set(_names(new.get("required")))
+    reported: set[str] = set()  # arguments that were added or removed: their being required needs no line of its own
+    for keyword in ("properties", "required"):
+        before_value, value = old.get(keyword), new.get(keyword)
+        old_names, new_names = set(_names(before_value)) - reported, set(_names(value)) - reported
+        added, removed = new_names - old_names, old_names - new_names
+        changes += [f"new {'required ' if name in required else ''}argument {name!r}" for name in sorted(added)]
+        noun = "argument" if keyword == "properties" else "required argument"
+        changes += [f"no {noun} {name!r} any more" for name in sorted(removed)]
+        reported |= added | removed
+        if isinstance(before_value, dict) and isinstance(value, dict):
+            changes += [
+                f"other rules for {name!r}"
+                for name in sorted(old_names & new_names)
+                if before_value[name] != value[name]
+            ]
+    if not changes and old != new:
+        changes.append("its parameters")
+    return ": " + ", ".join(changes) if changes else ""
+
+
+def _names(value: object) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, dict | list) else []

@@ -43,7 +43,7 @@ EXPLAIN_STEPS = 20_000  # each may become an error record of about 10 µs
 EXPLAIN_DEPTH = 512  # steps above one another; each takes up to 1.5 KB of native stack where errors are collected
 SHOWN_FAULTS = 5
 # Compiled schemas outlive their tools, so that a plugin that comes back costs nothing: 5 KB each, 57 KB with 30 fields.
-SCHEMAS_KEPT = 1_024
+MAX_CACHED_SCHEMAS = 1_024
 CACHED_CHARACTERS = 4096  # longer schemas are seldom shared, and so many of them would be much to hold
 
 TOO_MUCH_TO_EXPLAIN = (
@@ -214,7 +214,7 @@ def _load_exactly(text: str) -> Any:
     return json.loads(text, parse_int=integer)
 
 
-@functools.lru_cache(maxsize=SCHEMAS_KEPT)
+@functools.lru_cache(maxsize=MAX_CACHED_SCHEMAS)
 def _compile_once(text: str, limits: Limits) -> ArgumentChecker:
     return _compile(text, limits)  # what raises is not kept
 

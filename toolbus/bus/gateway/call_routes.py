@@ -18,7 +18,8 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from toolbus.bus.catalog.entry import BUS_SOURCE, Entry
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.call_answer import invoked, written
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem

@@ -28,7 +28,7 @@ from yarl import URL
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.offer import Offered
+from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.outbound import open_session
 from toolbus.errors import Code, Stage
@@ -97,12 +97,12 @@ class CallbackHandler:
     instance = ""
     shares = False
     remote = True
-    kept = True
+    persisted = True
     max_item_bytes = 1 << 62
     takes_calls = True
 
     def __init__(
-        self, key: str, offered: Offered, target: CallbackUrl, origin: Origin, callbacks: Callbacks, in_flight: int
+        self, key: str, offered: CompiledTool, target: CallbackUrl, origin: Origin, callbacks: Callbacks, in_flight: int
     ) -> None:
         self.key = key
         self.source = origin.source

@@ -13,7 +13,8 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
 
-from toolbus.bus.catalog.entry import CatalogChanges, ToolListing
+from toolbus.bus.catalog.changes import CatalogChanges
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.gateway.parts import Parts
 from toolbus.bus.gateway.tool_routes import REFUSALS, line
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeAlias
 
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call_records import CallRecords
-from toolbus.bus.catalog.entry import CatalogChanges
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import View
 from toolbus.bus.gateway.registrations import Registrations
 from toolbus.bus.streams.withdrawal import Withdrawal
 from toolbus.tool import Limits, Progress, Result
@@ -104,7 +104,7 @@ class Parts:
     """
 
     registry: Registry
-    view: View
+    view: CatalogView
     registrations: Registrations
     withdrawal: Withdrawal
     limits: Limits

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_tools
-from toolbus.bus.catalog.entry import BUS_SOURCE, Outcome
-from toolbus.bus.catalog.offer import Offered, prepare
+from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway.callback import CallbackHandler, Callbacks, Origin, accepting
@@ -179,7 +180,7 @@ class Registrations:
             log.info("put back tools=%d origins=%d", len(self._kept), len(self._origins))
             for role in set(self._registry.known_roles) - set(self._registry.roles):
                 log.warning("tools wait for role=%r, which is not configured: add it with --role", role)
-            self._registry.take_moved()  # all of them; most stand where they stood
+            self._registry.take_unsaved()  # all of them; most stand where they stood
             changed = [each for each in self._kept.values() if set(self._places(each)) != set(kept[each.key].offers)]
             self._write(changed, gone=kept.keys() - self._kept.keys())
 
@@ -225,7 +226,7 @@ class Registrations:
         return self._register(source, list(zip(self._checked(tools), targets, strict=True)))
 
     def _register(
-        self, source: str, items: list[tuple[Offered, CallbackUrl]], *, needs_role: bool = False
+        self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False
     ) -> list[Outcome]:
         self._registry.check_roles([item for item, _ in items])
         outcomes = []
@@ -257,11 +258,11 @@ class Registrations:
                 f"source {source[:80]!r} is bound to a token: use another source, or offer the tool in its session"
             )
 
-    def _checked(self, tools: list[Tool]) -> list[Offered]:
-        return prepare(tools, self._limits)
+    def _checked(self, tools: list[Tool]) -> list[CompiledTool]:
+        return compile_tools(tools, self._limits)
 
     def _handler(
-        self, source: str, item: Offered, target: CallbackUrl, key: str, answered_at: float
+        self, source: str, item: CompiledTool, target: CallbackUrl, key: str, answered_at: float
     ) -> CallbackHandler:
         known = (source, target.origin)
         origin = self._origins.get(known)
@@ -282,7 +283,7 @@ class Registrations:
         Raises:
             NotKept: see strict.
         """
-        moved = self._registry.take_moved()
+        moved = self._registry.take_unsaved()
         if self._roles != self._registry.roles:
             if not set(self._roles) <= set(self._registry.roles):  # some may be kept as absent from a role that is gone
                 moved = [*self._kept.values(), *moved]
@@ -398,6 +399,6 @@ class Registrations:
             log.error("cannot write down who has answered why=%s", problem)
 
 
-def _unchecked(tool: Tool) -> Offered:
+def _unchecked(tool: Tool) -> CompiledTool:
     """Arguments of a tool that came by REST go out as the model wrote them (REST-40)."""
-    return Offered(tool, None, frozenset())
+    return CompiledTool(tool, None, frozenset())

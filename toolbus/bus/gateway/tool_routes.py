@@ -10,7 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.catalog.entry import Outcome, ToolListing
+from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.schema import is_deeper
 from toolbus.bus.gateway.contract_models import (
     ClearBody,

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from toolbus.bus.calls.call_records import CallRecords, RecordFilter
-from toolbus.bus.catalog.entry import BUS_SOURCE
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import View
 from toolbus.bus.operators.grants import TOOLS, Grants
 from toolbus.bus.operators.introspection import Introspection
 from toolbus.bus.streams.presence import Presence
@@ -50,7 +50,7 @@ class AdminTools:
         registry: Registry,
         presence: Presence,
         records: CallRecords,
-        view: View,
+        view: CatalogView,
         *,
         stop: Callable[[], None],
         changed: Callable[[], None],

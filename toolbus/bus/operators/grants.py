@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from toolbus.bus.catalog.entry import BUS_SOURCE
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import View
 from toolbus.bus.operators.grants_file import GrantsFile
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest
@@ -32,7 +32,7 @@ class Grants:
         self,
         registry: Registry,
         policy: Policy,
-        view: View,
+        view: CatalogView,
         presence: Presence,
         *,
         changed: Callable[[], None],
@@ -52,15 +52,15 @@ class Grants:
         Raises:
             SetupError: what was kept cannot be read.
         """
-        self._file = GrantsFile(directory, self._policy.silenced)
+        self._file = GrantsFile(directory, self._policy.denied)
         self._view.permit(self._file.over(rules))
         for source, silenced in self._file.silenced.items():
-            self._policy.silence(source, silenced)
+            (self._policy.deny if silenced else self._policy.grant)(source)
 
     @property
     def silenced(self) -> frozenset[str]:
         """The sources that may not offer tools."""
-        return self._policy.silenced
+        return self._policy.denied
 
     def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
         """Says which users may call a tool, or the tools of a role or source.
@@ -86,7 +86,7 @@ class Grants:
             NotKept: it is in force, but could not be written down.
         """
         self._check(source, right)
-        if self._policy.silence(source, False):
+        if self._policy.grant(source):
             self._presence.right_changed(source, right, granted=True)
         self._keep(source, False)
 
@@ -101,7 +101,7 @@ class Grants:
             NotKept: it is in force, but could not be written down.
         """
         self._check(source, right)
-        changed = self._policy.silence(source, True, self._open_names(source))
+        changed = self._policy.deny(source, self._open_names(source))
         count = self._presence.right_changed(source, right, granted=False) if changed else 0
         self._withdrawn()
         self._keep(source, True)

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 from toolbus.bus.calls.call_records import CallRecords, RecordFilter
-from toolbus.bus.catalog.entry import Handler, ToolListing
-from toolbus.bus.catalog.view import View
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.handler import Handler
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.streams.catalog_messages import best_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.sdk import ToolScope, llm_tool
@@ -32,7 +33,7 @@ Row = dict[str, Any]
 class Introspection:
     """What one bus tells about itself."""
 
-    def __init__(self, presence: Presence, records: CallRecords, view: View) -> None:
+    def __init__(self, presence: Presence, records: CallRecords, view: CatalogView) -> None:
         self._presence = presence
         self._records = records
         self._view = view

@@ -9,10 +9,12 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from toolbus.bus.catalog.entry import BUS_SOURCE, CatalogChanges, Handler, Outcome, ToolListing
-from toolbus.bus.catalog.offer import Offered, prepare
-from toolbus.bus.catalog.policy import Caller
-from toolbus.bus.catalog.view import View
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.changes import CatalogChanges, Outcome
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
+from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
+from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
 from toolbus.tool import KIB, MIB, Limits, Tool, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -28,7 +30,7 @@ _BEST_FIRST = (
 )
 
 
-def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool = False) -> list[Offered]:
+def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool = False) -> list[CompiledTool]:
     """Reads, checks and compiles declared tools, all or none.
 
     Raises:
@@ -51,7 +53,7 @@ def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool =
         except InvalidTool as fault:
             faults.extend(fault.faults)
     try:
-        offered = prepare(tools, limits, qualified=qualified)
+        offered = compile_tools(tools, limits, qualified=qualified)
     except InvalidTool as fault:
         faults.extend(fault.faults)
     if faults:
@@ -79,7 +81,7 @@ def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:
     return wire.ClearResponse(removed=outcome.count, source=source, affected_roles=outcome.roles, ok=True)
 
 
-def list_tools(request: wire.ListRequest, view: View, caller: Caller) -> wire.ListResponse:
+def list_tools(request: wire.ListRequest, view: CatalogView, caller: Principal) -> wire.ListResponse:
     """Answers List, one page of it.
 
     Raises:

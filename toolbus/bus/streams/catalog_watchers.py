@@ -6,7 +6,7 @@ put into words once. Presence says who watches, and whoever wires the bus says w
 
 from __future__ import annotations
 
-from toolbus.bus.catalog.view import View
+from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -17,7 +17,7 @@ NOTHING = -1  # the revision that a watcher knows which was told nothing yet
 class CatalogWatchers:
     """Who watches the catalog, and what each has been told."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: CatalogView) -> None:
         self._view = view
         self._known: dict[Peer, int] = {}  # watcher → the revision that its last event brought it to
         self._said: dict[int, list[wire.Event]] = {}  # what watchers that knew a revision missed up to `_said_at`

@@ -22,8 +22,8 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import Outcome
-from toolbus.bus.catalog.view import ONLOOKER
+from toolbus.bus.catalog.catalog_view import OBSERVER
+from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.peer import Peer
@@ -106,7 +106,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         return await _answered(self._list, request, context)
 
     def _list(self, request: wire.ListRequest) -> wire.ListResponse:
-        response = catalog_messages.list_tools(request, self._dispatcher.view, ONLOOKER)
+        response = catalog_messages.list_tools(request, self._dispatcher.view, OBSERVER)
         if not request.page_token:
             hides, level = self._dispatcher.view.hides_source, level_of(request.context.attributes)
             response.notices.extend(

@@ -42,7 +42,7 @@ class Peer(Session[wire.InvokeResponse]):
 
     shares = True
     remote = True
-    kept = False
+    persisted = False
     may_omit_user = False
     longest_timeout = MAX_TIMEOUT_SECONDS
 

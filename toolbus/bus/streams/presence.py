@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_tools
-from toolbus.bus.catalog.entry import BUS_SOURCE, Outcome
-from toolbus.bus.catalog.offer import Offered
+from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.compiled_tool import CompiledTool
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
@@ -166,7 +167,7 @@ class Presence:
     def _granted(self, asked: int) -> int:
         return min(asked or self._limits.calls_in_flight, self._limits.calls_in_flight_most)
 
-    def _declare(self, peer: Peer, offered: list[Offered], older: Peer | None, now: float) -> Outcome:
+    def _declare(self, peer: Peer, offered: list[CompiledTool], older: Peer | None, now: float) -> Outcome:
         """Replaces what this source and instance offered."""
         self._registry.check_roles(offered)  # a refused attach leaves the older session alone
         if older is not None:
@@ -264,7 +265,7 @@ class Presence:
         if not self._policy.may_offer(peer.source):
             self._deny(peer, "register")
             raise NotPermitted(lacks_tools(peer.source))
-        held = self._registry.most_offered(peer) + len(request.tools)  # at most: counting exactly is not flat
+        held = self._registry.max_offers(peer) + len(request.tools)  # at most: counting exactly is not flat
         if held > self._limits.tools:
             held = len({*self._registry.offers(peer), *(tool.name for tool in request.tools)})
         if held > self._limits.tools:

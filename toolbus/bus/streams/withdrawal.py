@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from toolbus.bus.catalog.entry import BUS_SOURCE, Outcome
+from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.peer import Peer
 from toolbus.errors import InvalidRequest, NotPermitted
@@ -65,7 +66,7 @@ class Withdrawal:
 
 def tell_owners(outcome: Outcome, besides: Peer | None = None) -> None:
     """Tells sessions which of their tools others withdrew or overwrote, and the log of all that lost one."""
-    for notice in outcome.notices:
+    for notice in outcome.lost:
         if notice.handler is besides:
             continue
         log.info("lost tool=%r source=%r to=%r", notice.name, notice.handler.source, notice.by_source)

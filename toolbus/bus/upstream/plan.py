@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.catalog.entry import BUS_SOURCE, Entry, ToolListing
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 
 PREFIX = "plugin:"  # of every source over there; set once, never doubled (REST-51)

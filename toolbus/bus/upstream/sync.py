@@ -15,9 +15,9 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.view import View
 from toolbus.bus.upstream.plan import UpstreamPlan, make_plan
 from toolbus.bus.upstream.sync_state import Register, Step, SyncState, Unregister
 from toolbus.bus.upstream.upstream_answers import Taken, Theirs, Trouble, read_change, read_listing
@@ -49,7 +49,7 @@ class Upstream:
         self,
         url: str,
         registry: Registry,
-        view: View,
+        view: CatalogView,
         *,
         callback_base: str,
         bus_id: str,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
-from toolbus.bus.catalog.entry import ToolListing
-from toolbus.bus.catalog.listings import Journal
+from toolbus.bus.catalog.changes import Journal
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -51,7 +51,7 @@ def test_what_changed_last_is_found_without_reading_what_changed_before() -> Non
     assert changes.read <= 3  # the two and the first that is too old
 
 
-def test_the_first_of_several_changes_says_whether_a_tool_was_there() -> None:
+def test_the_first_of_several_changes_says_whether_a_tool_was_listed() -> None:
     journal = Journal(0)
     for revision, existed in enumerate((False, True, False), 1):
         journal.note(revision, "t", "s", existed)
@@ -64,43 +64,45 @@ def test_the_first_of_several_changes_says_whether_a_tool_was_there() -> None:
 
 
 @pytest.mark.parametrize("roles", [("default",), ("one", "two")])
-def test_a_list_after_one_change_has_one_new_line(roles: tuple[str, ...]) -> None:
+def test_after_one_change_one_listing_is_new(roles: tuple[str, ...]) -> None:
     registry, plugin = _filled(*roles)
     before = registry.listings()
     registry.register(plugin, offered(tool("t7", "changed")))
     after = registry.listings()
-    assert [line.tool.name for line, old in zip(after, before, strict=True) if line is not old] == ["t7"]
+    assert [listing.tool.name for listing, old in zip(after, before, strict=True) if listing is not old] == ["t7"]
     assert after[7].tool.description == "changed"
 
 
-def test_lists_of_a_role_and_of_all_keep_their_lines_beside_each_other() -> None:
+def test_listings_of_one_role_and_of_all_roles_are_cached_side_by_side() -> None:
     registry, plugin = _filled("one", "two")
     before = [registry.listings(role) for role in (None, "one", "two")]
     registry.register(plugin, offered(tool("t7", "changed")))
     for role, old in zip((None, "one", "two"), before, strict=True):
-        new = [line.tool.name for line, kept in zip(registry.listings(role), old, strict=True) if line is not kept]
+        pairs = zip(registry.listings(role), old, strict=True)
+        new = [listing.tool.name for listing, before_it in pairs if listing is not before_it]
         assert new == ["t7"], role
 
 
-def test_no_line_holds_on_to_a_tool_that_has_left_its_role() -> None:
+def test_no_cached_listing_keeps_a_tool_that_has_left_its_role() -> None:
     registry, plugin = Registry(("one", "two", "three")), PeerDouble("plugin")
     registry.register(plugin, offered(tool("t")), roles=["two", "three"])
-    registry.listings()  # the entry of role two keeps the line of both
+    registry.listings()  # the entry of role two caches the listing of both
     registry.register(plugin, offered(tool("t")), roles=["one"])
-    registry.listings()  # now that of role one does
+    registry.listings()  # now the entry of role one does
     registry.unregister("t", "three")
     registry.listings()
-    kept = [entry.shared_line for line in registry.listings() for entry in line.entries if entry.shared_line]
-    assert [len(listing.entries) for _, listing in kept] == [2]
+    entries = [entry for listing in registry.listings() for entry in listing.entries]
+    cached = [entry.shared_listing for entry in entries if entry.shared_listing]
+    assert [len(listing.entries) for _, listing in cached] == [2]
 
 
-def test_a_line_is_new_once_a_tool_is_in_fewer_roles() -> None:
+def test_a_listing_is_new_once_a_tool_is_in_fewer_roles() -> None:
     registry, _ = _filled("one", "two")
     registry.listings()
     registry.unregister("t7", "two")
     registry.unregister("t8", "one")
-    lines = {line.tool.name: line.roles for line in registry.listings()}
-    assert (lines["t7"], lines["t8"], lines["t9"]) == (("one",), ("two",), ("one", "two"))
+    roles = {listing.tool.name: listing.roles for listing in registry.listings()}
+    assert (roles["t7"], roles["t8"], roles["t9"]) == (("one",), ("two",), ("one", "two"))
 
 
 def test_withdrawn_and_replaced_tools_leave_nothing_to_the_garbage_collector() -> None:

@@ -1,4 +1,7 @@
-"""Tools on their way into the registry: checked and compiled, all or none."""
+"""Compiles tools for the registry: checks them and their schemas, all or none.
+
+A *compiled tool* becomes a declaration when a handler registers it.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,31 @@ from toolbus.tool import USER_KEYS, Limits, Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class CompiledTool:
     """A tool that was checked and compiled, ready to be registered."""
 
     tool: Tool
-    checker: ArgumentChecker | None
-    strips: frozenset[str]
+    checker: ArgumentChecker | None  # None: arguments are not validated
+    strips: frozenset[str]  # keys that are taken out of the arguments
 
 
-def prepare(
+def compile_tools(
     tools: Sequence[Tool], limits: Limits, *, checks_arguments: bool = True, qualified: bool = False
-) -> list[Offered]:
-    """Compiles the schemas of tools that are to be registered together.
+) -> list[CompiledTool]:
+    """Compiles tools that are to be registered together.
 
     Args:
-        qualified: whether they are an extension's: then `USER_KEYS` never reach them, whatever their schemas declare.
+        checks_arguments: whether calls are validated, for tools that do not say so themselves.
+        qualified: whether they belong to an extension: `USER_KEYS` never reach them then, even if schemas declare them.
 
     Raises:
         InvalidTool: naming every fault of every tool.
-        LimitExceeded: for more tools than a session may have.
+        LimitExceeded: more tools than a session may have.
     """
     if len(tools) > limits.tools:
         raise LimitExceeded("tools", limits.tools, f"{len(tools)} tools are too many for one session")
     faults: list[str] = []
-    offered: list[Offered] = []
+    compiled: list[CompiledTool] = []
     seen: set[tuple[str, str | None]] = set()
     for tool in tools:
         if (tool.name, tool.role) in seen:
@@ -45,11 +49,11 @@ def prepare(
         except SchemaFault as fault:
             faults.append(f"tool {tool.name!r}: {fault}")
             continue
-        extends = qualified or tool.council_eligible or tool.inline_available
-        declared = None if extends else tool.parameters.get("properties")
+        is_extension = qualified or tool.council_eligible or tool.inline_available
+        declared = None if is_extension else tool.parameters.get("properties")
         strips = USER_KEYS - set(declared) if isinstance(declared, dict) else USER_KEYS
-        wanted = checks_arguments if tool.validate is None else tool.validate
-        offered.append(Offered(tool, checker if wanted else None, strips))
+        validates = checks_arguments if tool.validate is None else tool.validate
+        compiled.append(CompiledTool(tool, checker if validates else None, strips))
     if faults:
         raise InvalidTool(faults)
-    return offered
+    return compiled

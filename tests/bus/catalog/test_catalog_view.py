@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
-from toolbus.bus.catalog.entry import CatalogChanges, ToolListing
+from toolbus.bus.catalog.catalog_view import MAX_CACHED, CatalogView
+from toolbus.bus.catalog.changes import CatalogChanges
+from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
-from toolbus.bus.catalog.view import USERS_KEPT, View
 from toolbus.errors import Code, UnknownRole
 from toolbus.v1 import tool_pb2 as pb
 
 
-def permit(core: Core, **tables: dict[str, list[str]]) -> View:
+def permit(core: Core, **tables: dict[str, list[str]]) -> CatalogView:
     view = core.dispatcher.view
     view.permit(AccessRules.read(tables))
     return view
@@ -48,7 +49,7 @@ def test_without_rules_everyone_sees_the_same_list_which_is_built_once() -> None
     assert view.listings(user_id="ann") is view.listings(user_id="bob") is view.listings()
 
 
-def test_a_tool_that_has_gone_is_not_held_by_what_users_were_shown_before() -> None:
+def test_cached_listings_do_not_keep_a_withdrawn_tool_in_memory() -> None:
     core = three()
     view = permit(core, tools={"a": ["ann"]})
     core.plugin("q", tool("gone"))
@@ -69,7 +70,7 @@ def test_a_user_sees_what_they_may_call_in_the_order_in_which_names_came() -> No
         view.listings("nobody", "ann")
 
 
-def test_a_line_shows_the_roles_in_which_the_tool_may_be_called_and_the_tool_as_it_is_there() -> None:
+def test_a_listing_shows_the_roles_in_which_the_tool_may_be_called_and_the_tool_as_it_is_there() -> None:
     core = Core(roles=("r1", "r2"))
     core.plugin("p", tool("t", role="r1", metadata_json='{"a":1}'))
     core.plugin("p", tool("t", role="r2"))
@@ -80,7 +81,7 @@ def test_a_line_shows_the_roles_in_which_the_tool_may_be_called_and_the_tool_as_
     assert line.roles == ("r1", "r2")
 
 
-def test_who_names_no_user_and_is_let_off_sees_everything() -> None:
+def test_a_caller_that_may_omit_the_user_sees_everything_without_one() -> None:
     core = three()
     view = permit(core, sources={"p": []})
     host = core.peer("host")
@@ -97,7 +98,7 @@ def test_offline_tools_are_shown_to_those_who_may_call_them() -> None:
     assert view.listings(user_id="ann") == view.listings(include_offline=True) == ()
 
 
-def test_the_tools_of_the_bus_are_for_those_who_administer_it_and_stand_in_no_other_list() -> None:
+def test_the_tools_of_the_bus_are_listed_for_administrators_only_and_only_by_themselves() -> None:
     core = three()
     core.registry.register(core.peer("toolbus", shares=False), offered(tool("drain")), qualified=True)
     view = permit(core, tools={"toolbus:drain": [], "drain": []})
@@ -107,20 +108,22 @@ def test_the_tools_of_the_bus_are_for_those_who_administer_it_and_stand_in_no_ot
     assert named(view.listings()) == ["a", "b", "c"]
 
 
-def test_views_of_more_users_than_are_kept_and_of_endless_names_take_no_more_room() -> None:
+def test_the_cache_of_listings_is_bounded_in_users_and_in_the_length_of_their_names() -> None:
     core = three()
     view = permit(core, tools={"a": ["ann"]})
-    for number in range(USERS_KEPT * 2):
+    for number in range(MAX_CACHED * 2):
         assert named(view.listings(user_id=str(number))) == ["b", "c"]
     assert named(view.listings(user_id="x" * (MAX_USER + 1))) == ["b", "c"]
-    assert len(view._kept) <= USERS_KEPT
-    assert all(len(user) <= MAX_USER for _, _, user, _, _, _ in view._kept)
+    assert view.cached <= MAX_CACHED
+    before = view.cached
+    assert named(view.listings(user_id="y" * (MAX_USER + 1))) == ["b", "c"]
+    assert view.cached == before
 
 
 # -- a change of the rules -------------------------------------------------------------------------------------------
 
 
-def test_a_change_of_the_rules_holds_for_the_next_call_and_listing_of_those_who_asked_before() -> None:
+def test_a_change_of_the_rules_applies_to_the_next_call_and_listing_of_earlier_callers() -> None:
     core = three()
     host = core.peer("host")
     ann = pb.CallContext(user_id="ann")
@@ -134,7 +137,7 @@ def test_a_change_of_the_rules_holds_for_the_next_call_and_listing_of_those_who_
     assert {result.error.code for (result,) in host.results.values() if result.error} == {Code.PERMISSION_DENIED}
 
 
-def test_an_answer_that_is_given_in_the_middle_of_a_change_is_not_kept_beyond_it() -> None:
+def test_listings_built_in_the_middle_of_a_change_are_not_cached_beyond_it() -> None:
     core = three()
     view, host = core.dispatcher.view, core.peer("host")
 
@@ -148,7 +151,7 @@ def test_an_answer_that_is_given_in_the_middle_of_a_change_is_not_kept_beyond_it
     assert core.refusal(host, "a", call_id="after").code is Code.PERMISSION_DENIED
 
 
-def test_a_list_that_is_asked_for_while_the_first_rule_comes_is_nobody_else_s() -> None:
+def test_listings_built_while_the_first_rule_is_added_are_not_shown_to_another_user() -> None:
     core = three()
     view = core.dispatcher.view
 
@@ -168,7 +171,7 @@ def test_a_list_that_is_asked_for_while_the_first_rule_comes_is_nobody_else_s() 
     assert named(view.listings()) == ["b", "c"]
 
 
-def test_calls_in_flight_are_not_touched_by_a_change_of_the_rules() -> None:
+def test_calls_in_flight_go_on_after_a_change_of_the_rules() -> None:
     core = Core()
     host, plugin = core.peer("host"), core.plugin("p", tool("t"))
     call_id = core.call(host, "t")
@@ -177,7 +180,7 @@ def test_calls_in_flight_are_not_touched_by_a_change_of_the_rules() -> None:
     assert host.results[call_id][0].output_json == "7"
 
 
-def test_a_watcher_hears_what_those_without_a_user_can_and_cannot_call_any_more() -> None:
+def test_a_watcher_is_notified_of_what_callers_without_a_user_can_and_cannot_call_any_more() -> None:
     core = three()
     view = core.dispatcher.view
     revisions = [view.revision]
@@ -200,7 +203,7 @@ def test_a_watcher_hears_what_those_without_a_user_can_and_cannot_call_any_more(
     assert view.since(-1).full
 
 
-def test_a_watcher_never_hears_of_a_tool_that_it_cannot_see() -> None:
+def test_a_watcher_is_never_notified_of_a_tool_that_it_cannot_see() -> None:
     core = Core()
     view = permit(core, sources={"p": ["ann"]})
     for change in ("comes", "changes", "is lost", "goes"):
@@ -217,7 +220,7 @@ def test_a_watcher_never_hears_of_a_tool_that_it_cannot_see() -> None:
         assert told(view.since(revision)) == ([], [], [])
 
 
-def test_a_tool_that_is_opened_in_all_its_roles_is_new_to_a_watcher() -> None:
+def test_a_tool_that_is_opened_in_all_its_roles_is_added_for_a_watcher() -> None:
     core = three()
     view = permit(core, tools={"a": []})
     revision = view.revision

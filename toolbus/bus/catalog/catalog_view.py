@@ -1,0 +1,173 @@
+"""Shows a caller the catalog: the listings of the registry that the policy lets it call.
+
+Calls ask the same policy, so what is listed can be called, and what can be called is listed. The view changes nothing
+but the access rules, which it puts into force.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from toolbus.bus.catalog.changes import CatalogChanges
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.listing import ToolListing, listing_of
+from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy, Principal
+from toolbus.bus.catalog.registry import Registry
+
+MAX_CACHED = 256  # lists of listings that are cached per revision
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """A principal that lists tools and does not call; by default it sees what a plain call over the wire can reach."""
+
+    source: str = ""
+    is_admin: bool = True
+    may_omit_user: bool = False
+
+
+OBSERVER = Observer()
+
+
+class CatalogView:
+    """Listings and changes, filtered by the policy. Safe from any thread."""
+
+    def __init__(self, registry: Registry, policy: Policy) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._revising = threading.Lock()  # one change of the rules at a time
+        # The listings that `named` looked at last, and an index of them by name.
+        self._index: tuple[tuple[ToolListing, ...], dict[str, list[ToolListing]]] = ((), {})
+        registry.shows = lambda entry: policy.denial(OBSERVER, entry) is None
+        # Revision and listings by role, whether offline tools are included, user, level, is_admin, may_omit_user.
+        self._cache: dict[tuple[str | None, bool, str, int, bool, bool], tuple[int, tuple[ToolListing, ...]]] = {}
+        self._cached_at = 0  # the revision of the cache: older listings would keep tools in memory that are gone
+
+    def __repr__(self) -> str:
+        return f"<CatalogView revision={self.revision} cached={self.cached}>"
+
+    @property
+    def cached(self) -> int:
+        """How many lists of listings are cached."""
+        return len(self._cache)
+
+    @property
+    def revision(self) -> int:
+        """The catalog's revision; it rises with changed access rules too."""
+        return self._registry.revision
+
+    def listings(
+        self,
+        role: str | None = None,
+        user_id: str = "",
+        level: int = 0,
+        *,
+        caller: Principal = OBSERVER,
+        include_offline: bool = False,
+    ) -> tuple[ToolListing, ...]:
+        """Returns what a caller could call, without the bus's own tools, in the order in which names came.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        revision = self._registry.revision  # first: rules that change meanwhile raise it
+        user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
+        key = (role, include_offline, user, level, caller.is_admin, caller.may_omit_user)
+        cached = self._cache.get(key)
+        if cached is None or cached[0] != revision:
+            listings = self._registry.listings(role, include_offline=include_offline)
+            visible = (self.visible(each, user_id, level, caller) for each in listings if each.source != BUS_SOURCE)
+            # Sorted again: a name may have come later to the roles that remain in a listing.
+            ordered = sorted((listing for listing in visible if listing is not None), key=lambda listing: listing.place)
+            cached = (revision, tuple(ordered))
+            if len(self._cache) >= MAX_CACHED or self._cached_at != revision:
+                self._cache.clear()
+                self._cached_at = revision
+            if len(user) <= MAX_USER:  # no rule can name a longer one, and it may be of any size
+                self._cache[key] = cached
+        return cached[1]
+
+    def named(self, names: Iterable[str], listings: tuple[ToolListing, ...]) -> list[ToolListing]:
+        """Returns the listings of some names out of what `listings` returned, in its order, without a search."""
+        indexed = self._index
+        if indexed[0] is not listings:
+            by_name: dict[str, list[ToolListing]] = {}
+            for listing in listings:
+                by_name.setdefault(listing.tool.name, []).append(listing)
+            self._index = indexed = (listings, by_name)
+        matches = [listing for name in dict.fromkeys(names) for listing in indexed[1].get(name, ())]
+        return sorted(matches, key=lambda listing: listing.place)
+
+    def own(self, caller: Principal = OBSERVER) -> tuple[ToolListing, ...]:
+        """Returns the bus's own tools, where the caller may use them."""
+        if not caller.is_admin:
+            return ()
+        return tuple(listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
+
+    def visible(
+        self, listing: ToolListing, user_id: str = "", level: int = 0, caller: Principal = OBSERVER
+    ) -> ToolListing | None:
+        """Returns a listing with only the roles in which the caller may call the tool; None where it may in none."""
+        if not self._policy.permissions and listing.source != BUS_SOURCE and level >= _highest_level(listing):
+            return listing
+        entries = tuple(
+            entry for entry in listing.entries if self._policy.denial(caller, entry, user_id, level) is None
+        )
+        if not entries or len(entries) == len(listing.entries):
+            return listing if entries else None
+        return listing_of(entries)
+
+    def hides_source(self, source: str, level: int) -> bool:
+        """Whether every tool of a source is above an access level: the source is then hidden too."""
+        entries = self._registry.offered_by(source)
+        return bool(entries) and all(self._policy.hides(entry, level) for entry in entries)
+
+    def since(self, revision: int) -> CatalogChanges:
+        """Returns the changes that a watcher which knows a revision has missed.
+
+        A watch has no user: it sees what a call without a user could reach, and every revision.
+        """
+        changes = self._registry.since(revision)
+        listings = (*changes.added, *changes.changed)
+        if not self._policy.permissions and not any(map(_highest_level, listings)):
+            return changes
+        changed = tuple(visible for each in changes.changed if (visible := self.visible(each)) is not None)
+        remaining = {(each.tool.name, each.source) for each in changed}  # a name of a source may have several listings
+        before = dict.fromkeys((each.tool.name, each.source) for each in changes.changed)
+        return replace(
+            changes,
+            added=tuple(visible for each in changes.added if (visible := self.visible(each)) is not None),
+            changed=changed,
+            removed=(*changes.removed, *(each for each in before if each not in remaining)),
+        )
+
+    @property
+    def permissions(self) -> AccessRules:
+        """The access rules in force."""
+        return self._policy.permissions
+
+    def permit(self, permissions: AccessRules) -> None:
+        """Puts access rules into force, at once, for calls and listings. The bus notifies watchers."""
+        self.revise(lambda _: permissions)
+
+    def revise(self, change: Callable[[AccessRules], AccessRules]) -> None:
+        """Changes the access rules in one step, so that changes by other threads at the same time are not lost."""
+        with self._revising:
+            before = self._policy.permissions
+            permissions = change(before)
+
+            def put_in_force() -> None:
+                self._policy.permissions = permissions
+
+            def is_affected(entry: Entry) -> bool:
+                return before.rules_for(entry) != permissions.rules_for(entry)
+
+            self._registry.change_view(put_in_force, is_affected)
+
+
+def _highest_level(listing: ToolListing) -> int:
+    """Returns the highest level that the tool of a listing needs in any of its roles."""
+    return max(entry.min_level for entry in listing.entries)
