@@ -73,6 +73,11 @@ def _join_in_json(value: Any) -> Any:
     return [_join_in_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
+def escape_surrogates(text: str) -> str:
+    r"""Returns JSON text that UTF-8 can carry: half of a surrogate pair becomes JSON's own escape (``\ud83d``)."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def is_utf8(text: str) -> bool:
     """Tells whether UTF-8 can carry a text: JSON can also spell half of a surrogate pair."""
     if text.isascii():

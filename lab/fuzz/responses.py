@@ -22,6 +22,7 @@ from lab.fuzz.target import Target, hold, no_faults
 from tests.support.core_model import tool
 from tests.vectors.play_peer import scenarios
 from toolbus.errors import ProtocolError
+from toolbus.functions.call_options import CallOptions
 from toolbus.sdk.attempt import ConnectionSettings, Ending, Link
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
@@ -143,11 +144,10 @@ class Model:
         self.begin_attempt()
 
     def call(self, choose: Choices) -> None:
-        parent = choose.pick([None, None, *self.author.taken])
-        timeout = choose.pick((None, 1.0, 30.0))
-        out = OutgoingCall(
-            "echo", choose.pick(("{}", "no json", "x" * 5000)), self.deliver, timeout=timeout, parent=parent
-        )
+        session, parent_call_id = choose.pick([(None, ""), (None, ""), *self.author.taken])
+        options = CallOptions(choose.pick((None, 1.0, 30.0)), parent_call_id=parent_call_id)
+        arguments_json = choose.pick(("{}", "no json", "x" * 5000))
+        out = OutgoingCall("echo", arguments_json, self.deliver, options=options, parent_session=session)
         out.wants_progress = choose.flag()
         out.patience += self.later  # made by the other clock
         out.guard += self.later

@@ -21,7 +21,7 @@ from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.sdk import CallContext, Host
-from toolbus.sdk.outgoing_calls import encodable
+from toolbus.text import escape_surrogates
 from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -113,7 +113,7 @@ class StreamCaller(Caller):
         call = pb.ToolCall(
             call_id="only",
             name=name,
-            arguments_json=encodable(dump_arguments(arguments)),
+            arguments_json=escape_surrogates(dump_arguments(arguments)),
             timeout_seconds=timeout or 0.0,
             role=role,
             context=context.to_wire() if context is not None else None,

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from toolbus.errors import Code, Stage
+from toolbus.functions.call_options import CallOptions
 from toolbus.functions.declaration import describe
 from toolbus.functions.reply import dump_output
 from toolbus.functions.runner import MAX_MESSAGE, run_handler
@@ -448,10 +449,10 @@ def test_progress_after_the_end_is_dropped() -> None:
 
 
 async def test_a_nested_call_belongs_to_its_call() -> None:
-    asked: list[tuple[str, str, dict[str, Any]]] = []
+    calls: list[tuple[str, str, CallOptions]] = []
 
-    def caller(name: str, arguments_json: str, **rest: Any) -> concurrent.futures.Future[Result]:
-        asked.append((name, arguments_json, rest))
+    def caller(name: str, arguments_json: str, options: CallOptions) -> concurrent.futures.Future[Result]:
+        calls.append((name, arguments_json, options))
         future: concurrent.futures.Future[Result] = concurrent.futures.Future()
         future.set_result(Result(output_json="7"))
         return future
@@ -461,11 +462,10 @@ async def test_a_nested_call_belongs_to_its_call() -> None:
     assert (await asyncio.to_thread(scope.call_sync, "other")).output == 7
     with pytest.raises(RuntimeError, match="would block the event loop"):
         scope.call_sync("other")
-    assert len(asked) == 2
-    rest = {"parent_call_id": "c1", "timeout": 2, "role": "r", "schema_hash": ""}
-    assert asked[0] == ("other", '{"a":1}', rest)
-    assert asked[1][1] == "{}"
-    with pytest.raises(RuntimeError, match="no bus"):
+    assert len(calls) == 2
+    assert calls[0] == ("other", '{"a":1}', CallOptions(2, "r", parent_call_id="c1"))
+    assert calls[1][1] == "{}"
+    with pytest.raises(RuntimeError, match="not connected to a bus"):
         await ToolScope("c1", "t").call("other")
 
 

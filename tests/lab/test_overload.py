@@ -34,6 +34,7 @@ from tests.bus.gateway.calling import client, legacy_plugin
 from tests.faults.raw_peer import PATIENCE
 from tests.support.processes import ROOT, alive, environment, until
 from toolbus.errors import Code
+from toolbus.functions.call_options import CallOptions
 from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, OutgoingCall, OutgoingCalls
 from toolbus.testing import running_bus
 from toolbus.tool import Limits
@@ -400,7 +401,7 @@ async def test_thousands_of_calls_that_wait_in_a_host_and_run_out_of_time_are_lo
     count, spread = 500, 0.1
     for number in range(count):
         waiting = OutgoingCall(
-            "t", "{}", lambda out, result: ended.put_nowait(result), timeout=0.01 + number / count * spread
+            "t", "{}", lambda out, result: ended.put_nowait(result), options=CallOptions(0.01 + number / count * spread)
         )
         calls.begin(waiting)
     async with asyncio.timeout(PATIENCE):

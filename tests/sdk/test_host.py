@@ -10,7 +10,9 @@ import pytest
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.bus import Bus
 from toolbus.errors import Code, PeerLost, RequestError
-from toolbus.functions.scope import CallContext, ToolScope
+from toolbus.functions.call_context import CallContext
+from toolbus.functions.call_options import CallOptions
+from toolbus.functions.scope import ToolScope
 from toolbus.sdk.host import Host, SyncHost
 from toolbus.sdk.listing import CatalogChange, ListedTool
 from toolbus.sdk.outgoing_calls import OutgoingCall
@@ -82,7 +84,7 @@ async def test_of_many_calls_none_is_sent_where_one_cannot_be() -> None:
 
 
 def test_a_timeout_above_300_s_counts_as_300_for_waiting_too() -> None:
-    out = OutgoingCall("add", "{}", lambda out, came: None, timeout=1_000.0)
+    out = OutgoingCall("add", "{}", lambda out, came: None, options=CallOptions(1_000.0))
     assert (out.timeout, out.patience - out.begun) == (300.0, 300.0)
 
 

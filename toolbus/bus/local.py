@@ -21,6 +21,7 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Entry
 from toolbus.errors import Stage
+from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import RunSync, run_handler
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec
@@ -120,27 +121,11 @@ class LocalHandler:
         here.dispatcher.results(self, [message], time.monotonic())
 
     def _call(
-        self,
-        here: _Here,
-        name: str,
-        arguments_json: str,
-        *,
-        parent_call_id: str,
-        timeout: float | None,
-        role: str | None,
-        schema_hash: str,
+        self, here: _Here, name: str, arguments_json: str, options: CallOptions
     ) -> concurrent.futures.Future[Result]:
         """Calls another tool for the function, as part of the call that it answers."""
-        call = pb.ToolCall(
-            name=name,
-            arguments_json=arguments_json,
-            parent_call_id=parent_call_id,
-            timeout_seconds=timeout or 0.0,
-            role=role,
-            schema_hash=schema_hash,
-        )
         nested = LocalCaller(self.source, here.dispatcher, pending=self.pending)
-        return asyncio.run_coroutine_threadsafe(nested.call(call), here.loop)
+        return asyncio.run_coroutine_threadsafe(nested.call(options.to_wire(name, arguments_json)), here.loop)
 
     def _progress(self, here: _Here, progress: pb.ToolProgress) -> None:
         if threading.get_ident() == here.thread:  # at once: what came later would come after the result

@@ -42,14 +42,13 @@ from toolbus.bus.streams.listeners import Listeners
 from toolbus.bus.streams.presence import TICK_SECONDS, WATCH_SECONDS, Presence
 from toolbus.bus.tasks import LoopTasks, TaskManager, TaskTools, owner_of
 from toolbus.errors import SetupError
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
+from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Workers
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk import llm_tool
-from toolbus.sdk.outgoing_calls import encodable
 from toolbus.tool import Result, dump_arguments
-from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus")
 
@@ -369,16 +368,8 @@ class Bus:
             background_after: seconds after which a call becomes a task, whose id is then the result; None: never.
             context: what the tool may know about the circumstances.
         """
-        message = pb.ToolCall(
-            name=encodable(name),
-            arguments_json=encodable(dump_arguments(arguments)),
-            timeout_seconds=timeout or 0.0,
-            role=role,
-            schema_hash=schema_hash,
-            background_after_seconds=background_after or 0.0,
-            context=context.to_wire() if context is not None else None,
-        )
-        return await self._caller.call(message, on_progress)
+        options = CallOptions.of(timeout, role, context, schema_hash, background_after)
+        return await self._caller.call(options.to_wire(name, dump_arguments(arguments)), on_progress)
 
     async def call_many(self, calls: Sequence[tuple[str, Mapping[str, Any] | str | None]]) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""

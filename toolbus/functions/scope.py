@@ -9,73 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import json
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
+from toolbus.functions.call_context import NO_CONTEXT as NO_CONTEXT
+from toolbus.functions.call_context import CallContext as CallContext
+from toolbus.functions.call_context import ContextMessage as ContextMessage
+from toolbus.functions.call_options import CallOptions
 from toolbus.tool import Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class ContextMessage:
-    """One message of the conversation that the call came out of."""
-
-    role: str
-    content: str
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CallContext:
-    """What the host says about the circumstances of a call; a model cannot set any of it.
-
-    Attributes:
-        user_id: who the call is made for; empty where that is unknown.
-        attributes: free-form facts (channel, locale …).
-        member: the council member that the call is made for; None outside a council.
-        messages: the end of the conversation, oldest first.
-        traceparent: W3C trace context; empty where there is none.
-    """
-
-    user_id: str = ""
-    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    member: Mapping[str, Any] | None = None
-    messages: tuple[ContextMessage, ...] = ()
-    traceparent: str = ""
-
-    @classmethod
-    def from_wire(cls, message: pb.CallContext) -> CallContext:
-        """Copies a context out of its frame; a member that is no JSON object reads as None."""
-        try:
-            member = json.loads(message.member_json) if message.member_json else None
-        except (ValueError, RecursionError):
-            member = None
-        return cls(
-            user_id=message.user_id,
-            attributes=MappingProxyType(dict(message.attributes)),
-            member=MappingProxyType(member) if isinstance(member, dict) else None,
-            messages=tuple(ContextMessage(each.role, each.content, each.name) for each in message.messages),
-            traceparent=message.traceparent,
-        )
-
-    def to_wire(self) -> pb.CallContext:
-        """Returns the wire form."""
-        return pb.CallContext(
-            user_id=self.user_id,
-            attributes=self.attributes,
-            member_json=dump_arguments(dict(self.member)) if self.member is not None else "",
-            messages=[pb.ContextMessage(role=m.role, content=m.content, name=m.name) for m in self.messages],
-            traceparent=self.traceparent,
-        )
-
-
-NO_CONTEXT = CallContext()
 
 
 class NestedCaller(Protocol):
@@ -84,16 +29,7 @@ class NestedCaller(Protocol):
     The future ends in the call's result and never in an exception of the call's; cancelling it cancels the call.
     """
 
-    def __call__(
-        self,
-        name: str,
-        arguments_json: str,
-        *,
-        parent_call_id: str,
-        timeout: float | None,
-        role: str | None,
-        schema_hash: str,
-    ) -> concurrent.futures.Future[Result]: ...
+    def __call__(self, name: str, arguments_json: str, options: CallOptions) -> concurrent.futures.Future[Result]: ...
 
 
 class ToolScope:
@@ -265,7 +201,8 @@ class ToolScope:
         Args:
             timeout: seconds; None means the tool's own.
         """
-        return await asyncio.wrap_future(self._begin(name, arguments, timeout, role, schema_hash))
+        options = CallOptions(timeout, role, schema_hash=schema_hash, parent_call_id=self.call_id)
+        return await asyncio.wrap_future(self._begin(name, arguments, options))
 
     def call_sync(
         self,
@@ -283,26 +220,15 @@ class ToolScope:
         """
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(f"call_sync({name!r}) would block the event loop of an async handler: await call()")
-        return self._begin(name, arguments, timeout, role, schema_hash).result()
+        options = CallOptions(timeout, role, schema_hash=schema_hash, parent_call_id=self.call_id)
+        return self._begin(name, arguments, options).result()
 
     def _begin(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | str | None,
-        timeout: float | None,
-        role: str | None,
-        schema_hash: str,
+        self, name: str, arguments: Mapping[str, Any] | str | None, options: CallOptions
     ) -> concurrent.futures.Future[Result]:
         if self._caller is None:
-            raise RuntimeError(f"tool {self.tool!r} cannot call {name!r}: this scope has no bus behind it")
-        return self._caller(
-            name,
-            dump_arguments(arguments),
-            parent_call_id=self.call_id,
-            timeout=timeout,
-            role=role,
-            schema_hash=schema_hash,
-        )
+            raise RuntimeError(f"tool {self.tool!r} cannot call {name!r}: this scope is not connected to a bus")
+        return self._caller(name, dump_arguments(arguments), options)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Marks the call as taken back; the connection's part. The first reason stays."""

@@ -11,9 +11,10 @@ from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
+    from toolbus.functions.call_context import CallContext, ContextMessage
     from toolbus.functions.declaration import LlmToolMeta, llm_tool
     from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, text
-    from toolbus.functions.scope import CallContext, ContextMessage, ToolScope
+    from toolbus.functions.scope import ToolScope
     from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
     from toolbus.sdk.host import Host, SyncHost
@@ -87,7 +88,8 @@ _HOMES = {
     "sdk.delegate": ("Permissions",),
     "sdk.extension": ("Extension",),
     "sdk.invocation": ("ToolInvocation",),
-    "functions.scope": ("CallContext", "ContextMessage", "ToolScope"),
+    "functions.call_context": ("CallContext", "ContextMessage"),
+    "functions.scope": ("ToolScope",),
     "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
     "sdk.neko": (
         "EntryConflictError",

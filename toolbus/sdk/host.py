@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolbus.errors import Code, PeerLost, Stage
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
+from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
 from toolbus.sdk.attempt import ConnectionSettings, Delegate
 from toolbus.sdk.connection import Connection
@@ -230,11 +231,7 @@ class Host(_Base):
             dump_arguments(arguments),
             _deliver,
             (inbox, future, on_progress),
-            timeout=timeout,
-            role=role,
-            context=context.to_wire() if context is not None else None,
-            schema_hash=schema_hash,
-            background_after=background_after,
+            CallOptions.of(timeout, role, context, schema_hash, background_after),
             wants_progress=on_progress is not None,
         )
         connection.begin(out)
@@ -361,11 +358,7 @@ class SyncHost(_Base):
             dump_arguments(arguments),
             _put,
             arrived,
-            timeout=timeout,
-            role=role,
-            context=context.to_wire() if context is not None else None,
-            schema_hash=schema_hash,
-            background_after=background_after,
+            CallOptions.of(timeout, role, context, schema_hash, background_after),
             wants_progress=on_progress is not None,
         )
         connection.begin(out)
@@ -381,9 +374,10 @@ class SyncHost(_Base):
     def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """As `Host.call_many`."""
         connection = self._begin()
+        options = CallOptions(timeout)
         pending: list[OutgoingCall] = []
         for name, arguments in calls:  # none is sent where one cannot be
-            pending.append(OutgoingCall(name, dump_arguments(arguments), _set, Future(), timeout=timeout))
+            pending.append(OutgoingCall(name, dump_arguments(arguments), _set, Future(), options))
         for out in pending:
             connection.begin(out)
         try:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from toolbus.errors import Code, Stage
+from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import run_handler
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.threads import Inbox, Workers
@@ -182,28 +183,11 @@ class Runner:
 
 
 def _call(
-    connection: Connection,
-    session: PeerSession,
-    name: str,
-    arguments_json: str,
-    *,
-    parent_call_id: str,
-    timeout: float | None,
-    role: str | None,
-    schema_hash: str,
+    connection: Connection, session: PeerSession, name: str, arguments_json: str, options: CallOptions
 ) -> Future[Result]:
-    """Calls another tool as part of a call of the bus (`scope.Caller`)."""
+    """Calls another tool as part of a call of the bus (`scope.NestedCaller`)."""
     future: Future[Result] = Future()
-    out = OutgoingCall(
-        name,
-        arguments_json,
-        _resolve,
-        future,
-        timeout=timeout,
-        role=role,
-        schema_hash=schema_hash,
-        parent=(session, parent_call_id),
-    )
+    out = OutgoingCall(name, arguments_json, _resolve, future, options, parent_session=session)
     future.add_done_callback(lambda ended: connection.cancel(out) if ended.cancelled() else None)
     connection.begin(out)
     return future

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from toolbus.functions.scope import ContextMessage, ToolScope
+from toolbus.functions.call_context import ContextMessage
+from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec
 from toolbus.tool import USER_KEYS
 

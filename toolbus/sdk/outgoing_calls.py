@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolbus.errors import Code, Stage
+from toolbus.functions.call_options import NO_OPTIONS, CallOptions
 from toolbus.session import Session, State
+from toolbus.text import escape_surrogates
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -47,7 +49,8 @@ class OutgoingCall:
         deliver: takes each progress and then the one result, on the connection's loop, and must not block.
         target: whatever ``deliver`` needs to find the caller.
         wants_progress: whether progress is delivered.
-        parent: the session and the id of the call that this one belongs to; None for a call of its own.
+        timeout: seconds that the bus is asked for; None means the tool's own.
+        parent_session: the session of the call that this one is part of; None for a call of its own.
         patience: until when it may wait or be sent again, by ``time.monotonic()``.
         guard: when it ends whatever the bus does.
         call_id: the id of the latest attempt; empty before the first.
@@ -62,20 +65,17 @@ class OutgoingCall:
         "accepted",
         "arguments_json",
         "attempts",
-        "background_after",
         "begun",
         "call_id",
-        "context",
         "deliver",
         "ended",
         "frame",
         "guard",
         "last",
         "name",
-        "parent",
+        "options",
+        "parent_session",
         "patience",
-        "role",
-        "schema_hash",
         "target",
         "timeout",
         "wants_progress",
@@ -87,30 +87,24 @@ class OutgoingCall:
         arguments_json: str,
         deliver: Deliver,
         target: Any = None,
+        options: CallOptions = NO_OPTIONS,
         *,
-        timeout: float | None = None,
-        role: str | None = None,
-        context: pb.CallContext | None = None,
-        schema_hash: str = "",
-        background_after: float | None = None,
-        parent: tuple[PeerSession, str] | None = None,
+        parent_session: PeerSession | None = None,
         wants_progress: bool = False,
     ) -> None:
+        timeout, background_after = options.timeout, options.background_after
         if timeout is not None and not timeout > 0:  # NaN fails this too
             raise ValueError(f"timeout is {timeout!r} s, it must be more than 0; None means the tool's own")
         if background_after is not None and not background_after > 0:
             raise ValueError(f"background_after is {background_after!r} s, it must be more than 0; None means never")
         most = MAX_TIMEOUT_SECONDS if background_after is None else TASK_SECONDS  # the bus gives no more
-        self.name = encodable(name)
-        self.arguments_json = encodable(arguments_json)
+        self.name = escape_surrogates(name)
+        self.arguments_json = escape_surrogates(arguments_json)
         self.deliver = deliver
         self.target = target
         self.timeout = timeout = None if timeout is None else min(timeout, most)
-        self.background_after = background_after
-        self.role = role
-        self.context = context
-        self.schema_hash = schema_hash
-        self.parent = parent
+        self.options = options
+        self.parent_session = parent_session
         self.wants_progress = wants_progress
         now = time.monotonic()
         self.begun = now
@@ -180,7 +174,7 @@ class OutgoingCalls:
             out.fail(Code.UNAVAILABLE, self._closed, Stage.NOT_DISPATCHED)
         elif out.ended:
             pass
-        elif out.parent is not None:  # also taken while the bus drains, so never behind calls that are not
+        elif out.parent_session is not None:  # also taken while the bus drains, so never behind calls that are not
             if not self._send(out):
                 self._waiting.appendleft(out)
                 self._watch(out.patience)
@@ -234,11 +228,11 @@ class OutgoingCalls:
         if self._session is session:
             self._session = None
         again = []
-        nested = [out for out in self._waiting if out.parent is not None]
+        nested = [out for out in self._waiting if out.parent_session is not None]
         for out in [*nested, *pending]:
             if out.ended:
                 continue
-            if out.parent is not None:
+            if out.parent_session is not None:
                 text = f"the connection to the bus at {self._address} broke, and with it the call that made this one"
                 out.fail(Code.UNAVAILABLE, text, Stage.UNKNOWN)
             elif all_read or out.frame > session.outbox.taken:
@@ -278,8 +272,8 @@ class OutgoingCalls:
     def _send(self, out: OutgoingCall) -> bool:
         """Puts a call into a frame; returns False where it has to wait."""
         session = self._session
-        if out.parent is not None:
-            if session is not out.parent[0] or session.state is State.CLOSED:
+        if out.parent_session is not None:
+            if session is not out.parent_session or session.state is State.CLOSED:
                 out.fail(Code.UNAVAILABLE, "the call that made this one has ended", Stage.NOT_DISPATCHED)
                 return True
         elif session is None or not session.takes_calls:
@@ -288,8 +282,9 @@ class OutgoingCalls:
         if len(pending) >= session.max_in_flight:
             return False
         size = len(out.arguments_json) + OVERHEAD
-        if out.context is not None:
-            size += out.context.ByteSize()
+        options = out.options
+        if options.context is not None:
+            size += options.context.ByteSize()
         # A character has at most 4 bytes; only what may be too large is measured.
         if size * 4 > min(self._arguments_bytes, session.max_item_bytes) and self._too_large(session, out):
             return True
@@ -297,16 +292,8 @@ class OutgoingCalls:
         call = session.outbox.room(size).calls.add(
             call_id=call_id, name=out.name, arguments_json=out.arguments_json, timeout_seconds=self._time_left(out)
         )
-        if out.role:
-            call.role = out.role
-        if out.schema_hash:
-            call.schema_hash = out.schema_hash
-        if out.background_after is not None:
-            call.background_after_seconds = out.background_after
-        if out.context is not None:
-            call.context.CopyFrom(out.context)
-        if out.parent is not None:
-            call.parent_call_id = out.parent[1]
+        if options is not NO_OPTIONS:
+            options.fill(call)
         pending[call_id] = out
         out.frame = session.outbox.opened
         if out.guard < self._timer_at:
@@ -329,7 +316,7 @@ class OutgoingCalls:
             text = f"the arguments of {out.name!r} have {size} bytes, {rule}"
             out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("arguments_bytes", most))
             return True
-        size += out.context.ByteSize() if out.context is not None else 0
+        size += out.options.context.ByteSize() if out.options.context is not None else 0
         most = session.max_item_bytes
         if size > most:
             rule = f"more than one message to the bus holds ({most}): send less context"
@@ -416,14 +403,3 @@ class OutgoingCalls:
             f"no bus answered at {self._address} within {seconds:g} s{why}: start one with `toolbus serve`, or "
             "name its address in TOOLBUS_ADDRESS"
         )
-
-
-def encodable(text: str) -> str:
-    r"""Returns a text that UTF-8 can hold: lone surrogates, which models do write, become JSON's ``\ud83d``."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text

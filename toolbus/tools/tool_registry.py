@@ -26,16 +26,15 @@ from toolbus.dialects.export import Export
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, SetupError, Stage
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
+from toolbus.functions.call_options import CallOptions
 from toolbus.functions.tool_options import ToolTraits
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.sdk.neko import ToolDefinition as DictTool
-from toolbus.sdk.outgoing_calls import encodable
 from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments, is_source
 from toolbus.tools.backend import SOURCE, Backend, OnBus, Standalone, offered
 from toolbus.tools.definition import Running, ToolDefinition, running
 from toolbus.tools.registry_source import RegistrySource
-from toolbus.v1 import tool_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -329,13 +328,9 @@ class ToolRegistry:
         user_id = user_id or running.get().user_id
         if user_id and not context.user_id:
             context = replace(context, user_id=user_id)
-        message = pb.ToolCall(
-            name=encodable(self._bus_name(str(name))),
-            arguments_json=encodable(dump_arguments(arguments)),
-            timeout_seconds=timeout or 0.0,
-            schema_hash=schema_hash,
-            context=context.to_wire() if context != CallContext() else None,
-        )
+        known_context = context if context != CallContext() else None
+        options = CallOptions.of(timeout, None, known_context, schema_hash, None)
+        message = options.to_wire(self._bus_name(str(name)), dump_arguments(arguments))
         entry = self._home.registry.find(message.name)
         tool = entry.current.tool if entry is not None and entry.current is not None else None
         if self.task_manager is not None and not nested and not (tool is not None and tool.no_background):

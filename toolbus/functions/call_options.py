@@ -1,0 +1,76 @@
+"""Holds the options of a call, and makes the wire message of them.
+
+Every way of calling (`Host.call`, `Bus.call`, `ToolScope.call` …) takes them as keywords and hands them on as this one
+record.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from toolbus.functions.call_context import CallContext
+from toolbus.text import escape_surrogates
+from toolbus.v1 import tool_pb2 as pb
+
+
+class CallOptions(NamedTuple):
+    """How a tool is to be called, beside its name and arguments.
+
+    A named tuple, since calls make one each: a frozen dataclass takes 1.0 µs, this 0.3.
+
+    Attributes:
+        timeout: seconds; None means the tool's own.
+        role: looks only at the tools of this role; None looks at all.
+        context: what the tool may know about the circumstances, in its wire form; only hosts may state it.
+        schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed. Empty
+            accepts any declaration.
+        background_after: seconds after which the call becomes a task, whose id is then the result; None means never.
+        parent_call_id: the call that this one is part of; empty for a call of its own.
+    """
+
+    timeout: float | None = None
+    role: str | None = None
+    context: pb.CallContext | None = None
+    schema_hash: str = ""
+    background_after: float | None = None
+    parent_call_id: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        timeout: float | None,
+        role: str | None,
+        context: CallContext | None,
+        schema_hash: str,
+        background_after: float | None,
+    ) -> CallOptions:
+        """Returns the options that a caller gave; `NO_OPTIONS` for none, which costs a call nothing."""
+        if context is not None:
+            return cls(timeout, role, context.to_wire(), schema_hash, background_after)
+        if timeout is None and role is None and not schema_hash and background_after is None:
+            return NO_OPTIONS
+        return cls(timeout, role, None, schema_hash, background_after)
+
+    def to_wire(self, name: str, arguments_json: str) -> pb.ToolCall:
+        """Returns the call of a tool as a message without a call_id; what is unset stays unset."""
+        message = pb.ToolCall(name=escape_surrogates(name), arguments_json=escape_surrogates(arguments_json))
+        if self.timeout is not None:
+            message.timeout_seconds = self.timeout
+        self.fill(message)
+        return message
+
+    def fill(self, message: pb.ToolCall) -> None:
+        """Sets the options in a message, except for the timeout, of which part may have passed."""
+        if self.role:
+            message.role = self.role
+        if self.schema_hash:
+            message.schema_hash = self.schema_hash
+        if self.background_after is not None:
+            message.background_after_seconds = self.background_after
+        if self.context is not None:
+            message.context.CopyFrom(self.context)
+        if self.parent_call_id:
+            message.parent_call_id = self.parent_call_id
+
+
+NO_OPTIONS = CallOptions()
