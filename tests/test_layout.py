@@ -87,7 +87,6 @@ LONG_CLASSES: dict[str, str] = {
     "toolbus/bus/streams/presence.py:Presence": "to be split",
     "toolbus/bus/wiring.py:Bus": "to be split",
     "toolbus/sdk/connection.py:Connection": "to be split",
-    "toolbus/tools/tool_registry.py:ToolRegistry": "to be split",
 }
 LONG_FUNCTIONS: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:calls": "the hot path, one flat function a frame: a call costs as much as a check",

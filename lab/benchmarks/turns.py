@@ -21,7 +21,7 @@ from lab.benchmarks.fact import Fact
 from lab.benchmarks.table import Line, Measured, measured, microseconds
 from toolbus import Host
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.loop import Endpoint, LoopSettings, ToolLoop, ToolSource, source_of
 from toolbus.testing import running_bus

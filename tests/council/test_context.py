@@ -6,7 +6,7 @@ import pytest
 
 from tests.council.shelf import settings
 from toolbus.council.context import Scene, context_messages, message_of, text_of_content
-from toolbus.functions.scope import ContextMessage
+from toolbus.functions.call_context import ContextMessage
 from toolbus.sdk.invocation import context_text
 
 SCENE = Scene(persona="A tired guard.", character="The castle's ghost.", world_info="[Door]: of oak")

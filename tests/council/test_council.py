@@ -28,7 +28,8 @@ from toolbus.extension import (
     SidecarSettings,
     ToolsFailed,
 )
-from toolbus.functions.scope import ContextMessage, ToolScope
+from toolbus.functions.call_context import ContextMessage
+from toolbus.functions.scope import ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import Result, Tool
 

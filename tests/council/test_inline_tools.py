@@ -13,7 +13,7 @@ from tests.loop.played import PlayedModel, call, says
 from toolbus.dialects import find_dialect
 from toolbus.errors import Code, InvalidRequest, PeerLost
 from toolbus.extension import InlineExport, InlineTarget, InlineTools, Member
-from toolbus.functions.scope import CallContext, ContextMessage
+from toolbus.functions.call_context import CallContext, ContextMessage
 from toolbus.loop import ToolLoop, ToolSource, source_of
 from toolbus.sdk import Extension, ToolInvocation
 from toolbus.testing import running_bus

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from toolbus.dropin import env_of, may_see, visible
-from toolbus.functions.scope import CallContext, ToolScope
+from toolbus.functions.call_context import CallContext
+from toolbus.functions.scope import ToolScope
 
 ANN: dict[str, Any] = {"user_id": "ann", "level": 50}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.errors import Code, Stage
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.loop.endpoint import Endpoint
 from toolbus.tool import CallError, Progress, Result, Tool
 

@@ -15,7 +15,7 @@ from toolbus.dialects.conversation import Json
 from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.errors import Code, SetupError
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.loop.loop_events import CallEnded, CallProgress, CallStarted, ReasoningDelta, TextDelta
 from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
 from toolbus.loop.realtime_session import RealtimeSession

@@ -17,7 +17,7 @@ from toolbus.dialects.conversation import Json
 from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.openai_realtime import OpenAIRealtime
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.loop import realtime_session
 from toolbus.loop.loop_events import CallEnded
 from toolbus.loop.realtime_events import Sync

@@ -12,7 +12,7 @@ from tests.loop.played import ApiError, PlayedModel, Shelf, call, chunks, failed
 from toolbus.dialects.conversation import Answered, Answers, Message, Turn
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.errors import Code, InvalidRequest, PeerLost
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.loop import CallDone, CallEnded, Endpoint, LoopSettings, RoundEnded, Rule, ToolLoop
 from toolbus.loop.loop_settings import SYNCHRONET
 from toolbus.sdk import Host

@@ -11,7 +11,8 @@ import toolbus
 from tests.loop.played import PlayedModel, Shelf, call, says
 from toolbus.bus.config import Config
 from toolbus.errors import Code, SetupError
-from toolbus.functions.scope import CallContext, ToolScope
+from toolbus.functions.call_context import CallContext
+from toolbus.functions.scope import ToolScope
 from toolbus.loop import ToolLoop, ToolSource, source_of
 from toolbus.tool import Progress
 

@@ -17,7 +17,7 @@ from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOptio
 from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
-    from toolbus.functions.scope import CallContext
+    from toolbus.functions.call_context import CallContext
     from toolbus.tool import CallError, Result
     from toolbus.v1 import tool_pb2 as pb
 
@@ -173,7 +173,7 @@ def _dumped(arguments: dict[str, Any]) -> str:
 
 
 def _context(pairs: Sequence[tuple[str, str]]) -> CallContext:
-    from toolbus.functions.scope import CallContext
+    from toolbus.functions.call_context import CallContext
 
     said = dict(pairs)
     user_id, traceparent = said.pop("user_id", ""), said.pop("traceparent", "")

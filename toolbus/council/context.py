@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolbus.council.council_settings import CouncilSettings
-from toolbus.functions.scope import ContextMessage
+from toolbus.functions.call_context import ContextMessage
 from toolbus.text import join_surrogates
 
 _TEXT_PARTS = (None, "text", "input_text", "output_text")  # as the providers call them; some do not

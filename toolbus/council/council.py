@@ -35,7 +35,7 @@ from toolbus.council.regeneration import RetainedRuns, fingerprint
 from toolbus.council.sidecar import SidecarSettings
 from toolbus.council.tool_runner import ToolRunner
 from toolbus.errors import SetupError, ToolBusError
-from toolbus.functions.scope import CallContext, ContextMessage
+from toolbus.functions.call_context import CallContext, ContextMessage
 from toolbus.loop.tool_source import ToolSource, source_of
 from toolbus.sdk.invocation import context_text
 from toolbus.tool import Tool

@@ -27,7 +27,7 @@ from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.council_watcher import Watcher
 from toolbus.council.history import CouncilHistory
 from toolbus.errors import PeerLost, SetupError
-from toolbus.functions.scope import ContextMessage
+from toolbus.functions.call_context import ContextMessage
 from toolbus.text import quote
 from toolbus.tool import MIB
 

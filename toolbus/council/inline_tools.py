@@ -21,7 +21,7 @@ from toolbus.council.cancellation import being_cancelled
 from toolbus.council.member import Member
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.errors import Code, InvalidRequest, Stage, ToolBusError
-from toolbus.functions.scope import NO_CONTEXT, CallContext
+from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.loop.tool_source import ToolSource
 from toolbus.loop.turn_reply import refused
 from toolbus.tool import CallError, Progress, Result, Tool

@@ -18,7 +18,7 @@ from toolbus.council.member import Member
 from toolbus.council.prompt_tool import PromptTool, run_prompt_tool
 from toolbus.council.sidecar import SidecarSettings
 from toolbus.errors import Code, Stage, ToolBusError
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.loop.tool_source import ToolSource
 from toolbus.text import join_surrogates
 from toolbus.tool import CallError, Result, Tool, dump_arguments

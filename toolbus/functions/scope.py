@@ -15,9 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from toolbus.functions.call_context import NO_CONTEXT as NO_CONTEXT
-from toolbus.functions.call_context import CallContext as CallContext
-from toolbus.functions.call_context import ContextMessage as ContextMessage
+from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.tool import Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb

@@ -34,7 +34,7 @@ from toolbus.dialects.realtime_dialect import (
     SpeechEnded,
 )
 from toolbus.errors import Code, PeerLost, Stage
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.loop.call_rate_limit import WINDOW_CALLS, WINDOW_SECONDS, CallWindow
 from toolbus.loop.loop_events import CallEnded, ReasoningDelta, TextDelta
 from toolbus.loop.loop_settings import LoopSettings

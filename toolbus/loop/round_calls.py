@@ -17,7 +17,7 @@ from typing import Any
 from toolbus.dialects.conversation import ModelCall
 from toolbus.dialects.export import Export
 from toolbus.errors import Code, Stage, ToolBusError
-from toolbus.functions.scope import NO_CONTEXT, CallContext
+from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.loop.loop_events import CallEnded, CallEvent, CallProgress, CallStarted
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import OwnTools

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.loop.deferred_tools import Deferred
 from toolbus.loop.endpoint import Endpoint
 from toolbus.loop.export_cache import Offering

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from toolbus.errors import PeerLost, SetupError
-from toolbus.functions.scope import NO_CONTEXT, CallContext
+from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.tool import Progress, Result, Tool, level_of
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.tool import Progress, Result, Tool
 from toolbus.tools.backend import Backend, offered
 

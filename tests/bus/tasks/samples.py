@@ -9,7 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from toolbus.bus.tasks.task import Task
-from toolbus.functions.scope import CallContext, ToolScope
+from toolbus.functions.call_context import CallContext
+from toolbus.functions.scope import ToolScope
 from toolbus.tool import Result
 
 PATIENCE = 5.0  # seconds that a test waits for what has to come

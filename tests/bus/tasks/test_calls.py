@@ -22,7 +22,7 @@ from toolbus.bus.local import LocalCaller, LocalHandler
 from toolbus.bus.tasks import LoopTasks, Status, Task, TaskCaller, TaskManager
 from toolbus.bus.tasks.task_caller import MAX_MESSAGE
 from toolbus.errors import Code
-from toolbus.functions.scope import CallContext
+from toolbus.functions.call_context import CallContext
 from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.tool import Limits, Progress, Result
