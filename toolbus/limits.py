@@ -60,10 +60,20 @@ class Timings:
     """How long the bus waits for what, in seconds. Tests give tiny values.
 
     Attributes:
+        tick_seconds: how often the silence of peers is judged, and grace periods are looked at.
+        watch_seconds: how often a watcher is notified at most: 1,000 attaches before 1,000 watchers stay 1,000 frames.
         stuck_seconds: how long a call that ended early may keep its slot while the plugin has not confirmed the end:
             a bus that forgets what is still running would overload the plugin.
         quiet_seconds: how long a drained peer may send nothing before the bus ends its stream.
+        reachable_seconds: how long a start waits for the callback URLs of restored tools to accept a connection.
+        note_seconds: how often it is persisted which callback URLs answered, and the silent ones are probed.
+        store_retry_seconds: until a change that could not be persisted is tried again; each try may hold the loop up.
     """
 
+    tick_seconds: float = 0.5
+    watch_seconds: float = 0.02
     stuck_seconds: float = 60.0
     quiet_seconds: float = 1.0
+    reachable_seconds: float = 0.25
+    note_seconds: float = 3_600.0
+    store_retry_seconds: float = 5.0

@@ -17,23 +17,25 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
+    from toolbus.limits import Timings
 
 Handle = Callable[[str, Any], object]
 
 
 @asynccontextmanager
-async def running_bus(*, unix: bool = False, **settings: Any) -> AsyncIterator[Bus]:
+async def running_bus(*, unix: bool = False, timings: Timings | None = None, **settings: Any) -> AsyncIterator[Bus]:
     """Runs a bus on a free port of loopback, without HTTP; its address is ``bus.grpc_addresses[0]``.
 
     Args:
         unix: listens on a unix socket in a directory of its own instead.
+        timings: lengths of time that are not configuration.
         settings: of `toolbus.bus.Config`; they win over what is said here.
     """
     from toolbus.bus import Bus, Config  # needs toolbus[server]
 
     with tempfile.TemporaryDirectory(prefix="toolbus-") as folder:
         address = f"unix:{folder}/bus.sock" if unix else "127.0.0.1:0"
-        async with Bus(Config(**{"grpc": (address,), "http": "off", **settings})) as bus:
+        async with Bus(Config(**{"grpc": (address,), "http": "off", **settings}), timings=timings) as bus:
             yield bus
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.raw_peer import until
 from toolbus.bus import Bus
+from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.dropin.dropin_address import follow_dropin_address
 from toolbus.errors import SetupError
 from toolbus.testing import running_bus
@@ -45,7 +46,7 @@ async def test_a_restarted_bus_is_asked_for_the_same_port() -> None:
 async def test_a_drain_by_an_operator_is_logged_and_followed_by_a_reconnect() -> None:
     async with running_bus() as bus, _following(bus.grpc_addresses[0], reconnect_seconds=0.01) as (addresses, lines):
         await until(lambda: addresses, "the address")
-        (source,) = bus._presence.by_source
+        (source,) = bus.core.presence.by_source
         assert (await bus.call("toolbus:drain", {"source": source})).error is None
         await until(lambda: len(addresses) == 2, "the address again")
         assert "an operator asked this peer to go" in lines[0]
@@ -63,7 +64,9 @@ async def test_a_bus_without_an_address_is_asked_again_and_logged_once(monkeypat
 
 def _failing(bus: Bus, times: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Makes a bus fail to open its port this many times; returns how many failures are left."""
-    opened, left = bus._grpc._opened, times
+    streams = bus.core.rooms.find(StreamsRoom)
+    assert streams is not None
+    opened, left = streams.listeners._opened, times
 
     async def fails(port: int) -> object:
         nonlocal left
@@ -72,5 +75,5 @@ def _failing(bus: Bus, times: int, monkeypatch: pytest.MonkeyPatch) -> Callable[
             raise SetupError("there is no port")
         return await opened(port)
 
-    monkeypatch.setattr(bus._grpc, "_opened", fails)
+    monkeypatch.setattr(streams.listeners, "_opened", fails)
     return lambda: left

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.raw_peer import PATIENCE, RawPeer, echo, tool, until
 from toolbus.bus import Bus, Config
-from toolbus.tool import Limits
+from toolbus.limits import Limits, Timings
 from toolbus.v1 import tool_pb2 as pb
 
 BYSTANDER_SECONDS = 3.0  # the longest a bystander may wait for one answer, but for a processor
@@ -92,10 +92,17 @@ def grace_seconds() -> float:
 
 
 @pytest.fixture
-async def bus(limits: Limits, grace_seconds: float) -> AsyncIterator[Bus]:
+def timings() -> Timings:
+    """The lengths of time of the bus that are not configuration."""
+    return Timings()
+
+
+@pytest.fixture
+async def bus(limits: Limits, grace_seconds: float, timings: Timings) -> AsyncIterator[Bus]:
     """A bus of this process, whose end leaves no task behind."""
     before = asyncio.all_tasks()
-    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", limits=limits, grace_seconds=grace_seconds)) as bus:
+    config = Config(grpc=("127.0.0.1:0",), http="off", limits=limits, grace_seconds=grace_seconds)
+    async with Bus(config, timings=timings) as bus:
         bus.dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
         yield bus
 

@@ -16,8 +16,8 @@ from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
 from toolbus import session
 from toolbus.bus import Bus
-from toolbus.bus import wiring as bus_module
 from toolbus.bus.streams import grpc_server
+from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -98,12 +98,12 @@ async def test_a_killed_and_restarted_bus_is_noticed_and_takes_its_peers_back(so
 
 
 @bystander
+@pytest.mark.parametrize("timings", [Timings(tick_seconds=0.05)])
 async def test_a_stopped_plugin_becomes_suspect_then_gone_and_a_continued_one_recovers(
     address: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "BUSY_INTERVAL", 0.2)
     monkeypatch.setattr(session, "IDLE_INTERVAL", 0.2)
-    monkeypatch.setattr(bus_module, "TICK_SECONDS", 0.05)
     host = await connect("host")
     async with run("mute_plugin.py", address) as plugin:
         await plugin.says("0")
@@ -125,9 +125,9 @@ async def test_a_stopped_plugin_becomes_suspect_then_gone_and_a_continued_one_re
 
 
 @bystander
+@pytest.mark.parametrize("timings", [Timings(tick_seconds=0.02)])
 async def test_a_peer_that_echoes_nothing_but_talks_is_alive(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "BUSY_INTERVAL", 0.1)
-    monkeypatch.setattr(bus_module, "TICK_SECONDS", 0.02)
     plugin = await connect("plugin", tool("t"), echoes=False)
     host = await connect("host")
     await host.start(host.ask("t"))

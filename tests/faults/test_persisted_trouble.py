@@ -18,6 +18,7 @@ from tests.faults.raw_peer import until
 from toolbus.bus import Bus, Config
 from toolbus.bus.storage.registration_store import RegistrationStore
 from toolbus.errors import SetupError
+from toolbus.limits import Timings
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -97,12 +98,9 @@ async def test_an_answer_is_written_down(start: Start, tmp_path: Path, how: str)
         assert all(days < 0.1 for days in days_silent(tmp_path / "data").values())
 
 
-async def test_a_tool_that_is_there_and_never_called_counts_as_answering(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("toolbus.bus.gateway.registrations.NOTE_SECONDS", 0.05)
+async def test_a_tool_that_is_there_and_never_called_counts_as_answering(start: Start, tmp_path: Path) -> None:
     with CallbackPlugin().come() as plugin:
-        async with start() as bus, Legacy.of(bus) as legacy:
+        async with start(timings=Timings(note_seconds=0.05)) as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="x", callback_url=plugin.url())
             connected = plugin.connections
             await until(lambda: plugin.connections > connected, "somebody to look whether it is there")
@@ -125,8 +123,8 @@ async def test_a_start_that_is_cancelled_while_it_asks_who_is_there_leaves_nothi
             left.set()
 
     monkeypatch.setattr("toolbus.bus.gateway.callback.accepts", hangs)
-    monkeypatch.setattr("toolbus.bus.gateway.registrations.FIRST_ROUND_SECONDS", 60.0)
-    starts = asyncio.ensure_future(Bus(Config(grpc=("127.0.0.1:0",), http="off", data_dir=tmp_path / "data")).start())
+    config = Config(grpc=("127.0.0.1:0",), http="off", data_dir=tmp_path / "data")
+    starts = asyncio.ensure_future(Bus(config, timings=Timings(reachable_seconds=60.0)).start())
     async with asyncio.timeout(5):
         await asked.wait()
         starts.cancel()

@@ -23,7 +23,7 @@ from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, OnProgress
-from toolbus.bus.tasks import LoopTasks, TaskManager
+from toolbus.bus.tasks import TaskManager
 from toolbus.errors import Code, Stage
 from toolbus.functions.threads import Workers
 from toolbus.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Progress, Result
@@ -127,10 +127,9 @@ class Standalone:
             self._records,
             self.limits,
             arm=timer.arm,
+            background=self._tasks,
             first_id=1 + self._made * IDS_A_LOOP,
         )
-        if self._tasks is not None:
-            dispatcher.background = LoopTasks(self._tasks, dispatcher, weakref.ref(loop))
         timer.sweep = dispatcher.sweep
         self._made += 1
         caller = LocalCaller(  # what it administers here are its own tasks

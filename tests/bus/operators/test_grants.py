@@ -12,6 +12,7 @@ import pytest
 from tests.support.core_model import Core, StreamDouble, tool
 from toolbus.bus import Bus
 from toolbus.bus.operators.grants import Grants
+from toolbus.bus.signals import Signals
 from toolbus.errors import Code, InvalidRequest
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
@@ -21,9 +22,9 @@ PATIENCE = 5.0
 
 
 def rights(core: Core) -> Grants:
-    return Grants(
-        core.registry, core.policy, core.dispatcher.view, core.presence, changed=core._changed, withdrawn=lambda: None
-    )
+    signals = Signals(core.registry, core.dispatcher.view, watch_seconds=0.02)
+    signals.on_change(core._changed)
+    return Grants(core.registry, core.policy, core.dispatcher.view, core.presence, signals)
 
 
 def names(core: Core) -> list[str]:

@@ -15,6 +15,7 @@ from tests.faults.conftest import (
     grace_seconds,
     limits,
     stranger,
+    timings,
 )
 from tests.faults.raw_peer import RawPeer, echo, tool, until
 from toolbus.bus import Bus

@@ -13,11 +13,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.faults.conftest import Connect, address, connect, grace_seconds, limits
+from tests.faults.conftest import Connect, address, connect, grace_seconds, limits, timings
 from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
 from toolbus import session
 from toolbus.bus import Bus, Config
-from toolbus.bus import wiring as bus_module
+from toolbus.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 Status = health_pb2.HealthCheckResponse
@@ -25,8 +25,9 @@ SERVICE = "toolbus.v1.ToolBusService"
 
 
 @pytest.fixture
-async def bus(grace_seconds: float) -> AsyncIterator[Bus]:
-    async with Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0", grace_seconds=grace_seconds)) as bus:
+async def bus(grace_seconds: float, timings: Timings) -> AsyncIterator[Bus]:
+    config = Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0", grace_seconds=grace_seconds)
+    async with Bus(config, timings=timings) as bus:
         yield bus
 
 
@@ -131,12 +132,12 @@ async def test_a_half_closed_source_is_not_serving_while_its_own_call_still_runs
     await watch.end()
 
 
+@pytest.mark.parametrize("timings", [Timings(tick_seconds=0.02)])
 async def test_a_silent_source_is_not_serving_and_one_that_speaks_again_is(
     health: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "BUSY_INTERVAL", 0.3)
     monkeypatch.setattr(session, "IDLE_INTERVAL", 0.3)
-    monkeypatch.setattr(bus_module, "TICK_SECONDS", 0.02)
     plugin = await connect("plugin", tool("t"), echoes=False)
     watch = Watch(health, "toolbus.source.plugin")
     await watch.says(Status.SERVING)

@@ -242,7 +242,7 @@ def test_where_there_is_no_room_for_a_task_the_caller_waits_on_for_300_s_at_most
 
 def test_a_keeper_that_fails_costs_nobody_their_call_or_their_deadline(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def adopt(self, call: object, now: float) -> None:
+        def adopt(self, call: object, now: float, cancel: object) -> None:
             raise RuntimeError("of the keeper's making")
 
     core, host, plugin, _ = kept()

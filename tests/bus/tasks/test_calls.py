@@ -19,7 +19,7 @@ from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, LocalHandler
-from toolbus.bus.tasks import LoopTasks, Status, Task, TaskCaller, TaskManager
+from toolbus.bus.tasks import Status, Task, TaskCaller, TaskManager
 from toolbus.bus.tasks.task_caller import MAX_MESSAGE
 from toolbus.errors import Code
 from toolbus.functions.call_context import CallContext
@@ -39,8 +39,7 @@ class Bench:
         self.cancelled = False
         self.loop = asyncio.get_running_loop()
         registry = Registry()
-        self.dispatcher = Dispatcher(registry, Policy(), CallRecords(), Limits(), arm=self._arm)
-        self.dispatcher.background = LoopTasks(tasks, self.dispatcher, lambda: self.loop)
+        self.dispatcher = Dispatcher(registry, Policy(), CallRecords(), Limits(), arm=self._arm, background=tasks)
         self.caller = LocalCaller("desk", self.dispatcher)
         spec = spec_of(self.report)
         handler = LocalHandler("shop", spec, lambda: self.dispatcher)

@@ -6,7 +6,7 @@ handler confirms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from toolbus.bus.catalog.entry import Declaration, Entry
@@ -53,11 +53,17 @@ class Caller(Protocol):
         """Takes a sign of life; copies what it keeps."""
 
 
+CancelCalls = Callable[[Caller, Iterable[pb.ToolCancel], float], None]  # whose calls, which of them, the time now
+
+
 class Background(Protocol):
     """Whoever keeps calls that outlive the patience of their caller."""
 
-    def adopt(self, call: Call, now: float) -> tuple[Caller, str, Result] | None:
+    def adopt(self, call: Call, now: float, cancel: CancelCalls) -> tuple[Caller, str, Result] | None:
         """Takes a running call over.
+
+        Args:
+            cancel: the dispatcher's `cancels`, by which the call can be cancelled; on the dispatcher's loop only.
 
         Returns:
             Who has asked for it from now on, under which call_id, and the result that its caller gets now; None: there

@@ -65,6 +65,8 @@ class Dispatcher:
         limits: Limits,
         *,
         arm: Callable[[float], None],
+        tripwire: Tripwire | None = None,
+        background: Background | None = None,
         settled_at: float = 0.0,
         first_id: int = 1,
     ) -> None:
@@ -80,8 +82,8 @@ class Dispatcher:
         self._stuck: set[Call] = set()
         self._patient: dict[Call, float] = {}  # calls that become tasks, and when
         self._moved: dict[Call, Stage] = {}  # calls that a handler lost and another has, and how far the first had got
-        self.tripwire: Tripwire | None = None  # looks for secrets in results of guarded sources; None: nobody does
-        self.background: Background | None = None  # who keeps tasks; None: nobody, callers wait to the end
+        self.tripwire = tripwire  # looks for secrets in results of guarded sources; None: nobody does
+        self.background = background  # who keeps tasks; None: nobody, callers wait to the end
         self.view = CatalogView(registry, policy)  # what callers may see, by the same policy
         self.records = records
         self.settled_at = settled_at  # until then an unknown name may still come back (a restarted bus)
@@ -663,7 +665,7 @@ class Dispatcher:
         adopted = None
         try:
             if self.background is not None:
-                adopted = self.background.adopt(call, now)
+                adopted = self.background.adopt(call, now, self.cancels)
         except Exception:  # it runs in the middle of a sweep, which times every other call too
             log.exception("a fault of the bus: call %s of %s became no task", call.call_id, call.entry.name)
         if adopted is None:  # the caller waits on, as long as any may

@@ -29,7 +29,7 @@ from toolbus.bus.gateway import (
 )
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.admission import Admission
-from toolbus.bus.gateway.parts import Parts
+from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.loopback import mask
 from toolbus.errors import STATUS, ToolBusError
 
@@ -43,7 +43,7 @@ Whoever can use gRPC has more: one connection that registers tools and runs them
 """
 
 
-def application(parts: Parts) -> FastAPI:
+def application(parts: GatewayParts) -> FastAPI:
     """Returns the application over one bus."""
     app = FastAPIOffline(
         title="toolbus",
@@ -73,13 +73,16 @@ def application(parts: Parts) -> FastAPI:
     @app.get("/readyz", tags=["health"], responses={503: {"description": "The bus is draining."}})
     async def readyz() -> Response:
         """Says whether calls are taken."""
-        ready = parts.ready()
+        ready = parts.core.takes_calls
         return JSONResponse({"status": "ready" if ready else "draining"}, status_code=200 if ready else 503)
 
-    for room in (tool_routes, event_stream, export_routes, call_routes, task_routes, council_routes, record_routes):
-        app.include_router(room.router(parts))
+    for routes in (tool_routes, event_stream, export_routes, call_routes, task_routes):
+        app.include_router(routes.router(parts))
+    if parts.council is not None:
+        app.include_router(council_routes.router(parts.council))
+    app.include_router(record_routes.router(parts))
     app.add_middleware(Admission)
-    app.add_middleware(AccessGuard, max_bytes=parts.limits.http_body_bytes)
+    app.add_middleware(AccessGuard, max_bytes=parts.core.limits.http_body_bytes)
     return app
 
 

@@ -24,9 +24,10 @@ from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.call_answer import invoked, written
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
-from toolbus.bus.gateway.parts import Asker, Parts
+from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.progress_buffer import ProgressBuffer
 from toolbus.bus.gateway.tool_routes import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
+from toolbus.bus.local import LocalCaller
 from toolbus.errors import UnknownRole
 from toolbus.tool import MAX_CALL_ID, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
@@ -43,7 +44,7 @@ class _Rest(PathConvertor):
     regex = "(?s:.*)"
 
 
-def router(parts: Parts) -> APIRouter:
+def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoints over one bus."""
     register_url_convertor("rest", _Rest())  # starlette knows them by name only, so once for the process
     routes = APIRouter(responses=REFUSALS)
@@ -52,7 +53,7 @@ def router(parts: Parts) -> APIRouter:
     return routes
 
 
-def _for_hosts(routes: APIRouter, parts: Parts) -> None:
+def _for_hosts(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.post(
         "/api/tools/invoke",
         tags=["calls"],
@@ -64,17 +65,17 @@ def _for_hosts(routes: APIRouter, parts: Parts) -> None:
         With `Accept: text/event-stream` the answer is a stream: events `progress` and `chunk` while the tool works,
         then one event `result`. Closing the connection cancels the call.
         """
-        if body.role and body.role not in parts.registry.roles:
+        if body.role and body.role not in parts.core.registry.roles:
             raise UnknownRole(body.role)
         call = _call(body)
-        asker = parts.asker(False)
+        asker = parts.caller()
         if wants_events(request):
-            return EventStream(_streamed(asker, call, parts.limits.result_bytes))
+            return EventStream(_streamed(asker, call, parts.core.limits.result_bytes))
         result = await unless_gone(request, asker.call(call))
         return Response(status_code=GONE) if result is None else _answer(await written(result), _hint(result))
 
 
-def _for_main_servers(routes: APIRouter, parts: Parts) -> None:
+def _for_main_servers(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.post(CALLBACK_PATH + "{plugin_id}/{tool_name:rest}", tags=["calls"], responses={200: {"model": Envelope}})
     async def run_for_main_server(
         plugin_id: str,
@@ -95,11 +96,11 @@ def _for_main_servers(routes: APIRouter, parts: Parts) -> None:
             role=entry.table.role,
             arguments_json=_text(arguments),
         )
-        result = await unless_gone(request, parts.asker(False).call(call))
+        result = await unless_gone(request, parts.caller().call(call))
         return Response(status_code=GONE) if result is None else _enveloped(result)
 
 
-def _for_operators(routes: APIRouter, parts: Parts) -> None:
+def _for_operators(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.post(
         "/api/bus/{name}",
         tags=["bus"],
@@ -112,11 +113,11 @@ def _for_operators(routes: APIRouter, parts: Parts) -> None:
     ) -> Response:
         """Calls one of the bus's own tools, such as drain, stats or permit."""
         qualified = f"{BUS_SOURCE}:{name}"
-        if parts.registry.find(qualified) is None:
+        if parts.core.registry.find(qualified) is None:
             detail = f"the bus has no tool {name[:80]!r}: `toolbus tools` lists them"
             return JSONResponse({"detail": detail}, status_code=404)
         call = pb.ToolCall(call_id=_call_id(""), name=qualified, arguments_json=_text(arguments or {}))
-        result = await unless_gone(request, parts.asker(True).call(call))
+        result = await unless_gone(request, parts.caller(is_admin=True).call(call))
         return Response(status_code=GONE) if result is None else _answer(await written(result))
 
 
@@ -186,7 +187,7 @@ def _names_in(request: Request) -> tuple[str, str]:
     return unquote(plugin_id), unquote(tool_name)
 
 
-def find_of(parts: Parts, plugin_id: str, tool_name: str, role: str = "") -> Entry | None:
+def find_of(parts: GatewayParts, plugin_id: str, tool_name: str, role: str = "") -> Entry | None:
     """Returns a plugin's tool by the plugin's id, which is its source without `plugin:` (REST-51).
 
     Args:
@@ -197,15 +198,15 @@ def find_of(parts: Parts, plugin_id: str, tool_name: str, role: str = "") -> Ent
     found = [
         entry
         for source in sources
-        for entry in parts.registry.entries_of(source, tool_name)
+        for entry in parts.core.registry.entries_of(source, tool_name)
         if not entry.tool.min_level
     ]
     # What was registered for that role, even while offline; of those what is offered; of equals the first.
     return max(found, key=lambda entry: ((entry.tool.role or "") == role, entry.current is not None), default=None)
 
 
-def _not_there(parts: Parts, plugin_id: str, tool_name: str, entry: Entry | None) -> dict[str, Any]:
-    running = any(parts.is_running(source) for source in (f"{PLUGIN_PREFIX}{plugin_id}", plugin_id))
+def _not_there(parts: GatewayParts, plugin_id: str, tool_name: str, entry: Entry | None) -> dict[str, Any]:
+    running = any(parts.core.rooms.serving(source) for source in (f"{PLUGIN_PREFIX}{plugin_id}", plugin_id))
     if entry is not None or not running:
         why = f" ({entry.last_error})" if entry is not None and entry.last_error else ""
         error, text = "PLUGIN_NOT_RUNNING", f"plugin {plugin_id[:80]!r} is not running{why}: start it"
@@ -258,7 +259,7 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _streamed(asker: Asker, call: pb.ToolCall, max_bytes: int) -> AsyncGenerator[bytes]:
+async def _streamed(asker: LocalCaller, call: pb.ToolCall, max_bytes: int) -> AsyncGenerator[bytes]:
     """Yields a call's progress as events; the last event is its result."""
     progress = ProgressBuffer(max_bytes)
     running = asyncio.ensure_future(asker.call(call, progress.put))

@@ -26,8 +26,8 @@ from toolbus.bus.gateway.council_models import (
 )
 from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
 from toolbus.bus.gateway.host_models import Level, UserId
-from toolbus.bus.gateway.parts import CouncilRun, Parts
 from toolbus.bus.gateway.tool_routes import REFUSALS
+from toolbus.council.council_service import CouncilService, Start
 from toolbus.errors import PeerLost, SetupError
 from toolbus.mailbox import Mailbox
 
@@ -40,24 +40,24 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 _NO_RUN: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "No such run is kept."}}
 
 
-def router(parts: Parts) -> APIRouter:
-    """Returns the endpoints over one bus."""
+def router(council: CouncilService) -> APIRouter:
+    """Returns the endpoints over the council of one bus."""
     routes = APIRouter(prefix="/api/council", tags=["council"], responses=REFUSALS)
     for add in (_shows, _runs, _follows):
-        add(routes, parts)
+        add(routes, council)
     return routes
 
 
-def _shows(routes: APIRouter, parts: Parts) -> None:
+def _shows(routes: APIRouter, council: CouncilService) -> None:
     @routes.get("", responses={200: {"model": CouncilShown}})
     async def get_council() -> Response:
         """Shows settings and members in force: those of the council file."""
-        return _json({"ok": True, **parts.council.described()})
+        return _json({"ok": True, **council.described()})
 
     @routes.get("/tools", responses={200: {"model": CouncilTools}})
     async def list_council_tools(user_id: UserId = "", level: Level = 0) -> Response:
         """Lists what members can be assigned for a user: tools made for councils, and prompt tools."""
-        tools = await parts.council.tools(user_id, {"level": str(level)})
+        tools = await council.tools(user_id, {"level": str(level)})
         return _json({"ok": True, "count": len(tools), "tools": tools})
 
     @routes.get("/runs/{run_id}", responses={200: {"model": CouncilAnswer}, **_NO_RUN})
@@ -65,11 +65,11 @@ def _shows(routes: APIRouter, parts: Parts) -> None:
         run_id: Annotated[str, Path(description="`runId` of its answer.", examples=["0123456789abcdef"])],
     ) -> Response:
         """Shows what became of a run, retries included. The newest are kept."""
-        answer = parts.council.find(run_id)
+        answer = council.find(run_id)
         return _unknown(run_id) if answer is None else _json(answer)
 
 
-def _runs(routes: APIRouter, parts: Parts) -> None:
+def _runs(routes: APIRouter, council: CouncilService) -> None:
     @routes.post("/run", responses=_ANSWERS)
     async def run_council(body: CouncilRunBody, request: Request) -> Response:
         """Rolls the dice and runs the tools of whoever takes part. A failed tool is a result like any other.
@@ -79,7 +79,7 @@ def _runs(routes: APIRouter, parts: Parts) -> None:
         """
         said = body.said()
         try:
-            run = parts.council.begin({**said, "unknown": body.unknown})
+            run = council.begin({**said, "unknown": body.unknown})
         except SetupError as problem:
             raise _invalid(problem, said) from None
         return await _answered(request, run)
@@ -92,13 +92,13 @@ def _runs(routes: APIRouter, parts: Parts) -> None:
         """
         only = None if body.only is None else [(each.member_id, each.tool_name) for each in body.only]
         try:
-            run = parts.council.begin_retry(body.run_id, only, body.unknown)
+            run = council.begin_retry(body.run_id, only, body.unknown)
         except SetupError as problem:
             raise _invalid(problem, body.said()) from None
         return _unknown(body.run_id) if run is None else await _answered(request, run)
 
 
-def _follows(routes: APIRouter, parts: Parts) -> None:
+def _follows(routes: APIRouter, council: CouncilService) -> None:
     @routes.get(
         "/events",
         response_class=StreamingResponse,
@@ -112,17 +112,17 @@ def _follows(routes: APIRouter, parts: Parts) -> None:
         Nothing is repeated: whoever comes back has missed what happened meanwhile. Whoever reads too slowly loses the
         oldest, and is told how many by `COUNCIL_EVENTS_LOST`.
         """
-        return EventStream(_followed(parts, chat_id))
+        return EventStream(_followed(council, chat_id))
 
 
-async def _answered(request: Request, run: CouncilRun) -> Response:
+async def _answered(request: Request, run: Start) -> Response:
     if wants_events(request):
         return EventStream(_streamed(run))
     answer = await unless_gone(request, run(None))
     return Response(status_code=GONE) if answer is None else _json(answer)
 
 
-async def _streamed(run: CouncilRun) -> AsyncGenerator[bytes]:
+async def _streamed(run: Start) -> AsyncGenerator[bytes]:
     """Yields the events of a run, then its result; without a result where the bus stopped."""
     events = Mailbox[Mapping[str, Any]](MAX_RUN_EVENTS)
     running = asyncio.ensure_future(run(events.put))
@@ -137,8 +137,8 @@ async def _streamed(run: CouncilRun) -> AsyncGenerator[bytes]:
         running.cancel()
 
 
-async def _followed(parts: Parts, chat_id: str) -> AsyncGenerator[bytes]:
-    watcher = parts.council.watch(chat_id)
+async def _followed(council: CouncilService, chat_id: str) -> AsyncGenerator[bytes]:
+    watcher = council.watch(chat_id)
     try:
         yield b"retry: 1000\n\n"  # whoever has read this hears of everything from now on
         async for said in watcher:

@@ -15,7 +15,7 @@ from starlette.types import Send
 
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.listing import ToolListing
-from toolbus.bus.gateway.parts import Parts
+from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS, line
 
 PING_SECONDS = 15.0  # below the minute or so after which proxies and clients give up on silence
@@ -24,7 +24,7 @@ MAX_WRITTEN = 16  # events kept: watchers that come back may each know another r
 _PING = b": ping\n\n"
 
 
-def router(parts: Parts) -> APIRouter:
+def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoint over one bus."""
     routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
     written = _Written()
@@ -102,9 +102,9 @@ async def _with_pings(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         await events.aclose()
 
 
-async def _changes(parts: Parts, revision: int, written: _Written) -> AsyncGenerator[bytes]:
+async def _changes(parts: GatewayParts, revision: int, written: _Written) -> AsyncGenerator[bytes]:
     yield b"retry: 1000\n\n"
-    async for changes in parts.watch(revision):
+    async for changes in parts.core.signals.watch(revision):
         if changes.full or changes.added or changes.changed or changes.removed:
             yield written.event(revision, changes)
         revision = changes.revision

@@ -17,7 +17,7 @@ from pydantic import AfterValidator
 
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
-from toolbus.bus.gateway.parts import Parts
+from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.token_cost import CostCache
@@ -41,7 +41,7 @@ DialectName = Annotated[
 RoleQuery = Annotated[str, Query(description="Only this role's tools; empty means all.")]
 
 
-def router(parts: Parts) -> APIRouter:
+def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoints over one bus."""
     routes = APIRouter(prefix="/api/tools", tags=["models"], responses={**REFUSALS, **UNKNOWN_ROLE})
     exports, indexes = _Exports(parts), IndexCache()
@@ -79,8 +79,8 @@ def router(parts: Parts) -> APIRouter:
         level: Level = 0,
     ) -> Response:
         """Finds tools by what they do."""
-        revision = (parts.view.revision, role, user_id if parts.view.permissions else "", level)
-        tools = [listing.tool for listing in parts.view.listings(role or None, user_id, level)]
+        revision = (parts.core.view.revision, role, user_id if parts.core.view.permissions else "", level)
+        tools = [listing.tool for listing in parts.core.view.listings(role or None, user_id, level)]
 
         def find() -> bytes:
             index = indexes.index_of(revision, tools)
@@ -120,8 +120,8 @@ class _Exported:
 class _Exports:
     """Exports as bytes, each written once a revision; those asked for last are kept."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._view = parts.view
+    def __init__(self, parts: GatewayParts) -> None:
+        self._view = parts.core.view
         self._kept: dict[_Asked, _Exported] = {}  # the one asked for last stands last
 
     async def of(self, asked: _Asked) -> _Exported:

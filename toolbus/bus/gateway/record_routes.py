@@ -15,7 +15,7 @@ from toolbus.bus.calls.call_records import RECORDS_KEPT, CallRecord, CallRecords
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.event_stream import EventStream, event, revision_of, wants_events
 from toolbus.bus.gateway.host_models import RecordedCalls
-from toolbus.bus.gateway.parts import Parts
+from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS
 
 LOOK_SECONDS = 0.1  # between two looks of a follower
@@ -31,7 +31,7 @@ def _wanted(
     return RecordFilter(source, name, caller, user_id, outcome)
 
 
-def router(parts: Parts) -> APIRouter:
+def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoint over one bus."""
     routes = APIRouter(prefix="/api/calls", tags=["bus"], responses=REFUSALS)
 
@@ -51,7 +51,7 @@ def router(parts: Parts) -> APIRouter:
         known = revision_of(last_event_id, since)
         if wants_events(request):
             return EventStream(_followed(parts, wanted, known))
-        records = parts.records
+        records = parts.core.records
         found = records.newest(wanted, limit) if known < 0 else records.after(wanted, known, limit)
         return Response(_listed(records, found), media_type="application/json")
 
@@ -63,14 +63,14 @@ def _listed(records: CallRecords, found: list[CallRecord]) -> bytes:
     return callback_messages.write_json({"ok": True, "newest": records.ended, "calls": calls})
 
 
-async def _followed(parts: Parts, wanted: RecordFilter, known: int) -> AsyncGenerator[bytes]:
-    records = parts.records
+async def _followed(parts: GatewayParts, wanted: RecordFilter, known: int) -> AsyncGenerator[bytes]:
+    records = parts.core.records
     if known < 0:
         known = records.ended
     elif known > records.ended:
         known = 0  # of a bus that has been restarted since
     yield b"retry: 1000\n\n"
-    while not parts.ending():
+    while not parts.core.signals.closed:
         newest = records.ended
         for record in records.after(wanted, known, RECORDS_KEPT):
             yield event("call", record.described(records.began), str(record.number))

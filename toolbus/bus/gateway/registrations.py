@@ -12,92 +12,53 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_tools
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.policy import Policy
-from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import CallbackHandler, Callbacks, Origin, accepting
-from toolbus.bus.streams.presence import Presence
+from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
 from toolbus.bus.streams.withdrawal import tell_owners
 from toolbus.errors import InvalidRequest, InvalidTool, NotKept, NotPermitted
-from toolbus.tool import Limits, Tool, is_source
+from toolbus.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 log = logging.getLogger("toolbus.callbacks")
 
 DEFAULT_SOURCE = "external"  # REST-3
 FORGET_SECONDS = 30 * 86_400.0  # what has not answered for so long is dropped
-NOTE_SECONDS = 3_600.0  # how often it is written down who has answered, and looked who has not
-FIRST_ROUND_SECONDS = 0.25  # how long a start waits for kept origins to accept
-RETRY_SECONDS = 5.0  # until other changes try again what the shelf did not take: each try may hold the loop up
 ABSENT = -1  # as a place: the role was there, and a tool for all roles was not in it
-
-
-class Kept(Protocol):
-    """A registration as the store hands it back."""
-
-    key: str
-    source: str
-    tool: Tool
-    callback_url: str
-    checked: bool
-    offers: tuple[tuple[str | None, int], ...]
-    answered_at: float
-
-
-class Shelf(Protocol):
-    """Where registrations are kept: the store, or nowhere."""
-
-    def apply(self, changed: Iterable[Any], gone: Iterable[str]) -> None: ...
-    def answered(self, keys: Iterable[str], when: float) -> None: ...
 
 
 class Registrations:
     """The callback tools of one bus.
 
     Args:
-        shelf: where they are kept; None: nowhere.
-        record: makes what the shelf keeps (its `Kept`).
-        changed: called when the catalog has changed.
-        on_source: called with a source whose health may have changed.
+        store: where they are persisted; None: nowhere.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        dispatcher: Dispatcher,
-        presence: Presence,
-        policy: Policy,
-        limits: Limits,
-        *,
-        store: Shelf | None,
-        record: Callable[..., Any],
-        changed: Callable[[], None],
-        on_source: Callable[[str], None],
-    ) -> None:
-        self._on_source = on_source
-        self._registry = registry
-        self._presence = presence
-        self._policy = policy
-        self._limits = limits
+    def __init__(self, core: Core, store: RegistrationStore | None) -> None:
+        self._registry = core.registry
+        self._presence = core.presence
+        self._policy = core.policy
+        self._limits = core.limits
+        self._timings = core.timings
+        self._on_source = core.signals.source_changed
+        self._changed = core.signals.catalog_changed
         self._store = store
-        self._record = record
-        self._changed = changed
-        self._callbacks = Callbacks(dispatcher, limits, self._origin_moved)
+        self._callbacks = Callbacks(core.dispatcher, core.limits, self._origin_moved)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._kept: dict[str, CallbackHandler] = {}  # by key: every registration that is offered or away
         self._unwritten: dict[CallbackHandler, None] = {}  # what the shelf could not take yet
         self._retry_at = 0.0  # when other changes may try that again, by the monotonic clock
-        self._roles = registry.roles  # as of the last look
+        self._roles = core.registry.roles  # as of the last look
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._noted_at = time.time()  # when it was last written down who has answered
 
@@ -107,15 +68,15 @@ class Registrations:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def put_back(self, records: Iterable[Kept]) -> None:
-        """Puts back what was kept, and offers at once whatever accepts a connection."""
-        self._restore({record.key: record for record in records})
+    async def restore(self, records: Iterable[StoredRegistration]) -> None:
+        """Restores what was persisted, and offers at once what accepts a connection."""
+        self._restore_records({record.key: record for record in records})
         if self._origins:
             with_hope = [origin for origin in self._origins.values() if not origin.online]
             heard_before = time.time()
             first_round = asyncio.ensure_future(accepting(with_hope))
             try:
-                await asyncio.wait([first_round], timeout=FIRST_ROUND_SECONDS)
+                await asyncio.wait([first_round], timeout=self._timings.reachable_seconds)
             finally:
                 first_round.cancel()
             for origin in with_hope:
@@ -152,7 +113,7 @@ class Registrations:
         self.sync()  # what the shelf could not take before
         self._note_answers()
 
-    def _restore(self, kept: dict[str, Kept]) -> None:
+    def _restore_records(self, kept: dict[str, StoredRegistration]) -> None:
         for role in dict.fromkeys(role for record in kept.values() for role, _ in record.offers):
             if role is not None:
                 self._registry.reserve(role)
@@ -308,7 +269,7 @@ class Registrations:
             self._store.apply(changed, dropped)
             self._unwritten.clear()
         except Exception as problem:
-            self._unwritten, self._retry_at = both, time.monotonic() + RETRY_SECONDS
+            self._unwritten, self._retry_at = both, time.monotonic() + self._timings.store_retry_seconds
             log.error("cannot write down registrations tools=%d why=%s", len(both), problem)
             if strict:
                 raise NotKept(
@@ -323,9 +284,9 @@ class Registrations:
                 places.setdefault(role, ABSENT)
         return tuple(places.items())
 
-    def _to_record(self, handler: CallbackHandler) -> Any:
+    def _to_record(self, handler: CallbackHandler) -> StoredRegistration:
         item = handler.offered
-        return self._record(
+        return StoredRegistration(
             key=handler.key,
             source=handler.source,
             tool=item.tool,
@@ -364,14 +325,14 @@ class Registrations:
     async def _housekeep(self) -> None:
         while True:
             try:
-                silent = time.time() - NOTE_SECONDS
+                silent = time.time() - self._timings.note_seconds
                 await accepting([each for each in self._origins.values() if each.online and each.answered_at < silent])
                 self._forget_old()
                 self._note_answers()
                 self.sync()  # what the shelf could not take before
             except Exception:
                 log.exception("a fault of the bus in its housekeeping of callbacks")
-            await asyncio.sleep(NOTE_SECONDS)
+            await asyncio.sleep(self._timings.note_seconds)
 
     def _forget_old(self) -> None:
         """Drops what has not answered for 30 days."""

@@ -22,8 +22,9 @@ from toolbus.bus.gateway.call_routes import GONE, unless_gone
 from toolbus.bus.gateway.contract_models import Problem
 from toolbus.bus.gateway.event_stream import EventStream, event
 from toolbus.bus.gateway.host_models import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
-from toolbus.bus.gateway.parts import Parts, Task
+from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS, not_to_us
+from toolbus.bus.tasks import Task
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 AWAIT_SECONDS = 30.0  # below what common clients wait for an answer
@@ -34,7 +35,7 @@ OneStatus = Annotated[Literal["", "running", "completed", "failed"], Query(descr
 NO_TASK: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "That user has no such task."}}
 
 
-def router(parts: Parts) -> APIRouter:
+def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoints over one bus."""
     routes = APIRouter(prefix="/api/tasks", tags=["tasks"], responses=REFUSALS)
     for add in (_lists, _one, _changes):
@@ -42,12 +43,12 @@ def router(parts: Parts) -> APIRouter:
     return routes
 
 
-def _lists(routes: APIRouter, parts: Parts) -> None:
+def _lists(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.get("", responses={200: {"model": TaskLines}})
     async def list_tasks(user_id: UserId = "", status: OneStatus = "") -> Response:
         """Lists a user's tasks, without their results."""
-        tasks = [task for task in parts.tasks.list_tasks(parts.task_owner(user_id)) if status in ("", task.status)]
-        now = parts.tasks.now()
+        tasks = [task for task in parts.core.tasks.list_tasks(parts.task_owner(user_id)) if status in ("", task.status)]
+        now = parts.core.tasks.now()
         return _json({"ok": True, "count": len(tasks), "tasks": [_line(task, now) for task in tasks]})
 
     @routes.get(
@@ -63,11 +64,11 @@ def _lists(routes: APIRouter, parts: Parts) -> None:
         return EventStream(_ended(parts, parts.task_owner(user_id)))
 
 
-def _one(routes: APIRouter, parts: Parts) -> None:
+def _one(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.get("/{task_id}", responses={200: {"model": TaskShown}, **NO_TASK})
     async def get_task(task_id: TaskId, user_id: UserId = "") -> Response:
         """Shows how a task is, with its result once it is there."""
-        return await _shown(parts, task_id, parts.tasks.get_result(task_id, parts.task_owner(user_id)))
+        return await _shown(parts, task_id, parts.core.tasks.get_result(task_id, parts.task_owner(user_id)))
 
     @routes.get("/{task_id}/await", responses={200: {"model": TaskShown}, **NO_TASK})
     async def await_task(
@@ -84,13 +85,13 @@ def _one(routes: APIRouter, parts: Parts) -> None:
         return Response(status_code=GONE) if answer is None else answer
 
 
-def _changes(routes: APIRouter, parts: Parts) -> None:
+def _changes(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.delete("/{task_id}", responses={200: {"model": TaskCancelled}, **NO_TASK})
     async def cancel_task(task_id: TaskId, user_id: UserId = "") -> Response:
         """Ends a task that is still running; what it has done stays done."""
         owner = parts.task_owner(user_id)
-        cancelled = parts.tasks.cancel(task_id, owner)
-        task = parts.tasks.get_result(task_id, owner)
+        cancelled = parts.core.tasks.cancel(task_id, owner)
+        task = parts.core.tasks.get_result(task_id, owner)
         if task is None:
             return _unknown(task_id)
         return _json({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status})
@@ -106,29 +107,29 @@ def _changes(routes: APIRouter, parts: Parts) -> None:
             target = parse_callback_url(body.url)
             not_to_us(parts, "url", target)
             shown = target.shown
-        if not parts.tasks.set_output_redirect(task_id, body.url, parts.task_owner(body.user_id)):
+        if not parts.core.tasks.set_output_redirect(task_id, body.url, parts.task_owner(body.user_id)):
             return _unknown(task_id)
         return _json({"ok": True, "task_id": task_id, "url": shown})
 
 
-async def _ended(parts: Parts, owner: str) -> AsyncGenerator[bytes]:
-    ended = parts.tasks.events(owner, results=False)  # whoever reads slowly would hold them in memory
+async def _ended(parts: GatewayParts, owner: str) -> AsyncGenerator[bytes]:
+    ended = parts.core.tasks.events(owner, results=False)  # whoever reads slowly would hold them in memory
     try:
         yield b"retry: 1000\n\n"  # whoever has read this hears of every task from now on
         async for task in ended:
-            yield event("task", _line(task, parts.tasks.now()))
+            yield event("task", _line(task, parts.core.tasks.now()))
     finally:
         ended.close()
 
 
-async def _awaited(parts: Parts, task_id: str, seconds: float, owner: str) -> Response:
-    return await _shown(parts, task_id, await parts.tasks.await_result(task_id, seconds, owner))
+async def _awaited(parts: GatewayParts, task_id: str, seconds: float, owner: str) -> Response:
+    return await _shown(parts, task_id, await parts.core.tasks.await_result(task_id, seconds, owner))
 
 
-async def _shown(parts: Parts, task_id: str, task: Task | None) -> Response:
+async def _shown(parts: GatewayParts, task_id: str, task: Task | None) -> Response:
     if task is None:
         return _unknown(task_id)
-    body = await asyncio.to_thread(_written, task, parts.tasks.now())
+    body = await asyncio.to_thread(_written, task, parts.core.tasks.now())
     return Response(body, media_type="application/json")
 
 

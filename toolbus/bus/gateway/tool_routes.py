@@ -25,7 +25,7 @@ from toolbus.bus.gateway.contract_models import (
     Unregistered,
 )
 from toolbus.bus.gateway.host_models import Level, UserId
-from toolbus.bus.gateway.parts import Parts
+from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.errors import InvalidTool
 from toolbus.tool import Limits, Tool
 
@@ -45,7 +45,7 @@ UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "descri
 NOT_KEPT: dict[int | str, dict[str, Any]] = {503: {"model": Problem, "description": "It could not be written down."}}
 
 
-def router(parts: Parts) -> APIRouter:
+def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoints over one bus."""
     routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
     shown = _Lists(parts)
@@ -53,10 +53,10 @@ def router(parts: Parts) -> APIRouter:
     @routes.post("/register", responses={200: {"model": Registered}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def register(body: RegisterBody) -> Response:
         """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
-        tool, target = _tool(body, parts.limits), parse_callback_url(body.callback_url)
+        tool, target = _tool(body, parts.core.limits), parse_callback_url(body.callback_url)
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
             not_to_us(parts, "callback_url", target)
-        outcome = parts.registrations.register(body.source, tool, target)
+        outcome = parts.register(body.source, tool, target)
         answer: dict[str, Any] = {
             "ok": bool(outcome.roles),
             "registered": body.name,
@@ -70,15 +70,15 @@ def router(parts: Parts) -> APIRouter:
     @routes.post("/unregister", responses={200: {"model": Unregistered}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def unregister(body: UnregisterBody) -> Response:
         """Withdraws a tool, whoever offers it; an unknown one is no error."""
-        outcome = parts.withdrawal.unregister(body.name, body.role or "")
-        parts.registrations.sync(strict=True)
+        outcome = parts.core.presence.withdrawal.unregister(body.name, body.role or "")
+        parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count > 0, "name": body.name, **_roles(outcome)})
 
     @routes.post("/clear", responses={200: {"model": Cleared}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def clear(body: ClearBody) -> Response:
         """Withdraws every tool of a source."""
-        outcome = parts.withdrawal.clear(body.source, body.role or "")
-        parts.registrations.sync(strict=True)
+        outcome = parts.core.presence.withdrawal.clear(body.source, body.role or "")
+        parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count, "source": body.source, **_roles(outcome)})
 
     @routes.get("", responses={200: {"model": Listed}, **UNKNOWN_ROLE})
@@ -96,9 +96,9 @@ def router(parts: Parts) -> APIRouter:
 class _Lists:
     """Listings as bytes, made once a revision: main servers and plugins ask every few seconds."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._registry = parts.registry
-        self._view = parts.view
+    def __init__(self, parts: GatewayParts) -> None:
+        self._registry = parts.core.registry
+        self._view = parts.core.view
         self._revision = 0  # for which the bytes hold
         self._bytes: dict[tuple[str, str, int], bytes] = {}  # by role, "" being all, user and level
 
@@ -122,13 +122,13 @@ class _Lists:
         return self._bytes[key]
 
 
-def not_to_us(parts: Parts, field: str, target: CallbackUrl) -> None:
+def not_to_us(parts: GatewayParts, field: str, target: CallbackUrl) -> None:
     """Refuses a URL at which this bus would post to itself.
 
     Raises:
         RequestValidationError: naming the field of the body.
     """
-    if target.meets(parts.own):
+    if target.meets(parts.own_url):
         raise _invalid(field, "it leads to this bus: give the URL at which your own program listens", target.shown)
 
 

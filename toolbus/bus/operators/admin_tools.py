@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from toolbus.bus.calls.call_records import CallRecords, RecordFilter
-from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.calls.call_records import RecordFilter
+from toolbus.bus.core import Core
 from toolbus.bus.operators.grants import TOOLS, Grants
 from toolbus.bus.operators.introspection import Introspection
-from toolbus.bus.streams.presence import Presence
 from toolbus.errors import ToolBusError
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
@@ -39,57 +36,26 @@ class AdminTools:
     """Operators' tools of one bus.
 
     Args:
-        stop: starts the end of the whole bus; called after the drain has been answered.
-        changed: told when a role came or went, so that watchers hear of it.
-        rights: where rules are changed.
-        dropin_address: opens the way in for sandboxed tools where it is not open yet, and says where it is.
+        grants: where rules are changed.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        presence: Presence,
-        records: CallRecords,
-        view: CatalogView,
-        *,
-        stop: Callable[[], None],
-        changed: Callable[[], None],
-        grants: Grants,
-        dropin_address: Callable[[int], Awaitable[str]],
-    ) -> None:
-        self._registry = registry
-        self._presence = presence
-        self._records = records
-        self._view = view
-        self._stop = stop
-        self._changed = changed
+    def __init__(self, core: Core, grants: Grants) -> None:
+        self._core = core
+        self._registry = core.registry
+        self._presence = core.presence
+        self._records = core.records
+        self._view = core.view
+        self._changed = core.signals.catalog_changed
         self._grants = grants
-        self._dropin_address = dropin_address
-        self._introspection = Introspection(presence, records, view)
+        self._introspection = Introspection(core.presence, core.records, core.view)
         self._indexes = IndexCache()
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
-            *(self.drain, self.calls, self.stats, self.role_add, self.role_remove, self.dropin_address),
+            *(self.drain, self.calls, self.stats, self.role_add, self.role_remove),
             *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._introspection.this_bus),
         ]
-
-    def offers(
-        self, tasks: Iterable[Callable[..., Any]], groups: Iterable[str]
-    ) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """Yields what the bus offers itself, with its source: to operators all of it, to models what is in groups.
-
-        Args:
-            tasks: the tools for tasks.
-            groups: ``tasks``, ``search``.
-        """
-        by_group = {"tasks": [*tasks], "search": [self.search_tools]}
-        for method in (*self.tools(), *by_group["tasks"]):
-            yield BUS_SOURCE, method
-        for group in groups:
-            for method in by_group[group]:
-                yield f"{BUS_SOURCE}.{group}", method
 
     @llm_tool(description="Asks a source's sessions to finish their calls and leave; without a source, the whole bus.")
     async def drain(self, source: str = "", grace_seconds: float = DRAIN_SECONDS) -> dict[str, Any]:
@@ -97,7 +63,7 @@ class AdminTools:
         if source:
             return {"source": source, "sessions": self._presence.drain_source(source, grace_seconds, time.monotonic())}
         sessions = len(self._presence.sessions)
-        asyncio.get_running_loop().call_soon(self._stop)
+        asyncio.get_running_loop().call_soon(self._core.request_stop)  # after this call has been answered
         return {"source": "", "sessions": sessions}
 
     @llm_tool(description="The newest calls, newest first, or with `since` those after a number, oldest first.")
@@ -209,17 +175,6 @@ class AdminTools:
         if not known:
             said["note"] = f"no source {source!r} is here now: it will not be able to offer tools when it comes"
         return said
-
-    @llm_tool(
-        description="Where sandboxed tools attach: a port that takes guarded sources only; it opens when asked for."
-    )
-    async def dropin_address(self, port: int = 0) -> str:
-        """Says where.
-
-        Args:
-            port: which one to open, where it is free and none is open yet; 0: any.
-        """
-        return await self._dropin_address(port)
 
     @llm_tool(description="Which users may call what: tables of tools, roles and sources; which sources may not offer.")
     async def permissions(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Two things are permitted: users may call (rules by tool, role and source), and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -13,6 +13,7 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.operators.grants_file import GrantsFile
+from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest
 from toolbus.tool import is_source
@@ -21,29 +22,16 @@ TOOLS = "tools"  # the one right that a source may have or lack: to offer tools
 
 
 class Grants:
-    """The rules of one bus as operators change them.
-
-    Args:
-        changed: called when the catalog may have changed.
-        withdrawn: called when tools of any kind may have been withdrawn, so that they do not come back.
-    """
+    """The rules of one bus as operators change them."""
 
     def __init__(
-        self,
-        registry: Registry,
-        policy: Policy,
-        view: CatalogView,
-        presence: Presence,
-        *,
-        changed: Callable[[], None],
-        withdrawn: Callable[[], None],
+        self, registry: Registry, policy: Policy, view: CatalogView, presence: Presence, signals: Signals
     ) -> None:
         self._registry = registry
         self._policy = policy
         self._view = view
         self._presence = presence
-        self._changed = changed
-        self._withdrawn = withdrawn
+        self._signals = signals
         self._file: GrantsFile | None = None  # None: what is permitted ends with the bus
 
     def keep_in(self, directory: Path, rules: AccessRules) -> None:
@@ -74,7 +62,7 @@ class Grants:
             NotKept: it is in force, but could not be written down.
         """
         self._view.revise(lambda rules: rules.changed(kind, name, users))
-        self._changed()
+        self._signals.catalog_changed()
         if self._file is not None:
             self._file.keep(kind, name, None if users is None else list(users))
 
@@ -103,7 +91,7 @@ class Grants:
         self._check(source, right)
         changed = self._policy.deny(source, self._open_names(source))
         count = self._presence.right_changed(source, right, granted=False) if changed else 0
-        self._withdrawn()
+        self._signals.catalog_changed()  # so that withdrawn callback tools do not come back with a restart
         self._keep(source, True)
         return count
 

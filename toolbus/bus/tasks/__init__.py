@@ -1,6 +1,5 @@
 """Tasks: calls, and other work, that outlive their caller's patience. Their results are asked for later."""
 
-from toolbus.bus.tasks.background import LoopTasks
 from toolbus.bus.tasks.task import Status, Task, owner_of
 from toolbus.bus.tasks.task_caller import TaskCaller
 from toolbus.bus.tasks.task_manager import TaskManager
@@ -13,8 +12,7 @@ __all__ = [
     "Task",
     "Status",
     "TaskEvents",
-    # for the bus: what a dispatcher's calls become, who takes their results, whose they are, and the tools for models
-    "LoopTasks",
+    # for the bus: who takes the results of a dispatcher's calls, whose they are, and the tools for models
     "TaskCaller",
     "owner_of",
     "TaskTools",

@@ -17,6 +17,7 @@ import functools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,16 +41,15 @@ from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.bus.tasks.task_watchers import OnFinished, TaskEvents, TaskWatchers
 from toolbus.errors import SetupError
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Result
+from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
-    from toolbus.bus.calls.call import Call
+    from toolbus.bus.calls.call import Call, CancelCalls
 
 log = logging.getLogger("toolbus.tasks")
 
 SOFT_SECONDS = 10.0  # how long a caller waits before its call becomes a task
 DEFAULTS = TaskLimits()
-
-CancelCall = Callable[[TaskCaller, str], None]
 
 
 @dataclass(slots=True)
@@ -144,15 +144,13 @@ class TaskManager:
 
     # -- the two ways in -----------------------------------------------------------------------------------------
 
-    def adopt(
-        self, call: Call, now: float, cancel_call: CancelCall | None = None
-    ) -> tuple[TaskCaller, str, Result] | None:
+    def adopt(self, call: Call, now: float, cancel: CancelCalls | None = None) -> tuple[TaskCaller, str, Result] | None:
         """Takes over a running call.
 
         Args:
             now: by the clock of the dispatcher, as the call's times are.
-            cancel_call: takes the call back from its dispatcher, given its caller and its call_id there. It is called
-                on any thread, and perhaps when the call has ended. None: a cancelled task only lets go of it.
+            cancel: the `cancels` of the call's dispatcher, called on the loop that runs now, perhaps when the call has
+                ended. None, or no loop: a cancelled task only lets go of its call.
 
         Returns:
             The call's caller from now on, its call_id there, and what its caller so far is answered; None where there
@@ -162,9 +160,17 @@ class TaskManager:
         task = Task(new_id(), call.entry.name, owner_of_call(call), started)
         caller = TaskCaller(call.caller.source, call.caller.budget, self._ended_with)
 
+        try:
+            loop = weakref.ref(asyncio.get_running_loop())  # a program may end it long before the task
+        except RuntimeError:
+            loop = None
+
         def stop() -> None:
-            if cancel_call is not None:
-                cancel_call(caller, task.task_id)
+            here = loop() if loop is not None else None
+            if here is not None and cancel is not None:
+                message = pb.ToolCancel(call_id=task.task_id, reason="the task was cancelled")
+                with contextlib.suppress(RuntimeError):  # it is closed, and its calls have ended
+                    here.call_soon_threadsafe(lambda: cancel(caller, [message], time.monotonic()))
 
         if not self._begin(task, _Work(stop, caller)):
             return None

@@ -1,0 +1,58 @@
+"""Holds what every room of one bus shares: the catalog, the calls, the sessions, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from toolbus.bus.calls.call_records import CallRecords
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.config import Config
+from toolbus.bus.embedded import EmbeddedBus
+from toolbus.bus.room import Rooms
+from toolbus.bus.signals import Signals
+from toolbus.bus.streams.presence import Presence
+from toolbus.bus.tasks.task_manager import TaskManager
+from toolbus.limits import Limits, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The shared parts of one bus. A room reads and calls them; none is replaced while the bus lives.
+
+    Attributes:
+        registry: what is offered, by which source.
+        policy: who may offer and call what.
+        view: what each caller sees of the registry.
+        dispatcher: the calls in flight.
+        presence: the sessions of attached peers.
+        records: the newest calls.
+        tasks: calls that outlived their soft deadline.
+        local: the bus as its own process uses it.
+        signals: what changed, and who listens.
+        rooms: the rooms of this bus, this one included.
+        request_stop: asks for the end of the whole bus; whoever runs it drains and stops it.
+    """
+
+    config: Config
+    limits: Limits
+    timings: Timings
+    registry: Registry
+    policy: Policy
+    view: CatalogView
+    dispatcher: Dispatcher
+    presence: Presence
+    records: CallRecords
+    tasks: TaskManager
+    local: EmbeddedBus
+    signals: Signals
+    rooms: Rooms
+    request_stop: Callable[[], None]
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether the bus has started and is not draining."""
+        return self.local.loop is not None and not self.presence.draining

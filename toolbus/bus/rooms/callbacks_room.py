@@ -1,0 +1,72 @@
+"""Keeps the tools that were registered with a callback URL, by REST or by gRPC without a session.
+
+The room is light: what posts to callback URLs is loaded when the first such tool is registered or restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.core import Core
+from toolbus.bus.room import Room
+from toolbus.bus.storage.registration_store import RegistrationStore
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+if TYPE_CHECKING:
+    from toolbus.bus.gateway.registrations import Registrations
+
+
+class CallbacksRoom(Room):
+    """The callback tools of one bus, persisted in its data directory."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._store: RegistrationStore | None = None  # None: registrations end with the bus
+        self._registrations: Registrations | None = None  # None until there are any
+        core.signals.on_change(self._persist)
+
+    @property
+    def registrations(self) -> Registrations:
+        """The callback tools; they belong to the running loop."""
+        if self._registrations is None:
+            from toolbus.bus.gateway.registrations import Registrations
+
+            self._registrations = Registrations(self.core, self._store)
+            self._registrations.start()
+        return self._registrations
+
+    async def open(self) -> None:
+        """Locks the data directory and restores its registrations; offers at once what accepts a connection."""
+        if self.core.config.data_dir is None:
+            return
+        self._store = RegistrationStore(self.core.config.data_dir)
+        records = self._store.load()
+        if records:
+            await self.registrations.restore(records)
+
+    async def stop(self) -> None:
+        """Persists what is not persisted yet, and unlocks the data directory."""
+        try:
+            if self._registrations is not None:
+                await self._registrations.stop()
+        finally:
+            if self._store is not None:
+                self._store.close()
+
+    def serving(self, source: str) -> bool | None:
+        """Tells whether a callback URL of a source accepts connections; None where it has none."""
+        return None if self._registrations is None else self._registrations.serving(source)
+
+    def sources(self) -> Iterable[str]:
+        """Names the sources with callback tools."""
+        return () if self._registrations is None else self._registrations.sources
+
+    def register(self, request: wire.RegisterRequest) -> Sequence[Outcome]:
+        """Registers tools that come by gRPC without a session, all or none."""
+        return self.registrations.register_by_grpc(request)
+
+    def _persist(self) -> None:
+        if self._registrations is not None:
+            self._registrations.sync()

@@ -1,0 +1,84 @@
+"""Serves gRPC: the streams of plugins and hosts, health, and the clock by which the silence of peers is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.core import Core
+from toolbus.bus.room import Room
+from toolbus.bus.streams.grpc_server import ToolBusService
+from toolbus.bus.streams.guarded_service import UntrustedService
+from toolbus.bus.streams.health import SERVICE, Health
+from toolbus.bus.streams.listeners import Listeners
+from toolbus.functions.declaration import llm_tool
+from toolbus.functions.tool_spec import spec_of
+
+log = logging.getLogger("toolbus")
+
+
+class StreamsRoom(Room):
+    """The gRPC side of one bus."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.health = Health(lambda: core.takes_calls, core.rooms.serving, core.rooms.sources)
+        service = ToolBusService(core.dispatcher, core.presence, core.limits, core.rooms.register)
+        untrusted = UntrustedService(core.dispatcher, core.presence, core.limits, core.policy.is_untrusted)
+        self.listeners = Listeners(service, untrusted, self.health, core.limits, reflection=core.config.grpc_reflection)
+        self._ticking: asyncio.Task[None] | None = None  # None until started
+        core.local.offer(BUS_SOURCE, spec_of(self.dropin_address), qualified=True)
+        core.signals.on_source(self.health.source_changed)
+        core.signals.on_readiness(self._readiness_changed)
+        core.signals.on_notify(core.presence.tell_watchers)
+
+    @llm_tool(
+        description="Where sandboxed tools attach: a port that takes guarded sources only; it opens when asked for."
+    )
+    async def dropin_address(self, port: int = 0) -> str:
+        """Says where sandboxed tools attach.
+
+        Args:
+            port: which one to open, where it is free and none is open yet; 0: any.
+        """
+        return await self.listeners.untrusted_address(port)
+
+    async def start(self) -> None:
+        """Binds every address and serves.
+
+        Raises:
+            SetupError: an address is taken.
+        """
+        await self.listeners.start(self.core.config.grpc)
+        self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="toolbus tick")
+
+    async def stop(self) -> None:
+        """Stops listening; sessions have ended before."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        await self.listeners.stop()
+
+    def serving(self, source: str) -> bool | None:
+        """Tells whether a session of a source answers; None where none is known."""
+        return self.core.presence.serving(source)
+
+    def sources(self) -> Iterable[str]:
+        """Names the sources that are attached or in their grace period."""
+        return self.core.presence.known_sources()
+
+    def _readiness_changed(self) -> None:
+        self.health.changed("")
+        self.health.changed(SERVICE)
+
+    async def _tick(self) -> None:
+        presence = self.core.presence
+        while True:
+            await asyncio.sleep(self.core.timings.tick_seconds)
+            try:
+                presence.tick(time.monotonic())
+                presence.tell_watchers()  # those who were too slow the last time
+            except Exception:
+                log.exception("a fault of the bus while it judged the silence of peers")

@@ -1,0 +1,60 @@
+"""Offers the bus's tools to another host's main server, where the configuration names one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolbus.bus.callback_url import parse_callback_url
+from toolbus.bus.core import Core
+from toolbus.bus.room import Room
+from toolbus.bus.rooms.gateway_room import GatewayRoom
+from toolbus.errors import SetupError
+
+if TYPE_CHECKING:
+    from toolbus.bus.upstream.sync import Upstream
+
+
+class UpstreamRoom(Room):
+    """The upstream of one bus; it needs the gateway, where the main server calls our tools back."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._upstream: Upstream | None = None  # None where there is no upstream
+
+    async def open(self) -> None:
+        """Checks the address; nothing is sent yet.
+
+        Raises:
+            SetupError: it is this bus.
+        """
+        url = self.core.config.upstream
+        gateway = self.core.rooms.find(GatewayRoom)
+        if url is None or gateway is None or gateway.address is None:
+            return
+        if parse_callback_url(url).meets(gateway.own_url):
+            raise SetupError(f"upstream {url} is this bus: name the main server, or choose another port with --http")
+        from toolbus.bus.upstream.sync import Upstream
+
+        self._upstream = Upstream(
+            url,
+            self.core.registry,
+            self.core.view,
+            callback_base=gateway.own_url.url.rstrip("/"),
+            bus_id=self.core.config.bus_id,
+            changed=self.core.signals.watch,
+            on_warning=self.core.signals.catalog_changed,
+        )
+
+    async def start(self) -> None:
+        """Starts to offer; never waits for the other side."""
+        if self._upstream is not None:
+            await self._upstream.start()
+
+    async def drain(self) -> None:
+        """Takes everything back, while calls of the main server still find their tools."""
+        if self._upstream is not None:
+            await self._upstream.stop()
+
+    async def stop(self) -> None:
+        """Takes everything back, where `drain` has not done so."""
+        await self.drain()

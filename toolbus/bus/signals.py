@@ -1,0 +1,123 @@
+"""Tells the rooms of a bus what changed: the catalog, the health of a source, whether the bus takes calls.
+
+A change of the catalog reaches two kinds of listeners: those who must see each change at once, on the bus's loop, and
+watchers, who get what changed as one step, at most once in `Timings.watch_seconds`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.changes import CatalogChanges
+from toolbus.bus.catalog.registry import Registry
+
+
+class Signals:
+    """The changes of one bus. `catalog_changed` may be called from any thread, all else on the bus's loop.
+
+    Args:
+        watch_seconds: how often watchers are notified at most.
+    """
+
+    def __init__(self, registry: Registry, view: CatalogView, watch_seconds: float) -> None:
+        self._registry = registry
+        self._view = view
+        self._watch_seconds = watch_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None  # None until started
+        self._thread = 0  # the loop's, by its identity; 0 until started
+        self._timer: asyncio.TimerHandle | None = None  # the next notification of watchers
+        self._notified_at = 0.0  # when watchers were last notified, by the loop's clock
+        self._on_change: list[Callable[[], object]] = []
+        self._on_notify: list[Callable[[], object]] = []
+        self._on_source: list[Callable[[str], object]] = []
+        self._on_readiness: list[Callable[[], object]] = []
+        self._watchers: set[asyncio.Event] = set()
+        self.closed = False  # whether watchers are to end
+
+    @property
+    def watching(self) -> int:
+        """How many watchers there are."""
+        return len(self._watchers)
+
+    def on_change(self, listener: Callable[[], object]) -> None:
+        """Calls a listener at once after every change of the catalog."""
+        self._on_change.append(listener)
+
+    def on_notify(self, listener: Callable[[], object]) -> None:
+        """Calls a listener when watchers are to be notified."""
+        self._on_notify.append(listener)
+
+    def on_source(self, listener: Callable[[str], object]) -> None:
+        """Calls a listener with each source whose health may have changed."""
+        self._on_source.append(listener)
+
+    def on_readiness(self, listener: Callable[[], object]) -> None:
+        """Calls a listener when the bus begins or ceases to take calls."""
+        self._on_readiness.append(listener)
+
+    def start(self) -> None:
+        """Belongs to the running loop from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def close(self) -> None:
+        """Ends every watcher; nothing is notified any more."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for event in self._watchers:
+            event.set()
+
+    def source_changed(self, source: str) -> None:
+        """Says that the health of a source may have changed."""
+        for listener in self._on_source:
+            listener(source)
+
+    def readiness_changed(self) -> None:
+        """Says that the bus began or ceased to take calls."""
+        for listener in self._on_readiness:
+            listener()
+
+    def catalog_changed(self) -> None:
+        """Says that the catalog changed; from any thread."""
+        if self._loop is not None and threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.catalog_changed)
+            return
+        for listener in self._on_change:
+            listener()
+        if self._loop is None or self._timer is not None or self.closed:
+            return
+        wait = max(0.0, self._notified_at + self._watch_seconds - self._loop.time())
+        self._timer = self._loop.call_later(wait, self._notify)
+
+    def _notify(self) -> None:
+        assert self._loop is not None  # the timer is of this loop
+        self._timer = None
+        self._notified_at = self._loop.time()
+        for listener in self._on_notify:
+            listener()
+        for event in self._watchers:
+            event.set()
+
+    async def watch(self, since: int = -1) -> AsyncIterator[CatalogChanges]:
+        """Yields the whole catalog first, then what changes, until the bus stops.
+
+        Args:
+            since: the revision that is known already; only what changed after it is yielded, if that is still known.
+        """
+        event = asyncio.Event()
+        self._watchers.add(event)
+        revision = since
+        try:
+            while not self.closed:
+                event.clear()
+                if self._registry.revision != revision:
+                    changes = self._view.since(revision)
+                    revision = changes.revision
+                    yield changes
+                await event.wait()
+        finally:
+            self._watchers.discard(event)
