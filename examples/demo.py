@@ -206,7 +206,7 @@ async def main() -> int:
 
     def signalled() -> None:
         if told.is_set():
-            children.hurry()
+            children.kill()
         told.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -6,40 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
-import toolbus
-
-
-class Lifeline:
-    """Ends the processes of a run whose own process was killed: `toolbus.processes.lifeline` reads them from a pipe."""
-
-    def __init__(self) -> None:
-        program = Path(toolbus.__file__).with_name("processes") / "lifeline.py"
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program)], stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None  # a pipe
-        self._process.stdin.close()
-        self._process.wait()
-
-    def note(self, line: str) -> None:
-        """Says that a group of processes begins (``+ID``) or is over (``-ID``)."""
-        assert self._process.stdin is not None  # a pipe
-        self._process.stdin.write(f"{line}\n".encode())
+from toolbus.processes.lifeline import Lifeline
 
 
 class Actor:
@@ -95,7 +67,7 @@ class Actor:
             )
         self._told = False
         self.generation += 1
-        self._lifeline.note(f"+{self.pid}")
+        self._lifeline.add(self.pid)
 
     def kill(self) -> int:
         """Ends it with SIGKILL and waits for that; returns the id of the process."""
@@ -138,4 +110,4 @@ class Actor:
     def _over(self) -> None:
         if self._process is not None:
             self._process.wait()
-            self._lifeline.note(f"-{self.pid}")
+            self._lifeline.remove(self.pid)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 
-from lab.chaos.actor import Lifeline
 from lab.chaos.cast import BUS, Kind, Part, tools
 from lab.chaos.checks import Verdict, judge
 from lab.chaos.evidence import Evidence
@@ -21,6 +20,7 @@ from lab.chaos.scene import Scene
 from lab.chaos.schedule import Event, Round
 from lab.chaos.watcher import Watcher
 from lab.chaos.work import CALLS
+from toolbus.processes.lifeline import Lifeline
 
 START_SECONDS = 30.0
 SETTLE_SECONDS = 15.0  # after the last disturbance, until the catalog is what is alive

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.chaos.actor import Actor, Lifeline
+from lab.chaos.actor import Actor
 from lab.chaos.cast import BUS, Kind, Part, tools
 from lab.chaos.line import Line
 from lab.chaos.schedule import Act, Event
 from tests.support.processes import environment
+from toolbus.processes.lifeline import Lifeline
 
 HERE = Path(__file__).parent
 CHILD_MODULE = "toolbus.dropin.group_process"

@@ -65,10 +65,10 @@ def _options() -> argparse.Namespace:
 
 
 async def _play(name: str, seconds: float) -> tuple[list[Verdict], Seen]:
-    from lab.chaos.actor import Lifeline
     from lab.overload import judge, slow_reader
     from lab.overload.parts import PARTS, Plan, play
     from lab.overload.stage import Scene
+    from toolbus.processes.lifeline import Lifeline
 
     with Lifeline() as lifeline, Scene(lifeline) as stage:
         if name in READERS:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from lab.benchmarks.cells import Cell
 from lab.benchmarks.children import Child, ChildFailed, Nursery, address, environment, grpc_address
-from lab.chaos.actor import Lifeline
 from lab.overload.load import Answers, Schedule, read_numbers
 from lab.overload.pace import BEGIN, LATE, LEFT_SECONDS
 from lab.overload.watch import Watch, stretched, turns
+from toolbus.processes.lifeline import Lifeline
 
 HEAD_START = 0.5  # from the word to begin until the first call is due
 MEASURE_SECONDS = 1.5
@@ -36,7 +36,7 @@ class Guarded(Nursery):
     def start(self, name: str, command: Sequence[str], cwd: str | None = None, **more: str) -> Child:
         """Starts a process."""
         child = super().start(name, command, cwd, **more)
-        self._lifeline.note(f"+{child.pid}")
+        self._lifeline.add(child.pid)
         return child
 
 

@@ -12,12 +12,13 @@ import httpx
 import psutil
 
 from lab.benchmarks.children import GRPC_SWITCH, address
-from lab.chaos.actor import Actor, Lifeline
+from lab.chaos.actor import Actor
 from lab.soak import plugin
 from lab.soak.sample import Looker, Record, Sample
 from lab.soak.verdict import left
 from tests.support.processes import environment
 from toolbus.errors import ToolBusError
+from toolbus.processes.lifeline import Lifeline
 from toolbus.sdk import SyncHost
 
 START_SECONDS = 30.0

@@ -26,7 +26,7 @@ from tests.support.processes import environment
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
 from toolbus.functions.threads import LoopThread
-from toolbus.processes.supervisor import PluginReport
+from toolbus.processes.supervised_plugin import PluginReport
 from toolbus.sdk import CallContext
 from toolbus.v1 import tool_pb2 as pb
 

@@ -11,7 +11,8 @@ import pytest
 from tests.support.processes import alive, until
 from tests.support.tool_folders import offered, slow, tool
 from toolbus.dropin.group_supervisor import FolderTimings
-from toolbus.processes.supervisor import Happened, Restarts
+from toolbus.processes.supervised_plugin import ReportKind
+from toolbus.processes.supervisor import RestartPolicy
 from toolbus.sdk import Host
 from toolbus.testing import running_bus
 
@@ -92,7 +93,7 @@ async def test_a_file_that_hangs_is_skipped_and_the_others_are_offered(tmp_path:
 
 async def test_a_file_that_hangs_in_native_code_is_skipped_too_and_operators_see_why(tmp_path: Path) -> None:
     timings = FolderTimings(file_seconds=0.5)
-    async with offered(tmp_path, restarts=Restarts(wanted=False), timings=timings) as folder:
+    async with offered(tmp_path, restarts=RestartPolicy(enabled=False), timings=timings) as folder:
         folder.write(a="import re\nre.match('(a+)+$', 'a' * 64 + 'b')\n", b=tool("two", "2"))
         await folder.lists(("two", "2"))
         async with Host(folder.bus.grpc_addresses[0]) as host:
@@ -148,12 +149,12 @@ async def test_many_files_at_once_are_one_start(tmp_path: Path) -> None:
         (tmp_path / f"f{number:03}.py").write_text(tool(f"t{number:03}", str(number)))
     async with offered(tmp_path) as folder:
         await folder.lists(*((f"t{number:03}", str(number)) for number in range(200)))
-        assert folder.count(Happened.STARTED) == 1
+        assert folder.count(ReportKind.STARTED) == 1
         for number in range(200):
             (tmp_path / f"f{number:03}.py").write_text(tool(f"t{number:03}", "x"))
         await folder.lists(*((f"t{number:03}", "x") for number in range(200)))
         await folder.says(r"dropin#\d+ ended")
-        assert folder.count(Happened.STARTED) <= 3
+        assert folder.count(ReportKind.STARTED) <= 3
         assert await folder.says("offers t000, t001,.* 180 more")
 
 
@@ -169,7 +170,7 @@ async def test_what_changes_nothing_that_is_run_starts_nothing(tmp_path: Path) -
         (tmp_path / "a.py.tmp").write_text(tool("one", "2"))
         os.replace(tmp_path / "a.py.tmp", tmp_path / "a.py")  # as many editors save
         await folder.lists(("one", "2"))
-        assert folder.count(Happened.STARTED) == 2
+        assert folder.count(ReportKind.STARTED) == 2
 
 
 async def test_a_folder_that_is_deleted_and_made_again_is_followed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.processes import alive, until
 from tests.support.tool_folders import SECONDS, Offered, offered, tool
 from toolbus.cli.serve_command import _log_report
 from toolbus.dropin.group_supervisor import FolderTimings
-from toolbus.processes.supervisor import Happened, PluginReport
+from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 from toolbus.sdk import Host
 
 REFUSED = """
@@ -52,8 +52,8 @@ async def test_a_file_whose_tool_the_bus_refuses_is_skipped_and_the_others_are_o
             "b.py: the bus refuses its tools:",
             "c.py: the bus refuses its tools:",
         }
-        assert folder.count(Happened.GIVEN_UP) == 0
-        assert folder.count(Happened.DIED) == 0
+        assert folder.count(ReportKind.GIVEN_UP) == 0
+        assert folder.count(ReportKind.DIED) == 0
         folder.write(b=tool("fine", "now"))
         await folder.lists(("one", "1"), ("four", "4"), ("fine", "now"))
 
@@ -193,9 +193,7 @@ async def test_operators_are_told_what_no_process_of_the_tools_can_tell(tmp_path
 async def test_operators_are_told_of_a_process_that_was_given_up_until_its_file_is_corrected(tmp_path: Path) -> None:
     async with offered(tmp_path) as folder:
         folder.write(a="import os\nos._exit(3)\n")
-        await notices(
-            folder, "a.py: dropin#1 died 3 times within 30 s, the last time with exit code 3: given up: correct"
-        )
+        await notices(folder, "a.py: dropin#1 died 3 times within 30 s, the last time with exit code 3 (a crash loop")
         folder.write(a=tool("one", "1"))
         await folder.lists(("one", "1"))
         await notices(folder)
@@ -237,12 +235,12 @@ TOOL_NAME = "one"
 @pytest.mark.parametrize(
     ("happened", "level"),
     [
-        *((Happened.DIED, logging.WARNING), (Happened.GIVEN_UP, logging.WARNING)),
-        *((Happened.STARTED, logging.INFO), (Happened.OFFERED, logging.INFO), (Happened.ENDED, logging.INFO)),
+        *((ReportKind.DIED, logging.WARNING), (ReportKind.GIVEN_UP, logging.WARNING)),
+        *((ReportKind.STARTED, logging.INFO), (ReportKind.OFFERED, logging.INFO), (ReportKind.ENDED, logging.INFO)),
     ],
 )
 def test_what_needs_somebody_is_a_warning_in_the_log_of_the_bus(
-    happened: Happened, level: int, caplog: pytest.LogCaptureFixture
+    happened: ReportKind, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         _log_report(PluginReport("dropin#1", happened, "so it is"))

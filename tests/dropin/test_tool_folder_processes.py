@@ -13,7 +13,8 @@ from tests.support.processes import alive, environment, until
 from tests.support.tool_folders import DIES, QUICK, offered, slow, tool
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.errors import Code, NotPermitted
-from toolbus.processes.supervisor import Happened, Restarts
+from toolbus.processes.supervised_plugin import ReportKind
+from toolbus.processes.supervisor import RestartPolicy
 from toolbus.sdk import Plugin
 
 BURNS = """
@@ -295,13 +296,13 @@ async def test_no_code_of_a_file_runs_on_the_main_thread(tmp_path: Path) -> None
 
 
 async def test_who_has_the_source_already_is_waited_for(tmp_path: Path) -> None:
-    async with offered(tmp_path, restarts=Restarts()) as folder:
+    async with offered(tmp_path, restarts=RestartPolicy()) as folder:
         other = Plugin("dropin", address=folder.bus.grpc_addresses[0], token="another")
         async with other:
             await other.ready()
             folder.write(a=tool("one", "1"))
             await folder.says(r"bound to a token.*\(it tries again in 10 s\)")
-            assert folder.count(Happened.GIVEN_UP) == 0
+            assert folder.count(ReportKind.GIVEN_UP) == 0
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[]", "{}", '{"event": "loaded"}', "[" * 60_000, "\\xff\\xfe"])

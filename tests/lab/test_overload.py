@@ -22,7 +22,6 @@ import psutil
 import pytest
 
 from lab.benchmarks.plot import svg
-from lab.chaos.actor import Lifeline
 from lab.overload import judge, slow_reader
 from lab.overload.load import NEVER_SENT, OK, UNANSWERED, Answer, Answers, Phase, Schedule, quantile, read_schedule
 from lab.overload.pace import Pace, options_of
@@ -35,6 +34,7 @@ from tests.faults.raw_peer import PATIENCE
 from tests.support.processes import ROOT, alive, environment, until
 from toolbus.errors import Code
 from toolbus.functions.call_options import CallOptions
+from toolbus.processes.lifeline import Lifeline
 from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, OutgoingCall, OutgoingCalls
 from toolbus.testing import running_bus
 from toolbus.tool import Limits

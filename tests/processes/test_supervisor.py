@@ -1,4 +1,4 @@
-"""Plugin files as processes: what is started again, what is given up, and that nothing is left behind."""
+"""Plugin files as processes: which are restarted, which are given up, and that nothing outlives the supervisor."""
 
 import asyncio
 import json
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Running, alive, environment, toolbus, until
-from toolbus.processes.supervisor import Command, Happened, PluginReport, Restarts, Supervisor, ending, plugin_names
+from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind, describe_exit
+from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
 
 TOOL = """
 import os, subprocess, sys
@@ -27,7 +28,7 @@ STUBBORN = (
     'print("child", subprocess.Popen(["sleep", "60"]).pid, "of", os.getpid())\ntime.sleep(60)\n'
 )
 DIES = 'import os\nprint("going", flush=True)\nos._exit(3)\n'
-QUICK = Restarts(first_seconds=0.01, deaths=3)
+QUICK = RestartPolicy(backoff_seconds=0.01, max_deaths=3)
 
 
 def _file(folder: Path, name: str, text: str) -> Path:
@@ -45,33 +46,34 @@ def _pids(running: Running) -> list[int]:
     return [int(found[1]), int(found[2])]
 
 
-def _supervisor(files: list[Path], emit: Callable[[PluginReport], None], restarts: Restarts = QUICK) -> Supervisor:
+def _supervisor(files: list[Path], emit: Callable[[PluginReport], None], restarts: RestartPolicy = QUICK) -> Supervisor:
     supervisor = Supervisor(emit, restarts=restarts)
     for name, file in zip(plugin_names(files), files, strict=True):
         supervisor.add(name, Command.of_file(file, environment({})))
     return supervisor
 
 
-async def _run(files: list[Path], restarts: Restarts = QUICK) -> tuple[bool, list[PluginReport]]:
+async def _run(files: list[Path], restarts: RestartPolicy = QUICK) -> tuple[bool, list[PluginReport]]:
     reports: list[PluginReport] = []
     supervisor = _supervisor(files, reports.append, restarts)
     async with asyncio.timeout(20):
         return await supervisor.run(), reports
 
 
-def _of(reports: list[PluginReport], happened: Happened) -> list[str]:
-    return [report.text for report in reports if report.happened is happened]
+def _texts(reports: list[PluginReport], kind: ReportKind) -> list[str]:
+    return [report.text for report in reports if report.kind is kind]
 
 
-async def test_a_plugin_that_dies_too_often_is_given_up(tmp_path: Path) -> None:
+async def test_a_plugin_in_a_crash_loop_is_given_up(tmp_path: Path) -> None:
     well, reports = await _run([_file(tmp_path, "dies", DIES)])
     assert not well
-    assert len(_of(reports, Happened.STARTED)) == 3
-    assert [text.split(":")[0] for text in _of(reports, Happened.DIED)] == ["died (exit code 3)"] * 2
-    assert _of(reports, Happened.GIVEN_UP) == [
-        "died 3 times within 30 s, the last time with exit code 3: given up: correct it and run it again"
+    assert len(_texts(reports, ReportKind.STARTED)) == 3
+    assert [text.split(":")[0] for text in _texts(reports, ReportKind.DIED)] == ["died (exit code 3)"] * 2
+    assert _texts(reports, ReportKind.GIVEN_UP) == [
+        "died 3 times within 30 s, the last time with exit code 3 (a crash loop, so it is given up): correct it and "
+        "run it again"
     ]
-    assert _of(reports, Happened.OUTPUT) == ["going"] * 3
+    assert _texts(reports, ReportKind.OUTPUT) == ["going"] * 3
 
 
 @pytest.mark.parametrize(
@@ -85,19 +87,19 @@ async def test_a_plugin_that_dies_too_often_is_given_up(tmp_path: Path) -> None:
 async def test_a_file_that_cannot_start_is_given_up_at_once(tmp_path: Path, text: str, words: str) -> None:
     well, reports = await _run([_file(tmp_path, "broken", text)])
     assert not well
-    assert len(_of(reports, Happened.STARTED)) == 1
-    assert any(words in line for line in _of(reports, Happened.OUTPUT))
-    assert "cannot start" in _of(reports, Happened.GIVEN_UP)[0]
+    assert len(_texts(reports, ReportKind.STARTED)) == 1
+    assert any(words in line for line in _texts(reports, ReportKind.OUTPUT))
+    assert "cannot start" in _texts(reports, ReportKind.GIVEN_UP)[0]
 
 
-async def test_a_plugin_that_wants_to_end_is_not_started_again(tmp_path: Path) -> None:
+async def test_a_plugin_that_ends_with_exit_code_0_is_not_restarted(tmp_path: Path) -> None:
     well, reports = await _run([_file(tmp_path, "done", "import os\nos._exit(0)\n")])
     assert well
-    assert _of(reports, Happened.ENDED) == ["ended (exit code 0)"]
-    assert len(_of(reports, Happened.STARTED)) == 1
+    assert _texts(reports, ReportKind.ENDED) == ["ended (exit code 0)"]
+    assert len(_texts(reports, ReportKind.STARTED)) == 1
 
 
-async def test_lines_without_an_end_or_of_any_length_come_out(tmp_path: Path) -> None:
+async def test_output_of_any_length_is_passed_on_also_without_a_line_end(tmp_path: Path) -> None:
     text = (
         'import os, sys\nsys.stdout.write("x" * 200_000 + "\\nend")\nsys.stdout.flush()\n'
         'os.write(2, b"\\xff\\n")\nos._exit(0)\n'
@@ -108,21 +110,21 @@ async def test_lines_without_an_end_or_of_any_length_come_out(tmp_path: Path) ->
     assert [report.text for report in reports if report.stream == "stderr"] == ["\N{REPLACEMENT CHARACTER}"]
 
 
-async def test_what_escapes_the_group_but_holds_the_output_does_not_hold_the_supervisor(tmp_path: Path) -> None:
+async def test_a_child_that_left_the_group_and_holds_the_output_does_not_block_the_supervisor(tmp_path: Path) -> None:
     text = (
         "import os, subprocess\n"
         'print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)\nos._exit(0)\n'
     )
     well, reports = await _run([_file(tmp_path, "escape", text)])
     assert well
-    os.kill(int(_of(reports, Happened.OUTPUT)[0]), signal.SIGKILL)
+    os.kill(int(_texts(reports, ReportKind.OUTPUT)[0]), signal.SIGKILL)
 
 
-async def test_an_error_in_emit_ends_everything_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_an_error_in_emit_ends_everything_and_leaves_no_process(tmp_path: Path) -> None:
     pids: list[int] = []
 
     def emit(report: PluginReport) -> None:
-        if report.happened is Happened.STARTED:
+        if report.kind is ReportKind.STARTED:
             pids.append(int(re.findall(r"\d+", report.text)[0]))
             raise BrokenPipeError
 
@@ -137,11 +139,12 @@ def test_plugins_are_named_after_their_files() -> None:
     assert plugin_names(files) == ["x", "a/y", "b/y", "b/y#2"]
 
 
-def test_an_end_is_said_in_words() -> None:
-    assert [ending(code) for code in (0, 3, -9, -64 - 200)] == ["exit code 0", "exit code 3", "SIGKILL", "signal 264"]
+def test_an_exit_code_is_described_in_words() -> None:
+    texts = ["exit code 0", "exit code 3", "SIGKILL", "signal 264"]
+    assert [describe_exit(code) for code in (0, 3, -9, -64 - 200)] == texts
 
 
-def test_a_killed_plugin_is_started_again_and_the_others_do_not_notice(tmp_path: Path) -> None:
+def test_a_killed_plugin_is_restarted_and_the_others_go_on(tmp_path: Path) -> None:
     files = [_file(tmp_path, "one", GOOD), _file(tmp_path, "two", GOOD)]
     with Running(tmp_path, "run", *files) as running:
         running.says("one | up")
@@ -149,7 +152,7 @@ def test_a_killed_plugin_is_started_again_and_the_others_do_not_notice(tmp_path:
         os.kill(int(re.findall(r"one \* started \(pid (\d+)", running.err)[0]), signal.SIGKILL)
         until(lambda: running.out.count("one | up") == 2, "the second start")
         assert running.out.count("two | up") == 1
-        assert "one * died (SIGKILL): starting it again in 0." in running.err
+        assert "one * died (SIGKILL): restarting in 0." in running.err
         running.send(signal.SIGTERM)
         assert running.code() == 0
 
@@ -215,7 +218,7 @@ def test_the_kernel_ends_the_leader_where_the_lifeline_is_gone_too(tmp_path: Pat
         until(lambda: not alive(pid), "the end of the plugin")
 
 
-def test_output_comes_out_with_the_plugins_name_where_it_belongs(tmp_path: Path) -> None:
+def test_output_is_prefixed_with_the_plugins_name_on_its_own_stream(tmp_path: Path) -> None:
     text = 'import os, sys\nprint("to out")\nprint("to err", file=sys.stderr)\nsys.stdout.flush()\nos._exit(0)\n'
     ended = toolbus("run", _file(tmp_path, "talks", text))
     assert ended.returncode == 0
@@ -233,18 +236,18 @@ def test_json_lines_carry_output_and_events(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
-def test_once_means_that_nothing_is_started_again(tmp_path: Path) -> None:
+def test_with_once_no_plugin_is_restarted(tmp_path: Path) -> None:
     ended = toolbus("run", "--once", _file(tmp_path, "dies", DIES))
     assert ended.returncode == 1
     assert ended.stdout == "dies | going\n"
 
 
-def test_the_plugin_is_told_where_the_bus_is(tmp_path: Path) -> None:
+def test_the_plugin_gets_the_address_of_the_bus(tmp_path: Path) -> None:
     file = _file(tmp_path, "asks", "import os\nprint(os.environ['TOOLBUS_ADDRESS'], flush=True)\nos._exit(0)\n")
     assert toolbus("run", file, "--bus", "127.0.0.1:7").stdout == "asks | 127.0.0.1:7\n"
 
 
-def test_what_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_file_that_does_not_exist_is_wrong_usage(tmp_path: Path) -> None:
     ended = toolbus("run", tmp_path / "nothing.py")
     assert ended.returncode == 2
     assert "does not exist" in ended.stderr

@@ -12,11 +12,12 @@ from typing import Any
 from tests.support.processes import environment
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
-from toolbus.processes.supervisor import Happened, PluginReport, Restarts
+from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+from toolbus.processes.supervisor import RestartPolicy
 from toolbus.testing import running_bus
 
 SECONDS = 15.0
-QUICK = Restarts(first_seconds=0.01, deaths=3)
+QUICK = RestartPolicy(backoff_seconds=0.01, max_deaths=3)
 DIES = """
 import os
 register_tool(name="dies", execute=lambda args, env: os._exit(args["code"]), definition={"description": "-"})
@@ -62,7 +63,7 @@ class Offered:
 
     @property
     def text(self) -> str:
-        return "\n".join(f"{report.plugin} {report.happened.value} {report.text}" for report in self.reports)
+        return "\n".join(f"{report.plugin} {report.kind.value} {report.text}" for report in self.reports)
 
     def write(self, **files: str) -> None:
         for stem, text in files.items():
@@ -104,8 +105,8 @@ class Offered:
         """The processes that were started so far."""
         return [int(pid) for pid in await self.says(r"started \(pid (\d+)", count)]
 
-    def count(self, happened: Happened) -> int:
-        return sum(report.happened is happened for report in self.reports)
+    def count(self, happened: ReportKind) -> int:
+        return sum(report.kind is happened for report in self.reports)
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """The output of a tool, or the error of its call."""

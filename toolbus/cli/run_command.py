@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from toolbus.dropin.tool_folder import ToolFolder
-    from toolbus.processes.supervisor import PluginReport
+    from toolbus.processes.supervised_plugin import PluginReport
 
 MANUAL = manual(
     (
@@ -32,9 +32,9 @@ MANUAL = manual(
         "toolbus run tools/",
     ),
     """
-    Each file is a process of its own; what it prints comes out with its name. One that dies is started again, after a
-    pause that doubles from 0.25 s to 30 s; one that dies 5 times within 30 s, or cannot start, is given up, and the
-    others go on. A plugin that ends by itself with exit code 0 is done.
+    Each file is a process of its own; what it prints comes out with its name. One that dies is restarted after a
+    backoff that doubles from 0.25 s to 30 s; one that dies 5 times within 30 s (a crash loop) or cannot start is given
+    up, and the others go on. A plugin that ends by itself with exit code 0 is done.
 
     A folder holds drop-in tools: files with a function each, run in sandboxed processes. Adding, changing or removing
     a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a file may
@@ -71,10 +71,11 @@ def run(
     folder = _folder(files)
     address = check_shape(bus)
     from toolbus.dropin.tool_folder import ToolFolder
-    from toolbus.processes.supervisor import Command, Restarts, Supervisor, plugin_names
+    from toolbus.processes.supervised_plugin import Command
+    from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
 
     emit = _say_json if as_json else _Prefixed()
-    how: dict[str, Any] = {"restarts": Restarts(wanted=not once), "stop_seconds": stop_seconds}
+    how: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
     plugins: Supervisor | ToolFolder
     if folder is None:
         plugins = Supervisor(emit, **how)
@@ -108,12 +109,12 @@ async def _following_address(bus: str, folder: ToolFolder, emit: Callable[[Plugi
     """Gives a folder the bus's address for drop-in tools, whenever it changes, and reports connection problems."""
     from toolbus.dropin.dropin_address import follow_dropin_address
     from toolbus.dropin.group_supervisor import FOLDER_NAME
-    from toolbus.processes.supervisor import Happened, PluginReport
+    from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 
     loop = asyncio.get_running_loop()
 
     def report(text: str) -> None:
-        emit(PluginReport(FOLDER_NAME, Happened.OUTPUT, text, "stderr"))
+        emit(PluginReport(FOLDER_NAME, ReportKind.OUTPUT, text, "stderr"))
 
     class ReportHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -162,7 +163,7 @@ class _Prefixed:
 
 
 def _say_json(report: PluginReport) -> None:
-    event: dict[str, str] = {"plugin": report.plugin, "event": report.happened.value}
+    event: dict[str, str] = {"plugin": report.plugin, "event": report.kind.value}
     if report.stream:
         event["stream"] = report.stream
     terminal.say_json({**event, "text": report.text}, line=True)

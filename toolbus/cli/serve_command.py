@@ -23,7 +23,7 @@ from toolbus.cli.help_text import manual
 if TYPE_CHECKING:
     from toolbus.bus import Bus
     from toolbus.bus.config import Config, ServeSettings
-    from toolbus.processes.supervisor import PluginReport
+    from toolbus.processes.supervised_plugin import PluginReport
 
 MANUAL = manual(
     (
@@ -239,9 +239,9 @@ def _log_fault(tools: asyncio.Task[bool]) -> None:
 
 def _log_report(report: PluginReport) -> None:
     """Logs what a process says, a line of its own log at the level that it has there."""
-    from toolbus.processes.supervisor import Happened
+    from toolbus.processes.supervised_plugin import ReportKind
 
-    bad = report.stream == "stderr" or report.happened in (Happened.DIED, Happened.GIVEN_UP)
+    bad = report.stream == "stderr" or report.kind in (ReportKind.DIED, ReportKind.GIVEN_UP)
     level, text = logging.WARNING if bad else logging.INFO, report.text
     named, _, rest = text.partition(" ")
     if report.stream == "stderr" and rest and named in _LEVELS:

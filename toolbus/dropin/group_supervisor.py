@@ -20,7 +20,8 @@ from toolbus.dropin.group_process import ProcessPlan
 from toolbus.dropin.sandbox import clean_environment
 from toolbus.dropin.source_state import GroupProcess, Source, SourcePlan
 from toolbus.errors import SetupError
-from toolbus.processes.supervisor import Command, Happened, PluginReport, Restarts, Supervisor
+from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
+from toolbus.processes.supervisor import RestartPolicy, Supervisor
 from toolbus.text import parse_json, shorten
 from toolbus.tool import MAX_TIMEOUT_SECONDS, MIB
 from toolbus.tool import NAME as NAME_RULE
@@ -70,7 +71,7 @@ class GroupSupervisor:
         emit: Callable[[PluginReport], None],
         changed: Callable[[], None],
         *,
-        restarts: Restarts | None,
+        restarts: RestartPolicy | None,
         stop_seconds: float,
         timings: FolderTimings,
     ) -> None:
@@ -136,14 +137,14 @@ class GroupSupervisor:
         async with self._turn:
             if process is not None:
                 self._processes.pop(process.name, None)
-                self._supervisor.retire(process.name, self.timings.finish_seconds)
+                self._supervisor.remove(process.name, self.timings.finish_seconds)
 
     def end(self, process: GroupProcess) -> None:
         """Ends a process that offers nothing."""
         process.ended = True
         process.ready.set()
         self._processes.pop(process.name, None)
-        self._supervisor.retire(process.name)
+        self._supervisor.remove(process.name)
 
     async def kill_frozen(self) -> None:
         """Kills processes that send no heartbeat, to be restarted: stopped ones, and those that hang in native code."""
@@ -165,7 +166,7 @@ class GroupSupervisor:
 
     def log(self, text: str) -> None:
         """Reports a problem of the folder as a whole."""
-        self._emit(PluginReport(FOLDER_NAME, Happened.OUTPUT, text, "stderr"))
+        self._emit(PluginReport(FOLDER_NAME, ReportKind.OUTPUT, text, "stderr"))
 
     # -- what a process is started with ----------------------------------------------------------------------------
 
@@ -175,10 +176,10 @@ class GroupSupervisor:
         return Command(
             (sys.executable, "-m", "toolbus.dropin.group_process"),
             clean_environment(group.grants.secrets, variables) | temporary_folder(group.grants),
-            told=lambda report: self._process_plan(process, report).as_json(),
-            hear=lambda line: self._take_line(process, line),
-            endless=True,
-            cure="correct the file and save it",
+            stdin=lambda report: self._process_plan(process, report).as_json(),
+            on_report=lambda line: self._take_line(process, line),
+            runs_forever=True,
+            fix="correct the file and save it",
         )
 
     def _process_plan(self, process: GroupProcess, report: int) -> ProcessPlan:
@@ -217,13 +218,13 @@ class GroupSupervisor:
     def _take_report(self, report: PluginReport) -> None:
         """Takes what the supervisor reports of a process."""
         process = self._processes.get(report.plugin)
-        died = report.happened in (Happened.DIED, Happened.GIVEN_UP)
+        died = report.kind in (ReportKind.DIED, ReportKind.GIVEN_UP)
         if process is None or not (died and process.refused):  # one whose tools were refused ends by itself
             self._emit(report)
         if process is None:
             return
-        if report.happened is not Happened.OUTPUT:
-            process.last_report = asyncio.get_running_loop().time() if report.happened is Happened.STARTED else None
+        if report.kind is not ReportKind.OUTPUT:
+            process.last_report = asyncio.get_running_loop().time() if report.kind is ReportKind.STARTED else None
             process.has_heartbeat = False
         if died and (limit := limit_hit(process.plan.group.grants, report.text)):
             self.log(f"{process.name} {limit}")
@@ -234,7 +235,7 @@ class GroupSupervisor:
             self.end(process)
             if process.source.process is process:  # it had been restarted, so its source does not wait for it
                 process.source.plan_changed.set()
-        elif report.happened is Happened.GIVEN_UP:
+        elif report.kind is ReportKind.GIVEN_UP:
             process.ended = True
             process.ready.set()
             self._set_fault(process, report.text)
@@ -265,7 +266,7 @@ class GroupSupervisor:
             case "attached":
                 process.attached = True
                 process.ready.set()
-                self._emit(PluginReport(process.name, Happened.OFFERED, process.offers))
+                self._emit(PluginReport(process.name, ReportKind.OFFERED, process.offers))
             case "denied":
                 process.attached = True
                 process.ready.set()

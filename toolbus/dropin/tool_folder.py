@@ -23,7 +23,8 @@ from toolbus.dropin.group import Group
 from toolbus.dropin.group_supervisor import FOLDER_NAME, FolderTimings, GroupSupervisor
 from toolbus.dropin.source_state import GroupProcess, Source, SourcePlan
 from toolbus.errors import SetupError
-from toolbus.processes.supervisor import PluginReport, Restarts
+from toolbus.processes.supervised_plugin import PluginReport
+from toolbus.processes.supervisor import RestartPolicy
 
 
 class ToolFolder:
@@ -54,7 +55,7 @@ class ToolFolder:
         *,
         environment: Mapping[str, str] | None = None,
         require_manifest: bool = False,
-        restarts: Restarts | None = None,
+        restarts: RestartPolicy | None = None,
         stop_seconds: float = 12.0,
         timings: FolderTimings | None = None,
     ) -> None:

@@ -1,1 +1,1 @@
-"""Plugins as supervised processes."""
+"""Supervises plugins as processes: restarts, graceful shutdown, output; no process outlives the supervisor."""

@@ -1,29 +1,59 @@
-"""Kills what a killed supervisor leaves behind. A program of its own: the standard library only, started by path.
+"""Makes process groups end with the process that started them, also where that process gets SIGKILL.
 
-Its standard input is a pipe from the supervisor, which says ``+PGID`` for each group of processes that it starts and
-``-PGID`` for each that is over. The pipe's end is the supervisor's end, however it came about; SIGKILL to the
-supervisor cannot prevent that. Whatever groups are left then are killed, grandchildren included.
+A helper process reads from a pipe which groups there are, and kills those that are left when the pipe ends.
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
+import subprocess
 import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PROGRAM = Path(__file__).with_name("lifeline_program.py")
 
 
-def main() -> None:
-    """Reads until the supervisor is gone, then kills the groups that are left."""
-    groups: set[int] = set()
-    for line in sys.stdin:
-        sign, group = line[0], int(line[1:])
-        (groups.add if sign == "+" else groups.discard)(group)
-    for group in groups:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except OSError:  # it has ended by itself
-            pass
+class Lifeline:
+    """The helper process, from the constructor to `close`; a context manager."""
 
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # a Ctrl-C is not meant for it
+        )
 
-if __name__ == "__main__":
-    main()
+    def __repr__(self) -> str:
+        return f"<Lifeline pid={self._process.pid}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, group: int) -> None:
+        """Has a process group killed if this process ends before `remove`."""
+        self._write(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """Forgets a process group that has ended: its id may be used again."""
+        self._write(f"-{group}\n")
+
+    def close(self) -> None:
+        """Ends the helper process, which kills the groups that are left; may be called again."""
+        assert self._process.stdin is not None  # a pipe
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None  # a pipe
+        with contextlib.suppress(BrokenPipeError):  # the helper was killed; the groups are still ended one by one
+            self._process.stdin.write(line.encode())

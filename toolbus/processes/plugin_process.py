@@ -1,8 +1,8 @@
 """Runs one plugin file: ``python -m toolbus.processes.plugin_process FILE``, started and supervised by `toolbus run`.
 
-It loads the file and runs the plugin until a signal ends it. It sees to it that it does not outlive its supervisor.
-How it ends tells the supervisor what to do: 0 means that the plugin wanted to end, `CANNOT_START` that starting it
-again would not help, anything else that it died.
+It loads the file and runs the plugin until a signal ends it, and ends when its supervisor does. Its exit code tells the
+supervisor what to do: 0 means that the plugin ended by itself, `CANNOT_START` that a restart would not help, anything
+else that it died.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def end_with(supervisor: int) -> None:
     """
     if not _killed_with_parent():
         threading.Thread(target=_watch_parent, args=(supervisor,), name="toolbus lifeline", daemon=True).start()
-    if os.getppid() != supervisor:  # it ended before we asked
+    if os.getppid() != supervisor:  # it ended before prctl took effect
         os._exit(1)
 
 
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (SetupError, RequestError) as error:
         print(error, file=sys.stderr)
         return CANNOT_START
-    except PeerLost as error:  # somebody took its place, or asked it to go: it is not to come back
+    except PeerLost as error:  # replaced by another plugin, or drained by an operator: not to be restarted
         print(error, file=sys.stderr)
     except KeyboardInterrupt:
         return 130

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from tests.dropin.sandbox.breakouts import ALL
 from toolbus.dropin.sandbox import Grants, apply, clean_environment, run_beside_main
-from toolbus.processes.supervisor import ending
+from toolbus.processes.supervised_plugin import describe_exit
 
 ESCAPED = "escaped"
 STOPPED = {"audit hook", "Landlock", "limit", "not there", "the bus"}
@@ -139,7 +139,7 @@ def _launch(names: dict[str, Any], layers: dict[str, Any]) -> None:
         with open(reading, encoding="utf-8") as pipe:
             said = pipe.read()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        outcomes[breakout.name] = said if status == 0 else ending(status)
+        outcomes[breakout.name] = said if status == 0 else describe_exit(status)
     json.dump(outcomes, sys.stdout)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.examples.dropin.conftest import FOLDER
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
-from toolbus.processes.supervisor import PluginReport
+from toolbus.processes.supervised_plugin import PluginReport
 from toolbus.sdk import CallContext
 from toolbus.testing import running_bus
 
@@ -33,7 +33,7 @@ async def test_every_tool_does_its_work_in_a_sandbox_with_what_the_manifest_gran
     said: list[str] = []
 
     def emit(report: PluginReport) -> None:
-        said.append(f"{report.plugin} {report.happened.value} {report.text}")
+        said.append(f"{report.plugin} {report.kind.value} {report.text}")
 
     async with running_bus() as bus:
 

@@ -1,4 +1,4 @@
-"""How a plugin is brought to its end, on a real bus: what becomes of its tools and of a call in flight."""
+"""Graceful shutdown of a plugin on a real bus: its tools are withdrawn, its call in flight ends or is answered."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.support.processes import environment, until
 from toolbus.bus import Bus
 from toolbus.errors import Code
-from toolbus.processes.supervisor import Command, Happened, PluginReport, Supervisor
+from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
+from toolbus.processes.supervisor import Supervisor
 from toolbus.testing import running_bus
 from toolbus.tool import Result
 
@@ -59,7 +60,7 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
     ends: list[str] = []
 
     def emit(report: PluginReport) -> None:
-        if report.happened is Happened.ENDED:
+        if report.kind is ReportKind.ENDED:
             ends.append(report.text)
 
     async with running_bus() as bus:
@@ -80,9 +81,9 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
                 await running
 
 
-async def test_a_plugin_that_ends_nicely_loses_its_tools_at_once_and_finishes_its_call(tmp_path: Path) -> None:
+async def test_a_graceful_shutdown_withdraws_the_tools_at_once_and_finishes_the_call(tmp_path: Path) -> None:
     async with _calling(tmp_path, WAITS, stop_seconds=60.0, kill_seconds=60.0) as plugin:
-        plugin.supervisor.retire("plugin")
+        plugin.supervisor.remove("plugin")
         await plugin.until_withdrawn()
         assert not plugin.call.done()
         (tmp_path / "go").touch()
@@ -90,7 +91,7 @@ async def test_a_plugin_that_ends_nicely_loses_its_tools_at_once_and_finishes_it
     assert plugin.ends == ["ended (exit code 0)"]
 
 
-async def test_a_call_that_does_not_end_is_answered_when_its_plugin_is_told_to_end(tmp_path: Path) -> None:
+async def test_a_call_that_does_not_end_is_answered_when_its_group_gets_sigterm(tmp_path: Path) -> None:
     async with _calling(tmp_path, WAITS, stop_seconds=0.3, kill_seconds=60.0) as plugin:
         plugin.supervisor.stop()
         await plugin.until_withdrawn()
@@ -98,14 +99,14 @@ async def test_a_call_that_does_not_end_is_answered_when_its_plugin_is_told_to_e
         assert error is not None
         assert error.code is Code.UNAVAILABLE
         assert plugin.names() == []
-        # Else leaving this block would be the second signal, which kills.
+        # Otherwise leaving this block would be the second signal, which kills.
         await asyncio.to_thread(until, lambda: bool(plugin.ends), "the end")
     assert plugin.ends == ["ended (SIGTERM)"]
 
 
 async def test_a_plugin_that_ignores_sigterm_is_killed_and_its_call_answered_at_once(tmp_path: Path) -> None:
     async with _calling(tmp_path, IGNORES, stop_seconds=0.1, kill_seconds=0.1) as plugin:
-        plugin.supervisor.retire("plugin")
+        plugin.supervisor.remove("plugin")
         error = (await asyncio.wait_for(plugin.call, 3)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE
@@ -121,7 +122,7 @@ async def test_a_plugin_that_hangs_is_killed_and_its_call_answered_at_once(tmp_p
     assert plugin.ends == ["ended (SIGKILL)"]
 
 
-async def test_a_second_word_kills_without_waiting(tmp_path: Path) -> None:
+async def test_a_second_stop_kills_without_waiting(tmp_path: Path) -> None:
     async with _calling(tmp_path, WAITS, stop_seconds=60.0, kill_seconds=60.0) as plugin:
         plugin.supervisor.stop()
         await plugin.until_withdrawn()

@@ -1,0 +1,234 @@
+"""Runs the processes of one plugin, one at a time: output, reports, graceful shutdown.
+
+Each process leads a group of its own. Its output is passed on line by line. When the process has ended, its group is
+killed, so nothing that the plugin started outlives it. When a new process starts is decided by the `Supervisor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from toolbus.processes.lifeline import Lifeline
+from toolbus.processes.plugin_process import SUPERVISOR_VARIABLE
+
+LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
+KILL_SECONDS = 5.0
+_OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: a child that left its group may hold the pipe
+_READ_BYTES = 64 * 1024
+
+
+class ReportKind(Enum):
+    """What a `PluginReport` is about."""
+
+    OUTPUT = "output"
+    STARTED = "started"
+    OFFERED = "offered"  # the bus offers its tools; for drop-in tools only
+    DIED = "died"  # it will be restarted
+    ENDED = "ended"  # by itself with exit code 0, or because it was stopped
+    GIVEN_UP = "given_up"  # it will not be restarted
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReport:
+    """An event of a plugin, or a line of its output.
+
+    Attributes:
+        text: the line, or a sentence about the event.
+        stream: ``stdout`` or ``stderr`` of a line; empty otherwise.
+    """
+
+    plugin: str
+    kind: ReportKind
+    text: str
+    stream: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The program that runs as the process of one plugin.
+
+    Attributes:
+        arguments: the program and its arguments.
+        environment: of the process; the supervisor adds its own process id.
+        stdin: given the descriptor of a pipe that the process may report on, returns the process's standard input;
+            None: it reads nothing and reports nothing.
+        on_report: called with each line of those reports.
+        runs_forever: whether any end that was not requested counts as a crash, exit code 0 included.
+        fix: what a person should do where the plugin is given up.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    stdin: Callable[[int], bytes] | None = None
+    on_report: Callable[[str], None] = lambda line: None
+    runs_forever: bool = False
+    fix: str = "correct it and run it again"
+
+    @classmethod
+    def of_file(cls, file: Path, environment: Mapping[str, str]) -> Command:
+        """Returns the command that runs a plugin file."""
+        return cls((sys.executable, "-m", "toolbus.processes.plugin_process", str(file)), environment)
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownPhases:
+    """The later steps of a shutdown, which all plugins of a supervisor share.
+
+    Attributes:
+        terminate: set when every group gets SIGTERM.
+        kill: set when every group gets SIGKILL.
+        kill_seconds: from SIGTERM to a group until SIGKILL to it.
+    """
+
+    terminate: asyncio.Event = field(default_factory=asyncio.Event)
+    kill: asyncio.Event = field(default_factory=asyncio.Event)
+    kill_seconds: float = KILL_SECONDS
+
+
+class SupervisedPlugin:
+    """One plugin over all its processes.
+
+    A shutdown has three steps. The leader gets SIGTERM, and the SDK drains: the tools are withdrawn, and calls in
+    flight go on. If the process has not ended in time, the whole group gets SIGTERM, which ends a plugin of the SDK at
+    once. Processes that are left after that get SIGKILL.
+
+    Attributes:
+        stopping: set when a graceful shutdown was requested.
+        stop_seconds: how long the first step may take; None: until `ShutdownPhases.terminate` is set.
+    """
+
+    def __init__(
+        self, name: str, command: Command, emit: Callable[[PluginReport], None], phases: ShutdownPhases
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.stopping = asyncio.Event()
+        self.stop_seconds: float | None = None
+        self._emit = emit
+        self._phases = phases
+        self._process_id = 0  # 0 while none runs
+
+    def report(self, kind: ReportKind, text: str, stream: str = "") -> None:
+        """Emits a report about this plugin."""
+        self._emit(PluginReport(self.name, kind, text, stream))
+
+    def kill(self) -> None:
+        """Kills the process that runs now, with its group."""
+        if self._process_id:
+            _signal_group(self._process_id, signal.SIGKILL)
+
+    async def run_process(self, lifeline: Lifeline) -> int:
+        """Runs one process from start to end; returns its exit code, negative for a signal."""
+        command, reports, out, err = self.command, os.pipe(), os.pipe(), os.pipe()
+        readers = [
+            asyncio.create_task(_read_lines(out[0], functools.partial(self._report_output, "stdout"))),
+            asyncio.create_task(_read_lines(err[0], functools.partial(self._report_output, "stderr"))),
+            asyncio.create_task(_read_lines(reports[0], lambda line: command.on_report(line.decode(errors="replace")))),
+        ]
+        stdin = command.stdin(reports[1]) if command.stdin is not None else None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.arguments,
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdout=out[1],
+                stderr=err[1],
+                pass_fds=() if stdin is None else (reports[1],),
+                env={**command.environment, SUPERVISOR_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory or no process ids: the next attempt may succeed
+            self.report(ReportKind.OUTPUT, f"cannot start a process: {error}", "stderr")
+            return 1
+        finally:
+            for pipe in (out, err, reports):
+                os.close(pipe[1])
+        self._process_id = group = process.pid  # the leader's id, by setsid
+        lifeline.add(group)
+        try:
+            self.report(ReportKind.STARTED, f"started (pid {group})")
+            if process.stdin is not None and stdin is not None:
+                process.stdin.write(stdin)
+                process.stdin.close()
+            return await self._wait_for_end(process)
+        finally:
+            # Also the way out of a cancellation. The rest of the group dies with its leader.
+            self._process_id = 0
+            _signal_group(group, signal.SIGKILL)
+            await process.wait()
+            lifeline.remove(group)
+            _, late = await asyncio.wait(readers, timeout=_OUTPUT_SECONDS)
+            for reader in late:
+                reader.cancel()
+            for reader in set(readers) - late:
+                reader.result()
+
+    async def _wait_for_end(self, process: asyncio.subprocess.Process) -> int:
+        """Waits until a process ends by itself, or shuts it down in three steps."""
+        ended = asyncio.create_task(process.wait())
+        stopping, terminating, killing = (
+            asyncio.create_task(event.wait()) for event in (self.stopping, self._phases.terminate, self._phases.kill)
+        )
+        first = asyncio.FIRST_COMPLETED
+        try:
+            await asyncio.wait((ended, stopping), return_when=first)
+            if not ended.done():
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and `ended` does not know yet
+                    process.terminate()
+                await asyncio.wait((ended, terminating, killing), timeout=self.stop_seconds, return_when=first)
+            if not ended.done():
+                _signal_group(process.pid, signal.SIGTERM)
+                await asyncio.wait((ended, killing), timeout=self._phases.kill_seconds, return_when=first)
+            _signal_group(process.pid, signal.SIGKILL)
+            return await ended
+        finally:
+            for task in (ended, stopping, terminating, killing):
+                task.cancel()
+
+    def _report_output(self, stream: str, line: bytes) -> None:
+        self.report(ReportKind.OUTPUT, line.decode(errors="replace").rstrip("\r"), stream)
+
+
+def describe_exit(code: int) -> str:
+    """Returns how a process ended: its exit code, or the signal's name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+async def _read_lines(pipe: int, on_line: Callable[[bytes], object]) -> None:
+    """Reads a pipe to its end, line by line."""
+    reader = asyncio.StreamReader()
+    opened = os.fdopen(pipe, "rb", 0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), opened
+    )
+    rest = b""  # of a line that has not ended yet
+    try:
+        while chunk := await reader.read(_READ_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                on_line(line)
+        if rest:
+            on_line(rest)
+    finally:
+        transport.close()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone; or, on macOS, only zombies are left
+        os.killpg(group, number)
