@@ -1,11 +1,10 @@
-"""Ways out of the sandbox, as a table; `trial.py` tries them.
+"""Lists attempts to break out of the sandbox, as a table; `trial.py` runs them.
 
-Each is tried in a process of its own, which sandboxes itself and then runs the attempt. One that ends without an
-exception has got out. What an attempt finds: ``folder`` (granted for writing), ``outside`` (not granted, with the file
-``secret``), ``home``, ``bus_data``, ``other_tool`` (a file), ``port`` and ``unix`` (somebody listens), ``inherited``
-(a descriptor of the parent's), ``parent`` (its process id), ``bus`` (where a bus takes drop-in tools in) and
-``bus_itself`` (its own address).
-"""
+Each attempt runs in a process of its own, which sandboxes itself first. An attempt that ends without an exception has
+escaped. The names that its code finds: ``folder`` (granted for writing), ``outside`` (not granted, with the file
+``secret``), ``home``, ``bus_data``, ``other_tool`` (a file), ``port`` and ``unix`` (a server listens there),
+``inherited`` (a descriptor of the parent's), ``parent`` (its process id), ``bus`` (the bus's address for drop-in tools)
+and ``bus_itself`` (its own address)."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ class Breakout:
     """One attempt.
 
     Attributes:
-        code: what is tried.
-        layers: which layers stop it, each alone: ``audit``, ``landlock``.
+        code: that it runs.
+        layers: the layers that stop it, each alone: ``audit``, ``landlock``.
     """
 
     name: str
@@ -38,7 +37,7 @@ def _kernel(name: str, code: str) -> Breakout:
     return Breakout(name, code, frozenset({"landlock"}))
 
 
-# Tries whether code of a tool can be had to run on the main thread: there alone a signal handler can be set.
+# Tries to run a tool's code on the main thread, since only there a signal handler can be set.
 _ON_MAIN = """
 import signal, sys, threading
 own, tried, called = threading.get_ident(), [], threading.Event()
@@ -52,7 +51,7 @@ def reach(*args, **more):
     called.set()
     threading.Event().wait()
 """
-_WAS_IT = """
+_RAISE_FAILURE = """
 os.kill(os.getpid(), signal.SIGTERM)
 called.wait(5)
 if None not in tried: raise tried[0]
@@ -211,7 +210,7 @@ PROCESSES = (
 NETWORK = (
     _both("TCP", "import socket; socket.create_connection(('127.0.0.1', port), 5)"),
     _both("TCP over IPv6", "import socket; socket.socket(socket.AF_INET6).connect(('::ffff:127.0.0.1', port))"),
-    _both("a port of one's own", "import socket; socket.create_server(('127.0.0.1', 0))"),
+    _both("listening on a port", "import socket; socket.create_server(('127.0.0.1', 0))"),
     _audit("UDP", "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port))"),
     _audit("a unix socket", "import socket; socket.socket(socket.AF_UNIX).connect(unix)"),
     _audit("netlink", "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"),
@@ -240,7 +239,7 @@ BUS = (
     _both("the bus as a host of no guarded source", f"{_ON_BUS}\nwith host('nobody') as it: it.ready()"),
     _both("a call at level 99", f"{_ON_BUS}\ncall('high')"),
     _both("draining the bus", f"{_ON_BUS}\ncall('toolbus:drain')"),
-    _both("revoking a right", f"{_ON_BUS}\ncall('toolbus:revoke', source='host')"),
+    _both("revoking a permission", f"{_ON_BUS}\ncall('toolbus:revoke', source='host')"),
     _both("reading the records", f"{_ON_BUS}\ncall('toolbus:calls')"),
     _both("listing what users may call", f"{_ON_BUS}\nask('List', wire.ListRequest())"),
     _both("clearing another source", f"{_ON_BUS}\nask('Clear', wire.ClearRequest(source='local'))"),
@@ -392,19 +391,19 @@ HOOK = (
     _audit("a fresh posix", "import sys; del sys.modules['posix']; import posix; posix.mkfifo(f'{outside}/new')"),
     _both("a signal handler", "import signal; signal.signal(signal.SIGALRM, lambda number, frame: None)"),
     _both(
-        "in place of what hears signals",
+        "replacing what takes signals",
         f"""{_ON_MAIN}
 for name in ('sigwait', 'Signals', '_int_to_enum'): setattr(signal, name, reach)
 for name in ('stdout', 'stderr'): setattr(sys, name, type('Stream', (), {{'flush': reach, 'write': reach}})())
-{_WAS_IT}""",
+{_RAISE_FAILURE}""",
     ),
     _both(
-        "as what Python does on Ctrl-C",
+        "replacing what Python runs on Ctrl-C",
         f"""{_ON_MAIN}
 sys.excepthook = reach
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 os.kill(os.getpid(), signal.SIGINT)
-{_WAS_IT}""",
+{_RAISE_FAILURE}""",
     ),
     _audit("sys.settrace", "import sys; sys.settrace(print)"),
     _audit("raising a limit", "import resource; resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))"),

@@ -1,4 +1,4 @@
-"""A plugin in its sandbox, for tests: ``python -m tests.dropin.sandbox.sandboxed_plugin ADDRESS FOLDER``."""
+"""Runs a plugin in its sandbox, for tests: ``python -m tests.dropin.sandbox.sandboxed_plugin ADDRESS FOLDER``."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def main(bus: str, folder: str) -> None:
         with sqlite3.connect(f"{folder}/base.db") as held:
             held.execute("create table if not exists t (x)")
             held.execute("insert into t values (1)")
-        found = json.dumps(held.execute("select count(*) from t").fetchone())
+        count = json.dumps(held.execute("select count(*) from t").fetchone())
         held.close()
-        return found
+        return count
 
     @plugin.tool
     def tidy() -> bool:
@@ -66,18 +66,18 @@ def main(bus: str, folder: str) -> None:
             while True:
                 pass
 
-    ended = asyncio.Event()
+    stopped = asyncio.Event()
 
     async def run() -> None:
         async with plugin:
-            await ended.wait()
+            await stopped.wait()
 
     def work() -> int:
         loop.run_until_complete(run())
         return 0
 
     loop = asyncio.new_event_loop()
-    run_beside_main(work, lambda name: loop.call_soon_threadsafe(ended.set))
+    run_beside_main(work, lambda name: loop.call_soon_threadsafe(stopped.set))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every way out of `breakouts.py`, with both layers and with each alone."""
+"""Every attempt of `breakouts.py` to leave the sandbox, with both layers and with each alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from tests.dropin.sandbox import trial
 from tests.dropin.sandbox.breakouts import ALL, Breakout
-from toolbus.dropin.sandbox.landlock import LandlockMissing, _Kernel
+from toolbus.dropin.sandbox.landlock import LandlockKernel, LandlockMissing
 
 
 def _has_landlock() -> bool:
     try:
-        return _Kernel().abi() >= 6
+        return LandlockKernel().abi() >= 6
     except LandlockMissing:
         return False
 
@@ -27,7 +27,7 @@ def _outcomes(*layers: tuple[str, bool]) -> Mapping[str, str]:
     return trial.try_all(dict(layers))
 
 
-def _tries(layer: str) -> list[Breakout]:
+def _attempts(layer: str) -> list[Breakout]:
     return [breakout for breakout in ALL if layer in breakout.layers]
 
 
@@ -39,17 +39,17 @@ def _name(breakout: Breakout) -> str:
 @pytest.mark.parametrize("breakout", ALL, ids=_name)
 def test_both_layers_together_stop_every_attempt(breakout: Breakout) -> None:
     outcome = _outcomes()[breakout.name]
-    assert trial.by_whom(outcome) in trial.STOPPED, outcome
+    assert trial.stopped_by(outcome) in trial.STOPPED, outcome
 
 
-@pytest.mark.parametrize("breakout", _tries("audit"), ids=_name)
+@pytest.mark.parametrize("breakout", _attempts("audit"), ids=_name)
 def test_audit_hooks_alone_stop_every_attempt_in_python(breakout: Breakout) -> None:
     outcome = _outcomes(("landlock", False))[breakout.name]
-    assert trial.by_whom(outcome) in trial.STOPPED - {"Landlock"}, outcome
+    assert trial.stopped_by(outcome) in trial.STOPPED - {"Landlock"}, outcome
 
 
 @needs_landlock
-@pytest.mark.parametrize("breakout", _tries("landlock"), ids=_name)
+@pytest.mark.parametrize("breakout", _attempts("landlock"), ids=_name)
 def test_landlock_alone_stops_what_the_kernel_can_see(breakout: Breakout) -> None:
     outcome = _outcomes(("audit", False))[breakout.name]
-    assert trial.by_whom(outcome) in trial.STOPPED - {"audit hook"}, outcome
+    assert trial.stopped_by(outcome) in trial.STOPPED - {"audit hook"}, outcome

@@ -1,4 +1,4 @@
-"""What still works in the sandbox, what it says about itself, and when it refuses to be put on."""
+"""What still works in the sandbox, its error texts, and when a process cannot be sandboxed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_python_and_its_libraries_work_without_any_grant(landlock: str) -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_a_refusal_says_what_was_refused_and_what_to_do() -> None:
+def test_an_error_text_names_what_was_denied_and_how_to_fix_it() -> None:
     done = _run(
         """
         apply(Grants(), bus="127.0.0.1:1")
@@ -115,15 +115,15 @@ def test_a_refusal_says_what_was_refused_and_what_to_do() -> None:
         """
     )
     assert done.stdout.splitlines() == [
-        "13 the sandbox refuses to write '/nowhere': only granted files may be written; grant it in _manifest.json, "
+        "13 the sandbox denies writing '/nowhere': only granted files may be written; grant it in _manifest.json, "
         """under "write" of this tool file's entry""",
-        "13 the sandbox refuses to read '/etc/shadow': it may not be read; grant it in _manifest.json, "
+        "13 the sandbox denies reading '/etc/shadow': it may not be read; grant it in _manifest.json, "
         """under "write" or "read" of this tool file's entry""",
-        "the sandbox refuses the module ctypes: it would call native code or open files unseen",
+        "the sandbox denies the module ctypes: it can call native code or open files without a check",
     ]
 
 
-def test_a_socket_that_is_refused_is_called_by_its_name() -> None:
+def test_a_denied_socket_is_named_by_its_kind() -> None:
     done = _run(
         """
         import socket
@@ -137,13 +137,13 @@ def test_a_socket_that_is_refused_is_called_by_its_name() -> None:
         """
     )
     assert done.stdout.splitlines() == [
-        "the sandbox refuses a UDP socket: tools may use TCP only, to what _manifest.json grants",
-        "the sandbox refuses a connection to '127.0.0.1' port 9: grant it in _manifest.json, "
+        "the sandbox denies a UDP socket: tools may use TCP only, to what _manifest.json grants",
+        "the sandbox denies a connection to '127.0.0.1' port 9: grant it in _manifest.json, "
         """under "connect" of this tool file's entry""",
     ]
 
 
-def test_the_protection_says_what_is_active() -> None:
+def test_the_text_of_a_protection_names_the_active_layers() -> None:
     guard = CpuGuard(30)
     assert Protection(7, "", True, 546 * MIB, 30, guard).as_text() == (
         "Landlock ABI 7, audit hooks, 546 MiB of address space, 30 s CPU a call and a minute without calls"
@@ -154,17 +154,17 @@ def test_the_protection_says_what_is_active() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("before", "error"),
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "2 threads run"),
         ("import grpc", "grpc is imported already"),
-        ("grants = Grants(write=(Path('/nowhere/at/all'),))", "'/nowhere/at/all' cannot be had"),
+        ("grants = Grants(write=(Path('/nowhere/at/all'),))", "'/nowhere/at/all' cannot be created or opened"),
     ],
 )
-def test_a_process_that_cannot_be_sandboxed_is_told_why(before: str, said: str) -> None:
+def test_a_process_that_cannot_be_sandboxed_ends_with_the_reason(before: str, error: str) -> None:
     done = _run(f"grants = Grants()\n{before}\napply(grants, bus='127.0.0.1:1')\nprint('went on')")
     assert done.stdout == ""
-    assert said in done.stderr
+    assert error in done.stderr
 
 
 def test_a_granted_file_that_does_not_exist_is_created_for_its_owner_only(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_granted_file_that_does_not_exist_is_created_for_its_owner_only(tmp_pa
     assert os.stat(tmp_path / "new").st_mode & 0o777 == 0o600
 
 
-def test_descriptors_that_are_to_stay_stay_open() -> None:
+def test_only_the_named_descriptors_stay_open() -> None:
     done = _run(
         """
         kept, other = os.pipe()
@@ -197,13 +197,13 @@ def test_limits_are_set_and_cannot_be_raised() -> None:
         assert soft == hard and 736 << 20 < hard < 864 << 20
         for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_NPROC):
             try: resource.setrlimit(kind, (-1, -1))
-            except PermissionError: print("refused")
+            except PermissionError: print("denied")
         """
     )
-    assert done.stdout.splitlines() == ["(0, 0)", "(256, 256)", "(1000, 1000)", *["refused"] * 3], done.stderr
+    assert done.stdout.splitlines() == ["(0, 0)", "(256, 256)", "(1000, 1000)", *["denied"] * 3], done.stderr
 
 
-def test_the_processor_time_is_limited_while_calls_run_and_once_it_is_watched_without_them_too() -> None:
+def test_processor_time_is_limited_during_calls_and_between_them_once_it_is_watched() -> None:
     done = _run(
         """
         import resource, threading

@@ -1,3 +1,5 @@
+"""What a sandboxed process finds in its environment, and how it reads its token."""
+
 from __future__ import annotations
 
 import os
@@ -7,7 +9,7 @@ import pytest
 from toolbus.dropin.sandbox import TOKEN_FD, clean_environment, take_token, token_pipe
 from toolbus.errors import SetupError
 
-THEIRS = {
+VARIABLES = {
     "PATH": "/bin",
     "LANG": "C.UTF-8",
     "LC_TIME": "de_DE",
@@ -23,47 +25,47 @@ THEIRS = {
 }
 
 
-def test_only_what_python_and_the_sdk_need_is_left() -> None:
-    kept = clean_environment(environment=THEIRS)
-    assert kept.keys() & THEIRS.keys() == {"PATH", "LANG", "LC_TIME", "TZ", "TOOLBUS_ADDRESS"}
-    assert kept["PYTHONDONTWRITEBYTECODE"] == "1"
-    assert kept["PYTHONSAFEPATH"] == "1"
+def test_only_what_python_and_the_sdk_need_is_kept() -> None:
+    environment = clean_environment(environment=VARIABLES)
+    assert environment.keys() & VARIABLES.keys() == {"PATH", "LANG", "LC_TIME", "TZ", "TOOLBUS_ADDRESS"}
+    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert environment["PYTHONSAFEPATH"] == "1"
 
 
 def test_a_granted_secret_is_passed_on_and_one_that_is_not_set_stays_unset() -> None:
-    kept = clean_environment(["API_KEY", "OTHER_KEY"], THEIRS)
-    assert kept["API_KEY"] == "k"
-    assert "OTHER_KEY" not in kept
+    environment = clean_environment(["API_KEY", "OTHER_KEY"], VARIABLES)
+    assert environment["API_KEY"] == "k"
+    assert "OTHER_KEY" not in environment
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "TOOLBUS_TOKEN", "PATH", "GCONV_PATH"])
 def test_a_variable_that_decides_which_code_runs_cannot_be_granted(name: str) -> None:
     with pytest.raises(SetupError, match=f"{name}.*cannot be granted"):
-        clean_environment([name], THEIRS)
+        clean_environment([name], VARIABLES)
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "É"])
-def test_a_secret_whose_name_is_none_is_refused(name: str) -> None:
-    with pytest.raises(SetupError, match="no name of a variable"):
-        clean_environment([name], THEIRS)
+def test_a_secret_with_an_invalid_name_is_refused(name: str) -> None:
+    with pytest.raises(SetupError, match="not a valid variable name"):
+        clean_environment([name], VARIABLES)
 
 
-def test_a_token_goes_through_a_pipe_once() -> None:
-    reading = token_pipe("geheim ü")
-    environment = {TOKEN_FD: str(reading)}
+def test_a_token_is_read_from_its_pipe_once() -> None:
+    read_end = token_pipe("geheim ü")
+    environment = {TOKEN_FD: str(read_end)}
     assert take_token(environment) == "geheim ü"
     assert environment == {}
     with pytest.raises(OSError):
-        os.fstat(reading)
+        os.fstat(read_end)
     assert take_token(environment) == ""
 
 
 @pytest.mark.parametrize("number", ["x", "-1", "9999"])
-def test_a_token_pipe_that_is_none_is_an_error_with_its_number(number: str) -> None:
+def test_a_number_that_is_not_an_open_pipe_is_an_error_with_that_number(number: str) -> None:
     with pytest.raises(SetupError, match=f"TOOLBUS_TOKEN_FD is '{number}'"):
         take_token({TOKEN_FD: number})
 
 
-def test_a_token_that_a_pipe_might_not_hold_is_refused() -> None:
-    with pytest.raises(SetupError, match="5000 bytes"):
+def test_a_token_that_is_too_long_for_a_pipe_is_refused() -> None:
+    with pytest.raises(SetupError, match="5000 bytes, the limit is 4096"):
         token_pipe("x" * 5000)

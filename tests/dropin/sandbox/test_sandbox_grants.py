@@ -1,3 +1,5 @@
+"""Grants of a sandboxed process: their rules and defaults, and what every process may read."""
+
 from __future__ import annotations
 
 import os
@@ -13,10 +15,10 @@ from toolbus.errors import SetupError
 
 
 @pytest.mark.parametrize(
-    ("grants", "said"),
+    ("grants", "error"),
     [
-        ({"write": (Path("queue.db"),)}, "'queue.db', it must be absolute"),
-        ({"read": (Path("../x"),)}, "it must be absolute"),
+        ({"write": (Path("queue.db"),)}, "'queue.db', it must be an absolute path"),
+        ({"read": (Path("../x"),)}, "it must be an absolute path"),
         ({"connect": (("", 80),)}, "'' port 80"),
         ({"connect": (("127.0.0.1", 0),)}, "port 0, it must be"),
         ({"connect": (("127.0.0.1", 65536),)}, "from 1 to 65535"),
@@ -25,8 +27,8 @@ from toolbus.errors import SetupError
         ({"file_bytes": 0}, "file_bytes to 0"),
     ],
 )
-def test_a_grant_that_breaks_a_rule_is_refused_with_value_and_rule(grants: dict[str, Any], said: str) -> None:
-    with pytest.raises(SetupError, match=said):
+def test_a_grant_that_breaks_a_rule_is_refused_with_value_and_rule(grants: dict[str, Any], error: str) -> None:
+    with pytest.raises(SetupError, match=error):
         Grants(**grants)
 
 
@@ -47,11 +49,11 @@ def test_python_and_its_packages_are_readable_and_homes_are_not(monkeypatch: pyt
     ("bus", "endpoint"),
     [("127.0.0.1:48930", ("127.0.0.1", 48930)), ("[::1]:1", ("::1", 1)), ("unix:/nowhere/bus", "/nowhere/bus")],
 )
-def test_the_address_of_the_bus_becomes_what_may_be_connected_to(bus: str, endpoint: object) -> None:
+def test_the_address_of_the_bus_is_split_into_host_and_port_or_path(bus: str, endpoint: object) -> None:
     assert bus_endpoint(bus) == endpoint
 
 
 @pytest.mark.parametrize("bus", ["", "unix:", "localhost", ":1", "localhost:http"])
-def test_an_address_that_is_none_is_refused(bus: str) -> None:
+def test_an_invalid_address_of_the_bus_is_refused(bus: str) -> None:
     with pytest.raises(SetupError, match="must be HOST:PORT or unix:PATH"):
         bus_endpoint(bus)

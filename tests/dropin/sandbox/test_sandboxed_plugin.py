@@ -1,4 +1,4 @@
-"""A real plugin in its sandbox, on a real bus."""
+"""A real plugin in its sandbox, on a real bus: its calls, its reconnects and its limit on processor time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _plugin(bus: str, folder: Path) -> AsyncIterator[asyncio.subprocess.Pr
         await process.wait()
 
 
-async def _offered(host: Host) -> None:
+async def _wait_until_offered(host: Host) -> None:
     """Waits until the plugin has attached: it starts in a process of its own."""
     async with asyncio.timeout(5):
         while not any(tool.name == "note" for tool in await host.list()):
@@ -43,40 +43,40 @@ async def _offered(host: Host) -> None:
 
 
 @pytest.mark.parametrize("unix", [False, True])
-async def test_a_sandboxed_plugin_is_called_and_writes_where_it_may(tmp_path: Path, unix: bool) -> None:
+async def test_a_sandboxed_plugin_answers_calls_and_writes_only_what_is_granted(tmp_path: Path, unix: bool) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2", encoding="utf-8")
     folder = tmp_path / "granted"
     folder.mkdir()
     async with running_bus(unix=unix) as bus, _plugin(bus.grpc_addresses[0], folder) as process:
         async with Host(bus.grpc_addresses[0]) as host:
-            await _offered(host)
+            await _wait_until_offered(host)
             results = await asyncio.gather(*(host.call("note", {"text": "x"}) for _ in range(100)))
             assert [result.unwrap() for result in results] == [1] * 100
             assert (folder / "notes").read_text(encoding="utf-8") == "x" * 100
             assert (await host.call("base", {})).unwrap() == "[1]"
             assert (await host.call("tidy", {})).unwrap() is True
-            refused = await host.call("look", {"path": str(secret)})
-            assert refused.error is not None
-            assert "the sandbox refuses to read" in refused.error.message
+            denied = await host.call("look", {"path": str(secret)})
+            assert denied.error is not None
+            assert "the sandbox denies reading" in denied.error.message
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 5) == 0
 
 
-async def test_a_sandboxed_plugin_comes_back_after_the_bus_restarts(tmp_path: Path) -> None:
+async def test_a_sandboxed_plugin_reconnects_after_the_bus_restarts(tmp_path: Path) -> None:
     async with running_bus() as bus:
         address = bus.grpc_addresses[0]
     async with _plugin(address, tmp_path):
         for _ in range(2):
             async with running_bus(grpc=(address,)), Host(address) as host:
-                await _offered(host)
+                await _wait_until_offered(host)
                 assert (await host.call("note", {"text": "x"})).unwrap() == 1
 
 
-async def test_a_tool_that_spins_ends_its_process_by_its_processor_time(tmp_path: Path) -> None:
+async def test_a_tool_that_spins_has_its_process_ended_by_the_limit_on_processor_time(tmp_path: Path) -> None:
     async with running_bus() as bus, _plugin(bus.grpc_addresses[0], tmp_path) as process:
         async with Host(bus.grpc_addresses[0]) as host:
-            await _offered(host)
+            await _wait_until_offered(host)
             result = await host.call("spin", {})
             assert result.error is not None
         assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGXCPU

@@ -1,8 +1,7 @@
-"""Tries the ways out of `breakouts.py`; ``python -m tests.dropin.sandbox.trial`` prints what stopped each, as a table.
+"""Runs the attempts of `breakouts.py`; ``python -m tests.dropin.sandbox.trial`` prints what stopped each, as a table.
 
-A launcher with a clean environment forks a process for each attempt, which sandboxes itself and tries. What it
-inherits, its stdout apart, is a descriptor of a file that is none of its business.
-"""
+A launcher with a clean environment forks a process for each attempt, which sandboxes itself and runs the attempt. It
+inherits its stdout and the descriptor of a file that it must not read."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _SECRET = "hunter2"
 
 
 def try_all(layers: Mapping[str, bool]) -> dict[str, str]:
-    """Tries every way out with these layers; returns by name `ESCAPED`, or the exception or signal that stopped it."""
+    """Runs every attempt with these layers; returns by name `ESCAPED`, or the exception or signal that stopped it."""
     hidden = {"BREAKOUT_SECRET": _SECRET, "TOOLBUS_TOKEN": _SECRET}
     with _surroundings() as names:
         done = subprocess.run(
@@ -52,8 +51,8 @@ def try_all(layers: Mapping[str, bool]) -> dict[str, str]:
     return outcomes
 
 
-def by_whom(outcome: str) -> str:
-    """Says in a word or two which layer an outcome comes from."""
+def stopped_by(outcome: str) -> str:
+    """Returns the layer that an outcome comes from."""
     if outcome == ESCAPED:
         return ESCAPED
     if "the sandbox" in outcome:
@@ -62,7 +61,7 @@ def by_whom(outcome: str) -> str:
         return "the bus"
     if outcome.startswith(("MemoryError", "SIGXCPU", "OSError: [Errno 27]", "OSError: [Errno 24]")):
         return "limit"
-    # SIGINT ends the process where Python's handler of it is not there.
+    # SIGINT ends the process, since Python's handler of it was removed.
     if outcome.startswith(("KeyError", "OSError: [Errno 9]", "ValueError: signal only works in main thread", "SIGINT")):
         return "not there"
     kernel = ("ermission", "not permitted", "nothing could be executed", "unable to open database", "cross-device link")
@@ -71,27 +70,27 @@ def by_whom(outcome: str) -> str:
 
 @contextmanager
 def _surroundings() -> Iterator[dict[str, object]]:
-    """Lays out what attempts aim at; yields the names that they know it by."""
+    """Creates what attempts try to reach; yields it by the names that their code uses."""
     with (
         tempfile.TemporaryDirectory(prefix="breakout-") as top,
         socket.create_server(("127.0.0.1", 0)) as tcp,
         _running_bus() as bus,
     ):
-        at = Path(os.path.realpath(top))
+        root = Path(os.path.realpath(top))
         for folder in ("folder", "outside/empty", "home/.ssh", "bus_data"):
-            (at / folder).mkdir(parents=True)
+            (root / folder).mkdir(parents=True)
         for file in ("outside/secret", "home/.ssh/id_ed25519", "bus_data/toolbus.db", "other_tool.db"):
-            (at / file).write_text(_SECRET, encoding="utf-8")
-        (at / "folder/link").symlink_to(at / "outside/secret")
+            (root / file).write_text(_SECRET, encoding="utf-8")
+        (root / "folder/link").symlink_to(root / "outside/secret")
         for library in Path(sysconfig.get_config_var("DESTSHARED")).glob("_csv.*.so"):
-            shutil.copy(library, at / "folder/_csv.so")
+            shutil.copy(library, root / "folder/_csv.so")
         with socket.socket(socket.AF_UNIX) as unix:
-            unix.bind(str(at / "unix"))
+            unix.bind(str(root / "unix"))
             unix.listen()
             yield {
-                **{name: str(at / name) for name in ("folder", "outside", "home", "bus_data", "unix")},
-                "secret": str(at / "outside/secret"),
-                "other_tool": str(at / "other_tool.db"),
+                **{name: str(root / name) for name in ("folder", "outside", "home", "bus_data", "unix")},
+                "secret": str(root / "outside/secret"),
+                "other_tool": str(root / "other_tool.db"),
                 "port": tcp.getsockname()[1],
                 **bus,
             }
@@ -99,7 +98,7 @@ def _surroundings() -> Iterator[dict[str, object]]:
 
 @contextmanager
 def _running_bus() -> Iterator[dict[str, str]]:
-    """Runs a bus with a tool for some users only; yields where it listens."""
+    """Runs a bus with a tool for an access level; yields its addresses."""
     from toolbus.functions.threads import LoopThread  # not in what sandboxes itself: they bring grpc
     from toolbus.testing import running_bus
 
@@ -107,10 +106,10 @@ def _running_bus() -> Iterator[dict[str, str]]:
 
     async def start() -> dict[str, str]:
         bus = await running.enter_async_context(running_bus())
-        bus.dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
+        bus.dispatcher.settled_at = 0.0  # a bus that has just started answers UNAVAILABLE to unknown names
 
         def high() -> None:
-            """For some."""
+            """Needs an access level."""
 
         bus.tool(min_level=50)(high)
         return {"bus_itself": bus.grpc_addresses[0], "bus": await bus.dropin_address()}
@@ -124,28 +123,28 @@ def _running_bus() -> Iterator[dict[str, str]]:
 
 
 def _launch(names: dict[str, Any], layers: dict[str, Any]) -> None:
-    """Runs in the launcher: forks for each attempt, and writes the outcomes to stdout."""
-    opened = os.open(names["secret"], os.O_RDWR)
-    os.set_inheritable(opened, True)
-    names |= {"inherited": opened, "parent": os.getpid(), "os": os, "__file__": __file__}
+    """Runs in the launcher: forks a process for each attempt, and writes the outcomes to stdout."""
+    descriptor = os.open(names["secret"], os.O_RDWR)
+    os.set_inheritable(descriptor, True)
+    names |= {"inherited": descriptor, "parent": os.getpid(), "os": os, "__file__": __file__}
     outcomes = {}
     for breakout in ALL:
-        reading, writing = os.pipe()
+        read_end, write_end = os.pipe()
         if (child := os.fork()) == 0:
-            os.dup2(writing, 1)
+            os.dup2(write_end, 1)
             signal.alarm(_SECONDS)  # its default ends the process
             _attempt(textwrap.dedent(breakout.code), names, layers)
-        os.close(writing)
-        with open(reading, encoding="utf-8") as pipe:
-            said = pipe.read()
+        os.close(write_end)
+        with open(read_end, encoding="utf-8") as pipe:
+            output = pipe.read()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        outcomes[breakout.name] = said if status == 0 else describe_exit(status)
+        outcomes[breakout.name] = output if status == 0 else describe_exit(status)
     json.dump(outcomes, sys.stdout)
 
 
 def _attempt(code: str, names: dict[str, Any], layers: dict[str, Any]) -> None:
-    """Runs in the forked process: sandboxes it, tries the code, writes the outcome and ends."""
-    write, leave = os.write, os._exit  # an attempt may replace them
+    """Runs in the forked process: sandboxes it, runs the code, writes the outcome and ends."""
+    write, end = os.write, os._exit  # an attempt may replace them
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     grants = Grants(write=(Path(names["folder"]),), cpu_seconds_per_call=1)
     protection = apply(grants, bus=names["bus"], **layers)
@@ -154,10 +153,10 @@ def _attempt(code: str, names: dict[str, Any], layers: dict[str, Any]) -> None:
         outcome = ESCAPED
         try:
             exec(code, {**names, "protection": protection})
-        except BaseException as problem:
-            outcome = f"{type(problem).__name__}: {problem}"
+        except BaseException as error:
+            outcome = f"{type(error).__name__}: {error}"
         write(1, outcome.encode())
-        leave(0)
+        end(0)
 
     run_beside_main(run, lambda name: None)
 
@@ -166,7 +165,7 @@ def _print_table() -> None:
     columns = [try_all(layers) for layers in (BOTH, AUDIT_ALONE, LANDLOCK_ALONE)]
     print("| attempt | both layers | audit hooks alone | Landlock alone |\n| --- | --- | --- | --- |")
     for breakout in ALL:
-        print(f"| {breakout.name} | " + " | ".join(by_whom(outcomes[breakout.name]) for outcomes in columns) + " |")
+        print(f"| {breakout.name} | " + " | ".join(stopped_by(outcomes[breakout.name]) for outcomes in columns) + " |")
 
 
 if __name__ == "__main__":

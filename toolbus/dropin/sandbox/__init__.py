@@ -1,4 +1,4 @@
-"""A process of tools in its sandbox: what it may do, and what sees to it."""
+"""Puts a process of untrusted tools into a sandbox: what it may do, and the layers that enforce it."""
 
 from toolbus.dropin.sandbox.main_thread import run_beside_main
 from toolbus.dropin.sandbox.process_limits import CpuGuard
@@ -11,7 +11,7 @@ __all__ = [
     "Grants",
     "Protection",
     "apply",
-    # Around its tools and their calls
+    # Running its tools and their calls
     "run_beside_main",
     "CpuGuard",
     # Its environment and its token

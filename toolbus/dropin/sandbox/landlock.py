@@ -1,12 +1,12 @@
-"""Landlock: the Linux kernel's own sandbox, which a process puts on and cannot take off.
+"""Restricts this process by Landlock, the Linux kernel's own sandbox, which a process enters and cannot leave.
 
-It holds against native code too, where audit hooks do not. Three system calls, made through ctypes, so that nothing has
-to be installed. A kernel knows the rights of its ABI; what a newer one would add is left out, and `restrict` says which
-ABI it found. What no ABI up to 7 covers, and only the audit hooks refuse: UDP and other protocols than TCP, listening
-without a bind, connecting to a unix socket that has a path, the mode, owner and times of files, starting a process
-(though not executing a program in it).
+Landlock holds against native code too, where audit hooks do not. It takes three system calls, made through ctypes, so
+nothing has to be installed. A kernel knows the rights of its ABI; what a newer ABI would add is left out, and
+`restrict` returns the ABI that it found. What no ABI up to 7 covers, and only the audit hooks deny: UDP and other
+protocols than TCP, listening without a bind, connecting to a unix socket that has a path, the mode, owner and times of
+files, starting a process (though not executing a program in it).
 
-It binds the calling thread and those that it starts from then on: call it before there are others.
+It binds the calling thread and the threads that it starts later: call it before there are others.
 
 Source: the kernel's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h.
 """
@@ -58,17 +58,17 @@ class Net(IntFlag):
 
 
 class Scope(IntFlag):
-    """What ends at the sandbox's border: `LANDLOCK_SCOPE_*`."""
+    """What does not leave the sandbox: `LANDLOCK_SCOPE_*`."""
 
     ABSTRACT_UNIX_SOCKET = 1 << 0
     SIGNAL = 1 << 1
 
 
-# The first ABI that knows each right. Below 2, REFER is refused without being asked for.
+# The first ABI that knows each right. Below 2, REFER is always denied.
 _FILES_SINCE = {Files.REFER: 2, Files.TRUNCATE: 3, Files.IOCTL_DEV: 5}
 _NET_SINCE, _SCOPE_SINCE = 4, 6
 
-# Rights that make sense on a file that is no directory; the kernel refuses a rule with others.
+# Rights that apply to a file that is not a directory; the kernel rejects a rule with others.
 _ON_FILE = Files.EXECUTE | Files.WRITE_FILE | Files.READ_FILE | Files.TRUNCATE | Files.IOCTL_DEV
 _READ = Files.READ_FILE | Files.READ_DIR
 _WRITE = (
@@ -80,19 +80,19 @@ _WRITE = (
     | Files.REMOVE_FILE
     | Files.REMOVE_DIR
     | Files.REFER
-)  # no links, sockets, pipes and devices: nothing but files and directories
+)  # files and directories only: no links, sockets, pipes and devices
 
 
 class LandlockMissing(Exception):
-    """This kernel or platform has no Landlock; says why."""
+    """This kernel or platform has no Landlock; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What stays possible. Everything else is refused, executing programs and binding ports without exception.
+    """What stays allowed. Everything else is denied, executing programs and binding ports without exception.
 
     Attributes:
-        read: files and directories, with all beneath them; those that do not exist are passed over.
+        read: files and directories, with everything below them; those that do not exist are skipped.
         write: files and directories that may be written to and read; they have to exist.
         ports: TCP ports that may be connected to, on any host: the kernel does not look at addresses.
     """
@@ -114,17 +114,17 @@ def handled(abi: int) -> tuple[Files, Net, Scope]:
 
 
 def restrict(rules: Rules) -> int:
-    """Restricts this thread and those that it starts, for good; returns the kernel's ABI.
+    """Restricts this thread and those that it starts, permanently; returns the kernel's ABI.
 
     Raises:
-        LandlockMissing: there is none here; nothing has been restricted.
-        OSError: a path of `write` does not exist, or the kernel refused a step.
+        LandlockMissing: it is not available here; nothing has been restricted.
+        OSError: a path of `write` does not exist, or the kernel rejected a step.
     """
     if not sys.platform.startswith("linux"):
-        raise LandlockMissing(f"{sys.platform} has none")
+        raise LandlockMissing(f"{sys.platform} does not have it")
     if platform.machine() not in _SAME_NUMBERS:
-        raise LandlockMissing(f"its system calls are not known for {platform.machine()}")
-    kernel = _Kernel()
+        raise LandlockMissing(f"its system call numbers are not known for {platform.machine()}")
+    kernel = LandlockKernel()
     abi = kernel.abi()
     files, net, scope = handled(abi)
     ruleset = kernel.create(int(files), int(net), int(scope))
@@ -139,22 +139,22 @@ def restrict(rules: Rules) -> int:
     return abi
 
 
-def _add_paths(kernel: _Kernel, ruleset: int, paths: Iterable[str], rights: Files, *, must_exist: bool) -> None:
+def _add_paths(kernel: LandlockKernel, ruleset: int, paths: Iterable[str], rights: Files, *, must_exist: bool) -> None:
     for path in paths:
         try:
-            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             if must_exist:
                 raise
             continue
         try:
-            kernel.add_path(ruleset, int(rights if os.path.isdir(path) else rights & _ON_FILE), opened)
+            kernel.add_path(ruleset, int(rights if os.path.isdir(path) else rights & _ON_FILE), descriptor)
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
 
-class _Kernel:
-    """The system calls, in words. ctypes is imported here only: nothing of it may stay in a module's names."""
+class LandlockKernel:
+    """Makes the system calls. ctypes is imported here only: no module may keep a reference to it."""
 
     def __init__(self) -> None:
         import ctypes
@@ -162,13 +162,13 @@ class _Kernel:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.syscall.restype = ctypes.c_long
 
-        def call(what: str, number: int, *arguments: int | bytes) -> int:
+        def call(name: str, number: int, *arguments: int | bytes) -> int:
             # A C library's `syscall` takes any number of arguments; each is as wide as a register.
             wide = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
             result = int(libc.syscall(ctypes.c_long(number), *wide))
             if result < 0:
                 error = ctypes.get_errno()
-                raise OSError(error, f"{what}: {os.strerror(error)}")
+                raise OSError(error, f"{name}: {os.strerror(error)}")
             return result
 
         def no_new_privileges() -> None:
@@ -182,16 +182,16 @@ class _Kernel:
     def abi(self) -> int:
         try:
             return self._call("landlock_create_ruleset", _CREATE_RULESET, 0, 0, _VERSION_FLAG)
-        except OSError as problem:  # ENOSYS: not built in, or before 5.13; EOPNOTSUPP: switched off at boot
-            raise LandlockMissing(f"this kernel has none ({problem.strerror})") from None
+        except OSError as error:  # ENOSYS: not built in, or before 5.13; EOPNOTSUPP: switched off at boot
+            raise LandlockMissing(f"this kernel does not have it: {error.strerror}") from None
 
     def create(self, files: int, net: int, scope: int) -> int:
         words = [files] + ([net] if net or scope else []) + ([scope] if scope else [])
         attributes = b"".join(word.to_bytes(8, sys.byteorder) for word in words)
         return self._call("landlock_create_ruleset", _CREATE_RULESET, attributes, len(attributes), 0)
 
-    def add_path(self, ruleset: int, rights: int, opened: int) -> None:
-        rule = rights.to_bytes(8, sys.byteorder) + opened.to_bytes(4, sys.byteorder)  # a packed struct
+    def add_path(self, ruleset: int, rights: int, descriptor: int) -> None:
+        rule = rights.to_bytes(8, sys.byteorder) + descriptor.to_bytes(4, sys.byteorder)  # a packed struct
         self._call("landlock_add_rule", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
 
     def add_port(self, ruleset: int, rights: int, port: int) -> None:
@@ -199,5 +199,5 @@ class _Kernel:
         self._call("landlock_add_rule", _ADD_RULE, ruleset, _NET_PORT, rule, 0)
 
     def enforce(self, ruleset: int) -> None:
-        self._no_new_privileges()  # what the kernel asks of those who are not root
+        self._no_new_privileges()  # the kernel requires it of users other than root
         self._call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)

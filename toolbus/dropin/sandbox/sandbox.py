@@ -1,7 +1,7 @@
-"""Puts a process into its sandbox: descriptors closed, limits set, Landlock on, audit hooks in; in this order.
+"""Puts a process into its sandbox: closes descriptors, sets limits, applies Landlock, installs the audit hook.
 
-Every layer that there is, is put on; what is missing is said in the `Protection`, and it is for the caller to decide
-whether that is enough.
+The order matters. Every layer that is available is applied. The `Protection` names what is missing, and the caller
+decides whether that is enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolbus.dropin.sandbox.sandbox_grants import Grants, bus_endpoint, readable
 from toolbus.errors import SetupError
 from toolbus.tool import MIB
 
-_FILE_MODE = 0o600  # of a granted file that is created
+_FILE_MODE = 0o600  # of a granted file that is created here
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Protection:
     """What protects the rest of the machine from this process.
 
     Attributes:
-        landlock: the kernel's Landlock ABI, 0 where it is not active. From 4 on it covers TCP, from 6 on signals.
-        landlock_missing: why it is not active; empty where it is.
-        audit: whether the audit hooks are in.
-        memory_bytes: how much address space the process may have, 0 where there is no limit.
-        cpu_seconds: how much processor time a call may take, and a minute without calls.
-        cpu: have it guard each call, and watch.
+        landlock: the kernel's Landlock ABI, 0 if it is not active. From 4 on it covers TCP, from 6 on signals.
+        landlock_missing: why it is not active; empty if it is.
+        audit: whether the audit hook is installed.
+        memory_bytes: the limit on address space, 0 if there is none.
+        cpu_seconds: the limit on processor time of a call, and of a minute without calls.
+        cpu: limits each call, and watches what runs between calls.
     """
 
     landlock: int
@@ -45,7 +45,7 @@ class Protection:
     cpu: CpuGuard = field(repr=False, compare=False)
 
     def as_text(self) -> str:
-        """Says it in a line, for people."""
+        """Returns a line for people."""
         kernel = f"Landlock ABI {self.landlock}" if self.landlock else f"no Landlock ({self.landlock_missing})"
         memory = f"{self.memory_bytes // MIB} MiB of address space" if self.memory_bytes else "memory unlimited"
         return (
@@ -63,23 +63,23 @@ def apply(
     landlock: bool = True,
     audit: bool = True,
 ) -> Protection:
-    """Sandboxes this process, for good.
+    """Sandboxes this process, permanently.
 
-    To be called first: on the main thread, before there are others and before grpc is imported, since Landlock binds a
+    Call it first: on the main thread, before there are others and before grpc is imported, since Landlock binds a
     thread and those that it starts. Granted files that do not exist are created, empty.
 
     Args:
         bus: the bus's address, ``HOST:PORT`` or ``unix:PATH``.
         readable: further files and directories that may be read: the tool files. Name the files rather than their
-            folder, or whatever else lies there can be read too.
+            folder, or everything else in it can be read too.
         keep_fds: inherited descriptors that stay open besides 0, 1 and 2.
-        landlock, audit: False leaves a layer out, to see what the others do.
+        landlock, audit: False leaves a layer out, to test the others.
 
     Raises:
-        SetupError: it was not called first, or a granted path cannot be had; the process is not to go on.
+        SetupError: it was not called first, or a granted path is not available; the process must not go on.
     """
-    _first()
-    written = _written(grants)
+    _require_first()
+    written = _create_files(grants)
     endpoint = bus_endpoint(bus)
     unix = endpoint if isinstance(endpoint, str) else ""
     connect = (*grants.connect, *(() if isinstance(endpoint, str) else (endpoint,)))
@@ -93,12 +93,12 @@ def apply(
     guard = CpuGuard(grants.cpu_seconds_per_call)
     sys.dont_write_bytecode = True  # every attempt would be refused
     if audit:
-        install(Allowed(read, written, connect, unix, kernel=abi > 0, limits=guard.wanted))
+        install(Allowed(read, written, connect, unix, kernel=abi > 0, limits=guard.new_limits))
     return Protection(abi, missing, audit, memory, grants.cpu_seconds_per_call, guard)
 
 
-def _first() -> None:
-    """Sees to it that the sandbox comes before everything that it could not bind."""
+def _require_first() -> None:
+    """Refuses to sandbox a process that has threads or libraries which the sandbox would not bind."""
     if threading.current_thread() is not threading.main_thread() or _threads() != 1:
         raise SetupError(f"{_threads()} threads run already: sandbox the process first, on its main thread")
     if "grpc" in sys.modules:
@@ -112,33 +112,33 @@ def _threads() -> int:
         return threading.active_count()
 
 
-def _written(grants: Grants) -> tuple[str, ...]:
-    """Returns the resolved paths that may be written; all exist."""
+def _create_files(grants: Grants) -> tuple[str, ...]:
+    """Returns the resolved paths that may be written, after creating the files that did not exist."""
     written = []
     for path in grants.write:
         real = os.path.realpath(path)
         if not os.path.isdir(real):
             try:
                 os.close(os.open(real, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE))
-            except OSError as problem:
+            except OSError as error:
                 raise SetupError(
-                    f"the granted file {str(path)!r} cannot be had ({problem.strerror}): make its directory, or grant "
-                    "another"
+                    f"the granted file {str(path)!r} cannot be created or opened ({error.strerror}): create its "
+                    "directory, or grant another file"
                 ) from None
         written.append(real)
     return tuple(written)
 
 
 def _close_all_but(kept: set[int]) -> None:
-    """Closes what the process inherited: a descriptor is a right that no sandbox takes away."""
+    """Closes what the process inherited: no layer takes away the access that an open descriptor gives."""
     try:
-        found = [int(name) for name in os.listdir("/dev/fd")]
+        inherited = [int(name) for name in os.listdir("/dev/fd")]
     except OSError:
-        found = list(range(4096))
-    for number in set(found) - kept:
+        inherited = list(range(4096))
+    for number in set(inherited) - kept:
         try:
             os.close(number)
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             pass
 
 
@@ -147,5 +147,5 @@ def _restrict(rules: Rules) -> tuple[int, str]:
         return restrict(rules), ""
     except LandlockMissing as missing:
         return 0, str(missing)
-    except OSError as problem:  # no layer, so the caller has to know; a path of `rules` exists by now
-        return 0, problem.strerror or str(problem)
+    except OSError as error:  # the kernel rejected it; the paths of `rules` exist
+        return 0, error.strerror or str(error)

@@ -1,7 +1,8 @@
-"""What a sandboxed process finds in its environment, and how it gets its token without finding it there.
+"""Makes the environment of a sandboxed process, and hands it its token without leaving the token there.
 
-A variable stays readable in ``/proc/PID/environ`` for as long as the process lives, also after `os.environ` lost it. So
-the token comes through a pipe, whose number is in ``TOOLBUS_TOKEN_FD``; once read it is nowhere but in the SDK.
+A variable stays readable in ``/proc/PID/environ`` for as long as the process lives, also after it was removed from
+`os.environ`. So the token comes through a pipe, whose number is in ``TOOLBUS_TOKEN_FD``; once read it is only in the
+SDK's memory.
 """
 
 from __future__ import annotations
@@ -20,65 +21,67 @@ _KEPT = {
     *("PYTHONHASHSEED", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONTZPATH", "PYTHONDEVMODE"),
     *("TOOLBUS_ADDRESS", "TOOLBUS_SUPERVISOR", "TOOLBUS_GRPC_EXPERIMENTS"),
 }
-_KEPT_BEGINNINGS = ("LC_", "GRPC_")
-_ALWAYS = {
+_KEPT_PREFIXES = ("LC_", "GRPC_")
+_ADDED = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
-    "PYTHONSAFEPATH": "1",  # else the working directory, or the script's, is where modules are looked for first
-    "MALLOC_ARENA_MAX": "2",  # glibc would reserve 64 MiB a thread, which all count as memory
+    "PYTHONSAFEPATH": "1",  # else Python looks for modules in the working directory first
+    "MALLOC_ARENA_MAX": "2",  # else glibc reserves 64 MiB for each thread, which counts as memory
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_CODE = re.compile(r"LD_.*|DYLD_.*|PYTHON.*|TOOLBUS_.*|MALLOC_.*|GLIBC_.*|GCONV_PATH|PATH", re.ASCII)
+_DECIDES_CODE = re.compile(r"LD_.*|DYLD_.*|PYTHON.*|TOOLBUS_.*|MALLOC_.*|GLIBC_.*|GCONV_PATH|PATH", re.ASCII)
 
 
 def clean_environment(secrets: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the environment of a process to be sandboxed: what Python and the SDK need, and the granted secrets.
 
     Args:
-        secrets: names of variables that its tools may know; those that are not set stay unset.
-        environment: what to choose from; None means this process's.
+        secrets: names of variables that its tools may read; those that are not set stay unset.
+        environment: to choose from; None means this process's.
 
     Raises:
-        SetupError: a name is no variable's, or one that decides which code the process runs.
+        SetupError: a name is not a valid variable name, or the variable decides which code the process runs.
     """
     environment = os.environ if environment is None else environment
     for name in secrets:
         if not _NAME.fullmatch(name):
-            raise SetupError(f"secret {name[:140]!r} is no name of a variable: letters, digits and _ only")
-        if _CODE.fullmatch(name):
-            raise SetupError(f"secret {name!r} decides how the process runs and cannot be granted: use another name")
+            raise SetupError(f"the secret {name[:140]!r} is not a valid variable name: use letters, digits and _")
+        if _DECIDES_CODE.fullmatch(name):
+            raise SetupError(
+                f"the secret {name!r} decides which code the process runs and cannot be granted: use another variable"
+            )
     kept = {
         name: value
         for name, value in environment.items()
-        if name in _KEPT or name in secrets or name.startswith(_KEPT_BEGINNINGS)
+        if name in _KEPT or name in secrets or name.startswith(_KEPT_PREFIXES)
     }
-    return kept | _ALWAYS
+    return kept | _ADDED
 
 
 def token_pipe(token: str) -> int:
-    """Returns the reading end of a pipe that holds a token.
+    """Returns the read end of a pipe that holds a token.
 
-    Give its number to the process as ``TOOLBUS_TOKEN_FD`` and by ``pass_fds``, then close it.
+    Pass its number to the process in ``TOOLBUS_TOKEN_FD`` and in ``pass_fds``, then close it.
 
     Raises:
         SetupError: the token is too long.
     """
     text = token.encode()
     if len(text) > MAX_TOKEN:
-        raise SetupError(f"a token of {len(text)} bytes is longer than {MAX_TOKEN}: choose a shorter one")
-    reading, writing = os.pipe()
+        raise SetupError(f"the token has {len(text)} bytes, the limit is {MAX_TOKEN}: choose a shorter one")
+    read_end, write_end = os.pipe()
     try:
-        os.write(writing, text)
+        os.write(write_end, text)
     finally:
-        os.close(writing)
-    return reading
+        os.close(write_end)
+    return read_end
 
 
 def take_token(environment: MutableMapping[str, str] | None = None) -> str:
-    """Reads the token that `token_pipe` left for this process; empty where there is none. Call it before `apply`.
+    """Reads the token that `token_pipe` left for this process; empty if there is none. Call it before `apply`.
 
     Raises:
-        SetupError: ``TOOLBUS_TOKEN_FD`` names no open pipe.
+        SetupError: ``TOOLBUS_TOKEN_FD`` is not the number of an open pipe.
     """
     environment = os.environ if environment is None else environment
     number = environment.pop(TOKEN_FD, "")
@@ -87,5 +90,5 @@ def take_token(environment: MutableMapping[str, str] | None = None) -> str:
     try:
         with open(int(number), "rb") as pipe:
             return pipe.read(MAX_TOKEN).decode()
-    except (OSError, ValueError) as problem:
-        raise SetupError(f"{TOKEN_FD} is {number!r}, it must be an open pipe with the token: {problem}") from None
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{TOKEN_FD} is {number!r}, it must be the number of an open pipe: {error}") from None

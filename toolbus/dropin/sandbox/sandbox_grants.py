@@ -1,6 +1,6 @@
-"""What a sandboxed process may do besides calling the bus, and what everybody may read.
+"""Describes what a sandboxed process may do besides calling the bus, and what every such process may read.
 
-A plain value: nothing is asked of the system here but which of the usual directories there are.
+Plain values. Of the system it only asks which of the usual directories exist.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What an operator lets one process of tools do. Nothing, by default, but compute and speak to the bus.
+    """What an operator grants to one process of tools. By default it may compute and talk to the bus, nothing else.
 
     Attributes:
-        write: files and directories that may be read and written. A directory has to exist and goes with all beneath
-            it; any other path is one file, which is created empty where it does not exist, and can be neither removed
-            nor replaced. SQLite makes files beside its database and needs a directory.
+        write: files and directories that may be read and written. A directory has to exist and includes everything
+            below it; any other path is one file, which is created empty if it does not exist, and can be neither
+            removed nor replaced. SQLite makes files beside its database and needs a directory.
         read: further files and directories that may be read.
-        connect: hosts and TCP ports that may be connected to; an IPv6 host stands without brackets.
+        connect: hosts and TCP ports that may be connected to; an IPv6 host without brackets.
         memory_bytes: address space for tools, besides what Python, grpc and the SDK take.
-        cpu_seconds_per_call: processor time that a call may take before the process is ended.
-        file_bytes: how long a file may be made.
+        cpu_seconds_per_call: processor time that a call may take; beyond it the process is ended.
+        file_bytes: the maximum size of a file that is written.
     """
 
     write: tuple[Path, ...] = ()
@@ -56,21 +56,21 @@ class Grants:
     def __post_init__(self) -> None:
         for path in (*self.write, *self.read):
             if not path.is_absolute():
-                raise SetupError(f"a grant names the path {str(path)!r}, it must be absolute: write it out")
+                raise SetupError(f"a grant names the path {str(path)!r}, it must be an absolute path")
         for host, port in self.connect:
             if not host or not 1 <= port <= 65535:
                 raise SetupError(f"a grant names {host!r} port {port}, it must be a host and a port from 1 to 65535")
-        least = {"memory_bytes": 16 * MIB, "cpu_seconds_per_call": 1, "file_bytes": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise SetupError(f"a grant sets {name} to {getattr(self, name)}, it must be {smallest} or more")
+        minimums = {"memory_bytes": 16 * MIB, "cpu_seconds_per_call": 1, "file_bytes": 1}
+        for name, minimum in minimums.items():
+            if getattr(self, name) < minimum:
+                raise SetupError(f"a grant sets {name} to {getattr(self, name)}, it must be {minimum} or more")
 
 
 def readable_everywhere() -> tuple[Path, ...]:
     """Returns what every sandboxed process may read: Python, its packages, and what the system's libraries need.
 
-    No home, no temporary, data or working directory. Of `sys.path` only what belongs to Python: the first entry may be
-    anybody's home.
+    No home, temporary, data or working directory. Of `sys.path` only what belongs to Python: the first entry may be a
+    home directory.
     """
     python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *site.getsitepackages()}
     python |= {entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")}
@@ -82,7 +82,7 @@ def bus_endpoint(bus: str) -> tuple[str, int] | str:
     """Returns host and port of the bus's address, or the path of its unix socket.
 
     Raises:
-        SetupError: the address is neither.
+        SetupError: the address is not one of the two.
     """
     if bus.startswith("unix:") and len(bus) > 5:
         return os.path.realpath(bus.removeprefix("unix:"))
