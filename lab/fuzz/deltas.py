@@ -122,7 +122,7 @@ def run(data: bytes) -> None:
     except EndpointError:
         return
     except TypeError as refusal:
-        hold("is no answer of a model" in str(refusal), f"a refusal without a sentence: {refusal!r}")
+        hold("is not an answer of a model" in str(refusal), f"a refusal without a sentence: {refusal!r}")
         return
     for call in turn.calls:
         texts: list[Any] = [call.id, call.name, call.arguments_json]

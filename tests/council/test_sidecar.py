@@ -419,7 +419,7 @@ async def test_whatever_a_client_raises_is_passed_on_where_nothing_can_be_left_o
 
 
 async def test_a_dialect_that_is_no_models_is_refused_with_its_own_words() -> None:
-    with pytest.raises(NotImplementedError, match="MCP is no chat"):
+    with pytest.raises(NotImplementedError, match="MCP is not a chat"):
         await model_of(Endpoint(Mcp(), lambda request: None))(QUESTION)
 
 

@@ -227,5 +227,5 @@ def test_what_only_a_chat_has_is_refused_with_what_to_use_instead() -> None:
         lambda: MCP.history([Message("user", "Hi")], NAMES),
         lambda: MCP.request([], EXPORT),
     ):
-        with pytest.raises(NotImplementedError, match=r"MCP is no chat: .* parse\(\)"):
+        with pytest.raises(NotImplementedError, match=r"MCP is not a chat: .* parse\(\)"):
             refused()

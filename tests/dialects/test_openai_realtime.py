@@ -18,7 +18,8 @@ from tests.dialects.sample_tools import CHINESE, PLAIN, SAMPLES
 from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.grok import Grok
-from toolbus.dialects.openai_realtime import MAX_MARKS, OpenAIRealtime, RealtimeEvents
+from toolbus.dialects.openai_event_parser import MAX_CALL_KEYS
+from toolbus.dialects.openai_realtime import OpenAIEventsDialect, OpenAIRealtime
 from toolbus.dialects.qwen_realtime import QwenRealtime
 from toolbus.dialects.realtime_dialect import (
     CallsCancelled,
@@ -308,7 +309,9 @@ def test_whatever_comes_nothing_is_raised_and_no_call_is_said_twice(events: list
 
 
 @pytest.mark.parametrize("dialect", [OpenAIRealtime, Grok, GlmRealtime, QwenRealtime, StepFunRealtime])
-def test_speech_and_requests_too_many_are_read_in_all_sessions_of_these_events(dialect: type[RealtimeEvents]) -> None:
+def test_speech_and_requests_too_many_are_read_in_all_sessions_of_these_events(
+    dialect: type[OpenAIEventsDialect],
+) -> None:
     reader = dialect().parser(NameTable.empty())
     busy = {"type": "invalid_request_error", "code": "conversation_already_has_active_response", "message": "no"}
     events: list[tuple[Json, list[RealtimeEvent]]] = [
@@ -330,6 +333,6 @@ def test_speech_and_requests_too_many_are_read_in_all_sessions_of_these_events(d
 
 def test_a_provider_that_never_ends_a_response_does_not_fill_the_memory() -> None:
     reader = parser()
-    for number in range(MAX_MARKS):
+    for number in range(MAX_CALL_KEYS):
         reader.feed({**DONE, "call_id": f"c{number}", "item_id": f"i{number}", "output_index": number})
-    assert len(vars(reader)["_arriving"]) == MAX_MARKS
+    assert len(vars(reader)["_arriving"]) == MAX_CALL_KEYS

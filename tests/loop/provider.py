@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from tests.loop.played import Shelf
 from toolbus.dialects.conversation import Json
-from toolbus.dialects.openai_realtime import BUSY, OpenAIRealtime
+from toolbus.dialects.openai_event_parser import BUSY
+from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.dialects.realtime_dialect import RealtimeDialect
 from toolbus.loop.loop_events import CallEnded
 from toolbus.loop.realtime_session import RealtimeSession

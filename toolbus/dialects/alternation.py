@@ -1,4 +1,4 @@
-"""Messages in turns, for providers that want user and assistant to alternate and keep the system's words apart."""
+"""Joins messages so that user and assistant alternate, for providers that require it and take system text apart."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from toolbus.dialects.conversation import HistoryItem, Json, Message
 
-# What stands before a conversation that the model begins (a greeting, or a history that was cut): such providers want
-# the first word to be the user's, and no empty one.
+# The user's message before a conversation that the model begins (a greeting, or a history that was cut): such providers
+# require the first message to be the user's, with some text.
 OPENING = "."
 
 
 def alternating(messages: Iterable[Json], key: str, parts_of: Callable[[Any], list[Json]], opening: Json) -> list[Json]:
-    """Returns messages with neighbours of one role joined, and those left out that say nothing.
+    """Returns messages with neighbors of one role joined, without empty messages.
 
     Args:
-        key: where a message keeps its parts.
-        parts_of: returns what stands there as parts, without those that the provider refuses.
-        opening: the message to begin with where the first one is not the user's.
+        key: the key of a message's parts.
+        parts_of: returns the value of that key as parts, without those that the provider refuses.
+        opening: the first message where the conversation does not begin with the user.
     """
     joined: list[Json] = []
     for message in messages:
@@ -35,6 +35,6 @@ def alternating(messages: Iterable[Json], key: str, parts_of: Callable[[Any], li
 
 
 def system_text(items: Iterable[HistoryItem]) -> str:
-    """Returns all that the system says in a conversation; "" where it says nothing."""
-    said = (item.text for item in items if isinstance(item, Message) and item.role == "system")
-    return "\n\n".join(text for text in said if text.strip())
+    """Returns the text of all system messages of a conversation; "" where there are none."""
+    texts = (item.text for item in items if isinstance(item, Message) and item.role == "system")
+    return "\n\n".join(text for text in texts if text.strip())

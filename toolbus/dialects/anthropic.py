@@ -1,8 +1,8 @@
-"""Anthropic Messages: calls are blocks of the assistant's message, results blocks of the user's next one.
+"""Writes and reads Anthropic Messages: calls are blocks of the assistant's message, results of the user's next one.
 
-What the model said is echoed block by block, since thinking is signed and the API checks it. Everything that it refuses
-a whole request for is mended on the way: blank texts, roles that do not alternate, results that do not come first, ids
-of other providers, pictures in a failed result, and calls where no tools are exported_tools.
+The model's blocks are echoed unchanged, since thinking is signed and the API checks it. Everything for which the API
+refuses a whole request is repaired: blank texts, roles that do not alternate, results that do not come first, ids of
+other providers, images in a failed result, and calls where no tools are declared.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
-# What an image block may hold; the limit is the API's, on the base64 text.
+# The image types that the API accepts, and its limit, which applies to the base64 text.
 _IMAGE_TYPES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
-_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
-# Whose ids are kept unseen: not even those of this dialect, as another server of it may give some that the API refuses.
+_MAX_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
+# For `pair_calls`: makes all ids portable, those of this dialect too, as another server of it may give ids that the API
+# refuses.
 _NO_DIALECT = "-"
-_BLOCKS_OF_CALLS = ("tool_use", "tool_result")
+_CALL_BLOCKS = ("tool_use", "tool_result")
 
 
 class Anthropic(Dialect):
@@ -66,18 +67,18 @@ class Anthropic(Dialect):
         return [message_of("user", blocks)] if blocks else []
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
-        written: list[Json] = []
+        messages: list[Json] = []
         for step in pair_calls(_read(items, names), _NO_DIALECT):
             if isinstance(step, Message):
                 if step.role != "system":  # `request` writes it
-                    written.append(message_of(step.role, [text_block(step.text)]))
+                    messages.append(message_of(step.role, [text_block(step.text)]))
             elif isinstance(step, AnsweredTurn):
-                written += self._write_step(step, names)
+                messages += self._write_turn(step, names)
             else:
-                written.append(_without_results(step))
-        return alternating(written, "content", blocks_of, message_of("user", [text_block(OPENING)]))
+                messages.append(_without_results(step))
+        return alternating(messages, "content", blocks_of, message_of("user", [text_block(OPENING)]))
 
-    def _write_step(self, step: AnsweredTurn, names: NameTable) -> list[Json]:
+    def _write_turn(self, step: AnsweredTurn, names: NameTable) -> list[Json]:
         turn = step.turn
         blocks = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
         if blocks is None:
@@ -86,7 +87,7 @@ class Anthropic(Dialect):
         return [message_of("assistant", blocks), message_of("user", answers)]
 
     def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
-        """Returns a turn's own blocks under the calls' ids; None where they hold other calls."""
+        """Returns a turn's own blocks with the calls' current ids; None where its calls differ."""
         blocks = [dict(block) for message in turn.raw for block in blocks_of(message.get("content"))]
         uses = [block for block in blocks if block.get("type") == "tool_use"]
         if len(uses) != len(turn.calls):
@@ -108,26 +109,26 @@ class Anthropic(Dialect):
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `messages`, and where there are any `system`, `tools` and `tool_choice`.
 
-        Calls in the conversation need exported_tools tools. Where there are none to declare, they are told in words.
+        The API refuses calls in a conversation without declared tools, so without tools calls are written as text.
         """
-        offered = exported_tools(export, self.name)
+        declarations = exported_tools(export, self.name)
         messages = self.history(items, exported_names(export, self.name_rule))
         holds_calls = any(_is_call(block) for message in messages for block in blocks_of(message["content"]))
-        if holds_calls and not offered:
-            messages = _told(messages)
-        written: Json = {"messages": messages}
+        if holds_calls and not declarations:
+            messages = _calls_as_text(messages)
+        request: Json = {"messages": messages}
         if system := system_text(items):
-            written["system"] = system
-        if offered and (tools == "auto" or holds_calls):
-            written["tools"] = offered
+            request["system"] = system
+        if declarations and (tools == "auto" or holds_calls):
+            request["tools"] = declarations
             if tools == "none":
-                written["tool_choice"] = {"type": "none"}
-        return written
+                request["tool_choice"] = {"type": "none"}
+        return request
 
 
 def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | ProviderAnswer]:
-    """Yields a conversation in which calls and results in the provider's own form are recognised."""
-    ids: dict[str, str] = {}  # as they were before they were made to fit, by what `results` wrote
+    """Yields a conversation in which calls and results in the provider's own format are recognized."""
+    ids: dict[str, str] = {}  # the original id by the portable id that `results` wrote
     for item in items:
         if isinstance(item, Turn):
             ids |= {portable_id(call.id): call.id for call in item.calls}
@@ -146,14 +147,14 @@ def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryIte
 
 
 def _without_results(message: Mapping[str, Any]) -> Json:
-    """Returns a message without results: those that belong to a call stand behind it already."""
+    """Returns a message without results: those that belong to a call are written behind it already."""
     blocks = blocks_of(message.get("content"))
-    kept = [block for block in blocks if block.get("type") != "tool_result"]
-    return dict(message) if len(kept) == len(blocks) else {**message, "content": kept}
+    others = [block for block in blocks if block.get("type") != "tool_result"]
+    return dict(message) if len(others) == len(blocks) else {**message, "content": others}
 
 
 def _is_call(block: Mapping[str, Any]) -> bool:
-    return block.get("type") in _BLOCKS_OF_CALLS
+    return block.get("type") in _CALL_BLOCKS
 
 
 def _answer(call_id: str, answer: Result | ProviderAnswer) -> Json:
@@ -163,22 +164,22 @@ def _answer(call_id: str, answer: Result | ProviderAnswer) -> Json:
 
 
 def _tool_result(call_id: str, result: Result) -> Json:
-    written: Json = {"type": "tool_result", "tool_use_id": call_id}
+    head: Json = {"type": "tool_result", "tool_use_id": call_id}
     if result.is_error or result.error is not None:
-        return {**written, "content": text_of(result), "is_error": True}  # the API refuses pictures in a failure
+        return {**head, "content": text_of(result), "is_error": True}  # the API refuses images in a failed result
     images = [block for block in result.content if _is_image(block)]
     if not images:
         text = text_of(result)
-        return {**written, "content": text} if text.strip() else written
+        return {**head, "content": text} if text.strip() else head
     rest = replace(result, content=tuple(block for block in result.content if not _is_image(block)))
-    says_more = rest.content or rest.output_json not in ("", "null")
-    texts = blocks_of(text_of(rest)) if says_more else []
-    return {**written, "content": [*texts, *map(_image, images)]}
+    has_text = rest.content or rest.output_json not in ("", "null")
+    texts = blocks_of(text_of(rest)) if has_text else []
+    return {**head, "content": [*texts, *map(_image, images)]}
 
 
 def _is_image(block: pb.ContentBlock) -> bool:
     image = block.image
-    return image.mime_type in _IMAGE_TYPES and 0 < len(image.data) <= _IMAGE_BYTES
+    return image.mime_type in _IMAGE_TYPES and 0 < len(image.data) <= _MAX_IMAGE_BYTES
 
 
 def _image(block: pb.ContentBlock) -> Json:
@@ -186,21 +187,21 @@ def _image(block: pb.ContentBlock) -> Json:
     return {"type": "image", "source": {"type": "base64", "media_type": block.image.mime_type, "data": data}}
 
 
-def _told(messages: Sequence[Json]) -> list[Json]:
-    """Returns messages with calls and results as words, for a request that declares no tools."""
-    called: dict[str, str] = {}  # names of tools by the calls' ids
-    told = []
+def _calls_as_text(messages: Sequence[Json]) -> list[Json]:
+    """Returns messages with calls and results as text, for a request that declares no tools."""
+    tool_names: dict[str, str] = {}  # by the calls' ids
+    rewritten = []
     for message in messages:
         blocks: list[Json] = []
         for block in blocks_of(message["content"]):
             if block.get("type") == "tool_use":
-                called[block["id"]] = block["name"]
+                tool_names[block["id"]] = block["name"]
                 arguments = json.dumps(block["input"], ensure_ascii=False)
                 blocks.append(text_block(f"[called {block['name']} with {arguments}]"))
             elif block.get("type") == "tool_result":
-                blocks.append(text_block(f"[{called.get(block['tool_use_id'], 'a tool')} answered]"))
+                blocks.append(text_block(f"[{tool_names.get(block['tool_use_id'], 'a tool')} answered]"))
                 blocks += blocks_of(block.get("content"))
             else:
                 blocks.append(block)
-        told.append({**message, "content": blocks})
-    return told
+        rewritten.append({**message, "content": blocks})
+    return rewritten

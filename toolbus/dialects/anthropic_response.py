@@ -1,22 +1,22 @@
-"""Answers of Anthropic Messages, whole or in pieces, and the blocks that they and requests consist of."""
+"""Reads responses of Anthropic Messages, whole or streamed, and the content blocks that requests share with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call
+from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call, text_of_kind
 from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
 from toolbus.dialects.history import arguments_text
 from toolbus.dialects.result_text import arguments_object
 from toolbus.dialects.wire_names import NameTable
 
 NAME = "anthropic"
-_NOT_ECHOED = ("parsed_output",)  # the SDK's own, which the API refuses
+_NOT_ECHOED = ("parsed_output",)  # a field of the SDK, which the API refuses
 
 
 class BlockStream(TurnStream):
-    """Blocks that arrive piece by piece, by their index."""
+    """Assembles blocks that arrive in pieces, by their index."""
 
     end_mark = "message_stop"
 
@@ -24,28 +24,28 @@ class BlockStream(TurnStream):
         super().__init__()
         self._names = names
         self._blocks: dict[int, Json] = {}
-        self._inputs: dict[int, str] = {}  # arguments as the model wrote them so far
-        self._ended: set[int] = set()
-        self._stop = ""  # until the model said why it ended
-        self._stopped = False  # until nothing more comes
+        self._inputs: dict[int, str] = {}  # arguments as far as they came, by the index of their block
+        self._ended: set[int] = set()  # indexes of complete blocks
+        self._stop = ""  # the stop reason; "" until it came
+        self._stopped = False  # whether the last event came
 
     def read(self, event: Any) -> list[Delta]:
-        told = as_mapping(event)
-        kind, index = told.get("type"), told.get("index", 0)
+        event = as_mapping(event)
+        kind, index = event.get("type"), event.get("index", 0)
         if kind == "content_block_start":
-            block = self._blocks[index] = dict(as_mapping(told.get("content_block") or {}))
-            return _shown(block)
+            block = self._blocks[index] = dict(as_mapping(event.get("content_block") or {}))
+            return _deltas(block)
         if kind == "content_block_delta" and index in self._blocks:
-            return self._add(index, as_mapping(told.get("delta") or {}))
+            return self._add(index, as_mapping(event.get("delta") or {}))
         if kind == "content_block_stop":
             self._ended.add(index)
         elif kind == "message_delta":
-            self._stop = as_mapping(told.get("delta") or {}).get("stop_reason") or self._stop
+            self._stop = as_mapping(event.get("delta") or {}).get("stop_reason") or self._stop
         elif kind == "message_stop":
             self._stopped = True
         elif kind == "error":
-            raise EndpointError.of(told)
-        return []  # message_start, ping, and what is new
+            raise EndpointError.of(event)
+        return []  # message_start, ping, and kinds of a newer API
 
     @property
     def complete(self) -> bool:
@@ -63,32 +63,32 @@ class BlockStream(TurnStream):
         elif kind in ("text_delta", "thinking_delta"):
             key = kind.removesuffix("_delta")
             block[key] = (block.get(key) or "") + delta.get(key, "")
-            return _shown(delta)
+            return _deltas(delta)
         return []
 
     def finish(self) -> Turn:
         blocks = []
         for index, block in sorted(self._blocks.items()):
-            # Where a stream was cut, half a thought has no signature and half a call must not be made.
+            # Where a stream broke off, incomplete thinking has no signature and an incomplete call must not be made.
             if index not in self._ended and block.get("type") != "text":
                 continue
-            written = self._inputs.get(index)
-            # Kept as text while it is read: the model may have written what is no JSON.
-            blocks.append({**block, "input": written} if written else block)
+            arguments = self._inputs.get(index)
+            # Stays text until `turn_of` reads it: the model may have written invalid JSON.
+            blocks.append({**block, "input": arguments} if arguments else block)
         return turn_of(blocks, self._names, self._stop)
 
 
-def _shown(piece: Mapping[str, Any]) -> list[Delta]:
-    """Returns what a block or a delta holds for people."""
+def _deltas(piece: Mapping[str, Any]) -> list[Delta]:
+    """Returns the text and the reasoning of a block or a delta."""
     text, thinking = piece.get("text"), piece.get("thinking")
-    shown = [Delta("reasoning", thinking)] if isinstance(thinking, str) and thinking else []
-    return [*shown, Delta("text", text)] if isinstance(text, str) and text else shown
+    deltas = [Delta("reasoning", thinking)] if isinstance(thinking, str) and thinking else []
+    return [*deltas, Delta("text", text)] if isinstance(text, str) and text else deltas
 
 
 def turn_of(blocks: Sequence[Json], names: NameTable, stop: str) -> Turn:
-    """Returns the turn that a message's blocks make. The `input` of a call may still be text."""
+    """Returns the turn of a message's blocks. The `input` of a call may still be text."""
     calls: list[ModelCall] = []
-    kept: list[Json] = []
+    raw: list[Json] = []
     for block in blocks:
         if block.get("type") == "tool_use":
             if not block.get("name"):
@@ -99,13 +99,13 @@ def turn_of(blocks: Sequence[Json], names: NameTable, stop: str) -> Turn:
             block = {**block, "id": call.id}
             if not isinstance(block.get("input"), Mapping):
                 block["input"] = arguments_object(arguments_json)
-        kept.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
-    said = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _shown(block)]
-    echoed = blocks_of(kept)
+        raw.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
+    deltas = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _deltas(block)]
+    echoed = blocks_of(raw)
     return Turn(
-        text="".join(delta.text for delta in said if delta.kind == "text"),
+        text=text_of_kind(deltas, "text"),
         calls=tuple(calls),
-        reasoning="".join(delta.text for delta in said if delta.kind == "reasoning"),
+        reasoning=text_of_kind(deltas, "reasoning"),
         dialect=NAME,
         raw=(message_of("assistant", echoed),) if echoed else (),
         stop=stop,
@@ -113,17 +113,17 @@ def turn_of(blocks: Sequence[Json], names: NameTable, stop: str) -> Turn:
 
 
 def message_of(role: str, blocks: Sequence[Json]) -> Json:
-    """Returns a message of these blocks."""
+    """Returns a message with these blocks."""
     return {"role": role, "content": list(blocks)}
 
 
 def text_block(text: str) -> Json:
-    """Returns the block that a text is."""
+    """Returns a text as a block."""
     return {"type": "text", "text": text}
 
 
 def blocks_of(content: Any) -> list[Json]:
     """Returns content as blocks, results first, without the blank texts that the API refuses."""
-    given = [text_block(content)] if isinstance(content, str) else [dict(as_mapping(block)) for block in content or ()]
-    kept = [block for block in given if block.get("type") != "text" or (block.get("text") or "").strip()]
-    return sorted(kept, key=lambda block: block.get("type") != "tool_result")
+    blocks = [text_block(content)] if isinstance(content, str) else [dict(as_mapping(block)) for block in content or ()]
+    valid = [block for block in blocks if block.get("type") != "text" or (block.get("text") or "").strip()]
+    return sorted(valid, key=lambda block: block.get("type") != "tool_result")

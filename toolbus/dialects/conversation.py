@@ -88,6 +88,11 @@ class Delta:
     text: str
 
 
+def text_of_kind(deltas: Iterable[Delta], kind: Literal["text", "reasoning"]) -> str:
+    """Returns the whole text of one kind."""
+    return "".join(delta.text for delta in deltas if delta.kind == kind)
+
+
 class SurrogateJoiner:
     """Makes every piece of streamed text printable: a piece may end in the middle of a surrogate pair.
 

@@ -1,4 +1,4 @@
-"""Dialects by the names that users call them."""
+"""Finds dialects by the names that users call them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 from toolbus.dialects.dialect import Dialect
 from toolbus.dialects.realtime_dialect import RealtimeDialect
 from toolbus.errors import InvalidRequest
+from toolbus.text import quote
 
 _CLASSES = {
     "openai": ("openai_chat", "OpenAIChat"),
@@ -26,13 +27,13 @@ DIALECTS: tuple[str, ...] = tuple(_CLASSES)
 
 
 def find_dialect(name: str) -> Dialect | RealtimeDialect:
-    """Returns a new dialect, its file loaded only now. Keep it: it remembers what it has converted.
+    """Returns a new dialect; its module is loaded now. Use one instance for long: it caches converted schemas.
 
     Raises:
-        InvalidRequest: there is none of that name.
+        InvalidRequest: no dialect has that name.
     """
     if name not in _CLASSES:
-        raise InvalidRequest(f"there is no dialect {name[:80]!r}: there are {', '.join(DIALECTS)}")
-    module, kind = _CLASSES[name]
-    dialect: Dialect | RealtimeDialect = getattr(importlib.import_module(f"toolbus.dialects.{module}"), kind)()
+        raise InvalidRequest(f"there is no dialect {quote(name)}; the dialects are {', '.join(DIALECTS)}")
+    module, class_name = _CLASSES[name]
+    dialect: Dialect | RealtimeDialect = getattr(importlib.import_module(f"toolbus.dialects.{module}"), class_name)()
     return dialect

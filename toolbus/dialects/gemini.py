@@ -1,7 +1,7 @@
-"""Gemini's generateContent: calls and results are parts of contents; what the model said is echoed part by part.
+"""Writes and reads Gemini's generateContent: calls and results are parts of contents, echoed part by part.
 
-`Export.tools` holds the function declarations themselves; `request` wraps them, as the API wants them all in one tool.
-In what form parts are kept is said in `gemini_answer`.
+`Export.tools` holds the function declarations themselves; `request` wraps them, as the API requires them all in one
+tool. `gemini_response` defines the format of parts.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ class Gemini(Dialect):
         return PartStream(names)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        parts = [_response(each.call, self._asked_name(each.call, names), each.result) for each in answered]
+        parts = [_response(each.call, self._called_name(each.call, names), each.result) for each in answered]
         return [content_of("user", parts)] if parts else []
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
-        written: list[Json] = []
+        contents: list[Json] = []
         for step in pair_calls(_read(items, names), self.name):
             if isinstance(step, Message):
                 if step.role != "system":  # `request` writes it
-                    written.append(content_of(_ROLES[step.role], [{"text": step.text}]))
+                    contents.append(content_of(_ROLES[step.role], [{"text": step.text}]))
             elif isinstance(step, AnsweredTurn):
-                written += self._write_step(step, names)
+                contents += self._write_turn(step, names)
             else:
-                written.append(_without_responses(step))
-        return alternating(written, "parts", parts_of, content_of("user", [{"text": OPENING}]))
+                contents.append(_without_responses(step))
+        return alternating(contents, "parts", parts_of, content_of("user", [{"text": OPENING}]))
 
-    def _write_step(self, step: AnsweredTurn, names: NameTable) -> list[Json]:
+    def _write_turn(self, step: AnsweredTurn, names: NameTable) -> list[Json]:
         turn = step.turn
         parts = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
         if parts is None:
@@ -86,18 +86,19 @@ class Gemini(Dialect):
         return [content_of("model", parts), content_of("user", answers)]
 
     def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
-        """Returns a turn's own parts under the calls' ids; None where they hold other calls."""
+        """Returns a turn's own parts with the calls' current ids; None where its calls differ."""
         parts = [part_of(part) for content in turn.raw for part in content.get("parts") or ()]
         places = [place for place, part in enumerate(parts) if CALL in part]
         if len(places) != len(turn.calls):
             return None
         for place, call in zip(places, turn.calls, strict=True):
-            asked = {key: value for key, value in parts[place][CALL].items() if key != "id"}
-            parts[place] = {**parts[place], CALL: {**asked, **_id(call), "name": self._asked_name(call, names)}}
+            function_call = {key: value for key, value in parts[place][CALL].items() if key != "id"}
+            name = self._called_name(call, names)
+            parts[place] = {**parts[place], CALL: {**function_call, **_id(call), "name": name}}
         return parts
 
-    def _asked_name(self, call: ModelCall, names: NameTable) -> str:
-        """Returns the name that the model called, whatever the tool is called by now."""
+    def _called_name(self, call: ModelCall, names: NameTable) -> str:
+        """Returns the name that the model called, even if the tool's name has changed since."""
         return call.wire_name if self.name_rule.accepts(call.wire_name) else call_wire_name(call, names, self.name_rule)
 
     def _call_part(self, call: ModelCall, names: NameTable) -> Json:
@@ -108,15 +109,15 @@ class Gemini(Dialect):
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `contents` and `config`, as `client.models.generate_content` of Google's SDK takes them."""
-        offered = exported_tools(export, self.name)
+        declarations = exported_tools(export, self.name)
         contents = self.history(items, exported_names(export, self.name_rule))
         holds_calls = any(part.keys() & {CALL, RESPONSE} for content in contents for part in parts_of(content["parts"]))
         config: Json = {}
         if system := system_text(items):
             config["system_instruction"] = system
-        if offered and (tools == "auto" or holds_calls):
-            config["tools"] = [{"function_declarations": offered}]
-            # The SDK would call what it finds callable in this config by itself.
+        if declarations and (tools == "auto" or holds_calls):
+            config["tools"] = [{"function_declarations": declarations}]
+            # Without this the SDK may call Python functions by itself.
             config["automatic_function_calling"] = {"disable": True}
             if tools == "none":
                 config["tool_config"] = {"function_calling_config": {"mode": "NONE"}}
@@ -124,17 +125,17 @@ class Gemini(Dialect):
 
 
 def declaration(wire_name: str, tool: Tool, schema: Json) -> Json:
-    """Returns a tool as Gemini declares functions, in a request as in a live session."""
-    written: Json = {"name": wire_name}
+    """Returns a tool as a function declaration, the same in a request and in a live session."""
+    function: Json = {"name": wire_name}
     if tool.description:
-        written["description"] = tool.description
-    if schema.get("properties"):  # an object without any is refused
-        written["parameters"] = schema
-    return written
+        function["description"] = tool.description
+    if schema.get("properties"):  # the API refuses an object schema without properties
+        function["parameters"] = schema
+    return function
 
 
 def _id(call: ModelCall) -> Json:
-    """Returns a call's id if Gemini gave it; one that we made is not sent."""
+    """Returns a call's id if Gemini gave it; a generated id is not sent."""
     return {"id": call.id} if call.extra.get("id") else {}
 
 
@@ -150,40 +151,40 @@ def _answer(call: ModelCall, wire: str, answer: Result | ProviderAnswer) -> Json
 
 
 def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | ProviderAnswer]:
-    """Yields a conversation in which calls and responses in the provider's own form are recognised."""
-    waiting: list[ModelCall] = []  # of the newest turn, for responses without an id
+    """Yields a conversation in which calls and responses in the provider's own format are recognized."""
+    pending: list[ModelCall] = []  # of the newest turn, for responses without an id
     for item in items:
         if isinstance(item, Turn):
-            waiting = list(item.calls)
+            pending = list(item.calls)
         if not isinstance(item, Mapping):
             yield item
             continue
         parts = parts_of(item.get("parts"))
-        kept = [part for part in parts if CALL not in part or part[CALL].get("name")]
-        calls = [call_of(part, names) for part in kept if CALL in part]
+        named = [part for part in parts if CALL not in part or part[CALL].get("name")]
+        calls = [call_of(part, names) for part in named if CALL in part]
         if calls:
-            waiting = calls
-            yield Turn(calls=tuple(calls), dialect=Gemini.name, raw=(content_of("model", kept),))
+            pending = calls
+            yield Turn(calls=tuple(calls), dialect=Gemini.name, raw=(content_of("model", named),))
             continue
         for part in parts:
             if RESPONSE in part:
-                yield ProviderAnswer(_answered_id(part[RESPONSE], waiting, names), content_of("user", [part]))
+                yield ProviderAnswer(_answered_id(part[RESPONSE], pending, names), content_of("user", [part]))
         yield _without_responses(item)
 
 
-def _answered_id(response: Mapping[str, Any], waiting: list[ModelCall], names: NameTable) -> str:
-    """Returns the id of the call that a response answers: the one it says, else that of the first call of its name."""
+def _answered_id(response: Mapping[str, Any], pending: list[ModelCall], names: NameTable) -> str:
+    """Returns the id of the call that a response answers: its own id, else that of the first call with its name."""
     if response.get("id"):
         return str(response["id"])
-    for call in waiting:
+    for call in pending:
         if response.get("name") in (call.wire_name, names.wire(call.name)):
-            waiting.remove(call)
+            pending.remove(call)
             return call.id
     return "no such call"
 
 
 def _without_responses(content: Mapping[str, Any]) -> Json:
-    """Returns a content without responses: those that belong to a call stand behind it already."""
+    """Returns a content without responses: those that belong to a call are written behind it already."""
     parts = parts_of(content.get("parts"))
-    kept = [part for part in parts if RESPONSE not in part]
-    return {"role": "user", **content} if len(kept) == len(parts) else {"role": "user", **content, "parts": kept}
+    others = [part for part in parts if RESPONSE not in part]
+    return {"role": "user", **content} if len(others) == len(parts) else {"role": "user", **content, "parts": others}

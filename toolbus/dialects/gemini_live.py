@@ -1,8 +1,8 @@
-"""Gemini Live: tools fixed when the session opens, calls in batches, their answers in one message.
+"""Writes and reads Gemini Live: tools fixed when the session opens, calls in batches, their answers in one message.
 
-Messages are those of the wire, with the keys of the Python SDK (`function_declarations`), which the server reads as
-well as its own (`functionDeclarations`). With the SDK, `session_update(export)["setup"]` belongs into the config of
-`live.connect`, and `answers(...)[0]["tool_response"]` are the arguments of `send_tool_response`.
+Messages have the keys of the Python SDK (`function_declarations`), which the server accepts beside its own
+(`functionDeclarations`). With the SDK, `session_update(export)["setup"]` belongs into the config of `live.connect`,
+and `answers(...)[0]["tool_response"]` are the arguments of `send_tool_response`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, mode
 from toolbus.dialects.dialect import as_mapping
 from toolbus.dialects.export import Export
 from toolbus.dialects.gemini import declaration
-from toolbus.dialects.openai_realtime import arguments, mapping, string
+from toolbus.dialects.openai_event_parser import arguments, mapping, string
 from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeDialect, RealtimeEvent, RealtimeParser
 from toolbus.dialects.result_text import object_of
 from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
@@ -50,12 +50,12 @@ class GeminiLive(RealtimeDialect):
 
 def _response(answered: Answered, names: NameTable) -> Json:
     call = answered.call
-    given = {"id": call.id} if call.extra.get("id") else {}  # one that we made is not known there
-    return {**given, "name": call.wire_name or names.wire(call.name), "response": object_of(answered.result)}
+    call_id = {"id": call.id} if call.extra.get("id") else {}  # the server does not know an id that was generated here
+    return {**call_id, "name": call.wire_name or names.wire(call.name), "response": object_of(answered.result)}
 
 
 class _LiveParser(RealtimeParser):
-    """Reads the server's messages, in the keys of the wire or those of the SDK."""
+    """Reads the server's messages, with the keys of the wire or those of the SDK."""
 
     def __init__(self, names: NameTable) -> None:
         super().__init__(names)
@@ -63,47 +63,48 @@ class _LiveParser(RealtimeParser):
 
     def feed(self, event: Any) -> list[RealtimeEvent]:
         try:
-            told = as_mapping(event)
+            message = as_mapping(event)
         except TypeError:
             return []
-        spoken = _spoken(_either(told, "server_content", "serverContent"))
-        said: list[RealtimeEvent] = [*self.joiner.join(spoken)]
-        said += self._calls(_either(told, "tool_call", "toolCall"))
-        ids = _list(_either(told, "tool_call_cancellation", "toolCallCancellation"), "ids")
+        deltas = _deltas(_first_mapping(message, "server_content", "serverContent"))
+        events: list[RealtimeEvent] = [*self.joiner.join(deltas)]
+        events += self._calls(_first_mapping(message, "tool_call", "toolCall"))
+        ids = _first_list(_first_mapping(message, "tool_call_cancellation", "toolCallCancellation"), "ids")
         if cancelled := tuple(each for each in ids if isinstance(each, str)):
-            said.append(CallsCancelled(cancelled, answers=False))
-        return said
+            events.append(CallsCancelled(cancelled, answers=False))
+        return events
 
     def _calls(self, tool_call: Mapping[str, Any]) -> list[ModelCall]:
         """Returns the calls of one message, which are answered together."""
-        asked = [each for each in _list(tool_call, "function_calls", "functionCalls") if isinstance(each, Mapping)]
-        message = f"tool_call_{next(self._numbers)}" if asked else ""
+        entries = _first_list(tool_call, "function_calls", "functionCalls")
+        function_calls = [each for each in entries if isinstance(each, Mapping)]
+        message_id = f"tool_call_{next(self._numbers)}" if function_calls else ""
         calls = []
-        for each in asked:
+        for each in function_calls:
             if name := string(each, "name"):
-                given = string(each, "id")
-                call_id = given or f"call_{next(self._numbers)}"
-                extra = {"id": given} if given else {}
+                server_id = string(each, "id")
+                call_id = server_id or f"call_{next(self._numbers)}"
+                extra = {"id": server_id} if server_id else {}
                 call = model_call(self.names, call_id, name, arguments(each, "args"), **extra)
-                calls.append(replace(call, response=message))
+                calls.append(replace(call, response=message_id))
         return calls
 
 
-def _spoken(content: Mapping[str, Any]) -> list[Delta]:
-    """Returns what the model said, in words or as the transcript of its speech."""
-    said = []
-    for part in _list(_either(content, "model_turn", "modelTurn"), "parts"):
+def _deltas(content: Mapping[str, Any]) -> list[Delta]:
+    """Returns the model's text, or the transcript of its speech."""
+    deltas = []
+    for part in _first_list(_first_mapping(content, "model_turn", "modelTurn"), "parts"):
         if isinstance(part, Mapping) and (text := string(part, "text")):
-            said.append(Delta("reasoning" if part.get("thought") is True else "text", text))
-    if text := string(_either(content, "output_transcription", "outputTranscription"), "text"):
-        said.append(Delta("text", text))
-    return said
+            deltas.append(Delta("reasoning" if part.get("thought") is True else "text", text))
+    if text := string(_first_mapping(content, "output_transcription", "outputTranscription"), "text"):
+        deltas.append(Delta("text", text))
+    return deltas
 
 
-def _either(told: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    return next((found for key in keys if (found := mapping(told, key))), {})
+def _first_mapping(message: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    return next((value for key in keys if (value := mapping(message, key))), {})
 
 
-def _list(told: Mapping[str, Any], *keys: str) -> Sequence[Any]:
-    found = (told.get(key) for key in keys)
-    return next((value for value in found if isinstance(value, list | tuple)), ())
+def _first_list(message: Mapping[str, Any], *keys: str) -> Sequence[Any]:
+    values = (message.get(key) for key in keys)
+    return next((value for value in values if isinstance(value, list | tuple)), ())

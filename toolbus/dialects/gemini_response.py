@@ -1,7 +1,7 @@
-"""Answers of Gemini, whole or in chunks, and the parts that they and requests consist of.
+"""Reads responses of Gemini, whole or in chunks, and the content parts that requests share with them.
 
-Parts are kept with the keys of Google's Python SDK (`function_call`), which REST reads as well as its own
-(`functionCall`), and signatures as base64 text, which both take; so a turn can be stored as JSON.
+Parts have the keys of Google's Python SDK (`function_call`), which REST accepts beside its own (`functionCall`), and
+signatures as base64 text, which both accept; so a turn can be stored as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call
+from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call, text_of_kind
 from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
 from toolbus.dialects.history import arguments_text
 from toolbus.dialects.wire_names import NameTable
@@ -26,7 +26,7 @@ _CAPITAL = re.compile(r"(?<!^)[A-Z]")
 
 
 class PartStream(TurnStream):
-    """Chunks, each an answer with some more parts."""
+    """Assembles chunks, each a response with some more parts."""
 
     end_mark = "a finish_reason"
 
@@ -35,34 +35,34 @@ class PartStream(TurnStream):
         self._names = names
         self._parts: list[Json] = []
         self._calls: list[ModelCall] = []
-        self._said: list[Delta] = []
-        self._stop = ""  # until the model said why it ended
+        self._deltas: list[Delta] = []
+        self._stop = ""  # the finish reason; "" until it came
 
     def read(self, event: Any) -> list[Delta]:
-        told = _snake(as_mapping(event))
-        _check(told)
-        candidates = told.get("candidates") or ()
+        chunk = _snake_case(as_mapping(event))
+        _check(chunk)
+        candidates = chunk.get("candidates") or ()
         if not candidates:
             return []  # usage alone
-        candidate = _snake(as_mapping(candidates[0]))
-        self._stop = _plain(candidate.get("finish_reason")) or self._stop
-        said: list[Delta] = []
-        for place, given in enumerate(as_mapping(candidate.get("content") or {}).get("parts") or ()):
-            part = part_of(given)
+        candidate = _snake_case(as_mapping(candidates[0]))
+        self._stop = _as_json(candidate.get("finish_reason")) or self._stop
+        deltas: list[Delta] = []
+        for place, raw in enumerate(as_mapping(candidate.get("content") or {}).get("parts") or ()):
+            part = part_of(raw)
             if CALL in part:
                 if not part[CALL].get("name"):
                     continue
                 self._calls.append(call_of(part, self._names))
             elif part.get("text"):
-                said.append(Delta("reasoning" if part.get("thought") else "text", part["text"]))
-            self._keep(part, goes_on=place == 0)
-        self._said += said
-        return said
+                deltas.append(Delta("reasoning" if part.get("thought") else "text", part["text"]))
+            self._append(part, continues=place == 0)
+        self._deltas += deltas
+        return deltas
 
-    def _keep(self, part: Json, goes_on: bool) -> None:
-        """Keeps a part for the echo. Text that goes on in the next chunk is one part, unless one is signed."""
+    def _append(self, part: Json, continues: bool) -> None:
+        """Stores a part for the echo. Text that continues in the next chunk is one part, unless one is signed."""
         last = self._parts[-1] if self._parts else {}
-        if goes_on and _is_plain(part) and _is_plain(last) and part.get("thought") == last.get("thought"):
+        if continues and _is_plain(part) and _is_plain(last) and part.get("thought") == last.get("thought"):
             self._parts[-1] = {**last, "text": last["text"] + part["text"]}
         else:
             self._parts.append(part)
@@ -74,9 +74,9 @@ class PartStream(TurnStream):
     def finish(self) -> Turn:
         parts = parts_of(self._parts)
         return Turn(
-            text="".join(delta.text for delta in self._said if delta.kind == "text"),
+            text=text_of_kind(self._deltas, "text"),
             calls=tuple(self._calls),
-            reasoning="".join(delta.text for delta in self._said if delta.kind == "reasoning"),
+            reasoning=text_of_kind(self._deltas, "reasoning"),
             dialect=NAME,
             raw=(content_of("model", parts),) if parts else (),
             stop=self._stop,
@@ -84,60 +84,61 @@ class PartStream(TurnStream):
 
 
 def _check(answer: Mapping[str, Any]) -> None:
-    """Raises what the endpoint reports instead of an answer."""
+    """Raises the error that the endpoint reports instead of an answer."""
     if answer.get("error"):
         raise EndpointError.of(answer)
-    feedback = _snake(as_mapping(answer.get("prompt_feedback") or {}))
-    reason = _plain(feedback.get("block_reason"))
+    feedback = _snake_case(as_mapping(answer.get("prompt_feedback") or {}))
+    reason = _as_json(feedback.get("block_reason"))
     if reason:
-        said = feedback.get("block_reason_message")
-        raise EndpointError(f"the prompt was blocked: {reason}" + (f", {said}" if said else ""), _plain(answer))
+        message = feedback.get("block_reason_message")
+        raise EndpointError(f"the prompt was blocked: {reason}" + (f", {message}" if message else ""), _as_json(answer))
 
 
 def call_of(part: Json, names: NameTable) -> ModelCall:
-    """Reads a call; what has to be echoed with it is its signature, and its id if the model gave one."""
-    asked = part[CALL]
-    extra = {"id": asked["id"]} if asked.get("id") else {}
+    """Reads a call; the echo needs its signature, and its id if the model gave one."""
+    function_call = part[CALL]
+    extra = {"id": function_call["id"]} if function_call.get("id") else {}
     if part.get(SIGNATURE):
         extra[SIGNATURE] = part[SIGNATURE]
-    made = f"call_{uuid.uuid4().hex[:16]}"  # unique in every conversation, which this stream does not see
-    return model_call(names, asked.get("id") or made, asked["name"], arguments_text(asked.get("args")), **extra)
+    # A generated id is random, since it must be unique in a conversation that this stream does not see.
+    call_id = function_call.get("id") or f"call_{uuid.uuid4().hex[:16]}"
+    return model_call(names, call_id, function_call["name"], arguments_text(function_call.get("args")), **extra)
 
 
 def content_of(role: str, parts: Sequence[Json]) -> Json:
-    """Returns a content of these parts."""
+    """Returns a content with these parts."""
     return {"role": role, "parts": list(parts)}
 
 
 def parts_of(parts: Any) -> list[Json]:
-    """Returns parts, responses first, without those that hold nothing: the API refuses them."""
-    read = [part_of(part) for part in parts or ()]
-    kept = [part for part in read if part.get(SIGNATURE) or part.keys() - {"text", "thought"} or part.get("text")]
-    return sorted(kept, key=lambda part: RESPONSE not in part)
+    """Returns parts, function responses first, without empty parts, which the API refuses."""
+    every = [part_of(part) for part in parts or ()]
+    valid = [part for part in every if part.get(SIGNATURE) or part.keys() - {"text", "thought"} or part.get("text")]
+    return sorted(valid, key=lambda part: RESPONSE not in part)
 
 
 def part_of(part: Any) -> Json:
-    """Returns a part as it is kept: keys of the SDK, nothing but JSON."""
-    read: Json = {key: _plain(value) for key, value in _snake(as_mapping(part)).items() if value is not None}
-    return read
+    """Returns a part as JSON with the keys of the SDK."""
+    plain: Json = {key: _as_json(value) for key, value in _snake_case(as_mapping(part)).items() if value is not None}
+    return plain
 
 
 def _is_plain(part: Mapping[str, Any]) -> bool:
-    """Tells whether a part is text and nothing else."""
+    """Tells whether a part is only text."""
     return "text" in part and not part.keys() - {"text", "thought"}
 
 
-def _snake(given: Mapping[str, Any]) -> Json:
-    """Returns a mapping with the SDK's keys for REST's; those of the values in it are left alone."""
-    return {_CAPITAL.sub(lambda found: f"_{found[0].lower()}", key): value for key, value in given.items()}
+def _snake_case(mapping: Mapping[str, Any]) -> Json:
+    """Returns a mapping with the SDK's keys instead of REST's; keys of the values in it are unchanged."""
+    return {_CAPITAL.sub(lambda capital: f"_{capital[0].lower()}", key): value for key, value in mapping.items()}
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value of the SDK as JSON: enums as their words, bytes in base64."""
+def _as_json(value: Any) -> Any:
+    """Returns a value of the SDK as JSON: enums as their values, bytes in base64."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _as_json(inner) for key, inner in value.items()}
+    return [_as_json(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""GLM's realtime sessions: OpenAI's events and flat tools, without ids of calls and in audio mode only.
+"""Speaks GLM's realtime sessions: OpenAI's events and flat tools, without ids of calls, and tools in audio mode only.
 
-GLM knows one call of a response by its place. The id that we make of it is for our side: an answer that carried one
-would be refused. Every update of the tools repeats how turns are detected, or the server falls back to its default.
+GLM identifies a call by its place in the response. The id generated from it is for this side only, since GLM refuses
+an answer with an id. Every update of the tools repeats the turn detection, or the server falls back to its default.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from toolbus.dialects.conversation import Json
 from toolbus.dialects.export import Export, LeftOut
-from toolbus.dialects.openai_realtime import EventParser, FlatTools
+from toolbus.dialects.openai_event_parser import OpenAIEventParser
+from toolbus.dialects.openai_realtime import FlatTools
 from toolbus.dialects.realtime_dialect import RealtimeParser
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import SetupError
@@ -24,14 +25,14 @@ Mode = Literal["audio", "text"]
 class GlmRealtime(FlatTools):
     """GLM.
 
-    In text mode it calls no tools: `export` then leaves all of them out, each with that reason, and an update of the
-    session does not mention tools.
+    In text mode it calls no tools: `export` then leaves all of them out with that reason, and an update of the session
+    does not mention tools.
     """
 
     name: ClassVar[str] = "glm-realtime"
 
     def __init__(self, mode: Mode = "audio") -> None:
-        """Makes the dialect of sessions in one mode.
+        """Creates the dialect of sessions in one mode.
 
         Raises:
             SetupError: there is no such mode.
@@ -59,8 +60,8 @@ class GlmRealtime(FlatTools):
         return {"type": "function_call_output", "output": output}
 
 
-class _GlmParser(EventParser):
+class _GlmParser(OpenAIEventParser):
     """Reads GLM's events."""
 
-    def call_id(self, response: str, place: int | None, told: Mapping[str, Any]) -> str:
+    def call_id(self, response: str, place: int | None, source: Mapping[str, Any]) -> str:
         return "" if place is None else f"glm_{response}_{place}"

@@ -1,4 +1,4 @@
-"""Grok's realtime sessions: OpenAI's events and flat tools; the session's settings carry no type of their own."""
+"""Speaks Grok's realtime sessions: OpenAI's events and flat tools; a session's settings carry no type of their own."""
 
 from __future__ import annotations
 

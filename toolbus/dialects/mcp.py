@@ -1,6 +1,6 @@
-"""The Model Context Protocol: tools as a server lists them, calls as a client sends them, results as it gets them.
+"""Writes and reads the Model Context Protocol: tools as a server lists them, calls and results of `tools/call`.
 
-It is no chat, so there is neither a stream nor a history: each call comes alone and is answered alone.
+It is not a chat, so it has neither a stream nor a history: each call comes alone and is answered alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolbus.tool import Annotations, Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 # The specification of 2025-11-25 on tool names.
-MCP_NAMES = NameRule(re.compile(r"[^a-zA-Z0-9_.-]"), re.compile(r"[a-zA-Z0-9_.-]"), longest=128)
+MCP_NAMES = NameRule(re.compile(r"[^a-zA-Z0-9_.-]"), re.compile(r"[a-zA-Z0-9_.-]"), max_length=128)
 _UNKNOWN_TYPE = "application/octet-stream"
 _HINTS = {
     "read_only": "readOnlyHint",
@@ -34,34 +34,34 @@ _HINTS = {
 
 
 class Mcp(Dialect):
-    """What a server answers to `tools/list` and `tools/call`."""
+    """A server's answers to `tools/list` and `tools/call`."""
 
     name = "mcp"
     name_rule = MCP_NAMES
     schema_rules = ANY_SCHEMAS
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        written: Json = {
+        entry: Json = {
             "name": wire_name,
             "description": tool.description,
-            "inputSchema": {**schema, "type": "object"},  # clients refuse a schema that does not say so
+            "inputSchema": {**schema, "type": "object"},  # clients refuse a schema without it
         }
         if tool.display_name:
-            written["title"] = tool.display_name
+            entry["title"] = tool.display_name
         if hints := _hints(tool.annotations):
-            written["annotations"] = hints
-        return written
+            entry["annotations"] = hints
+        return entry
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         """Reads one `tools/call`: the whole request, its params, or either as an object of the SDK.
 
         Raises:
-            InvalidRequest: it is another request, or names no tool.
+            InvalidRequest: it is another request, or does not name a tool.
         """
         request = as_mapping(answer)
         method = request.get("method", "tools/call")
         if method != "tools/call":
-            raise InvalidRequest(f"the request is {method!r}, this reads tools/call only: answer it elsewhere")
+            raise InvalidRequest(f"the request is {method!r}, this dialect reads tools/call only: answer it elsewhere")
         params = request.get("params") or {} if "method" in request or "params" in request else request
         if not isinstance(params, Mapping):
             raise InvalidRequest(f"params is a {type(params).__name__}: give an object with name and arguments")
@@ -88,16 +88,16 @@ class Mcp(Dialect):
 
 
 def call_tool_result(result: Result) -> Json:
-    """Returns a result as the answer to `tools/call`: text for the model, parts as they are, an object as one."""
+    """Returns a result as the answer to `tools/call`: text, content blocks, and an object as structuredContent."""
     content = [_block(block) for block in result.content]
     text = text_of(replace(result, content=()))
     if text != "null" or not content:
         content.insert(0, {"type": "text", "text": text})
-    written: Json = {"content": content, "isError": result.is_error or result.error is not None}
+    answer: Json = {"content": content, "isError": result.is_error or result.error is not None}
     structured = arguments_object(result.output_json)
     if structured or "".join(result.output_json.split()) == "{}":
-        written["structuredContent"] = structured
-    return written
+        answer["structuredContent"] = structured
+    return answer
 
 
 def _hints(annotations: Annotations) -> Json:
@@ -115,9 +115,9 @@ def _block(block: pb.ContentBlock) -> Json:
             return {"type": "audio", **_encoded(block.audio)}
         case "resource_link":
             link = block.resource_link
-            more = {"description": link.description, "mimeType": link.mime_type}
-            written = {"type": "resource_link", "uri": link.uri, "name": link.name or link.uri}
-            return written | {key: value for key, value in more.items() if value}
+            optional = {"description": link.description, "mimeType": link.mime_type}
+            entry = {"type": "resource_link", "uri": link.uri, "name": link.name or link.uri}
+            return entry | {key: value for key, value in optional.items() if value}
     return {"type": "text", "text": text_of(Result(content=(block,)))}  # a kind of a newer bus
 
 
@@ -127,6 +127,6 @@ def _encoded(part: pb.ImageContent | pb.AudioContent) -> Json:
 
 def _no_chat() -> NoReturn:
     raise NotImplementedError(
-        "MCP is no chat: it has neither streamed answers nor a history. Read calls with parse(), answer them with "
-        "results(), and speak to the model in the dialect of its provider."
+        "MCP is not a chat: it has neither streamed answers nor a history. Read calls with parse(), answer them with "
+        "results(), and talk to the model in the dialect of its provider."
     )

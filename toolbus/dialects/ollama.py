@@ -1,7 +1,7 @@
-"""Ollama's own API, `/api/chat`.
+"""Writes and reads Ollama's own API, `/api/chat`.
 
-It gives calls no ids and takes their arguments as objects; results are told apart by their order and the tool's name.
-The ids made here are for the program in between.
+It gives calls no ids and takes their arguments as objects; results are identified by their order and the tool's name.
+The ids generated here are for the program in between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ollama(PairedDialect):
 
     def __init__(self) -> None:
         super().__init__()
-        # Numbers for the ids of calls. One count for all conversations keeps them apart in each; next() is atomic.
+        # Numbers for the ids of calls. One counter for all conversations keeps ids unique in each; next() is atomic.
         self._numbers = itertools.count()
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
@@ -50,12 +50,16 @@ class Ollama(PairedDialect):
         """As in `Dialect`. There is no tool_choice: ``none`` writes no tools."""
         return chat_request(self, items, export, tools)
 
-    def made_id(self) -> str:
+    def generate_id(self) -> str:
         """Returns an id for a call that came without one."""
         return f"call_{next(self._numbers)}"
 
     def turn(self, message: Mapping[str, Any], names: NameTable, ids: Sequence[str] = (), stop: str = "") -> Turn:
-        """Reads a whole message of the model, whose calls have the given ids; without, they are numbered."""
+        """Reads a whole message of the model.
+
+        Args:
+            ids: of its calls; empty: the calls are numbered.
+        """
         entries = _named(message)
         return Turn(
             text=message.get("content") or "",
@@ -74,8 +78,8 @@ class Ollama(PairedDialect):
     def _read(self, item: Mapping[str, Any], names: NameTable) -> HistoryItem | ProviderAnswer:
         if item.get("role") == "tool":
             return ProviderAnswer("", item)
-        asks = item.get("role") == "assistant" and isinstance(item.get("tool_calls"), list)
-        return self.turn(item, names) if asks else item
+        has_calls = item.get("role") == "assistant" and isinstance(item.get("tool_calls"), list)
+        return self.turn(item, names) if has_calls else item
 
     def write_message(self, message: Message) -> Json:
         return {"role": message.role, "content": message.text}
@@ -87,7 +91,7 @@ class Ollama(PairedDialect):
             return None
         message.setdefault("content", "")
         message.pop("tool_calls", None)
-        for entry in entries:  # some models write the object as text, which the server refuses in a history
+        for entry in entries:  # some models write the arguments as text, which the server refuses in a history
             entry["function"]["arguments"] = arguments_object(arguments_text(entry["function"].get("arguments")))
         if entries:
             message["tool_calls"] = entries
@@ -112,15 +116,15 @@ class Ollama(PairedDialect):
 
 
 def _as_object(schema: Any) -> Json:
-    """Returns a schema whose properties are objects: a `true` among them makes the server refuse the request."""
+    """Returns a schema without boolean schemas: a property `true` makes the server refuse the request."""
     if not isinstance(schema, dict):
         return {} if schema else {"not": {}}
-    written = dict(schema)
+    converted = dict(schema)
     if isinstance(schema.get("properties"), dict):
-        written["properties"] = {name: _as_object(value) for name, value in schema["properties"].items()}
+        converted["properties"] = {name: _as_object(value) for name, value in schema["properties"].items()}
     if isinstance(schema.get("anyOf"), list):
-        written["anyOf"] = [_as_object(branch) for branch in schema["anyOf"]]
-    return written
+        converted["anyOf"] = [_as_object(branch) for branch in schema["anyOf"]]
+    return converted
 
 
 def _call(entry: Json, call_id: str, names: NameTable) -> ModelCall:
@@ -138,7 +142,7 @@ def _named(message: Mapping[str, Any]) -> list[Json]:
 
 
 class _OllamaStream(TurnStream):
-    """Puts the chunks of an answer together: text in pieces, calls whole."""
+    """Assembles the chunks of an answer: text in pieces, calls whole."""
 
     end_mark = "a chunk that is done"
 
@@ -146,36 +150,36 @@ class _OllamaStream(TurnStream):
         super().__init__()
         self._dialect = dialect
         self._names = names
-        self._said: list[str] = []
-        self._thought: list[str] = []
+        self._text: list[str] = []
+        self._thinking: list[str] = []
         self._calls: list[Json] = []
         self._ids: list[str] = []  # of the calls, by place
-        self._stop = ""
-        self._done = False
+        self._stop = ""  # the done_reason; "" until it came
+        self._done = False  # whether the last chunk came
 
     def read(self, event: Any) -> list[Delta]:
         event = as_mapping(event)
         if event.get("error"):
             raise EndpointError.of(event)
         message = event.get("message") or {}
-        thought, said = message.get("thinking") or "", message.get("content") or ""
-        self._thought.append(thought)
-        self._said.append(said)
+        thinking, text = message.get("thinking") or "", message.get("content") or ""
+        self._thinking.append(thinking)
+        self._text.append(text)
         for entry in _named(message):
             self._calls.append(entry)
-            self._ids.append(str(entry.get("id") or self._dialect.made_id()))
+            self._ids.append(str(entry.get("id") or self._dialect.generate_id()))
         self._stop = event.get("done_reason") or self._stop
         self._done = self._done or event.get("done") is True
-        return [Delta("reasoning", thought), Delta("text", said)]
+        return [Delta("reasoning", thinking), Delta("text", text)]
 
     @property
     def complete(self) -> bool:
         return self._done
 
     def finish(self) -> Turn:
-        message: Json = {"content": "".join(self._said)}
-        if thought := "".join(self._thought):
-            message["thinking"] = thought
+        message: Json = {"content": "".join(self._text)}
+        if thinking := "".join(self._thinking):
+            message["thinking"] = thinking
         if self._calls:
             message["tool_calls"] = self._calls
         return self._dialect.turn(message, self._names, self._ids, self._stop)

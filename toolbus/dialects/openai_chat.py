@@ -1,7 +1,7 @@
-"""OpenAI's chat completions, and what the many servers that speak it make of them: what is written, and strictly so.
+"""Writes OpenAI's chat completions, strictly, so that the many compatible servers accept them.
 
-What a model thought goes back to it, since thinking models refuse a turn without it, and only where it came, since
-others refuse it. Answers are read in `openai_chat_answer`.
+A model's reasoning goes back to it, since thinking models refuse a turn without it, and only where it came, since
+other models refuse it. Responses are read in `openai_chat_response`.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class OpenAIChat(PairedDialect):
 
     def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:
         message: Json = {"role": "assistant", "content": turn.text or (None if turn.calls else "")}
-        own = turn.dialect == self.name
-        if turn.reasoning and own:
+        is_own = turn.dialect == self.name
+        if turn.reasoning and is_own:
             key, _ = reasoning_of(turn.raw[0] if turn.raw else {})
             message[key] = turn.reasoning
         if turn.calls:
             message["tool_calls"] = [
                 {
-                    **(call.extra if own else {}),
+                    **(call.extra if is_own else {}),
                     "id": call.id,
                     "type": "function",
                     "function": {"name": wire, "arguments": valid_arguments_text(call.arguments_json)},
@@ -105,7 +105,7 @@ class OpenAIChat(PairedDialect):
 
 
 def nested_tool(wire_name: str, tool: Tool, schema: Json) -> Json:
-    """Returns a tool as chat completions and those who followed them declare it."""
+    """Returns a tool as chat completions, and providers that followed them, declare it."""
     function: Json = {"name": wire_name, "description": tool.description, "parameters": schema}
     return {"type": "function", "function": function}
 
@@ -113,16 +113,16 @@ def nested_tool(wire_name: str, tool: Tool, schema: Json) -> Json:
 def chat_request(
     dialect: PairedDialect, items: Iterable[HistoryItem], export: Export | None, tools: ToolChoice
 ) -> Json:
-    """Returns messages, and tools unless words are asked for."""
-    offered = exported_tools(export, dialect.name)
+    """Returns messages, and tools unless ``tools`` is ``none``."""
+    declarations = exported_tools(export, dialect.name)
     request: Json = {"messages": dialect.history(items, exported_names(export, dialect.name_rule))}
-    if offered and tools == "auto":
-        request["tools"] = offered
+    if declarations and tools == "auto":
+        request["tools"] = declarations
     return request
 
 
 def _read(item: Mapping[str, Any], names: NameTable) -> HistoryItem | ProviderAnswer:
-    """Tells what a message in the provider's form is, so that its calls and answers are paired as all others."""
+    """Recognizes calls and answers in a message in the provider's format, so that they are paired like all others."""
     if item.get("role") == "tool" and item.get("tool_call_id"):
         return ProviderAnswer(str(item["tool_call_id"]), item)
     if item.get("role") == "assistant" and isinstance(item.get("tool_calls"), list):

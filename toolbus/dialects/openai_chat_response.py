@@ -1,7 +1,7 @@
-"""Answers of OpenAI's chat completions, whole or in chunks, read as leniently as the many servers need it.
+"""Reads responses of OpenAI's chat completions, whole or in chunks, leniently, because compatible servers differ.
 
-They leave out `index` or `id`, number every call 0, send a whole call in one piece or arguments as an object, and think
-under one of several keys. What `openai_chat` writes is strict.
+They leave out `index` or `id`, number every call 0, send a whole call in one piece or arguments as an object, and send
+reasoning under one of several keys. What `openai_chat` writes is strict.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from toolbus.dialects.history import arguments_text
 from toolbus.dialects.wire_names import NameTable
 
 NAME = "openai"
-# DeepSeek's word, and that of OpenRouter and newer vLLM. What came under a key goes back under it.
-_REASONING = ("reasoning_content", "reasoning")
-# What we know of a call. Others have to be echoed: Gemini's endpoint of this format hides its thought signature there.
+# DeepSeek's key, and that of OpenRouter and newer vLLM. Reasoning goes back under the key that it came under.
+_REASONING_KEYS = ("reasoning_content", "reasoning")
+# The standard keys of a call. Others must be echoed: Gemini's endpoint of this format puts its thought signature there.
 _CALL_KEYS = frozenset(("id", "type", "function", "index"))
 
 
@@ -41,13 +41,13 @@ def read_answer(answer: Any, names: NameTable) -> Turn:
 
 def read_message(message: Mapping[str, Any], names: NameTable, stop: Any) -> Turn:
     """Reads a message of the model."""
-    text, thought = _parts(message.get("content"))
+    text, thinking = _text_and_thinking(message.get("content"))
     _, reasoning = reasoning_of(message)
     calls = (_call(entry, place, names) for place, entry in enumerate(_objects(message.get("tool_calls"))))
     return Turn(
         text=text or _string(message.get("refusal")),
         calls=unique_calls(call for call in calls if call.wire_name),
-        reasoning=reasoning or thought,
+        reasoning=reasoning or thinking,
         dialect=NAME,
         raw=({"role": "assistant", **message},),
         stop=_string(stop),
@@ -75,7 +75,7 @@ def _objects(value: Any) -> list[Json]:
 
 
 def named_calls(calls: Any) -> list[Json]:
-    """Returns the calls that name a function; others are neither made nor echoed."""
+    """Returns the calls that name a function; calls without a name are neither made nor echoed."""
     return [entry for entry in _objects(calls) if _object(entry.get("function")).get("name")]
 
 
@@ -84,76 +84,76 @@ def _string(value: Any) -> str:
 
 
 def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns what was thought, and under which key: some servers send it under both."""
-    for key in _REASONING:
+    """Returns the key of the reasoning and its text: some servers send it under both keys."""
+    for key in _REASONING_KEYS:
         if isinstance(message.get(key), str) and message[key]:
             return key, message[key]
-    return _REASONING[0], ""
+    return _REASONING_KEYS[0], ""
 
 
-def _parts(content: Any) -> tuple[str, str]:
-    """Returns what was said and what was thought. Content is a text, or (Mistral) a list of parts of either kind."""
+def _text_and_thinking(content: Any) -> tuple[str, str]:
+    """Returns the text and the thinking of content, which is a text, or (Mistral) a list of parts of either kind."""
     if not isinstance(content, list):
         return _string(content), ""
-    said, thought = "", ""
+    text, thinking = "", ""
     for part in content:
         if isinstance(part, Mapping):
-            said += _string(part.get("text") or part.get("refusal"))
-            thought += _parts(part.get("thinking"))[0]
-    return said, thought
+            text += _string(part.get("text") or part.get("refusal"))
+            thinking += _text_and_thinking(part.get("thinking"))[0]
+    return text, thinking
 
 
 class ChatStream(TurnStream):
-    """Puts the chunks of a streamed answer together into the message that a whole answer would have."""
+    """Assembles the chunks of a streamed answer into the message that a whole answer would have."""
 
     end_mark = "a finish_reason"
 
     def __init__(self, names: NameTable) -> None:
         super().__init__()
         self._names = names
-        self._began = False  # whether any of the answer came
-        self._said: list[str] = []
-        self._refused: list[str] = []
-        self._thought: list[str] = []
-        self._reasoning_key = ""  # the key under which it thinks; "" until it does
+        self._began = False  # whether any part of the answer came
+        self._text: list[str] = []
+        self._refusal: list[str] = []
+        self._reasoning: list[str] = []
+        self._reasoning_key = ""  # the key of the first reasoning; "" until it came
         self._calls: list[_PartialCall] = []
-        self._stop = ""
+        self._stop = ""  # the finish reason; "" until it came
 
     def read(self, event: Any) -> list[Delta]:
         event = as_mapping(event)
         if event.get("error"):
             raise EndpointError.of(event)
-        shown: list[Delta] = []
+        deltas: list[Delta] = []
         for choice in _objects(event.get("choices")):
             if choice.get("index"):
-                continue  # a second answer beside the first, which nobody asked for
+                continue  # an alternative answer, which was not requested
             if choice.get("error"):
                 raise EndpointError.of(choice)
             self._began = True
-            shown += self._take(_object(choice.get("delta")))
+            deltas += self._take(_object(choice.get("delta")))
             self._stop = _string(choice.get("finish_reason")) or self._stop
-        return shown
+        return deltas
 
     @property
     def complete(self) -> bool:
-        """As in `TurnStream`. Some servers never give a reason: there only a call that is cut tells of a broken end."""
-        return bool(self._stop) or (self._began and all(call.whole for call in self._calls))
+        """As in `TurnStream`. Some servers never give a finish reason; there only an incomplete call shows a break."""
+        return bool(self._stop) or (self._began and all(call.complete for call in self._calls))
 
     def _take(self, delta: Mapping[str, Any]) -> list[Delta]:
         key, reasoning = reasoning_of(delta)
         if reasoning:
             self._reasoning_key = self._reasoning_key or key
-        text, thought = _parts(delta.get("content"))
+        text, thinking = _text_and_thinking(delta.get("content"))
         refusal = _string(delta.get("refusal"))
-        self._thought.append(reasoning or thought)
-        self._said.append(text)
-        self._refused.append(refusal)
+        self._reasoning.append(reasoning or thinking)
+        self._text.append(text)
+        self._refusal.append(refusal)
         for entry in _objects(delta.get("tool_calls")):
             self._partial(entry).take(entry)
-        return [Delta("reasoning", reasoning or thought), Delta("text", text), Delta("text", refusal)]
+        return [Delta("reasoning", reasoning or thinking), Delta("text", text), Delta("text", refusal)]
 
     def _partial(self, entry: Json) -> _PartialCall:
-        """Returns the call that an entry continues, or begins: by index, else by id, else the one that is arriving."""
+        """Returns the call that an entry continues, or a new one: by index, else by id, else the newest call."""
         index, call_id = entry.get("index"), _string(entry.get("id"))
         numbered = isinstance(index, int)
         same = [call for call in self._calls if (call.index == index if numbered else call_id in ("", call.id))]
@@ -163,26 +163,26 @@ class ChatStream(TurnStream):
         return self._calls[-1]
 
     def finish(self) -> Turn:
-        message: Json = {"role": "assistant", "content": "".join(self._said) or None}
-        if thought := "".join(self._thought):
-            message[self._reasoning_key or _REASONING[0]] = thought
-        if refused := "".join(self._refused):
-            message["refusal"] = refused
+        message: Json = {"role": "assistant", "content": "".join(self._text) or None}
+        if reasoning := "".join(self._reasoning):
+            message[self._reasoning_key or _REASONING_KEYS[0]] = reasoning
+        if refusal := "".join(self._refusal):
+            message["refusal"] = refusal
         calls = sorted(self._calls, key=lambda call: call.index)
-        if written := [call.written() for call in calls if call.name]:
-            message["tool_calls"] = written
+        if entries := [call.entry() for call in calls if call.name]:
+            message["tool_calls"] = entries
         return read_message(message, self._names, self._stop)
 
 
 class _PartialCall:
-    """One call of which more may come."""
+    """One call that may still be arriving."""
 
     def __init__(self, index: int) -> None:
         self.index = index  # its place among the calls, by the server or by arrival
-        self.id = ""  # the last that was sent; "" until then
-        self.name = ""  # likewise
-        self._arguments = ""  # what came so far
-        self._extra: Json = {}  # everything else, which goes back as it came
+        self.id = ""  # the last that came; "" until then
+        self.name = ""  # the last that came; "" until then
+        self._arguments = ""  # as far as they came
+        self._extra: Json = {}  # all other keys, to be echoed
 
     def take(self, entry: Json) -> None:
         function = _object(entry.get("function"))
@@ -192,10 +192,10 @@ class _PartialCall:
         self._extra |= {key: value for key, value in entry.items() if key not in _CALL_KEYS and value}
 
     def followed_by(self, entry: Json, numbered: bool) -> bool:
-        """Tells whether an entry is the next call, not more of this one.
+        """Tells whether an entry begins the next call, instead of continuing this one.
 
-        Without numbers a name begins a call, unless it is this one's and its arguments are still arriving. Servers that
-        give every call the number 0 are known by a second whole call behind one that is complete.
+        Without numbers a name begins a call, unless it is this call's name and its arguments are still arriving.
+        Servers that give every call the number 0 are recognized by arguments that begin again behind a complete call.
         """
         function = _object(entry.get("function"))
         name = _string(function.get("name"))
@@ -203,14 +203,15 @@ class _PartialCall:
             return False
         if not numbered and name != self.name:
             return True
-        return self.whole and arguments_text(function.get("arguments")).lstrip().startswith("{")
+        return self.complete and arguments_text(function.get("arguments")).lstrip().startswith("{")
 
     @property
-    def whole(self) -> bool:
-        """Whether its arguments are all there, as far as they themselves can tell."""
+    def complete(self) -> bool:
+        """Whether its arguments are a whole JSON object."""
         return _is_object(self._arguments)
 
-    def written(self) -> Json:
+    def entry(self) -> Json:
+        """Returns the call as a whole answer would hold it."""
         function = {"name": self.name, "arguments": self._arguments}
         return {**self._extra, "id": self.id or f"call_{self.index}", "type": "function", "function": function}
 

@@ -1,6 +1,6 @@
-"""OpenAI's Responses: a conversation is a list of items, of which a call and its answer are two.
+"""Writes and reads OpenAI's Responses: a conversation is a list of items, of which a call and its answer are two.
 
-What the model put out goes back item by item as it came, reasoning included: a reasoning model continues where it was.
+The model's output items are echoed unchanged, reasoning included: a reasoning model continues where it was.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OpenAIResponses(PairedDialect):
     schema_rules = OPENAI_SCHEMAS
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        # Strict is the default here, and refuses every schema with an optional property.
+        # Strict is the default of this API, and refuses every schema with an optional property.
         return {
             "type": "function",
             "name": wire_name,
@@ -56,38 +56,38 @@ class OpenAIResponses(PairedDialect):
         return _ResponsesStream(self, names)
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
-        """As in `Dialect`. What the system says first becomes `instructions`, what it says later stays in its place."""
-        offered = exported_tools(export, self.name)
+        """As in `Dialect`. Leading system messages become `instructions`, later ones stay in their place."""
+        declarations = exported_tools(export, self.name)
         first = 0
         while first < len(items) and isinstance(item := items[first], Message) and item.role == "system":
             first += 1
         request: Json = {"input": self.history(items[first:], exported_names(export, self.name_rule))}
         if first:
             request["instructions"] = "\n\n".join(item.text for item in items[:first] if isinstance(item, Message))
-        if offered and tools == "auto":
-            request["tools"] = offered
+        if declarations and tools == "auto":
+            request["tools"] = declarations
         return request
 
     def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
-        read: list[HistoryItem | ProviderAnswer] = []
-        output: list[Json] = []  # items of one answer, as a program keeps them that extends its input with them
+        history: list[HistoryItem | ProviderAnswer] = []
+        output: list[Json] = []  # items of one answer, which programs append to their input one by one
         for item in items:
             if isinstance(item, Mapping) and _is_output(item):
                 output.append(dict(item))
                 continue
-            read += _own_turn(output, names)
+            history += _own_turn(output, names)
             output = []
             if isinstance(item, Mapping) and item.get("type") == "function_call_output":
-                read.append(ProviderAnswer(str(item.get("call_id") or ""), item))
+                history.append(ProviderAnswer(str(item.get("call_id") or ""), item))
             else:
-                read.append(item)
-        return read + _own_turn(output, names)
+                history.append(item)
+        return history + _own_turn(output, names)
 
     def write_message(self, message: Message) -> Json:
         return {"type": "message", "role": message.role, "content": message.text}
 
     def echo(self, turn: Turn) -> list[Json] | None:
-        # What is null in an answer is refused in a request, and so are calls that name nothing.
+        # The API refuses null values, which its answers hold, and calls without a name.
         items = [
             {key: copy.deepcopy(value) for key, value in item.items() if value is not None}
             for item in turn.raw
@@ -99,7 +99,7 @@ class OpenAIResponses(PairedDialect):
         for item, call in zip(calls, turn.calls, strict=True):
             item |= {"call_id": call.id, "arguments": valid_arguments_text(arguments_text(item.get("arguments")))}
         while items and items[-1].get("type") == "reasoning":
-            items.pop()  # what it led to never came, and without that it is refused
+            items.pop()  # the API refuses reasoning without the item that follows it
         return items
 
     def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:
@@ -129,7 +129,7 @@ def _objects(value: Any) -> list[Json]:
 
 
 def _is_output(item: Mapping[str, Any]) -> bool:
-    """Tells whether an item is something that a model put out, to which a call may belong."""
+    """Tells whether an item is output of a model, to which a call may belong."""
     return item.get("type") in ("function_call", "reasoning") or (
         item.get("role") == "assistant" and item.get("type", "message") == "message"
     )
@@ -154,11 +154,11 @@ def _turn(output: Sequence[Json], names: NameTable, stop: str) -> Turn:
         if item.get("type") == "function_call" and item.get("name")
     ]
     messages = [item for item in output if item.get("type") == "message"]
-    thoughts = [item for item in output if item.get("type") == "reasoning"]
+    reasoning = [item for item in output if item.get("type") == "reasoning"]
     return Turn(
         text="".join(_text(item.get("content")) for item in messages),
         calls=unique_calls(calls),
-        reasoning="\n\n".join(filter(None, (_text(item.get("content") or item.get("summary")) for item in thoughts))),
+        reasoning="\n\n".join(filter(None, (_text(item.get("content") or item.get("summary")) for item in reasoning))),
         dialect=OpenAIResponses.name,
         raw=tuple(output),
         stop=stop,
@@ -166,14 +166,14 @@ def _turn(output: Sequence[Json], names: NameTable, stop: str) -> Turn:
 
 
 def _text(content: Any) -> str:
-    """Returns the text of content, which is a text or a list of parts; one may be a refusal."""
+    """Returns the text of content, which is a text or a list of parts, refusals among them."""
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in _objects(content))
 
 
 class _ResponsesStream(TurnStream):
-    """Collects output items. Each is announced, filled by deltas and sent whole; the last event repeats them all."""
+    """Assembles output items. Each is announced, filled by deltas and sent whole; the last event repeats them all."""
 
     end_mark = "response.completed or response.incomplete"
 
@@ -182,19 +182,19 @@ class _ResponsesStream(TurnStream):
         self._dialect = dialect
         self._names = names
         self._items: dict[Hashable, Json] = {}  # output items as far as they came, by their place in the answer
-        self._thought: list[str] = []
-        self._closing: Mapping[str, Any] | None = None  # the response that the last event carries; None until then
+        self._reasoning: list[str] = []
+        self._response: Mapping[str, Any] | None = None  # the response in the last event; None until then
         self._take: dict[str, Callable[[Mapping[str, Any]], list[Delta]]] = {
             "response.output_item.added": self._item,
             "response.output_item.done": self._item,
-            "response.output_text.delta": self._said,
-            "response.refusal.delta": self._said,
-            "response.reasoning_text.delta": self._reasoned,
-            "response.reasoning_summary_text.delta": self._reasoned,
+            "response.output_text.delta": self._text_delta,
+            "response.refusal.delta": self._text_delta,
+            "response.reasoning_text.delta": self._reasoning_delta,
+            "response.reasoning_summary_text.delta": self._reasoning_delta,
             "response.function_call_arguments.delta": self._arguments,
             "response.function_call_arguments.done": self._arguments,
-            "response.completed": self._closed,
-            "response.incomplete": self._closed,
+            "response.completed": self._ended,
+            "response.incomplete": self._ended,
             "response.failed": self._failed,
             "error": self._failed,
         }
@@ -208,20 +208,20 @@ class _ResponsesStream(TurnStream):
 
     @property
     def complete(self) -> bool:
-        return self._closing is not None
+        return self._response is not None
 
     def finish(self) -> Turn:
-        closing = self._closing or {}  # some servers close with an empty response
-        output = closing.get("output") or list(self._items.values())
-        turn = self._dialect.parse({**closing, "output": output}, self._names)
-        return turn if turn.reasoning else replace(turn, reasoning="".join(self._thought))
+        response = self._response or {}  # some servers end with an empty response
+        output = response.get("output") or list(self._items.values())
+        turn = self._dialect.parse({**response, "output": output}, self._names)
+        return turn if turn.reasoning else replace(turn, reasoning="".join(self._reasoning))
 
-    def _at(self, event: Mapping[str, Any], otherwise: Json) -> Json:
-        """Returns the item that an event is about; a server may not have announced it."""
+    def _item_of(self, event: Mapping[str, Any], default: Json) -> Json:
+        """Returns the item that an event is about, created from the default where the server did not announce it."""
         place = event.get("output_index", event.get("item_id"))
         if place not in self._items:
-            named = {"id": event["item_id"]} if event.get("item_id") else {}
-            self._items[place] = otherwise | named
+            item_id = {"id": event["item_id"]} if event.get("item_id") else {}
+            self._items[place] = default | item_id
         return self._items[place]
 
     def _item(self, event: Mapping[str, Any]) -> list[Delta]:
@@ -229,9 +229,9 @@ class _ResponsesStream(TurnStream):
         self._items[event.get("output_index", item.get("id", len(self._items)))] = item
         return []
 
-    def _said(self, event: Mapping[str, Any]) -> list[Delta]:
+    def _text_delta(self, event: Mapping[str, Any]) -> list[Delta]:
         delta = str(event.get("delta") or "")
-        item = self._at(event, {"type": "message", "role": "assistant", "status": "incomplete"})
+        item = self._item_of(event, {"type": "message", "role": "assistant", "status": "incomplete"})
         kind, key = ("refusal", "refusal") if event.get("type") == "response.refusal.delta" else ("output_text", "text")
         content = item["content"] = _objects(item.get("content"))
         if not content or content[-1].get("type") != kind:
@@ -239,13 +239,13 @@ class _ResponsesStream(TurnStream):
         content[-1][key] += delta
         return [Delta("text", delta)]
 
-    def _reasoned(self, event: Mapping[str, Any]) -> list[Delta]:
+    def _reasoning_delta(self, event: Mapping[str, Any]) -> list[Delta]:
         delta = str(event.get("delta") or "")
-        self._thought.append(delta)
+        self._reasoning.append(delta)
         return [Delta("reasoning", delta)]
 
     def _arguments(self, event: Mapping[str, Any]) -> list[Delta]:
-        item = self._at(event, {"type": "function_call"})
+        item = self._item_of(event, {"type": "function_call"})
         item["name"] = item.get("name") or event.get("name")
         if "delta" in event:
             item["arguments"] = arguments_text(item.get("arguments")) + arguments_text(event["delta"])
@@ -253,8 +253,8 @@ class _ResponsesStream(TurnStream):
             item["arguments"] = event.get("arguments")
         return []
 
-    def _closed(self, event: Mapping[str, Any]) -> list[Delta]:
-        self._closing = event.get("response") or {}
+    def _ended(self, event: Mapping[str, Any]) -> list[Delta]:
+        self._response = event.get("response") or {}
         return []
 
     def _failed(self, event: Mapping[str, Any]) -> list[Delta]:

@@ -1,7 +1,7 @@
-"""Qwen Omni's realtime sessions: OpenAI's events with nested tools, and no search beside them.
+"""Speaks Qwen Omni's realtime sessions: OpenAI's events with nested tools, and no search beside them.
 
-The provider refuses a session that has both tools and its own search, so tools switch `enable_search` off. An update
-that takes all tools away leaves it alone: whether to search then is for whoever opened the session.
+The provider refuses a session with both tools and its own search, so tools switch `enable_search` off. An update that
+removes all tools does not change it: the owner of the session decides whether to search then.
 """
 
 from __future__ import annotations

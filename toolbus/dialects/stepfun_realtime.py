@@ -1,4 +1,4 @@
-"""StepFun's realtime sessions: OpenAI's events with nested tools."""
+"""Speaks StepFun's realtime sessions: OpenAI's events with nested tools."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What tools cost a model in tokens, estimated from their text.
+"""Estimates from their text how many tokens tools cost a model.
 
-Every provider has its own tokenizer, and most of them have to be downloaded; this is for comparing tools and for
-keeping within a budget, not for a bill.
+Every provider has its own tokenizer, and most of them have to be downloaded. An estimate serves to compare tools and to
+keep within a budget, not to check a bill.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _TOKENS_PER_CJK = 0.9
 _TOKENS_PER_OTHER = 0.6
 
 
-def estimate_tokens(written: Export | Any) -> int:
+def estimate_tokens(value: Export | Any) -> int:
     """Estimates the tokens of an export's tools, of any JSON value, or of a text.
 
     A token for 4 ASCII characters of compact JSON, 0.9 tokens for a CJK character, 0.6 for any other. These are rules
-    of thumb: expect it to be wrong by a third in either direction, since tokenizers differ among themselves by that
-    much, and a provider may write tools anew before its model sees them.
+    of thumb: expect an error of a third in either direction, since tokenizers differ among themselves by that much, and
+    a provider may rewrite tools before its model sees them.
     """
-    if isinstance(written, Export):
-        return sum(costs(written).values())
-    text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False, separators=(",", ":"))
-    if text.isascii():  # as most are: the two searches would take as long as writing it took
+    if isinstance(value, Export):
+        return sum(costs(value).values())
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if text.isascii():  # as most are: the two searches would take as long as serializing it took
         return math.ceil(len(text) / _ASCII_PER_TOKEN)
     cjk = len(_CJK.findall(text))
     other = len(_OTHER.findall(text)) - cjk
@@ -48,17 +48,17 @@ def costs(export: Export) -> dict[str, int]:
 
 
 class CostCache:
-    """Counts the tools of one export after the other, and each tool once: writing them all takes milliseconds."""
+    """Estimates the tools of successive exports, each tool once: serializing a whole catalog takes milliseconds."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Tool], int] = {}  # of the newest export, by name on the wire and tool
+        self._costs: dict[tuple[str, Tool], int] = {}  # of the newest export, by name on the wire and tool
 
     def of(self, export: Export) -> dict[str, int]:
-        """Returns what `costs` returns. The exports have to be of one dialect."""
+        """Returns the same as `costs`. All exports must be of one dialect."""
         keys = [(wire, export.kept[name]) for name, wire in export.names.to_wire.items()]
-        counts = [self._known.get(key) for key in keys]
-        fresh = [
-            estimate_tokens(tool) if count is None else count for count, tool in zip(counts, export.tools, strict=True)
+        cached = [self._costs.get(key) for key in keys]
+        counts = [
+            estimate_tokens(tool) if count is None else count for count, tool in zip(cached, export.tools, strict=True)
         ]
-        self._known = dict(zip(keys, fresh, strict=True))
-        return dict(zip(export.names.to_wire, fresh, strict=True))
+        self._costs = dict(zip(keys, counts, strict=True))
+        return dict(zip(export.names.to_wire, counts, strict=True))

@@ -1,1 +1,1 @@
-"""JSON Schemas as providers accept them."""
+"""Converts JSON Schemas into the part of JSON Schema that each provider accepts."""

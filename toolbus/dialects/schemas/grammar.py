@@ -1,4 +1,4 @@
-"""The grammar of JSON Schema: which keywords hold schemas, and what the others may look like."""
+"""Defines the grammar of JSON Schema: which keywords hold schemas, and which values the others may have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-MOST = 2**63 - 1  # of a bound: providers read it into 64 bits
+MAX_BOUND = 2**63 - 1  # providers read bounds into 64 bits
 
 _ANCHOR = re.compile("[A-Za-z_][-A-Za-z0-9._]*", re.ASCII)
 
@@ -24,12 +24,12 @@ SINGLE = frozenset(
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value can be a number of characters, items or properties."""
-    return is_number(value) and value >= 0 and value == int(value) and value <= MOST
+    """Tells whether a value can be a number of characters, items or properties."""
+    return is_number(value) and value >= 0 and value == int(value) and value <= MAX_BOUND
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that fits into a double."""
+    """Tells whether a value is a number that fits into a double."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -39,19 +39,19 @@ def is_number(value: Any) -> bool:
 
 
 def is_names(value: Any) -> bool:
-    """Whether a value is a list of different texts."""
+    """Tells whether a value is a list of different texts."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value) and len(set(value)) == len(value)
 
 
 def is_type(value: Any) -> bool:
-    """Whether a value is a type, or a list of different ones."""
+    """Tells whether a value is a type, or a list of different types."""
     if isinstance(value, list):
         return bool(value) and is_names(value) and all(item in TYPES for item in value)
     return isinstance(value, str) and value in TYPES
 
 
 def of_type(value: Any, kind: str) -> bool:
-    """Whether a JSON value is of a type."""
+    """Tells whether a JSON value is of a type."""
     match value:
         case None:
             return kind == "null"
@@ -97,4 +97,4 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     "multipleOf": lambda value: is_number(value) and value > 0,
     **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly", "nullable"), _is_flag),
 }
-"""Keyword → what its value has to be; providers refuse a request for a single one that is not."""
+"""Keyword → check of its value; providers refuse a request for a single invalid value."""

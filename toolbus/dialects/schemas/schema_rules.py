@@ -1,4 +1,4 @@
-"""JSON Schemas made to fit the part of JSON Schema that a provider accepts, with a report of what was lost."""
+"""Converts JSON Schemas into the part of JSON Schema that a provider accepts, with a report of what was lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
 from toolbus.dialects.schemas.rewrite import rewrite
 from toolbus.dialects.schemas.root import plain_root, typed_root
-from toolbus.dialects.schemas.sanitizer import tidy
+from toolbus.dialects.schemas.sanitizer import sanitize
 
 __all__ = [
     "ANTHROPIC_SCHEMAS",
@@ -28,8 +28,8 @@ class SchemaRules:
     """Which part of JSON Schema a provider accepts.
 
     Attributes:
-        keywords: keywords that it accepts; None means all. Schemas for others are written anew, with one type each.
-        inline_refs: whether `$ref` has to be replaced by what it points to; so it is wherever `keywords` are given.
+        keywords: keywords that it accepts; None means all. With a set, schemas are rewritten with one type each.
+        inline_refs: whether `$ref` must be replaced by its target; always so where `keywords` are given.
         plain_root: whether the root must be a plain object schema, without anyOf, oneOf, allOf, enum or not.
         property_names: pattern of property names that it accepts, "" means any.
     """
@@ -56,11 +56,11 @@ GEMINI_SCHEMAS = SchemaRules(keywords=_GEMINI_KEYWORDS, inline_refs=True)
 
 
 def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[dict[str, Any], list[Loss]]:
-    """Returns the schema that a provider gets, and what was lost. The given one is not changed.
+    """Returns the schema for a provider, and what was lost. The given schema is not changed.
 
-    A schema becomes wider, never narrower, but for one thing: where keywords are about one type only and nobody names
-    it, it is named. The bus checks arguments against the whole schema when the call comes. A root without a type gets
-    it without a word, since arguments are always an object.
+    A schema becomes wider, never narrower, with one exception: where keywords imply one type and none is named, that
+    type is added. The bus checks arguments against the whole schema when the call comes. A root without a type gets
+    the type object, which is not reported, since arguments are always an object.
 
     Raises:
         Inexpressible: the tool cannot be offered to that provider.
@@ -71,7 +71,7 @@ def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[
     root = plain_root(parameters, report)
     if rules.keywords is not None:
         return rewrite(root, rules.keywords, report), report.losses
-    tidied = tidy(root, rules.property_names, report)
-    # What was dropped may have been the target of a reference.
-    second = LossReport(tidied, tool)
-    return tidy(tidied, rules.property_names, second), [*report.losses, *second.losses]
+    sanitized = sanitize(root, rules.property_names, report)
+    # The first pass may have dropped the target of a reference.
+    second = LossReport(sanitized, tool)
+    return sanitize(sanitized, rules.property_names, second), [*report.losses, *second.losses]
