@@ -87,7 +87,6 @@ LONG_FILES: dict[str, str] = {
 LONG_CLASSES: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:Dispatcher": "see its file",
     "toolbus/bus/catalog/registry.py:Registry": "see its file",
-    "toolbus/bus/streams/presence.py:Presence": "to be split",
     "toolbus/sdk/connection.py:Connection": "to be split",
 }
 LONG_FUNCTIONS: dict[str, str] = {

@@ -545,7 +545,7 @@ async def test_without_the_right_the_stream_stays_and_tools_come_when_it_is_gran
             assert await within(heard.get()) == ("denied", "tools", "registerTool")
             assert not extension.permissions.has("tools")
             assert bus.list() == []
-            with pytest.raises(RequestError, match="lacks the right 'tools'"):
+            with pytest.raises(RequestError, match="lacks the permission 'tools'"):
                 await within(extension.ready())
             bus.grant("memory")
             assert await within(heard.get()) == ("changed", "tools", True, ("tools",))

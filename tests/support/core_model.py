@@ -274,7 +274,7 @@ class StreamDouble:
             "results": lambda value: core.dispatcher.results(peer, value, core.now),
             "cancels": lambda value: core.dispatcher.cancels(peer, value, core.now),
             "heartbeat": lambda value: None,
-            "drain": lambda value: core.presence.goodbye(peer),
+            "drain": lambda value: core.presence.drain_received(peer),
         }
         suspect = peer.suspect
         try:

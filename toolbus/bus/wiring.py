@@ -126,6 +126,7 @@ class Bus(EmbeddedBus):
             identity=(config.bus_id, secrets.token_hex(8), toolbus.__version__),
             on_source=signals.source_changed,
             on_change=signals.catalog_changed,
+            tick_seconds=timings.tick_seconds,
         )
         self._stopped = asyncio.Event()
         self._running = contextlib.AsyncExitStack()  # what stops when the bus stops, last first

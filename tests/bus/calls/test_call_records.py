@@ -26,7 +26,7 @@ def test_records_come_newest_first_with_how_long_the_caller_waited() -> None:
     assert [record.seconds for record in records] == [2.0, 0.5]
 
 
-def test_only_the_newest_are_kept_and_all_are_counted() -> None:
+def test_only_the_newest_records_remain_and_all_are_counted() -> None:
     records = CallRecords(keep=3)
     for number in range(10):
         records.add(str(number), "t", "plugin", "host", 0.0, 1.0, number % 2 * Code.CANCELLED)
@@ -54,7 +54,7 @@ def context(user: str = "ann", **said: str) -> pb.CallContext:
     return pb.CallContext(user_id=user, attributes=said)
 
 
-def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_are_forgotten() -> None:
+def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_were_evicted() -> None:
     core, host, plugin = one_call()
     core.records = core.dispatcher.records = CallRecords(keep=4)
     core.call(host, "t", context=context())
@@ -103,7 +103,7 @@ def test_user_round_and_order_come_from_the_context_of_a_host_and_reach_its_nest
 
 
 @pytest.mark.parametrize("number", ["", "-1", "1.5", "x", "1 ", "٣", "²", "9" * 50])
-def test_a_round_that_is_no_number_was_not_said(number: str) -> None:
+def test_a_round_that_is_not_a_number_counts_as_not_set(number: str) -> None:
     core, host, plugin = one_call()
     core.call(host, "t", context=context("x" * 1_000, round=number, order=number))
     core.answer(plugin)
@@ -119,7 +119,7 @@ def keeping(*, limits: Limits | None = None) -> tuple[Core, Any, Any]:
     return core, host, plugin
 
 
-def test_contents_are_kept_only_where_the_bus_was_told_to() -> None:
+def test_contents_are_recorded_only_if_the_bus_is_configured_to() -> None:
     core, host, plugin = one_call()
     core.call(host, "t", '{"x": 1}', context=context())
     core.answer(plugin)
@@ -127,7 +127,7 @@ def test_contents_are_kept_only_where_the_bus_was_told_to() -> None:
     assert {(record.arguments, record.output) for record in core.records} == {(None, None)}
 
 
-def test_contents_are_those_of_every_way_in_which_a_call_ends() -> None:
+def test_contents_are_recorded_for_every_way_in_which_a_call_ends() -> None:
     core, host, plugin = keeping()
     core.call(host, "t", '{"x":1}')
     core.answer(plugin, '"fine"')
@@ -141,7 +141,7 @@ def test_contents_are_those_of_every_way_in_which_a_call_ends() -> None:
     assert (newest(core).arguments, newest(core).output) == ('{"x":4}', "")
 
 
-def test_large_broken_and_deep_contents_are_kept_short() -> None:
+def test_large_broken_and_deep_contents_are_shortened() -> None:
     core, host, plugin = keeping()
     for arguments in ("{" * 5_000, json.dumps({"x": "y" * 50_000}), '{"x":' * 2_000, '{"x": "\\ud800"}'):
         core.call(host, "t", arguments)
@@ -163,7 +163,7 @@ def test_large_broken_and_deep_contents_are_kept_short() -> None:
     depth=st.integers(0, 60),
     ends=st.sampled_from(["well", "badly", "refused", "broken"]),
 )
-def test_no_secret_ever_stands_in_a_record(name: str, secret: str, depth: int, ends: str) -> None:
+def test_no_record_ever_holds_a_secret(name: str, secret: str, depth: int, ends: str) -> None:
     core, host, plugin = keeping()
     keyed: Any = {name: secret, "said": f"{name}={secret}, then more"}
     for level in range(depth):

@@ -27,7 +27,7 @@ def test_a_call_reaches_the_plugin_under_its_bare_name_and_its_result_the_caller
     assert (core.held, host.in_flight, plugin.pending, core.records.outcomes) == (0, {}, {}, {0: 1})
 
 
-def test_a_call_to_nobody_names_what_there_is() -> None:
+def test_a_call_to_an_unknown_tool_names_the_known_ones() -> None:
     core, host, _ = one_call(tool("weather"), tool("time"))
     error = core.refusal(host, "wether")
     assert (error.code, error.stage, error.retry_safe) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED, False)
@@ -36,7 +36,7 @@ def test_a_call_to_nobody_names_what_there_is() -> None:
     assert (error.code, error.message) == (Code.NOT_FOUND, "unknown role: nobody (configured: default)")
 
 
-def test_while_the_bus_settles_an_unknown_name_may_still_come() -> None:
+def test_just_after_a_start_a_call_to_an_unknown_tool_may_be_retried() -> None:
     core, host, _ = one_call()
     core.dispatcher.settled_at = core.now + 5.0
     error = core.refusal(host, "later")
@@ -46,7 +46,7 @@ def test_while_the_bus_settles_an_unknown_name_may_still_come() -> None:
     assert core.refusal(host, "later").code is Code.NOT_FOUND
 
 
-def test_a_call_to_an_offline_tool_ends_at_once_and_may_be_sent_again() -> None:
+def test_a_call_to_an_offline_tool_ends_at_once_and_may_be_retried() -> None:
     core, host, plugin = one_call()
     core.lose(plugin, "its stream ended")
     error = core.refusal(host, "t")
@@ -82,7 +82,7 @@ def test_arguments_that_break_the_schema_are_refused_with_path_and_rule(argument
     assert plugin.pending == {}
 
 
-def test_arguments_of_a_tool_that_wants_no_check_pass_as_they_are() -> None:
+def test_arguments_of_a_tool_without_validation_pass_as_they_are() -> None:
     core, host, plugin = one_call(Tool("n", parameters_json=NUMBER.parameters_json, validate=False))
     core.call(host, "n", '{"a": "x"}')
     core.call(host, "n", "not json")
@@ -101,7 +101,7 @@ def test_a_call_id_that_is_empty_too_long_or_in_flight_is_refused(call_id: str) 
 
 
 @pytest.mark.parametrize("full", ["caller", "tool"])
-def test_many_calls_turned_away_are_each_told_so_in_words_that_are_made_once(full: str) -> None:
+def test_many_refused_calls_each_get_an_error_whose_text_is_built_once(full: str) -> None:
     core = Core()
     core.plugin("small", NUMBER, max_in_flight=4 if full == "tool" else 4096)
     core.plugin("large", Tool("roomy", parameters_json=NUMBER.parameters_json), max_in_flight=4096)
@@ -151,7 +151,7 @@ def test_the_checks_stand_in_one_order() -> None:
     ]
 
 
-def test_a_tool_that_says_no_is_data_in_its_own_words() -> None:
+def test_a_tools_own_error_reaches_the_caller_as_data() -> None:
     core, host, plugin = one_call()
     core.call(host, "t", call_id="1")
     core.answer(plugin, '"no such city"', is_error=True)
@@ -224,7 +224,7 @@ def test_a_call_that_carries_an_older_hash_goes_to_a_session_that_declared_it() 
     assert (len(older.pending), len(newer.pending)) == (1, 2)
 
 
-def test_a_hash_that_nobody_declares_any_more_is_stale_and_the_change_is_told() -> None:
+def test_a_hash_that_no_session_declares_any_more_is_stale_and_the_change_is_explained() -> None:
     core = Core()
     host, plugin = core.peer("host"), core.plugin("p", OLD)
     core.registry.register(plugin, offered(NEW), declare=True)
@@ -253,7 +253,7 @@ def test_a_hash_that_nobody_declares_any_more_is_stale_and_the_change_is_told() 
     ],
 )
 @pytest.mark.parametrize("validate", [True, False])
-def test_keys_that_only_a_host_may_set_are_taken_out_however_they_are_spelled(sent: str, validate: bool) -> None:
+def test_keys_that_only_a_host_may_set_are_stripped_however_they_are_spelled(sent: str, validate: bool) -> None:
     core, host, plugin = one_call(tool("t", validate=validate))
     core.call(host, "t", sent)
     (call,) = plugin.hand_over()
@@ -314,14 +314,14 @@ def test_a_nested_call_whose_inherited_context_its_plugin_cannot_receive_is_refu
 @pytest.mark.parametrize(
     ("said", "told"), [(2.5, 2.5), (math.inf, 86_400.0), (1e300, 86_400.0), (math.nan, 0.0), (-1.0, 0.0)]
 )
-def test_a_tools_hint_when_to_call_again_is_one_that_callers_can_use(said: float, told: float) -> None:
+def test_a_tools_hint_when_to_retry_is_bounded(said: float, told: float) -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t")
     core.answer(plugin, "null", error=pb.CallError(message="busy", retry_after_seconds=said))
     assert error_of(host, call_id).retry_after_seconds == told
 
 
-def test_a_key_of_the_user_is_taken_out_and_a_wide_integer_beside_it_stays_exact() -> None:
+def test_a_key_of_the_user_is_stripped_and_a_wide_integer_beside_it_stays_exact() -> None:
     wide = 123456789012345678901234567890
     core, host, plugin = one_call(tool("t", parameters_json='{"type":"object","properties":{"n":{}}}'))
     core.call(host, "t", f'{{"userId":"ann","n":{wide}}}')

@@ -33,7 +33,7 @@ from toolbus.v1 import tool_pb2 as pb
     ("asked", "declared", "limit"),
     [(0, 0, 30), (0, 7, 7), (5, 7, 5), (9, 7, 9), (301, 7, 300), (math.inf, 0, 300)],
 )
-def test_the_call_wins_over_the_tool_the_tool_over_30_s_and_nothing_over_300(
+def test_a_calls_timeout_overrides_the_tools_the_tools_30_s_and_none_exceeds_300_s(
     asked: float, declared: float, limit: float
 ) -> None:
     core, host, plugin = one_call(tool("t", timeout_seconds=declared))
@@ -50,7 +50,7 @@ def test_the_call_wins_over_the_tool_the_tool_over_30_s_and_nothing_over_300(
 
 
 @pytest.mark.parametrize("asked", [-1.0, math.nan])
-def test_a_timeout_that_is_no_length_is_refused(asked: float) -> None:
+def test_a_timeout_that_is_not_positive_is_refused(asked: float) -> None:
     core, host, plugin = one_call()
     error = core.refusal(host, "t", timeout_seconds=asked)
     assert (error.code, "timeout_seconds" in error.message) == (Code.INVALID_ARGUMENTS, True)
@@ -139,7 +139,7 @@ def test_a_stuck_call_holds_its_slot_until_60_s_after_the_cancel_whatever_else_i
     assert core.records.unexpected == 1
 
 
-def test_results_and_progress_that_nobody_owes_are_dropped_and_counted() -> None:
+def test_results_and_progress_of_unknown_calls_are_dropped_and_counted() -> None:
     core, host, plugin = one_call()
     core.dispatcher.results(plugin, [pb.ToolResult(call_id="x"), pb.ToolResult(call_id="")], core.now)
     core.progress(plugin, "x")
@@ -149,7 +149,7 @@ def test_results_and_progress_that_nobody_owes_are_dropped_and_counted() -> None
 # -- nested calls ----------------------------------------------------------------------------------------------------
 
 
-def test_a_nested_call_ends_no_later_than_its_parent_and_dies_with_it() -> None:
+def test_a_nested_call_ends_no_later_than_its_parent_and_is_cancelled_with_it() -> None:
     core, host, plugin = one_call()
     other = core.plugin("other", tool("o"))
     core.call(host, "t", timeout_seconds=10.0)
@@ -176,7 +176,7 @@ def test_a_nested_call_is_cancelled_with_its_parent_at_the_plugin_too() -> None:
 
 
 @pytest.mark.parametrize("parent", ["not owed", "ended"])
-def test_a_parent_must_be_a_call_that_the_session_owes_and_still_answers(parent: str) -> None:
+def test_a_parent_must_be_a_pending_call_of_the_session(parent: str) -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t")
     (call,) = plugin.hand_over()
@@ -185,7 +185,7 @@ def test_a_parent_must_be_a_call_that_the_session_owes_and_still_answers(parent:
     assert (error.code, "parent_call_id" in error.message) == (Code.INVALID_ARGUMENTS, True)
 
 
-def test_a_chain_of_eight_calls_is_taken_and_the_ninth_ends_in_a_clear_error() -> None:
+def test_a_chain_of_eight_calls_is_accepted_and_the_ninth_ends_in_an_error() -> None:
     core, host, plugin = one_call()
     core.call(host, "t")
     for depth in range(2, 9):
@@ -197,7 +197,7 @@ def test_a_chain_of_eight_calls_is_taken_and_the_ninth_ends_in_a_clear_error() -
     assert "8 deep" in error.message
 
 
-def test_while_draining_only_nested_calls_are_taken() -> None:
+def test_while_draining_only_nested_calls_are_accepted() -> None:
     core, host, plugin = one_call()
     core.plugin("other", tool("o"))
     core.call(host, "t")
@@ -211,7 +211,7 @@ def test_while_draining_only_nested_calls_are_taken() -> None:
 # -- room ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_plugin_that_is_full_and_a_caller_with_too_many_calls_are_told_apart_and_hinted_when_to_come_back() -> None:
+def test_a_full_plugin_and_a_caller_with_too_many_calls_get_different_errors_with_a_retry_hint() -> None:
     core = Core()
     host, other = core.peer("host", max_in_flight=2), core.peer("other")
     plugin = core.plugin("plugin", tool("t"), max_in_flight=3)
@@ -229,7 +229,7 @@ def test_a_plugin_that_is_full_and_a_caller_with_too_many_calls_are_told_apart_a
     assert len(plugin.pending) == 3
 
 
-def test_arguments_held_are_bounded_for_a_source_and_for_the_bus() -> None:
+def test_held_arguments_are_bounded_for_a_source_and_for_the_bus() -> None:
     core = Core(limits=Limits(held_bytes=250, held_bytes_per_source=100))
     core.plugin("plugin", tool("t"))
     hosts = [core.peer("a"), core.peer("a"), core.peer("b"), core.peer("c")]
@@ -280,7 +280,7 @@ def test_calls_go_to_the_session_with_the_fewest_in_flight() -> None:
         (True, Annotations(destructive=True), False),
     ],
 )
-def test_a_lost_call_moves_to_another_session_only_where_it_cannot_run_twice(
+def test_a_lost_call_is_retried_by_another_session_only_if_it_cannot_run_twice(
     handed_over: bool, annotations: Annotations, moves: bool
 ) -> None:
     core = Core()
@@ -303,7 +303,7 @@ def test_a_lost_call_moves_to_another_session_only_where_it_cannot_run_twice(
     assert (core.held, first.pending, second.pending) == (0, {}, {})
 
 
-def test_a_lost_call_with_nowhere_to_go_says_whether_to_send_it_again() -> None:
+def test_a_lost_call_without_another_session_ends_and_says_whether_to_retry() -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t")
     core.lose(plugin)
@@ -311,7 +311,7 @@ def test_a_lost_call_with_nowhere_to_go_says_whether_to_send_it_again() -> None:
     assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
 
 
-def test_a_call_does_not_move_past_its_deadline_nor_to_a_session_that_cannot_receive_it() -> None:
+def test_a_lost_call_is_not_retried_past_its_deadline_nor_by_a_session_that_cannot_receive_it() -> None:
     core = Core()
     declared = tool("t", annotations=IDEMPOTENT)
     host, first = core.peer("host"), core.plugin("p", declared)
@@ -323,7 +323,7 @@ def test_a_call_does_not_move_past_its_deadline_nor_to_a_session_that_cannot_rec
     assert error_of(host, call_id).code is Code.UNAVAILABLE
 
 
-def test_the_nested_calls_of_a_lost_run_end_and_the_call_itself_runs_elsewhere() -> None:
+def test_the_nested_calls_of_a_lost_run_end_and_the_call_itself_is_retried() -> None:
     core = Core()
     declared = tool("t", annotations=IDEMPOTENT)
     host, first, other = core.peer("host"), core.plugin("p", declared), core.plugin("o", tool("o"))
@@ -338,7 +338,7 @@ def test_the_nested_calls_of_a_lost_run_end_and_the_call_itself_runs_elsewhere()
     assert outputs(host) == ["1"]
 
 
-def test_a_plugin_that_owes_a_call_and_its_nested_one_is_lost_and_nothing_is_freed_twice() -> None:
+def test_a_lost_plugin_with_a_call_and_its_nested_one_pending_frees_nothing_twice() -> None:
     core, host, plugin = one_call()
     core.call(host, "t", "{}")
     (parent,) = plugin.hand_over()
@@ -347,7 +347,7 @@ def test_a_plugin_that_owes_a_call_and_its_nested_one_is_lost_and_nothing_is_fre
     assert (core.held, plugin.budget.held, host.budget.held, plugin.stuck) == (0, 0, 0, 0)
 
 
-def test_a_lost_caller_cancels_what_it_asked_for_and_hears_nothing() -> None:
+def test_the_calls_of_a_lost_caller_are_cancelled_without_an_answer() -> None:
     core, host, plugin = one_call()
     core.call(host, "t", call_id="a")
     plugin.hand_over()
@@ -524,7 +524,7 @@ CallsMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=
 test_every_call_ends_once_and_leaves_nothing_behind = CallsMachine.TestCase
 
 
-def test_a_call_that_moved_is_never_said_not_to_have_been_sent() -> None:
+def test_a_retried_call_never_reports_that_it_was_not_sent() -> None:
     core = Core()
     first = core.plugin("p", tool("t", annotations=IDEMPOTENT), instance="1")
     second = core.plugin("p", tool("t", annotations=IDEMPOTENT), instance="2")

@@ -30,17 +30,17 @@ OTHER_NAMES = """
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
-def test_a_name_of_a_secret_is_known_however_it_is_spelled(name: str) -> None:
+def test_a_name_of_a_secret_is_recognized_however_it_is_spelled(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["paſſword", "to\u212aen", "pın", "SECRET", "accesſKey"])
-def test_a_name_of_a_secret_is_known_in_letters_that_count_as_others(name: str) -> None:
+def test_a_name_of_a_secret_is_recognized_in_letters_that_fold_to_others(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)
-def test_a_name_that_only_looks_like_one_is_none(name: str) -> None:
+def test_a_name_that_only_resembles_one_is_not_a_secret(name: str) -> None:
     assert not is_secret_name(name)
 
 
@@ -103,13 +103,13 @@ def test_values_of_secret_keys_are_hidden_whatever_they_are_and_nothing_else_is(
         ("", ""),
     ],
 )
-def test_in_other_texts_what_stands_behind_a_secret_name_is_hidden(text: str, shown: str) -> None:
+def test_in_plain_texts_the_value_after_a_secret_name_is_hidden(text: str, shown: str) -> None:
     assert redacted(text, MOST) == shown
     if not text.startswith("{"):
         assert json.loads(redacted(json.dumps({"x": text}), MOST)) == {"x": shown}
 
 
-def test_a_long_text_is_cut_and_one_too_long_to_be_looked_through_is_not_shown() -> None:
+def test_a_long_text_is_shortened_and_one_too_long_to_be_searched_is_not_shown() -> None:
     assert redacted("x" * 100, 10) == "x" * 9 + "…"
     assert redacted("x" * 10, 10) == "x" * 10
     assert redacted("x" * (MAX_PARSED + 1), MOST) == f"[{MAX_PARSED + 1} characters]"
@@ -154,7 +154,7 @@ def test_whatever_a_peer_sends_can_be_shown(text: str) -> None:
         "sk-",
     ],
 )
-def test_no_text_takes_long_to_look_through(part: str) -> None:
+def test_no_text_takes_long_to_search(part: str) -> None:
     text = part * (MAX_PARSED // len(part))
     began = time.process_time()
     redacted(text, MOST)
@@ -195,7 +195,7 @@ def test_a_secret_under_a_key_that_names_one_is_never_shown(data: st.DataObject,
     around=st.tuples(st.text(max_size=20), st.text(max_size=20)),
     secret=SECRET,
 )
-def test_a_secret_behind_its_name_in_a_text_is_never_shown(
+def test_a_secret_after_its_name_in_a_text_is_never_shown(
     name: str, sign: str, around: tuple[str, str], secret: str
 ) -> None:
     close = sign[-1] if sign[-1] in "\"'" else ""

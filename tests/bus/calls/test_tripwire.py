@@ -69,7 +69,7 @@ def trips(text: str, preset: Preset = "default") -> bool:
 
 
 @pytest.mark.parametrize("name", SYNCHRONET)
-def test_what_synchronet_forbids_is_held_back_with_its_sentence(name: str) -> None:
+def test_what_synchronet_forbids_is_blocked_with_its_text(name: str) -> None:
     said = Tripwire("synchronet").check("user", json.dumps({name: "hunter2"}))
     assert said == f'llm_tools: forbidden field "<root>.{name}"{SUFFIX}'
 
@@ -80,7 +80,7 @@ def test_what_synchronet_does_not_forbid_passes_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SECRET)
-def test_a_name_of_a_secret_is_held_back_by_default(name: str) -> None:
+def test_a_name_of_a_secret_is_blocked_by_default(name: str) -> None:
     assert trips(json.dumps({name: "hunter2"}))
     assert trips(json.dumps({name: "hunter2"}, ensure_ascii=False))
 
@@ -97,7 +97,7 @@ def test_the_default_is_stricter_than_synchronet(name: str) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 12, 1.5, 1e9, True, False])
 @pytest.mark.parametrize("name", ["token", "tokens", "user_tokens", "pass"])
-def test_a_count_of_tokens_is_no_secret(name: str, value: object) -> None:
+def test_a_count_of_tokens_is_not_a_secret(name: str, value: object) -> None:
     text = json.dumps({name: value})
     for same in (text, text[:-1], json.dumps([{name: value, "x": 1}], indent=1)):
         assert not trips(same)
@@ -108,20 +108,20 @@ def test_a_count_of_tokens_is_no_secret(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     "text", ['{"password":null}', '{"has_password": false ,"x":1}', '[{"password_required":true}]']
 )
-def test_what_is_true_false_or_null_is_no_secret_by_default(text: str) -> None:
+def test_true_false_and_null_are_not_secrets_by_default(text: str) -> None:
     assert not trips(text)
     assert not trips(json.dumps({"body": f"it is: {text}"}))
     assert trips(text, "synchronet")
 
 
 @pytest.mark.parametrize("preset", BOTH)
-def test_the_name_of_an_error_code_is_no_secrets(preset: Preset) -> None:
+def test_the_name_of_an_error_code_is_not_a_secret(preset: Preset) -> None:
     assert not trips('{"outcomes":{"OK":3,"SECRET_BLOCKED":1}}', preset)
     assert trips('{"outcomes":{"secret_blocked":"x"}}', preset)
 
 
 @pytest.mark.parametrize("text", ['{"token":1x}', '{"token":[1]}', '{"token":', '{"token":nulls}', '{"token":truer}'])
-def test_what_is_no_number_under_token_is_held_back(text: str) -> None:
+def test_a_value_under_token_that_is_not_a_number_is_blocked(text: str) -> None:
     assert trips(text)
 
 
@@ -152,7 +152,7 @@ def test_what_is_no_number_under_token_is_held_back(text: str) -> None:
         '"a":1,"password"',
     ],
 )
-def test_a_disguised_name_is_held_back(field: str, preset: Preset) -> None:
+def test_a_disguised_name_is_blocked(field: str, preset: Preset) -> None:
     for text in (f'{{{field}:"hunter2"}}', json.dumps({"text": f'{{{field}:"hunter2"}}'}, ensure_ascii=False)):
         said = Tripwire(preset).check("user", text)
         assert said is not None
@@ -196,11 +196,11 @@ def test_every_letter_that_folds_to_ascii_or_to_nothing_makes_a_name_suspect() -
         ('{"b":"x"}\n{"token":"x"}', "<root>.token"),
     ],
 )
-def test_the_sentence_says_where(text: str, field: str) -> None:
+def test_the_error_names_the_path(text: str, field: str) -> None:
     assert Tripwire("synchronet").check("user", text) == f'llm_tools: forbidden field "{field}"{SUFFIX}'
 
 
-def test_a_place_that_is_too_far_in_is_told_as_far_as_it_can_be() -> None:
+def test_a_path_that_is_too_long_is_shortened() -> None:
     deep = "[" * 500 + '{"token":"x"}'
     said = Tripwire("synchronet").check("user", deep)
     assert said is not None
@@ -214,7 +214,7 @@ def test_the_second_of_two_fields_of_one_name_does_not_hide_the_first() -> None:
     assert trips('{"token":1,"token":"hunter2"}')
 
 
-def test_the_default_sentence_names_tool_field_rule_and_cure_and_no_value() -> None:
+def test_the_default_error_names_tool_field_rule_and_how_to_fix_it_and_no_value() -> None:
     said = Tripwire().check("user", '{"user":{"apiKey":"hunter2"}}')
     assert said is not None
     assert "'user'" in said
@@ -240,7 +240,7 @@ def test_a_name_that_holds_its_value_does_not_show_it() -> None:
         json.dumps(["password", "token", {"name": "secret"}]),
     ],
 )
-def test_values_and_plain_texts_are_not_looked_into(text: str) -> None:
+def test_values_and_plain_texts_are_not_judged(text: str) -> None:
     for preset in BOTH:
         assert not trips(text, preset)
 
@@ -303,7 +303,7 @@ def test_a_result_is_checked_in_all_that_a_model_reads_of_it() -> None:
         'HTTP 400: {"error": "{\\"token\\": \\"hunter2\\"}"}',
     ],
 )
-def test_json_behind_other_words_is_looked_into_wherever_the_words_are(text: str, preset: Preset) -> None:
+def test_json_after_other_text_is_judged_wherever_the_text_is(text: str, preset: Preset) -> None:
     leaks = [
         pb.ToolResult(output_json=json.dumps(text)),
         pb.ToolResult(output_json=json.dumps({"error": text})),
@@ -316,7 +316,7 @@ def test_json_behind_other_words_is_looked_into_wherever_the_words_are(text: str
         assert "hunter2" not in said
 
 
-def test_looking_at_a_result_does_not_change_it() -> None:
+def test_checking_a_result_does_not_change_it() -> None:
     result = pb.ToolResult(output_json="{}")
     Tripwire().check_result("user", result)
     assert not result.HasField("error")
@@ -358,7 +358,7 @@ def test_harmless_names_never_trip(value: Any, spelling: int, wraps: int) -> Non
     st.integers(0, 7),
     st.integers(0, MAX_LEVELS - 1),
 )
-def test_a_secret_at_any_depth_trips_and_its_value_is_not_told(
+def test_a_secret_at_any_depth_trips_and_its_value_is_not_shown(
     name: str, path: list[Any], beside: Any, spelling: int, wraps: int
 ) -> None:
     value: Any = {"beside": beside, name: "hunter2"}
@@ -399,7 +399,7 @@ def test_reading_the_text_finds_what_a_parser_would(value: Any, preset: Preset, 
     ).map("".join),
     st.sampled_from(BOTH),
 )
-def test_whatever_the_text_is_the_answer_is_a_sentence_or_none(text: str, preset: Preset) -> None:
+def test_any_text_is_accepted_or_refused_with_an_error(text: str, preset: Preset) -> None:
     said = Tripwire(preset).check(text, text)
     assert said is None or said.encode()
 
@@ -440,7 +440,7 @@ def test_time_is_in_proportion_to_the_text(text: str) -> None:
     assert time.perf_counter() - before < 3.0  # 0.4 s at worst where nothing else runs; squared, it would be minutes
 
 
-def test_what_takes_too_long_to_judge_is_held_back_and_the_sentence_says_why() -> None:
+def test_a_result_that_takes_too_long_to_judge_is_blocked_and_the_error_says_why() -> None:
     for name in ("many different names", "many names of no secret", "many texts"):
         said = Tripwire().check("user", BOMBS[name])
         assert said is not None

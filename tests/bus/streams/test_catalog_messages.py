@@ -29,7 +29,7 @@ def listed(core: Core, **request: object) -> list[str]:
 # -- listing ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_shows_the_tool_whose_it_is_and_how_its_sessions_are() -> None:
+def test_a_listing_shows_the_tool_its_source_and_the_state_of_its_sessions() -> None:
     core = Core(roles=("r1", "r2"))
     declared = Tool(
         "t", "says", role="r2", timeout_seconds=3.0, annotations=Annotations(read_only=True), metadata_json='{"a":1}'
@@ -41,7 +41,7 @@ def test_a_line_shows_the_tool_whose_it_is_and_how_its_sessions_are() -> None:
     assert (line.session_state, line.sessions, line.in_flight, line.stuck) == (wire.SESSION_STATE_LIVE, 1, 0, 0)
 
 
-def test_a_line_counts_calls_in_flight_and_stuck_apart() -> None:
+def test_a_listing_counts_calls_in_flight_and_stuck_ones_separately() -> None:
     core = Core()
     host, first, second = core.peer("host"), core.plugin("p", tool("t")), core.plugin("p", tool("t"))
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_a_line_counts_calls_in_flight_and_stuck_apart() -> None:
     assert (line.sessions, line.in_flight, line.stuck) == (2, 2, 1)
 
 
-def test_the_best_of_the_sessions_counts() -> None:
+def test_a_listing_shows_the_best_state_of_its_sessions() -> None:
     core = Core()
     first, second = core.plugin("p", tool("t")), core.plugin("p", tool("t"))
     first.session_state = wire.SESSION_STATE_SUSPECT
@@ -62,7 +62,7 @@ def test_the_best_of_the_sessions_counts() -> None:
     assert ask(core).tools[0].session_state == wire.SESSION_STATE_SUSPECT
 
 
-def test_offline_tools_are_shown_only_where_they_are_asked_for_with_the_reason() -> None:
+def test_offline_tools_are_listed_on_request_only_with_the_reason() -> None:
     core = Core()
     core.lose(core.plugin("p", tool("t")), "its stream ended")
     assert listed(core) == []
@@ -126,7 +126,7 @@ def test_pages_end_where_roles_got_the_same_tool_at_different_times(
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1 ", "٣", "9" * 50])
-def test_a_page_token_of_somebody_else_is_refused(token: str) -> None:
+def test_an_invalid_page_token_is_refused(token: str) -> None:
     with pytest.raises(InvalidRequest, match="page_token"):
         ask(Core(), page_token=token)
 
@@ -160,7 +160,7 @@ def test_the_tools_of_the_bus_are_listed_only_when_asked_for() -> None:
     assert listed(core, source="toolbus") == ["toolbus:drain"]
 
 
-def test_a_silenced_source_may_offer_nothing() -> None:
+def test_a_denied_source_may_not_offer_tools() -> None:
     policy = Policy(frozenset({"quiet"}))
     assert (policy.may_offer("quiet"), policy.may_offer("loud")) == (False, True)
 
@@ -195,7 +195,7 @@ def test_what_was_read_is_copied_out_of_its_frame() -> None:
     assert item.tool.description == "before"
 
 
-def test_a_schema_that_asks_for_no_check_is_still_compiled() -> None:
+def test_a_schema_is_compiled_even_if_its_tool_asks_for_no_validation() -> None:
     with pytest.raises(InvalidTool, match="'t'"):
         catalog_messages.read_tools([pb.Tool(name="t", parameters_json='{"type":7}', validate=False)], Limits())
 
@@ -242,11 +242,11 @@ def test_a_removal_names_tool_and_source() -> None:
         ('{"properties":[1],"required":"a"}', '{"properties":null}', ": its parameters"),
     ],
 )
-def test_a_change_of_the_schema_is_told_in_words(before: str, after: str, says: str) -> None:
+def test_a_change_of_the_schema_is_explained(before: str, after: str, says: str) -> None:
     assert explain_change(Tool("t", parameters_json=before), Tool("t", parameters_json=after)) == says
 
 
-def test_a_change_of_the_description_is_told_and_an_unknown_older_one_is_not_guessed() -> None:
+def test_a_change_of_the_description_is_explained_and_one_since_an_unknown_declaration_is_not() -> None:
     assert explain_change(tool("t", "old"), tool("t", "new")) == ": its description"
     assert explain_change(None, tool("t", "new")) == ""
 
@@ -272,7 +272,7 @@ def test_keys_that_name_a_user_never_reach_an_extensions_tool_even_where_it_decl
     assert call.arguments_json == '{"a":{"userId":1}}'
 
 
-def test_an_extension_hears_the_id_that_its_caller_chose_and_others_do_not() -> None:
+def test_an_extension_receives_the_call_id_of_its_caller_and_other_plugins_do_not() -> None:
     core = Core()
     extension, plugin = core.attached("e", tool("t"), qualified=True), core.attached("p", tool("u"))
     host = core.peer("host")

@@ -10,7 +10,6 @@ from tests.support.core_model import Core, StreamDouble, offered, tool
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
-from toolbus.bus.streams.presence import TICK_SECONDS
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 CATALOG = [wire.SUBSCRIPTION_CATALOG]
@@ -44,7 +43,7 @@ def told(watcher: StreamDouble) -> list[str]:
     return [item.tool.name for event in watcher.read("events") for item in event.catalog.added]
 
 
-def test_a_change_is_told_without_looking_at_sessions_that_do_not_watch() -> None:
+def test_watchers_are_notified_without_looking_at_sessions_that_do_not_watch() -> None:
     core = Core()
     watcher, deaf = core.attached("watcher", subscribe=CATALOG), core.attached("deaf")
     watcher.written(), deaf.written()
@@ -54,7 +53,7 @@ def test_a_change_is_told_without_looking_at_sessions_that_do_not_watch() -> Non
     assert (told(watcher), told(deaf)) == (["t"], [])
 
 
-def test_a_change_is_put_into_words_once_for_all_watchers(said: list[str]) -> None:
+def test_the_events_of_a_change_are_built_once_for_all_watchers(said: list[str]) -> None:
     core = Core()
     watchers = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
     core.registry.register(core.peer("p"), offered(tool("t")))
@@ -63,7 +62,7 @@ def test_a_change_is_put_into_words_once_for_all_watchers(said: list[str]) -> No
     assert [told(watcher) for watcher in watchers] == [["t"]] * 10
 
 
-def test_watchers_that_come_together_are_sent_one_list(said: list[str]) -> None:
+def test_watchers_that_attach_together_share_the_events_of_one_list(said: list[str]) -> None:
     core = Core()
     core.attached("plugin", tool("a"), tool("b"))
     first = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
@@ -73,16 +72,16 @@ def test_watchers_that_come_together_are_sent_one_list(said: list[str]) -> None:
     assert [told(watcher) for watcher in (*first, last)] == [["a", "b"]] * 11
 
 
-def test_a_list_is_made_anew_after_a_tick_since_its_counts_are_of_then(said: list[str]) -> None:
+def test_a_list_is_built_again_after_a_tick_since_its_counts_are_old(said: list[str]) -> None:
     core = Core()
     core.attached("plugin", tool("a"))
     core.attached("first", subscribe=CATALOG)
-    core.presence.tick(core.now + TICK_SECONDS)
+    core.presence.tick(core.now + 0.5)
     core.attached("second", subscribe=CATALOG)
     assert said == ["a", "a"]
 
 
-def test_a_list_is_made_anew_after_a_change(said: list[str]) -> None:
+def test_a_list_is_built_again_after_a_change(said: list[str]) -> None:
     core = Core()
     plugin = core.attached("plugin", tool("a"))
     core.attached("first", subscribe=CATALOG)
@@ -91,7 +90,7 @@ def test_a_list_is_made_anew_after_a_change(said: list[str]) -> None:
     assert said == ["a", "b"]
 
 
-def test_a_session_that_ended_or_watches_no_more_is_told_nothing() -> None:
+def test_a_session_that_ended_or_stopped_watching_is_not_notified() -> None:
     core = Core()
     gone, tired = core.attached("gone", subscribe=CATALOG), core.attached("tired", subscribe=CATALOG)
     gone.end()
@@ -100,4 +99,4 @@ def test_a_session_that_ended_or_watches_no_more_is_told_nothing() -> None:
     core.registry.register(core.peer("p"), offered(tool("t")))
     core.presence.tell_watchers()
     assert (told(gone), told(tired)) == ([], [])
-    assert repr(core.presence._watchers).startswith("<CatalogWatchers 0 ")
+    assert repr(core.presence.watchers).startswith("<CatalogWatchers 0 ")

@@ -85,7 +85,7 @@ async def test_a_watcher_gets_the_whole_list_first_and_then_each_change(connect:
     assert not any(change.full for change in _changes(watcher)[1:])
 
 
-async def test_who_does_not_watch_hears_nothing_of_the_catalog(connect: Connect) -> None:
+async def test_a_session_that_does_not_watch_gets_no_catalog_events(connect: Connect) -> None:
     quiet = await connect("quiet")
     watcher = await connect("watcher", subscribe=[WATCH])
     await connect("plugin", tool("a"))
@@ -94,7 +94,7 @@ async def test_who_does_not_watch_hears_nothing_of_the_catalog(connect: Connect)
     assert not quiet.events
 
 
-async def test_an_owner_hears_that_somebody_withdrew_its_tools(connect: Connect) -> None:
+async def test_an_owner_is_notified_that_another_caller_withdrew_its_tools(connect: Connect) -> None:
     owner = await connect("owner", tool("a"), tool("b"), tool("c"))
     other = await connect("other")
     await other.stub.Unregister(wire.UnregisterRequest(name="a"))
@@ -105,7 +105,7 @@ async def test_an_owner_hears_that_somebody_withdrew_its_tools(connect: Connect)
     assert list(owner.events[0].tool_removed.roles) == ["default"]
 
 
-async def test_an_owner_that_withdraws_its_own_tool_hears_nothing(connect: Connect) -> None:
+async def test_an_owner_that_withdraws_its_own_tool_is_not_notified(connect: Connect) -> None:
     owner = await connect("owner", tool("a"))
     assert owner.attached is not None
     gone = await owner.stub.Unregister(wire.UnregisterRequest(session_id=owner.attached.session_id, name="a"))
@@ -139,7 +139,7 @@ async def test_a_watcher_gets_a_long_list_in_frames_that_it_can_receive(connect:
     assert max(frame.ByteSize() for frame in watcher.frames) < 2 * 1024 * 1024
 
 
-async def test_a_page_token_of_somebody_else_is_refused(connect: Connect) -> None:
+async def test_an_invalid_page_token_is_refused(connect: Connect) -> None:
     peer = await connect("peer")
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await peer.stub.List(wire.ListRequest(page_token="x" * 1_000))

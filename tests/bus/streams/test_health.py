@@ -76,7 +76,7 @@ async def test_the_bus_and_its_service_are_serving(health: Any) -> None:
     assert [await _check(health, service) for service in ("", SERVICE)] == [Status.SERVING] * 2
 
 
-async def test_an_unknown_service_is_not_found_and_the_text_says_what_there_is(health: Any) -> None:
+async def test_an_unknown_service_is_not_found_and_the_error_names_the_known_ones(health: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await health.Check(health_pb2.HealthCheckRequest(service="no.such.Service"))
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
@@ -98,7 +98,7 @@ async def test_a_source_goes_from_unknown_to_serving_to_not_serving_to_unknown(h
 
 
 @pytest.mark.parametrize("grace_seconds", [30.0])
-async def test_a_source_that_comes_back_within_its_grace_period_is_serving_again(
+async def test_a_source_that_reconnects_within_its_grace_period_is_serving_again(
     health: Any, connect: Connect, grace_seconds: float
 ) -> None:
     watch = Watch(health, "toolbus.source.plugin")
@@ -112,7 +112,7 @@ async def test_a_source_that_comes_back_within_its_grace_period_is_serving_again
     await watch.end()
 
 
-async def test_a_source_that_said_goodbye_is_unknown_at_once(health: Any, connect: Connect) -> None:
+async def test_a_source_that_drained_is_unknown_at_once(health: Any, connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     watch = Watch(health, "toolbus.source.plugin")
     await watch.says(Status.SERVING)
@@ -133,7 +133,7 @@ async def test_a_half_closed_source_is_not_serving_while_its_own_call_still_runs
 
 
 @pytest.mark.parametrize("timings", [Timings(tick_seconds=0.02)])
-async def test_a_silent_source_is_not_serving_and_one_that_speaks_again_is(
+async def test_a_source_that_answers_no_heartbeats_is_not_serving_until_it_answers_again(
     health: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "BUSY_INTERVAL", 0.3)

@@ -18,7 +18,7 @@ CATALOG = [wire.SUBSCRIPTION_CATALOG]
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_attach_is_answered_by_what_the_bus_is_and_takes() -> None:
+def test_an_attach_is_answered_with_the_identity_and_limits_of_the_bus() -> None:
     core = Core()
     stream = core.attached("plugin", tool("a"), tool("b"), max_in_flight=3)
     (attached,) = stream.read("attached")
@@ -46,11 +46,11 @@ def test_a_session_takes_as_many_calls_as_it_asks_for_within_the_limit(asked: in
         ({"source": ""}, "INVALID_ARGUMENT", "source ''"),
         ({"source": "a b"}, "INVALID_ARGUMENT", "source 'a b'.*choose another"),
         ({"source": "x" * 129}, "INVALID_ARGUMENT", "1,128"),
-        ({"source": "toolbus"}, "PERMISSION_DENIED", "the bus's own"),
+        ({"source": "toolbus"}, "PERMISSION_DENIED", "belongs to the bus itself"),
         ({"instance": "x" * 129}, "INVALID_ARGUMENT", "129 characters"),
     ],
 )
-def test_an_attach_that_breaks_a_rule_ends_the_stream_with_a_sentence(
+def test_an_attach_that_breaks_a_rule_ends_the_stream_with_an_error(
     attach: dict[str, Any], status: str, says: str
 ) -> None:
     core = Core()
@@ -122,7 +122,7 @@ def test_a_source_bound_by_a_token_cannot_be_claimed_without_it() -> None:
     core.attached("plugin", token="secret")
 
 
-def test_a_source_without_the_right_to_offer_attaches_without_its_tools_and_is_told() -> None:
+def test_a_source_that_may_not_offer_tools_attaches_without_them_and_is_notified() -> None:
     core = Core(denied=frozenset({"quiet"}))
     core.plugin("plugin", tool("t"))
     stream = core.stream()
@@ -177,7 +177,7 @@ def test_a_bad_later_attach_is_refused_and_everything_stays_as_it_was() -> None:
     assert (names(core), core.registry.revision, stream.status) == (["a"], revision, None)
 
 
-def test_a_later_attach_of_somebody_else_ends_the_stream() -> None:
+def test_a_later_attach_of_another_instance_ends_the_stream() -> None:
     core = Core()
     stream = core.attached("plugin", instance="i")
     stream.attach("plugin", instance="j")
@@ -189,7 +189,7 @@ def test_a_later_attach_of_somebody_else_ends_the_stream() -> None:
 # -- superseding -----------------------------------------------------------------------------------------------------
 
 
-def test_the_same_instance_attaching_again_supersedes_the_older_session() -> None:
+def test_an_instance_that_attaches_again_takes_over_from_its_older_session() -> None:
     core = Core()
     host = core.peer("host")
     older = core.attached("plugin", tool("a"), tool("t"), instance="i")
@@ -208,7 +208,7 @@ def test_the_same_instance_attaching_again_supersedes_the_older_session() -> Non
     assert core.presence.serving("plugin") is True
 
 
-def test_calls_that_the_superseded_session_has_not_seen_run_in_the_newer_one_and_only_there() -> None:
+def test_calls_that_the_replaced_session_has_not_seen_run_in_the_newer_one_and_only_there() -> None:
     core = Core()
     host = core.peer("host")
     older = core.attached("plugin", tool("t"), instance="i")
@@ -221,14 +221,14 @@ def test_calls_that_the_superseded_session_has_not_seen_run_in_the_newer_one_and
     assert [result.output_json for (result,) in host.results.values()] == ["1"]
 
 
-def test_an_empty_instance_never_supersedes() -> None:
+def test_an_empty_instance_never_takes_over() -> None:
     core = Core()
     older = core.attached("plugin", tool("t"))
     core.attached("plugin", tool("t"))
     assert (older.status, len(core.presence.sessions)) == (None, 2)
 
 
-def test_an_attach_that_is_refused_supersedes_nobody() -> None:
+def test_an_attach_that_is_refused_takes_over_from_no_session() -> None:
     core = Core()
     older = core.attached("plugin", tool("t"), instance="i")
     for bad in (pb.Tool(name="bad name"), pb.Tool(name="t", role="nobody")):
@@ -239,7 +239,7 @@ def test_an_attach_that_is_refused_supersedes_nobody() -> None:
     assert core.presence.session(older.peer.session_id) is older.peer
 
 
-def test_a_session_that_said_goodbye_finishes_its_calls_beside_its_successor() -> None:
+def test_a_draining_session_finishes_its_calls_beside_its_successor() -> None:
     core = Core()
     host = core.peer("host")
     older = core.attached("plugin", tool("t"), instance="i")
@@ -257,7 +257,7 @@ def test_a_session_that_said_goodbye_finishes_its_calls_beside_its_successor() -
     assert not again.ended
 
 
-def test_superseding_more_than_five_times_a_minute_is_refused_and_a_minute_later_not() -> None:
+def test_more_than_five_takeovers_a_minute_are_refused_and_a_minute_later_accepted() -> None:
     core = Core()
     for _ in range(6):
         last = core.attached("plugin", tool("t"), instance="i")
@@ -270,13 +270,13 @@ def test_superseding_more_than_five_times_a_minute_is_refused_and_a_minute_later
     core.now += 60.0
     core.attached("plugin", tool("t"), instance="i")
     core.presence.tick(core.now + 61.0)
-    assert core.presence._takeovers == {}
+    assert repr(core.presence.handshake) == "<Handshake takeovers=0>"
 
 
 # -- goodbye, half-close, broken -------------------------------------------------------------------------------------
 
 
-def test_a_goodbye_withdraws_the_tools_at_once_and_lets_the_calls_end() -> None:
+def test_a_drain_withdraws_the_tools_at_once_and_lets_the_calls_end() -> None:
     core = Core()
     host = core.peer("host")
     stream = core.attached("plugin", tool("t"))
@@ -291,7 +291,7 @@ def test_a_goodbye_withdraws_the_tools_at_once_and_lets_the_calls_end() -> None:
     assert stream.peer.idle
 
 
-def test_a_half_close_ends_what_the_peer_owes_at_once_and_lets_what_it_asked_for_be_answered() -> None:
+def test_a_half_close_ends_pending_calls_at_once_and_lets_the_peers_own_calls_be_answered() -> None:
     core = Core()
     host, plugin = core.peer("host"), core.plugin("other", tool("o"))
     stream = core.attached("plugin", tool("t"))
@@ -337,7 +337,7 @@ def test_the_nested_calls_of_a_half_closed_run_end_while_the_call_itself_runs_el
     assert host.results["c1"][0].output_json == "2"
 
 
-def test_a_broken_stream_ends_its_calls_both_ways_and_its_tools_wait_offline() -> None:
+def test_a_stream_that_breaks_ends_its_calls_both_ways_and_its_tools_go_offline() -> None:
     core = Core(grace_seconds=5.0)
     host, other = core.peer("host"), core.plugin("other", tool("o"))
     stream = core.attached("plugin", tool("t"))
@@ -357,7 +357,7 @@ def test_a_broken_stream_ends_its_calls_both_ways_and_its_tools_wait_offline() -
     assert core.refusal(host, "t").code is Code.NOT_FOUND
 
 
-def test_a_plugin_that_comes_back_within_its_grace_takes_its_place_again() -> None:
+def test_a_plugin_that_reconnects_within_its_grace_period_takes_its_place_again() -> None:
     core = Core()
     stream = core.attached("plugin", tool("a"))
     core.attached("other", tool("b"))
@@ -404,7 +404,7 @@ def test_ending_a_session_twice_ends_it_once_from_whatever_state(
     stream.end("first", status)
     revision = core.registry.revision
     stream.end("second")
-    core.presence.goodbye(stream.peer)
+    core.presence.drain_received(stream.peer)
     assert stream.status == (status, "first")
     assert (stream.closes, core.registry.revision) == (1, revision)
     assert (core.presence.sessions, core.presence.by_source, core.dispatcher.active) == ({}, {}, 0)
@@ -455,7 +455,7 @@ def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> No
     assert well.status is watcher.status is None
 
 
-def test_a_suspect_plugin_that_is_heard_again_gets_calls_again() -> None:
+def test_a_suspect_plugin_that_answers_again_gets_calls_again() -> None:
     core = Core()
     host = core.peer("host")
     stream = core.attached("plugin", tool("t"))
@@ -469,7 +469,7 @@ def test_a_suspect_plugin_that_is_heard_again_gets_calls_again() -> None:
     assert len(stream.read("calls")) == 1
 
 
-def test_a_machine_that_stood_still_restarts_the_count() -> None:
+def test_a_machine_that_stood_still_restarts_the_count_of_missed_heartbeats() -> None:
     core = Core()
     stream = core.attached("plugin", tool("t"))
     core.call(core.peer("host"), "t", timeout_seconds=300)

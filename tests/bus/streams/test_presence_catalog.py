@@ -36,7 +36,7 @@ def test_a_watcher_gets_the_whole_list_first_then_one_event_for_everything_since
     assert watcher.read("events") == deaf.read("events") == []
 
 
-def test_a_watcher_of_an_empty_catalog_is_told_so() -> None:
+def test_a_watcher_of_an_empty_catalog_gets_an_empty_list() -> None:
     core = Core()
     (event,) = core.attached("watcher", subscribe=CATALOG).read("events")
     assert (event.catalog.full, list(event.catalog.added)) == (True, [])
@@ -53,7 +53,7 @@ def test_one_more_watcher_does_not_disturb_the_others() -> None:
     assert len(first.read("events")) == 1
 
 
-def test_a_watcher_that_reads_slowly_gets_it_all_at_once_later() -> None:
+def test_a_watcher_that_reads_slowly_gets_all_changes_at_once_later() -> None:
     core = Core()
     watcher = core.attached("watcher", subscribe=CATALOG)
     watcher.written()
@@ -90,7 +90,7 @@ def test_a_session_may_register_what_it_has_again_up_to_the_limit_and_not_one_mo
     assert names(core) == ["a", "b"]
 
 
-def test_registering_needs_a_live_session_of_that_source_with_the_right_and_tools_without_callback() -> None:
+def test_registering_needs_a_live_session_of_that_source_with_permission_and_tools_without_callback() -> None:
     core = Core(denied=frozenset({"quiet"}))
     plugin, quiet, leaving = core.attached("plugin"), core.attached("quiet"), core.attached("leaving")
     leaving.send(drain=wire.Drain())
@@ -98,7 +98,7 @@ def test_registering_needs_a_live_session_of_that_source_with_the_right_and_tool
     tools = [pb.Tool(name="t")]
     with pytest.raises(SessionGone, match="Attach again"):
         core.presence.register(wire.RegisterRequest(session_id="0" * 32, tools=tools))
-    with pytest.raises(InvalidRequest, match="goodbye"):
+    with pytest.raises(InvalidRequest, match="draining"):
         core.presence.register(wire.RegisterRequest(session_id=leaving.peer.session_id, tools=tools))
     with pytest.raises(InvalidRequest, match="source 'plugin'"):
         core.presence.register(wire.RegisterRequest(session_id=plugin.peer.session_id, source="x", tools=tools))
@@ -113,7 +113,7 @@ def test_registering_needs_a_live_session_of_that_source_with_the_right_and_tool
     assert names(core) == []
 
 
-def test_the_owner_hears_when_somebody_else_withdraws_or_takes_its_tool_and_not_when_it_does_so_itself() -> None:
+def test_the_owner_is_notified_when_another_source_withdraws_or_overwrites_its_tool() -> None:
     core = Core(roles=("r1", "r2"))
     owner, other = core.attached("owner", tool("a"), tool("b"), tool("c"), tool("d")), core.attached("other")
     owner.written()
@@ -148,7 +148,7 @@ def test_withdrawing_needs_a_name_and_a_source_that_is_not_the_bus_s_own() -> No
         core.presence.unregister(wire.UnregisterRequest(session_id="x", name="t"))
 
 
-def test_offering_a_tool_ends_the_right_to_say_what_the_context_is() -> None:
+def test_a_session_that_offers_a_tool_may_not_set_the_context_any_more() -> None:
     core = Core()
     plugin = core.plugin("plugin", tool("t"))
     stream = core.attached("host")
@@ -180,7 +180,7 @@ def test_two_streams_that_use_the_same_call_ids_get_their_own_results() -> None:
     ]
 
 
-def test_a_cancelled_call_that_still_waits_in_the_outbox_never_reaches_the_plugin() -> None:
+def test_a_cancelled_call_that_is_still_in_the_outbox_never_reaches_the_plugin() -> None:
     core = Core()
     plugin, host = core.attached("plugin", tool("t")), core.attached("host")
     plugin.written()
@@ -208,7 +208,7 @@ def test_a_result_that_a_host_cannot_receive_does_not_reach_it() -> None:
 # -- draining --------------------------------------------------------------------------------------------------------
 
 
-def test_a_draining_bus_tells_everyone_takes_no_new_session_and_ends_those_that_are_idle() -> None:
+def test_a_draining_bus_notifies_every_session_accepts_no_new_one_and_ends_idle_ones() -> None:
     core = Core()
     plugin, host = core.attached("plugin", tool("t")), core.attached("host")
     call(host, "t")
@@ -242,7 +242,7 @@ def test_an_attach_that_crossed_the_drain_of_its_source_is_refused_and_the_calls
     plugin.attach("plugin", tool("t"), tool("new"))
     (attached,) = plugin.read("attached")
     assert [refused.name for refused in attached.refused] == ["t", "new"]
-    assert "asked to leave" in attached.refused[0].error
+    assert "asked this session to drain" in attached.refused[0].error
     assert names(core, include_offline=True) == []
     answer(plugin, running.call_id)
     assert outputs(host) == ["1"]

@@ -195,7 +195,7 @@ def test_unregistering_for_one_role_leaves_the_others(grpc_stub: rpc.ToolBusServ
         assert names(grpc_stub, role="dog") == ["t"]
 
 
-def test_unregistering_what_is_not_there_is_no_error(grpc_stub: rpc.ToolBusServiceStub) -> None:
+def test_unregistering_an_unknown_tool_is_not_an_error(grpc_stub: rpc.ToolBusServiceStub) -> None:
     answer = grpc_stub.Unregister(wire.UnregisterRequest(name="nothing"))
     assert (answer.removed, answer.ok) == (False, True)
     assert status(grpc_stub.Unregister, wire.UnregisterRequest())[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -36,9 +36,9 @@ def bounded_hint(seconds: float) -> float:
     return min(seconds, MAX_RETRY_SECONDS) if seconds > 0 else 0.0  # NaN is no hint
 
 
-def lacks_tools(source: str) -> str:
-    """Returns why a source may not offer tools, a sentence."""
-    return f"source {source!r} lacks the right 'tools': an operator grants it with `toolbus grant {source}`"
+def lacks_permission(source: str) -> str:
+    """Returns why a source may not offer tools, as a sentence."""
+    return f"source {source!r} lacks the permission 'tools': an operator grants it with `toolbus grant {source}`"
 
 
 def bad_call_id(call_id: str) -> Refused:

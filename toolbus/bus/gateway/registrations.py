@@ -17,14 +17,14 @@ from dataclasses import replace
 from typing import Any
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.calls.refusals import lacks_tools
+from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import CallbackHandler, Callbacks, Origin, accepting
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
-from toolbus.bus.streams.withdrawal import tell_owners
+from toolbus.bus.streams.withdrawal import notify_owners
 from toolbus.errors import InvalidRequest, InvalidTool, NotKept, NotPermitted
 from toolbus.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -194,7 +194,7 @@ class Registrations:
         for item, target in items:
             handler = self._handler(source, item, target, secrets.token_hex(8), time.time())
             outcome = self._registry.register(handler, [item], needs_role=needs_role)
-            tell_owners(outcome)
+            notify_owners(outcome)
             outcomes.append(outcome)
             if outcome.accepted:
                 self._kept[handler.key] = handler
@@ -213,7 +213,7 @@ class Registrations:
         if source == BUS_SOURCE:
             raise NotPermitted(f"source {source!r} is the bus's own: choose another")
         if not self._policy.may_offer(source):
-            raise NotPermitted(lacks_tools(source))
+            raise NotPermitted(lacks_permission(source))
         if self._presence.is_bound(source):
             raise NotPermitted(
                 f"source {source[:80]!r} is bound to a token: use another source, or offer the tool in its session"

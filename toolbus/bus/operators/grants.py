@@ -75,7 +75,7 @@ class Grants:
         """
         self._check(source, right)
         if self._policy.grant(source):
-            self._presence.right_changed(source, right, granted=True)
+            self._presence.permission_changed(source, right, granted=True)
         self._keep(source, False)
 
     def revoke(self, source: str, right: str = TOOLS) -> int:
@@ -90,7 +90,7 @@ class Grants:
         """
         self._check(source, right)
         changed = self._policy.deny(source, self._open_names(source))
-        count = self._presence.right_changed(source, right, granted=False) if changed else 0
+        count = self._presence.permission_changed(source, right, granted=False) if changed else 0
         self._signals.catalog_changed()  # so that withdrawn callback tools do not come back with a restart
         self._keep(source, True)
         return count

@@ -11,9 +11,9 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.streams.grpc_server import ToolBusService
-from toolbus.bus.streams.guarded_service import UntrustedService
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.listeners import Listeners
+from toolbus.bus.streams.untrusted_service import UntrustedService
 from toolbus.functions.declaration import llm_tool
 from toolbus.functions.tool_spec import spec_of
 

@@ -1,1 +1,1 @@
-"""Peers on gRPC streams."""
+"""Serves peers on gRPC streams: plugins that offer tools, and hosts that call them."""

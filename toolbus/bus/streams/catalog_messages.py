@@ -1,6 +1,6 @@
-"""The catalog in the words of the wire: requests read, listings and changes written.
+"""Translates the catalog from and to protobuf: reads declared tools, writes listings and changes.
 
-Stands between the registry, which knows only records, and whoever speaks protobuf.
+The registry knows records only; this module is where they become messages of the wire.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
+from toolbus.text import quote
 from toolbus.tool import KIB, MIB, Limits, Tool, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -53,16 +54,16 @@ def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool =
         except InvalidTool as fault:
             faults.extend(fault.faults)
     try:
-        offered = compile_tools(tools, limits, qualified=qualified)
+        compiled = compile_tools(tools, limits, qualified=qualified)
     except InvalidTool as fault:
         faults.extend(fault.faults)
     if faults:
         raise InvalidTool(faults)
-    return offered
+    return compiled
 
 
 def registered(*outcomes: Outcome) -> wire.RegisterResponse:
-    """Answers Register, which may have taken several steps."""
+    """Builds the response of Register from the outcomes of its steps."""
     return wire.RegisterResponse(
         registered=[name for outcome in outcomes for name in outcome.names],
         affected_roles=dict.fromkeys(role for outcome in outcomes for role in outcome.roles),
@@ -72,21 +73,21 @@ def registered(*outcomes: Outcome) -> wire.RegisterResponse:
 
 
 def unregistered(name: str, outcome: Outcome) -> wire.UnregisterResponse:
-    """Answers Unregister."""
+    """Builds the response of Unregister."""
     return wire.UnregisterResponse(removed=bool(outcome.names), name=name, affected_roles=outcome.roles, ok=True)
 
 
 def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:
-    """Answers Clear."""
+    """Builds the response of Clear."""
     return wire.ClearResponse(removed=outcome.count, source=source, affected_roles=outcome.roles, ok=True)
 
 
 def list_tools(request: wire.ListRequest, view: CatalogView, caller: Principal) -> wire.ListResponse:
-    """Answers List, one page of it.
+    """Builds one page of the response of List.
 
     Raises:
         UnknownRole: the role is not configured.
-        InvalidRequest: the page_token is none of ours.
+        InvalidRequest: the page_token is invalid.
     """
     revision = view.revision
     response = wire.ListResponse(revision=revision)
@@ -104,10 +105,10 @@ def list_tools(request: wire.ListRequest, view: CatalogView, caller: Principal) 
             include_offline=request.include_offline,
         )
     size = 0
-    wanted = view.named(request.names, listings) if request.names else listings
-    # By place, not by index: tools may go between two pages.
-    begin = bisect.bisect_left(wanted, start, key=lambda listing: listing.place) if start else 0
-    for listing in itertools.islice(wanted, begin, None):
+    selected = view.named(request.names, listings) if request.names else listings
+    # By position in the catalog, not by index: tools may be withdrawn between two pages.
+    begin = bisect.bisect_left(selected, start, key=lambda listing: listing.place) if start else 0
+    for listing in itertools.islice(selected, begin, None):
         if request.source and request.source != listing.source:
             continue
         item = listed(listing)
@@ -120,7 +121,7 @@ def list_tools(request: wire.ListRequest, view: CatalogView, caller: Principal) 
 
 
 def listed(listing: ToolListing) -> wire.ListedTool:
-    """Returns a line of the catalog with the state that it has now."""
+    """Builds the message of a listing, with its current state."""
     entry = listing.entry
     handlers = entry.handlers()
     stuck = sum(handler.stuck for handler in handlers)
@@ -139,13 +140,13 @@ def listed(listing: ToolListing) -> wire.ListedTool:
 
 
 def best_state(handlers: Iterable[Handler]) -> int:
-    """Returns how the best of some handlers is; OFFLINE where there is none."""
+    """Returns the best state of some handlers; OFFLINE without handlers."""
     states = {handler.session_state for handler in handlers}
     return next((state for state in _BEST_FIRST if state in states), wire.SESSION_STATE_OFFLINE)
 
 
 def changes(missed: CatalogChanges) -> Iterator[wire.Event]:
-    """Turns what a watcher missed into events small enough to share frames with calls."""
+    """Builds events of what a watcher missed, small enough to share frames with calls."""
     event = wire.Event()
     change = event.catalog
     change.revision, change.full = missed.revision, missed.full
@@ -173,5 +174,5 @@ def _page_start(token: str) -> int:
     if not token:
         return 0
     if not token.isascii() or not token.isdecimal() or len(token) > 18:
-        raise InvalidRequest(f"page_token {token[:40]!r} is none of this bus: pass on ListResponse.next_page_token")
+        raise InvalidRequest(f"page_token {quote(token, 40)} is invalid: pass ListResponse.next_page_token unchanged")
     return int(token)

@@ -1,4 +1,4 @@
-"""Plugins and hosts, over gRPC: the shell round the sessions.
+"""Serves the RPCs of the bus over gRPC: the shell around the sessions.
 
 One read loop and one write loop per stream; everything between them is decided by session, presence and dispatcher,
 which never wait. Unary RPCs change and read the catalog. ``_abort`` is the one place where an error becomes a gRPC
@@ -37,11 +37,11 @@ from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
 log = logging.getLogger("toolbus.grpc")
 
 READ_AHEAD_BYTES = 1 << 19
-# so_reuseport: two buses would else share a port in silence (design.md 8). Plugins may ping to keep their side awake.
+# so_reuseport: two buses would otherwise share a port without an error. Plugins may ping to keep connections alive.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
-    # What a peer may have sent before it is read. Left to itself, HTTP/2 would measure the way to the peer and, where
-    # the bus cannot keep up, let megabytes pile up there: calls that wait for seconds before the bus sees them.
+    # Backpressure: how much a peer may send before the bus reads it. By default HTTP/2 estimates this from the speed of
+    # the connection; a bus that cannot keep up then has megabytes of calls waiting, unseen for seconds.
     ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_send_message_length", -1),
@@ -50,7 +50,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-OPENING_SECONDS = 30.0  # how long a stream may wait with its attach; until then nothing asks whether it is alive
+OPENING_SECONDS = 30.0  # timeout of the attach; a stream has no heartbeats before
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -70,12 +70,12 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._dispatcher = dispatcher
         self._presence = presence
         self._limits = limits
-        self._pool = Pool(limits.held_bytes)  # what waits for all peers together
+        self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
         """Offers tools of a live session."""
-        return await _answered(self._register, request, context)
+        return await _respond(self._register, request, context)
 
     def _register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
         if request.session_id:
@@ -83,27 +83,27 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         if request.tools and all(tool.callback_url for tool in request.tools):
             return catalog_messages.registered(*self._register_callbacks(request))
         raise InvalidRequest(
-            "session_id is empty, so every tool needs a callback_url: give each one, or attach first and pass "
+            "session_id is empty, so every tool needs a callback_url: give each tool one, or attach first and pass "
             "Attached.session_id"
         )
 
     async def Unregister(self, request: wire.UnregisterRequest, context: Context) -> wire.UnregisterResponse:
         """Withdraws one tool."""
-        return await _answered(self._unregister, request, context)
+        return await _respond(self._unregister, request, context)
 
     def _unregister(self, request: wire.UnregisterRequest) -> wire.UnregisterResponse:
         return self._presence.unregister(request)
 
     async def Clear(self, request: wire.ClearRequest, context: Context) -> wire.ClearResponse:
         """Withdraws every tool of a source."""
-        return await _answered(self._clear, request, context)
+        return await _respond(self._clear, request, context)
 
     def _clear(self, request: wire.ClearRequest) -> wire.ClearResponse:
         return self._presence.clear(request)
 
     async def List(self, request: wire.ListRequest, context: Context) -> wire.ListResponse:
         """Lists what is offered."""
-        return await _answered(self._list, request, context)
+        return await _respond(self._list, request, context)
 
     def _list(self, request: wire.ListRequest) -> wire.ListResponse:
         response = catalog_messages.list_tools(request, self._dispatcher.view, OBSERVER)
@@ -123,7 +123,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         """Carries one peer's session."""
         if self._streams >= self._limits.sessions:
             limit = self._limits.sessions
-            await _abort(context, LimitExceeded("sessions", limit, "the bus has all the streams it takes"))
+            await _abort(context, LimitExceeded("sessions", limit, f"the bus has {limit} streams and accepts no more"))
         self._streams += 1
         try:
             peer = Peer(self._limits, time.monotonic())
@@ -152,7 +152,7 @@ class _InvokeStream:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()  # how the RPC is to end
-        self._idle: asyncio.Future[None] | None = None  # what the writer waits on while nothing is to be written
+        self._idle: asyncio.Future[None] | None = None  # what the writer waits for while the outbox is empty
         peer.close = self._close
         peer.outbox.wake = self._wake
         peer.outbox.flooded = self._flooded
@@ -162,8 +162,8 @@ class _InvokeStream:
             "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
             "results": lambda results, now: dispatcher.results(peer, results, now),
             "cancels": lambda cancels, now: dispatcher.cancels(peer, cancels, now),
-            "heartbeat": _take_no_notice,  # any frame counts as a sign of life; an echo is never answered
-            "drain": lambda drain, now: presence.goodbye(peer),
+            "heartbeat": _ignore,  # any frame shows that the peer is alive; an echo is never answered
+            "drain": lambda drain, now: presence.drain_received(peer),
         }
 
     async def run(self) -> None:
@@ -183,7 +183,7 @@ class _InvokeStream:
             if status != "OK":
                 await self._context.abort(grpc.StatusCode[status], text)
         except asyncio.CancelledError:
-            self._lost("its connection broke")
+            self._disconnected("its connection broke")
             raise
         finally:
             opening.cancel()
@@ -201,8 +201,8 @@ class _InvokeStream:
                 if frame is grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag behind
                     break
                 suspect = peer.suspect
-                for arm, value in peer.receive(frame, now):
-                    handle[arm](value, now)
+                for field, value in peer.receive(frame, now):
+                    handle[field](value, now)
                 if suspect:
                     self._presence.recovered(peer)
                 if peer.state is State.LEAVING:
@@ -215,12 +215,12 @@ class _InvokeStream:
         except ToolBusError as error:
             self._end(*grpc_status(error))
         except DecodeError as error:
-            self._end("INVALID_ARGUMENT", f"a message is no InvokeRequest: {error}")
+            self._end("INVALID_ARGUMENT", f"a message cannot be decoded as InvokeRequest: {error}")
         except asyncio.CancelledError:
             raise
         except Exception as error:
             if type(error).__module__.startswith("grpc"):
-                self._lost("its connection broke")
+                self._disconnected("its connection broke")
             else:
                 log.exception("a fault of the bus ended the session of %s", peer.source or "a new peer")
                 self._end(*grpc_status(error))
@@ -239,8 +239,8 @@ class _InvokeStream:
                     return
                 self._idle = self._loop.create_future()
                 await self._idle
-        except Exception:  # whatever a write raises means that the peer is gone (design.md 4)
-            self._lost("its connection broke")
+        except Exception:  # whatever a write raises means that the peer has disconnected
+            self._disconnected("its connection broke")
 
     def _wake(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -248,7 +248,7 @@ class _InvokeStream:
 
     def _never_attached(self) -> None:
         if self._peer.state is State.OPENING:
-            self._lost(f"no attach came within {OPENING_SECONDS:g} s: send it as the first message")
+            self._disconnected(f"no attach arrived within {OPENING_SECONDS:g} s: send it as the first message")
 
     def _leave_if_done(self) -> None:
         if self._peer.idle:
@@ -259,12 +259,15 @@ class _InvokeStream:
         if outbox.waiting_bytes > outbox.max_bytes:
             limit, why = "waiting_bytes", f"more than {outbox.max_bytes} bytes wait for it"
         else:
-            limit, why = "held_bytes", f"of {outbox.pool.max_bytes} bytes that may wait for all, it holds the most"
+            limit, why = (
+                "held_bytes",
+                f"more than {outbox.pool.max_bytes} bytes wait for all peers, most for it",
+            )
         text = f"the peer reads too slowly: {why} (limit {limit})"
-        # Not now: the dispatcher is in the middle of a frame.
+        # Later: the dispatcher is in the middle of a frame.
         self._loop.call_soon(self._end, "RESOURCE_EXHAUSTED", text)
 
-    def _lost(self, why: str) -> None:
+    def _disconnected(self, why: str) -> None:
         self._end("UNAVAILABLE", why)
 
     def _end(self, status: str, text: str) -> None:
@@ -277,7 +280,7 @@ class _InvokeStream:
 
 
 class GrpcServer:
-    """The listening side: addresses, health and reflection round the service; without ``health`` neither of the two."""
+    """A gRPC server that listens: the service, and beside it health and reflection, neither without ``health``."""
 
     def __init__(
         self, service: ToolBusService, limits: Limits, *, health: Health | None = None, reflection: bool = False
@@ -293,8 +296,8 @@ class GrpcServer:
 
             names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, grpc_reflection.SERVICE_NAME)
             grpc_reflection.enable_server_reflection(names, self._server)
-        self._locks: list[IO[str]] = []  # held as long as the unix sockets beside them
-        self.addresses: tuple[str, ...] = ()  # where it listens, ports filled in
+        self._locks: list[IO[str]] = []  # held as long as their unix sockets
+        self.addresses: tuple[str, ...] = ()  # where it listens, with the real ports
 
     async def start(self, addresses: tuple[str, ...]) -> None:
         """Binds every address and starts to serve.
@@ -305,7 +308,7 @@ class GrpcServer:
         try:
             self.addresses = tuple(self._bind(address) for address in addresses)
         except SetupError:
-            await self._server.start()  # grpcio lets go of ports that it has bound only where it has served
+            await self._server.start()  # grpcio releases ports that it has bound only after it has served
             await self.stop()
             raise
         await self._server.start()
@@ -330,7 +333,7 @@ class GrpcServer:
         return f"{host}:{port}"
 
     async def stop(self) -> None:
-        """Stops at once; grpcio's own grace would refuse unary calls right away (design.md 4)."""
+        """Stops at once; during grpcio's own grace period it would refuse unary calls."""
         await self._server.stop(0)
         self._unlock()
 
@@ -341,7 +344,7 @@ class GrpcServer:
 
 
 def _claim_socket(path: Path) -> IO[str]:
-    """Locks a unix socket's path for this process; gRPC itself would take over a socket that is in use.
+    """Locks a unix socket's path for this process; gRPC itself would replace a socket that is in use.
 
     Raises:
         SetupError: another process holds it, or the directory is open to others.
@@ -352,7 +355,7 @@ def _claim_socket(path: Path) -> IO[str]:
         raise SetupError(
             f"the directory {directory} of the socket is open to other users: chmod 0700 it, or use another directory"
         )
-    lock = open(f"{path}.lock", "a", encoding="ascii")  # noqa: SIM115  # held as long as the server; not emptied yet
+    lock = open(f"{path}.lock", "a", encoding="ascii")  # noqa: SIM115  # held as long as the server; its text is still that of its owner
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -360,13 +363,13 @@ def _claim_socket(path: Path) -> IO[str]:
         raise SetupError(
             f"unix:{path} is taken by another toolbus: stop that one, or choose another path with --grpc unix:PATH"
         ) from None
-    lock.truncate(0)  # only now: until it is locked, it says whose it is
+    lock.truncate(0)  # only now: before the lock, the file names its owner
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
 
 
-async def _answered(function: Callable[[Request], Response], request: Request, context: Context) -> Response:
+async def _respond(function: Callable[[Request], Response], request: Request, context: Context) -> Response:
     try:
         return function(request)
     except Exception as error:
@@ -382,5 +385,5 @@ async def _abort(context: Context, error: BaseException) -> None:
     await context.abort(grpc.StatusCode[status], text)
 
 
-def _take_no_notice(arm: object, now: float) -> None:
-    """Handles an arm that asks for nothing."""
+def _ignore(value: object, now: float) -> None:
+    """Handles a field that needs nothing."""

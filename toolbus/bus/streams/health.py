@@ -1,8 +1,8 @@
-"""grpc.health.v1 over what the bus knows: the bus itself, its service, and one name per source.
+"""Serves grpc.health.v1: the bus itself, its service, and one name for each source.
 
-A source is SERVING while one of its sessions answers or somebody accepts connections at one of its callback URLs,
-NOT_SERVING from the moment it is lost or suspect until its grace period ends or its callback tools are withdrawn, and
-unknown afterwards. Nothing is stored: each question is answered from the sessions.
+A source is SERVING while one of its sessions answers or one of its callback URLs accepts connections, NOT_SERVING from
+the moment it disconnects or is suspect until its grace period ends or its callback tools are withdrawn, and unknown
+afterwards. Nothing is stored: every request is answered from the sessions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
+
+from toolbus.text import quote
 
 SERVICE = "toolbus.v1.ToolBusService"
 SOURCE_PREFIX = "toolbus.source."
@@ -27,8 +29,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
 
     Args:
         serving: whether the bus takes calls.
-        source: whether a source is well; None where it is not known.
-        sources: the sources that are known.
+        source: whether a source answers; None where it is unknown.
+        sources: the known sources.
     """
 
     def __init__(
@@ -40,62 +42,62 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         self._serving = serving
         self._source = source
         self._sources = sources
-        self._watched: dict[str, set[asyncio.Event]] = {}  # service → those who wait for it to change
+        self._watched: dict[str, set[asyncio.Event]] = {}  # service → the watchers that wait for its next change
 
     def changed(self, service: str) -> None:
-        """Wakes those who watch a service."""
-        for waiting in self._watched.get(service, ()):
-            waiting.set()
+        """Notifies the watchers of a service."""
+        for event in self._watched.get(service, ()):
+            event.set()
 
     def source_changed(self, source: str) -> None:
-        """Wakes those who watch a source."""
+        """Notifies the watchers of a source."""
         if self._watched:
             self.changed(SOURCE_PREFIX + source)
 
     def status(self, service: str) -> int | None:
-        """The status of a service, or None where there is no such service."""
+        """Returns the status of a service; None where the service is unknown."""
         if service in ("", SERVICE):
-            well: bool | None = self._serving()
+            serving: bool | None = self._serving()
         elif service.startswith(SOURCE_PREFIX):
-            well = self._source(service[len(SOURCE_PREFIX) :])
+            serving = self._source(service[len(SOURCE_PREFIX) :])
         else:
-            well = None
-        if well is None:
+            serving = None
+        if serving is None:
             return None
-        return _Status.SERVING if well else _Status.NOT_SERVING  # type: ignore[no-any-return]
+        return _Status.SERVING if serving else _Status.NOT_SERVING  # type: ignore[no-any-return]
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        """Says how a service is; NOT_FOUND where there is none."""
+        """Returns the status of a service; NOT_FOUND where the service is unknown."""
         status = self.status(request.service)
         if status is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"no service {request.service[:200]!r}: ask for '', {SERVICE!r} or {SOURCE_PREFIX}<source>",
+                f"service {quote(request.service, 200)} is unknown: use '', {SERVICE!r} or {SOURCE_PREFIX}<source>",
             )
         return pb.HealthCheckResponse(status=status)
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
-        """Says how a service is, and again whenever that changes; SERVICE_UNKNOWN while there is none."""
-        waiting = asyncio.Event()
+        """Sends the status of a service now and whenever it changes; SERVICE_UNKNOWN while the service is unknown."""
+        changed = asyncio.Event()
         watchers = self._watched.setdefault(request.service, set())
-        watchers.add(waiting)
-        told: int | None = None
+        watchers.add(changed)
+        sent: int | None = None  # the last status that was sent
         try:
             while True:
-                waiting.clear()
+                changed.clear()
                 status = self.status(request.service)
-                shown = _Status.SERVICE_UNKNOWN if status is None else status
-                if shown != told:
-                    told = shown
-                    await context.write(pb.HealthCheckResponse(status=shown))
-                await waiting.wait()
+                status = _Status.SERVICE_UNKNOWN if status is None else status
+                if status != sent:
+                    sent = status
+                    await context.write(pb.HealthCheckResponse(status=status))
+                await changed.wait()
         finally:
-            watchers.discard(waiting)
+            watchers.discard(changed)
             if not watchers:
                 self._watched.pop(request.service, None)
 
     async def List(self, request: pb.HealthListRequest, context: Context) -> pb.HealthListResponse:
-        """Says how every service is."""
+        """Returns the status of every service."""
         names = ["", SERVICE, *(SOURCE_PREFIX + source for source in self._sources())]
         statuses = {name: self.status(name) for name in names}
         return pb.HealthListResponse(

@@ -1,7 +1,7 @@
-"""One attached peer, as the bus sees it: its session, who it is, and its two parts as handler and caller.
+"""Represents one attached peer on the bus's side: its session, its identity, and its parts as handler and caller.
 
-A peer is handed to the registry as the handler of its tools and to the dispatcher as the caller of what it asks.
-Both parts only build items into the outbox; the one writer of the stream sends them.
+The registry knows a peer as the handler of its tools, the dispatcher as the caller of its calls. Both parts only build
+items into the outbox; the one writer of the stream sends them.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class Peer(Session[wire.InvokeResponse]):
         self.notices: tuple[str, ...] = ()  # what an operator should know about the source
         self.budget = Budget()  # its source's, once attached
         self.qualified = False  # whether its tools are listed as source:name
-        self.offers_tools = False  # whether it ever offered one: that ends its right to say what a context is
+        self.offers_tools = False  # whether it ever offered one: then it may not set the context of calls any more
         self.allowed: set[Entry] = set()  # what it may call, as of allowed_at
         self.allowed_at = 0  # the revision for which allowed holds
-        self.untrusted = False  # whether its source is trusted less than others, see Policy.is_untrusted
-        self.is_admin = True  # every caller is on loopback until credentials exist
-        self.stuck = 0  # calls that have ended for their caller but hold a slot until the plugin confirms
-        self.leave_by = math.inf  # when a session that was asked to leave is ended
-        self.close: Callable[[str, str], None] = _nothing_to_close  # ends the RPC with a gRPC status name and a text
+        self.untrusted = False  # see Policy.is_untrusted
+        self.is_admin = True  # whether it may administer the bus; all peers on loopback may
+        self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
+        self.leave_by = math.inf  # when a session that was asked to drain is ended
+        self.close: Callable[[str, str], None] = _no_rpc  # ends the RPC with a gRPC status name and a text
 
     def __repr__(self) -> str:
         return f"<Peer {self.source}/{self.instance} {super().__repr__()}>"
 
     @property
     def may_set_context(self) -> bool:
-        """Whether it may say what the context of a call is: hosts may, plugins and guarded sources may not."""
+        """Whether it may set the context of a call: hosts may, plugins and untrusted sources may not."""
         return not (self.offers_tools or self.untrusted)
 
     @property
     def session_state(self) -> int:
-        """How the session is, as listings show it."""
+        """The state that listings show."""
         if self.suspect:
             return wire.SESSION_STATE_SUSPECT
         if self.state is State.LIVE:
@@ -113,19 +113,19 @@ class Peer(Session[wire.InvokeResponse]):
         outbox.space = space
 
     def cancel(self, call: Call, reason: str) -> bool:
-        """Takes a call back that still waits, or asks the plugin to stop it. Returns whether it never left."""
+        """Takes a call out of the outbox, or asks the plugin to stop it. Returns whether it was never sent."""
         if call.frame > self.outbox.taken and self.outbox.recall(call.frame, call.id):
             return True
         self.outbox.room(CALL_OVERHEAD).cancels.add(call_id=call.id, reason=reason)
         return False
 
     def recall(self, calls: Sequence[Call]) -> None:
-        """Takes out of the outbox what the peer has not seen: it is still read, and the calls may run elsewhere now."""
+        """Takes calls out of the outbox that were not sent: the peer still reads, and they may run elsewhere now."""
         for call in calls:
             self.outbox.recall(call.frame, call.id)
 
     def stage(self, call: Call) -> Stage:
-        """How far a call has got: its frame was handed to the writer, or was not."""
+        """Returns how far a call has got: whether its frame was handed to the writer."""
         return Stage.DISPATCHED if call.frame <= self.outbox.taken else Stage.NOT_DISPATCHED
 
     # -- as caller -------------------------------------------------------------------------------------------------
@@ -154,16 +154,16 @@ class Peer(Session[wire.InvokeResponse]):
         message.call_id = call_id
 
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
-        """Puts a sign of life into the outbox."""
+        """Puts progress into the outbox."""
         message = self.outbox.room(progress.ByteSize() + CALL_OVERHEAD).progress.add()
         message.CopyFrom(progress)
         message.call_id = call_id
 
-    def tell(self, event: wire.Event) -> None:
+    def send_event(self, event: wire.Event) -> None:
         """Puts an event into the outbox."""
         if self.state in (State.LIVE, State.LEAVING):
             self.outbox.room(event.ByteSize()).events.add().CopyFrom(event)
 
 
-def _nothing_to_close(status: str, text: str) -> None:
-    """Stands in until a shell has said how to end its RPC."""
+def _no_rpc(status: str, text: str) -> None:
+    """Stands in until a shell has set how to end its RPC."""

@@ -1,4 +1,4 @@
-"""Taking tools out of the catalog, whoever asks by whichever way, and telling the sessions that lose them."""
+"""Withdraws tools from the catalog, by any way in, and notifies the sessions that lose them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("toolbus.sessions")
 
 
 class Withdrawal:
-    """Unregister and clear.
+    """The operations unregister and clear.
 
     Args:
         on_change: called after the catalog may have changed.
@@ -30,19 +30,20 @@ class Withdrawal:
         """Withdraws one tool, in one role or in all.
 
         Args:
-            owner: the session that asks; only its source's tool then. None: whoever owns the tool.
+            owner: the session that asks: only a tool of its source is withdrawn. None: a tool of any source is.
 
         Raises:
             UnknownRole: the role is not configured.
-            InvalidRequest, NotPermitted: there is no such thing to ask for.
+            InvalidRequest: the name is empty.
+            NotPermitted: the tool belongs to the bus itself.
         """
         if not name:
-            raise InvalidRequest("name is empty: say which tool to unregister")
+            raise InvalidRequest("name is empty: give the name of the tool to unregister")
         entry = self._registry.find(name, role)
         if entry is not None and entry.source == BUS_SOURCE:
             raise NotPermitted("the bus's own tools cannot be unregistered")
         outcome = self._registry.unregister(name, role, owner.source if owner else "")
-        tell_owners(outcome, besides=owner)
+        notify_owners(outcome, except_for=owner)
         self._on_change()
         return outcome
 
@@ -51,32 +52,34 @@ class Withdrawal:
 
         Raises:
             UnknownRole: the role is not configured.
-            InvalidRequest, NotPermitted: there is no such thing to ask for.
+            InvalidRequest: the source is empty.
+            NotPermitted: the source is the bus itself.
         """
         if not source:
-            raise InvalidRequest("source is empty: say whose tools to clear")
+            raise InvalidRequest("source is empty: give the source whose tools to clear")
         if source == BUS_SOURCE:
             raise NotPermitted("the bus's own tools cannot be cleared")
         outcome = self._registry.clear(source, role)
-        tell_owners(outcome)
+        notify_owners(outcome)
         log.info("cleared source=%r tools=%d", source, outcome.count)
         self._on_change()
         return outcome
 
 
-def tell_owners(outcome: Outcome, besides: Peer | None = None) -> None:
-    """Tells sessions which of their tools others withdrew or overwrote, and the log of all that lost one."""
-    for notice in outcome.lost:
-        if notice.handler is besides:
+def notify_owners(outcome: Outcome, except_for: Peer | None = None) -> None:
+    """Notifies sessions which of their tools others withdrew or overwrote, and logs every such loss."""
+    for lost in outcome.lost:
+        owner = lost.handler
+        if owner is except_for:
             continue
-        log.info("lost tool=%r source=%r to=%r", notice.name, notice.handler.source, notice.by_source)
-        if not isinstance(notice.handler, Peer):
+        log.info("lost tool=%r source=%r to=%r", lost.name, owner.source, lost.by_source)
+        if not isinstance(owner, Peer):
             continue
         event = wire.Event()
-        if notice.by_source is not None:
-            event.tool_overwritten.MergeFrom(
-                wire.ToolOverwritten(name=notice.name, by_source=notice.by_source, roles=notice.roles)
-            )
+        if lost.by_source is not None:
+            event.tool_overwritten.name, event.tool_overwritten.by_source = lost.name, lost.by_source
+            event.tool_overwritten.roles.extend(lost.roles)
         else:
-            event.tool_removed.MergeFrom(wire.ToolRemoved(name=notice.name, roles=notice.roles))
-        notice.handler.tell(event)
+            event.tool_removed.name = lost.name
+            event.tool_removed.roles.extend(lost.roles)
+        owner.send_event(event)

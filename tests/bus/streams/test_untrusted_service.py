@@ -48,7 +48,7 @@ async def _refusal(answer: Any) -> tuple[grpc.StatusCode, str]:
         ("dropin", "", "carries no token"),
     ],
 )
-async def test_an_attach_of_anybody_else_or_without_a_token_is_refused(
+async def test_an_attach_of_a_trusted_source_or_without_a_token_is_refused(
     bus: Bus, source: str, token: str, says: str
 ) -> None:
     async with RawPeer(await bus.dropin_address()) as peer:
@@ -56,14 +56,14 @@ async def test_an_attach_of_anybody_else_or_without_a_token_is_refused(
         assert (status, says in text) == (DENIED, True), text
 
 
-async def test_a_later_attach_on_the_same_stream_is_looked_at_too(bus: Bus) -> None:
+async def test_a_later_attach_on_the_same_stream_is_checked_too(bus: Bus) -> None:
     async with RawPeer(await bus.dropin_address()) as peer:
         await peer.attach("dropin", token="t")
         await peer.send(attach=wire.Attach(protocol_version=1, source="dropin"))
         assert (await peer.ended())[0] is DENIED
 
 
-async def test_a_guarded_source_offers_answers_registers_and_withdraws(bus: Bus) -> None:
+async def test_an_untrusted_source_offers_answers_registers_and_withdraws(bus: Bus) -> None:
     async with RawPeer(await bus.dropin_address(), answer=echo) as peer:
         session = (await peer.attach("dropin", tool("a"), token="t")).session_id
         await peer.stub.Register(wire.RegisterRequest(session_id=session, tools=[tool("b")]))
@@ -73,7 +73,7 @@ async def test_a_guarded_source_offers_answers_registers_and_withdraws(bus: Bus)
         assert [each.entry.name for each in bus.list()] == ["b"]
 
 
-async def test_list_clear_and_what_names_no_session_of_a_guarded_source_are_refused(bus: Bus) -> None:
+async def test_list_clear_and_requests_without_a_session_of_an_untrusted_source_are_refused(bus: Bus) -> None:
     url = tool("t", callback_url="http://127.0.0.1:9/call")
     async with RawPeer(bus.grpc_addresses[0]) as host, RawPeer(await bus.dropin_address()) as peer:
         other = (await host.attach("host", tool("kept"))).session_id
@@ -81,10 +81,10 @@ async def test_list_clear_and_what_names_no_session_of_a_guarded_source_are_refu
         for request, says in (
             (wire.ListRequest(), "takes no List"),
             (wire.ClearRequest(source="host"), "takes no Clear"),
-            (wire.RegisterRequest(tools=[url]), "a session of a guarded source only"),
-            (wire.UnregisterRequest(name="kept"), "a session of a guarded source only"),
-            (wire.RegisterRequest(session_id=other, tools=[tool("t")]), "a session of a guarded source only"),
-            (wire.UnregisterRequest(session_id=other, name="kept"), "a session of a guarded source only"),
+            (wire.RegisterRequest(tools=[url]), "only for a session of a guarded source"),
+            (wire.UnregisterRequest(name="kept"), "only for a session of a guarded source"),
+            (wire.RegisterRequest(session_id=other, tools=[tool("t")]), "only for a session of a guarded source"),
+            (wire.UnregisterRequest(session_id=other, name="kept"), "only for a session of a guarded source"),
         ):
             method = getattr(peer.stub, type(request).__name__.removesuffix("Request"))
             status, text = await _refusal(method(request))
@@ -105,7 +105,7 @@ async def test_there_is_neither_health_nor_reflection(bus: Bus) -> None:
 
 @pytest.mark.parametrize("way", ["the guarded port", "the bus's own address"])
 @pytest.mark.parametrize("offers", [False, True])
-async def test_calls_of_a_guarded_source_are_nobodys_at_level_0_and_administer_nothing(
+async def test_calls_of_an_untrusted_source_have_no_user_and_level_0_and_administer_nothing(
     bus: Bus, way: str, offers: bool
 ) -> None:
     address = await bus.dropin_address() if way == "the guarded port" else bus.grpc_addresses[0]
@@ -132,13 +132,13 @@ def _who(call: pb.ToolCall) -> pb.ToolResult:
     return pb.ToolResult(call_id=call.call_id, output_json=said)
 
 
-def test_a_guarded_source_may_not_say_a_context_wherever_it_attaches() -> None:
+def test_an_untrusted_source_may_not_set_a_context_wherever_it_attaches() -> None:
     core = Core(untrusted=("dropin", "dropin:*"))
     assert core.attached("dropin:a").peer.may_set_context is False
     assert core.attached("host").peer.may_set_context is True
 
 
-async def test_drop_in_sources_come_in_and_administer_nothing_where_the_configuration_guards_others() -> None:
+async def test_drop_in_sources_attach_and_administer_nothing_where_the_configuration_guards_others() -> None:
     async with running_bus(guarded=("weather",)) as bus:
         address = await bus.dropin_address()
         for source in ("dropin:a", "weather"):
@@ -147,7 +147,7 @@ async def test_drop_in_sources_come_in_and_administer_nothing_where_the_configur
                 assert (await peer.call("toolbus:stats")).error.code == pb.ERROR_CODE_PERMISSION_DENIED
 
 
-async def test_the_first_token_binds_the_source_on_both_ways_in(bus: Bus) -> None:
+async def test_the_first_token_binds_the_source_on_both_ports(bus: Bus) -> None:
     async with RawPeer(await bus.dropin_address()) as first:
         await first.attach("dropin", token="mine")
         for address in (await bus.dropin_address(), bus.grpc_addresses[0]):
@@ -171,7 +171,7 @@ async def test_it_cannot_use_up_the_streams_of_the_bus() -> None:
 # -- the port ----------------------------------------------------------------------------------------------------------
 
 
-async def test_it_is_opened_once_when_somebody_asks_and_closed_with_the_bus() -> None:
+async def test_it_is_opened_once_on_request_and_closed_with_the_bus() -> None:
     async with running_bus() as bus:
         first, *others = await asyncio.gather(*(bus.dropin_address() for _ in range(3)))
         told = (await bus.call("toolbus:dropin_address", {"port": 1})).output
@@ -186,7 +186,7 @@ async def test_it_is_opened_once_when_somebody_asks_and_closed_with_the_bus() ->
         await bus.dropin_address()
 
 
-async def test_the_port_that_is_wished_for_is_taken_where_it_is_free() -> None:
+async def test_the_preferred_port_is_taken_if_it_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with running_bus() as bus:
@@ -195,14 +195,14 @@ async def test_the_port_that_is_wished_for_is_taken_where_it_is_free() -> None:
         assert await bus.dropin_address(port) == f"127.0.0.1:{port}"
 
 
-async def test_a_port_that_is_none_is_refused_with_the_rule() -> None:
+async def test_an_invalid_port_is_refused_with_the_rule() -> None:
     async with running_bus() as bus:
         refused = (await bus.call("toolbus:dropin_address", {"port": 70_000})).error
         assert refused is not None
-        assert "port is 70000, it must be from 0 (any) to 65535" in refused.message
+        assert "port is 70000: use a number from 1 to 65535, or 0 for any free port" in refused.message
 
 
-async def test_draining_lets_calls_of_guarded_sources_end() -> None:
+async def test_draining_lets_calls_of_untrusted_sources_end() -> None:
     went_on = asyncio.Event()
     async with running_bus() as bus, Plugin("dropin", address=await bus.dropin_address(), token="t") as plugin:
 

@@ -34,7 +34,7 @@ def bus_with_a_guarded_tool(contents: bool = False) -> tuple[Core, PeerDouble, P
         {"output_json": SECRET, "is_error": True},
     ],
 )
-def test_a_secret_of_a_guarded_source_is_in_no_result_and_no_record(sent: dict[str, Any]) -> None:
+def test_a_secret_of_an_untrusted_source_is_in_no_result_and_no_record(sent: dict[str, Any]) -> None:
     core, plugin, host = bus_with_a_guarded_tool(contents=True)
     call_id = core.call(host, "find")
     core.dispatcher.results(plugin, [pb.ToolResult(call_id=next(iter(plugin.pending)), **sent)], core.now)
@@ -46,7 +46,7 @@ def test_a_secret_of_a_guarded_source_is_in_no_result_and_no_record(sent: dict[s
     assert record.outcome == "SECRET_BLOCKED"
 
 
-def test_progress_of_a_guarded_source_tells_how_far_it_is_and_no_part_of_the_output() -> None:
+def test_progress_of_an_untrusted_source_carries_no_part_of_the_output() -> None:
     core, plugin, host = bus_with_a_guarded_tool()
     core.call(host, "find")
     number = next(iter(plugin.pending))
@@ -58,7 +58,7 @@ def test_progress_of_a_guarded_source_tells_how_far_it_is_and_no_part_of_the_out
     ]
 
 
-def test_a_source_that_is_not_guarded_is_not_looked_through() -> None:
+def test_results_of_a_trusted_source_are_not_judged() -> None:
     core, _, host = bus_with_a_guarded_tool()
     plugin = core.plugin("users", tool("show"))
     call_id = core.call(host, "show")

@@ -1,0 +1,218 @@
+"""Opens sessions: checks an attach, registers its tools, takes over from an older session, answers ``attached``.
+
+A peer that reconnects attaches under the same source and instance; its new session then replaces the older one, which
+the caller ends. A later attach on the same stream replaces the declared tools. Knows no sockets and ends no session.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.calls.refusals import lacks_permission
+from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.compiled_tool import CompiledTool
+from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.streams import catalog_messages
+from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.session_table import SessionTable
+from toolbus.bus.streams.withdrawal import notify_owners
+from toolbus.errors import (
+    AlreadyAttached,
+    InvalidRequest,
+    LimitExceeded,
+    NotPermitted,
+    PeerLost,
+    ProtocolError,
+    RequestError,
+    VersionMismatch,
+)
+from toolbus.session import IDLE_INTERVAL
+from toolbus.text import quote, shorten
+from toolbus.tool import MAX_INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+log = logging.getLogger("toolbus.sessions")
+
+MAX_NOTICES, MAX_NOTICE = 100, 500  # of a session; characters of each
+MAX_TAKEOVERS = 5  # a minute; more means that two processes share an instance name and keep replacing each other
+TAKEOVER_SECONDS = 60.0
+
+
+class Handshake:
+    """The attach of every session of one bus.
+
+    Args:
+        identity: (bus_id, boot_id, version) as ``attached`` shows them.
+        table: where opened sessions are added.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        policy: Policy,
+        limits: Limits,
+        identity: tuple[str, str, str],
+        table: SessionTable,
+    ) -> None:
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._policy = policy
+        self._limits = limits
+        self._identity = identity
+        self._table = table
+        self._takeovers: dict[tuple[str, str], deque[float]] = {}  # (source, instance) → when it took over lately
+
+    def __repr__(self) -> str:
+        return f"<Handshake takeovers={len(self._takeovers)}>"
+
+    def open(self, peer: Peer, attach: wire.Attach, now: float) -> Peer | None:
+        """Opens a session by its first attach.
+
+        Returns:
+            The older session that this one replaces (a takeover); the caller is to end it.
+
+        Raises:
+            RequestError: the attach is refused; nothing has changed.
+        """
+        self._check(attach)
+        may_offer = self._policy.may_offer(attach.source)
+        tools = catalog_messages.read_tools(attach.tools, self._limits, qualified=attach.qualified) if may_offer else []
+        peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
+        peer.untrusted |= self._policy.is_untrusted(attach.source)
+        peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MAX_NOTICES])
+        peer.budget = self._dispatcher.budget(peer.source)
+        peer.offers_tools = bool(attach.tools)  # a source that may not offer them counts as a plugin all the same
+        peer.open(
+            min(attach.max_in_flight or self._limits.calls_in_flight, self._limits.calls_in_flight_most),
+            attach.max_message_bytes,
+        )
+        older = self._table.of_instance(peer.source, peer.instance)
+        if older is not None:
+            self._count_takeover(peer, now)
+        outcome = self._declare(peer, tools, older, now)
+        self._table.add(peer, attach.token)
+        self._answer(peer, outcome.names, [] if may_offer else [tool.name for tool in attach.tools])
+        if not may_offer and attach.tools:
+            deny(peer, "attach")
+        log.info(
+            "attached source=%s instance=%s tools=%d max_in_flight=%d",
+            peer.source, peer.instance or "-", len(outcome.names), peer.max_in_flight,
+        )  # fmt: skip
+        return older
+
+    def declare_again(self, peer: Peer, attach: wire.Attach, now: float) -> bool:
+        """Replaces the tools of a live session by those of a later attach. Returns whether it was accepted.
+
+        Raises:
+            ProtocolError: the attach is of another source or instance.
+        """
+        if (attach.source, attach.instance) != (peer.source, peer.instance):
+            raise ProtocolError(
+                f"this stream is attached as source {peer.source!r} instance {peer.instance!r}; an attach as "
+                f"{shorten(attach.source)!r}/{shorten(attach.instance)!r} needs a stream of its own"
+            )
+        if not self._policy.may_offer(peer.source):
+            self._answer(peer, (), [tool.name for tool in attach.tools])
+            deny(peer, "attach")
+            return False
+        try:
+            tools = catalog_messages.read_tools(attach.tools, self._limits, qualified=peer.qualified)
+            outcome = self._declare(peer, tools, None, now)
+        except RequestError as error:
+            self._answer(peer, self._registry.offers(peer), [tool.name for tool in attach.tools] or [""], str(error))
+            return False
+        self._answer(peer, outcome.names, [])
+        log.info("declared again source=%s tools=%d", peer.source, len(outcome.names))
+        return True
+
+    def refuse_while_draining(self, peer: Peer, attach: wire.Attach) -> None:
+        """Answers an attach that crossed the bus's drain: the session takes no new tools, its calls go on."""
+        why = "the bus has asked this session to drain, so it can offer no new tools"
+        self._answer(peer, (), [tool.name for tool in attach.tools] or [""], why)
+
+    def expire_takeovers(self, now: float) -> None:
+        """Drops counts of takeovers that are too old to matter."""
+        for instance, times in list(self._takeovers.items()):
+            if now - times[-1] > TAKEOVER_SECONDS:
+                del self._takeovers[instance]
+
+    def _check(self, attach: wire.Attach) -> None:
+        if attach.protocol_version not in PROTOCOL_VERSIONS:
+            raise VersionMismatch(attach.protocol_version, PROTOCOL_VERSIONS)
+        if self._table.draining:
+            raise PeerLost("the bus is draining and takes no new sessions: try again, it may be restarting")
+        if not SOURCE.fullmatch(attach.source):
+            raise InvalidRequest(
+                f"source {quote(attach.source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: choose another source"
+            )
+        if attach.source == BUS_SOURCE:
+            raise NotPermitted(f"source {BUS_SOURCE!r} belongs to the bus itself: choose another source")
+        if len(attach.instance) > MAX_INSTANCE:
+            raise InvalidRequest(
+                f"instance has {len(attach.instance)} characters, at most {MAX_INSTANCE} are allowed: shorten it"
+            )
+        self._table.check_token(attach.source, attach.token)
+        if len(self._table.sessions) >= (limit := self._limits.sessions):
+            raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and accepts no more")
+
+    def _declare(self, peer: Peer, tools: list[CompiledTool], older: Peer | None, now: float) -> Outcome:
+        """Replaces the tools that this source and instance offered before."""
+        self._registry.check_roles(tools)  # a refused attach leaves the older session alone
+        if older is not None:
+            self._registry.lose(older, "replaced by a newer session of the same instance", now)
+        outcome = self._registry.register(peer, tools, qualified=peer.qualified, declare=True)
+        if tools:
+            peer.offers_tools = True
+        notify_owners(outcome)
+        return outcome
+
+    def _count_takeover(self, peer: Peer, now: float) -> None:
+        times = self._takeovers.setdefault((peer.source, peer.instance), deque(maxlen=MAX_TAKEOVERS))
+        if len(times) == MAX_TAKEOVERS and now - times[0] < TAKEOVER_SECONDS:
+            raise AlreadyAttached(
+                f"source {peer.source!r} instance {peer.instance!r} attached more than {MAX_TAKEOVERS} times "
+                "within a minute, each time ending a live session: two processes share one instance name; "
+                "give each its own"
+            )
+        times.append(now)
+
+    def _answer(self, peer: Peer, names: Sequence[str], refused: list[str], why: str = "") -> None:
+        (bus_id, boot_id, version), limits = self._identity, self._limits
+        why = why or lacks_permission(peer.source)
+        attached = wire.Attached(
+            session_id=peer.session_id,
+            bus_id=bus_id,
+            boot_id=boot_id,
+            bus_version=version,
+            protocol_version=PROTOCOL_VERSIONS[-1],
+            heartbeat_seconds=IDLE_INTERVAL,
+            revision=self._registry.revision,
+            registered=names if sum(map(len, names)) < peer.max_item_bytes // 2 else (),
+            # The text stands once: repeated for thousands of tools it would exceed what the peer can receive.
+            refused=[wire.RefusedTool(name=name, error="" if place else why) for place, name in enumerate(refused)],
+            limits=wire.Limits(
+                message_bytes=limits.message_bytes,
+                calls_in_flight=peer.max_in_flight,
+                arguments_bytes=limits.arguments_bytes,
+                result_bytes=limits.result_bytes,
+                schema_bytes=limits.schema_bytes,
+                description_bytes=limits.description_bytes,
+                tools=limits.tools,
+                call_depth=limits.call_depth,
+                grace_seconds=self._registry.grace_seconds,
+            ),
+        )
+        peer.outbox.seal()
+        peer.outbox.room(attached.ByteSize()).attached.CopyFrom(attached)
+
+
+def deny(peer: Peer, operation: str) -> None:
+    """Notifies a session that it lacks the permission to offer tools."""
+    peer.send_event(wire.Event(permission_denied=wire.PermissionDenied(permission="tools", operation=operation)))
+    log.warning("denied source=%s operation=%s permission=tools", peer.source, operation)
