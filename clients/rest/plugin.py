@@ -1,7 +1,7 @@
 """A plugin that knows HTTP and nothing else: rolls dice. Needs httpx and the standard library.
 
 It registers a tool with a callback URL, answers what is posted there, and unregisters before it ends. Any main server
-that speaks the contract of docs/rest.md will do; nothing here knows which one it is.
+that speaks the contract of docs/reference/rest-contract.md will do; nothing here knows which one it is.
 
 python clients/rest/plugin.py [PORT]
 """

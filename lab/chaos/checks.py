@@ -16,7 +16,7 @@ from lab.chaos.scene import Trouble
 from lab.chaos.schedule import Act
 from lab.chaos.watcher import AWAY
 
-# The bounds that docs/chaos.md states, in seconds.
+# The bounds that docs/about/testing.md states, in seconds.
 SLACK = 2.5  # after a call's deadline: an SDK waits 1 s for a bus that is late, the rest is a busy machine
 DELIVERY = 1.0  # from the end of a run to its result at the caller
 PIPE = 2.0  # between a call's way out of its host and its run, where nothing may have happened either

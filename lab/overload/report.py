@@ -50,7 +50,7 @@ def markdown(verdicts: Verdicts, titles: Mapping[str, str], command: str, pictur
     lines = [
         "# Overload, measured",
         "",
-        f"Written by `{command}`; what it means stands in [overload.md](../../docs/overload.md).",
+        f"Written by `{command}`; what it means stands in [overload.md](../../docs/about/testing.md#overload).",
         "Bounds of time are stretched by what the machine was late by itself, as measured in the same run.",
         "",
     ]

@@ -114,7 +114,7 @@ def page(record: Record, findings: Sequence[Finding], command: str, picture: str
         "# A soak, in figures",
         f"Measured with `{command}` on {os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, Python "
         f"{platform.python_version()}. Medians of the first and the last fifth after a warm-up of "
-        f"{warm_up(record.seconds):.0f} s; [what it is](../../docs/soak.md).",
+        f"{warm_up(record.seconds):.0f} s; [what it is](../../docs/about/testing.md#soak).",
         f"![Memory, latency and load over time]({picture})",
         _markdown(COLUMNS, rows(record)),
         "## What has to be true",

@@ -30,7 +30,7 @@ from toolbus.extension import (
 from toolbus.functions.scope import ToolScope
 from toolbus.sdk.invocation import ToolInvocation
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "start" / "councils.md").read_text("utf-8")
 ANN = Member("m1", "Ann")
 EVENTS: tuple[CouncilEvent, ...] = (
     CouncilStarted("r", "c", 1),

@@ -1,0 +1,259 @@
+"""Checks the reference tables of the docs against the code, both ways."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import typer
+
+import toolbus.loop
+from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
+from toolbus import errors
+from toolbus.bus.config import Config, ServeSettings, settle
+from toolbus.cli import terminal
+from toolbus.cli.app import app
+from toolbus.dialects import DIALECTS
+from toolbus.dropin import FileGrants, env_of, read_manifest
+from toolbus.errors import Code, Stage, SetupError
+from toolbus.loop import LoopEvent, LoopSettings
+from toolbus.sdk import ToolScope
+from toolbus.testing import running_bus
+from toolbus.tool import KIB, MIB, Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+PROTOCOL = TEXTS["docs/protocol.md"]
+CONFIGURATION = TEXTS["docs/reference/configuration.md"]
+COMMANDS = TEXTS["docs/reference/command-line.md"]
+ERRORS = TEXTS["docs/reference/errors.md"]
+HTTP = TEXTS["docs/reference/http.md"]
+LOOP = TEXTS["docs/start/tool-loop.md"]
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+def _bytes(text: str) -> int:
+    first, _, less = text.partition(" − ")
+    number, _, unit = first.partition(" ")
+    return int(number) * {"": 1, "KiB": KIB, "MiB": MIB}[unit] - (_bytes(less) if less else 0)
+
+
+def test_the_limits_of_the_reference_are_those_of_the_code_with_their_defaults() -> None:
+    documented = {row[0].strip("`"): _bytes(row[1]) for row in table(TEXTS["docs/reference/limits.md"], "| limit |")}
+    assert documented == {limit.name: getattr(Limits(), limit.name) for limit in fields(Limits)}
+
+
+def test_the_limits_of_the_http_page_are_the_defaults() -> None:
+    for row in table(HTTP, "| limit |"):
+        names, amounts = row[0].replace("`", "").split(", "), row[1].split(", ")
+        assert [getattr(Limits(), name) for name in names] == [_bytes(amount) for amount in amounts], row
+
+
+# -- configuration ------------------------------------------------------------------------------------------------
+
+_ROWS = {row[0].strip("`"): row for row in table(CONFIGURATION, "| key | default |")}
+
+
+def test_the_configuration_page_has_every_key_that_the_bus_reads_and_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "toolbus.toml"
+    file.write_text("no_such_key = 1\n", "utf-8")
+    with pytest.raises(SetupError) as refused:
+        settle({}, {}, file)
+    known = str(refused.value).rpartition("known are ")[2]
+    tables = {"limits", "permissions", "tripwire_allow"}
+    assert set(_ROWS) | tables == set(re.findall(r"\w+", known))
+    assert all(f"[{name}" in CONFIGURATION for name in tables)
+
+
+def test_the_configuration_page_shows_the_defaults() -> None:
+    defaults = {each.name: each.default for each in (*fields(Config), *fields(ServeSettings))}
+    words = {"the platform's": None, "none": None}
+    for name, row in _ROWS.items():
+        if name in ("no_roles", "ephemeral"):  # switches that empty another key
+            assert row[1] == "`false`"
+            continue
+        default = defaults[name]
+        assert default is not MISSING, name
+        shown = words[row[1]] if row[1] in words else json.loads(row[1].strip("`"))
+        assert shown == (list(default) if isinstance(default, tuple) else default), name
+
+
+def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path: Path) -> None:
+    (tmp_path / "council.toml").write_text("", "utf-8")
+    samples = {"grpc": "127.0.0.1:0", "http": "off", "upstream": "http://127.0.0.1:1", "tripwire": "synchronet"}
+    samples |= {"tools_dir": str(tmp_path), "council": str(tmp_path / "council.toml"), "log_level": "debug"}
+    samples |= {"roles": "a,b", "silenced": "a", "guarded": "a", "offered": "tasks", "data_dir": str(tmp_path)}
+    before = settle({}, {})
+    for name, row in _ROWS.items():
+        assert row[2] == f"`TOOLBUS_{name.upper()}`"
+        flip = "no" if name == "grpc_reflection" else "yes"
+        value = samples.get(name, "7" if name.endswith("_seconds") else flip)
+        assert settle({}, {f"TOOLBUS_{name.upper()}": value}) != before, name
+
+
+def test_every_option_of_the_configuration_page_is_one_of_serve() -> None:
+    serve = typer.main.get_command(app).get_command(None, "serve")  # type: ignore[attr-defined,arg-type]  # a group
+    options = {option for parameter in serve.params for option in parameter.opts if option.startswith("--")}
+    documented = {option for row in _ROWS.values() for option in re.findall(r"--[\w-]+", row[3])}
+    assert documented == options - {"--help", "--config", "--json"}
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_page_has_every_command_and_no_other() -> None:
+    group = typer.main.get_command(app)
+    documented = {
+        span.split()[1] for row in table(COMMANDS, "| command | what for |") for span in re.findall(r"`([^`]+)`", row[0])
+    }
+    assert documented == set(group.commands)  # type: ignore[attr-defined]  # a group
+
+
+def test_the_exit_codes_are_those_of_the_commands() -> None:
+    documented = [int(row[0]) for row in table(COMMANDS, "| exit code |")]
+    assert documented == [terminal.DONE, terminal.REFUSED, terminal.USAGE, terminal.NO_BUS, terminal.INTERRUPTED]
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_the_error_table_of_the_protocol_has_every_code_once() -> None:
+    rows = table(PROTOCOL, "| code | stages |")
+    assert [row[0] for row in rows] == [code.name for code in Code if code]
+    stages = {word for row in rows for word in row[1].split(", ")} - {"any", "–"}
+    assert stages <= {stage.name for stage in Stage}
+
+
+def test_the_errors_page_says_for_every_code_whether_to_call_again() -> None:
+    documented = " ".join(row[0] for row in table(ERRORS, "| code | call again? |"))
+    assert set(re.findall(r"[A-Z_]{4,}", documented)) == {code.name for code in Code if code}
+
+
+def test_the_errors_page_has_every_stage() -> None:
+    assert [row[0] for row in table(ERRORS, "| stage |")] == [stage.name for stage in Stage if stage]
+
+
+def test_the_errors_page_has_every_exception() -> None:
+    exceptions = {name for name, value in vars(errors).items() if isinstance(value, type) and _is_ours(value)}
+    assert {row[0].strip("`") for row in table(ERRORS, "| exception |")} == exceptions
+
+
+def _is_ours(kind: type) -> bool:
+    return issubclass(kind, errors.ToolBusError)
+
+
+def test_every_status_of_the_protocol_is_one_of_grpc() -> None:
+    statuses = [row[0] for row in table(PROTOCOL, "| status |")]
+    assert set(statuses) <= {status.name for status in grpc.StatusCode}
+    assert len(statuses) == len(set(statuses))
+
+
+# -- HTTP ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_pages_about_http_and_the_bus_know_the_same_paths() -> None:
+    async with running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus, httpx.AsyncClient(trust_env=False) as client:
+        served = (await client.get(f"http://{bus.http_address}/openapi.json")).json()["paths"]
+    pages = HTTP + TEXTS["docs/start/http-plugins.md"] + TEXTS["docs/moving/neko.md"]
+    paths = {path.partition("?")[0] for path in re.findall(r"/api/[\w/{}?-]+|/healthz|/readyz", pages)}
+    paths = {re.sub(r"\{\w+(:\w+)?\}", "{}", path).rstrip("/") for path in paths}
+    assert paths - {"/api/bus"} == {re.sub(r"\{\w+(:\w+)?\}", "{}", path) for path in served}
+
+
+# -- hosts with a model -------------------------------------------------------------------------------------------
+
+
+def test_the_tool_loop_page_has_every_setting_with_its_default() -> None:
+    documented = {row[0].strip("`"): row[1] for row in table(LOOP, "| setting | default |")}
+    shown = {setting.name: json.dumps(setting.default, default=repr) for setting in fields(LoopSettings)}
+    shown |= {"may_route": "no drop-ins"}
+    words = {"true": "`True`", "false": "`False`", "null": "`None`", "no drop-ins": "no drop-ins"}
+    assert documented == {name: words.get(default, f"`{default}`") for name, default in shown.items()}
+
+
+def test_the_tool_loop_page_has_every_event_with_its_fields() -> None:
+    documented = {row[0].strip("`"): row[1] for row in table(LOOP, "| event | with |")}
+    kinds = typing.get_args(LoopEvent)
+    assert documented == {kind.__name__: ", ".join(f"`{field.name}`" for field in fields(kind)) for kind in kinds}
+
+
+def test_the_guides_name_every_dialect_and_every_endpoint() -> None:
+    assert not [name for name in DIALECTS if f"`{name}`" not in TEXTS["docs/start/dialects.md"]]
+    documented = {row[0].strip("`") for row in table(LOOP, "| endpoint | client |")}
+    endpoints = {name for name in toolbus.loop.__all__ if name.lower().startswith("endpoint") or "_endpoint" in name}
+    assert documented == endpoints
+
+
+# -- drop-in tools ------------------------------------------------------------------------------------------------
+
+
+def test_the_manifest_that_is_shown_can_be_read_and_its_table_has_every_key(tmp_path: Path) -> None:
+    (shown,) = (block.text for block in blocks(DROP_IN) if block.kind == "json")
+    manifest = read_manifest(shown, tmp_path)
+    assert manifest.allow
+    assert all(manifest.allows(file) for file in manifest.files)
+    documented = [row[0].strip("`") for row in table(TEXTS[DROP_IN], "| key | what it grants |")]
+    assert documented == ["allow", *(grant.name for grant in fields(FileGrants))]
+
+
+def test_the_keys_of_env_are_those_that_a_tool_gets() -> None:
+    documented = {key for row in table(TEXTS[DROP_IN], "| key | what |") for key in re.findall(r"\w+", row[0])}
+    assert documented == set(env_of(ToolScope()))
+
+
+def test_the_settings_of_the_tripwire_that_are_shown_are_settings_of_the_bus(tmp_path: Path) -> None:
+    (shown,) = (block.text for block in blocks(DROP_IN) if block.kind == "toml")
+    (tmp_path / "toolbus.toml").write_text(shown, "utf-8")
+    config = settle({}, {}, tmp_path / "toolbus.toml").config
+    assert config.guarded[: len(Config().guarded)] == Config().guarded
+    assert (config.tripwire, set(config.tripwire_allow)) == (Config().tripwire, {"count_words"})
+
+
+# -- protocol and design ------------------------------------------------------------------------------------------
+
+
+def _wire_names() -> set[str]:
+    names = set()
+    for file in (pb.DESCRIPTOR, wire.DESCRIPTOR):
+        for message in file.message_types_by_name.values():
+            names |= {
+                message.name,
+                *message.fields_by_name,
+                *(f"{message.name}.{each}" for each in message.fields_by_name),
+            }
+        for enum in file.enum_types_by_name.values():
+            names |= {enum.name, *enum.values_by_name}
+        for service in file.services_by_name.values():
+            names |= {service.name, service.full_name, *service.methods_by_name}
+    return names
+
+
+def test_every_name_in_the_protocol_is_on_the_wire() -> None:
+    known = _wire_names() | {limit.name for limit in fields(Limits)} | {"Check", "Watch", "List"}
+    # Keys of hosts that extension systems set; what belongs to grpcio.
+    known |= {"userId", "__userId", "__user_id"}
+    spans = {span for span in code_spans(PROTOCOL) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z_]+)?", span)}
+    unknown = {span for span in spans - known if not span.startswith("grpc.")}
+    assert not unknown, f"not in the descriptors: {sorted(unknown)}"
+
+
+def test_the_design_names_every_part_of_the_package() -> None:
+    design = TEXTS["docs/design.md"]
+    parts = {path.name for path in (ROOT / "toolbus").iterdir() if path.suffix == ".py" and path.name != "__init__.py"}
+    parts |= {f"{path.parent.name}/" for path in (ROOT / "toolbus").glob("*/__init__.py")}
+    parts |= {f"bus/{path.parent.name}/" for path in (ROOT / "toolbus" / "bus").glob("*/__init__.py")}
+    missing = {part for part in parts if not re.search(rf"(?<![\w/]){re.escape(part)}", design)}
+    assert not missing, f"docs/design.md says nothing of {sorted(missing)}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 130
+
