@@ -15,7 +15,7 @@ ARGS ?=
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash chaos fuzz overload soak lint types proto proto-check bench clean
+.PHONY: help run test crash chaos fuzz overload soak lint types proto proto-check bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,8 +63,12 @@ proto-check: $(VENV)/dev.stamp ## check that toolbus/v1 is what proto/ generates
 bench: $(VENV)/bench.stamp ## measure calls and faults beside a bare relay and NATS (ARGS=rivals: beside all others; growth, gateway, hosts, dropin)
 	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
 
+docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a broken link or anchor fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "the documentation is in site/index.html; its search needs a server: $(BIN)/python -m http.server --directory site"
+
 clean: ## remove the environment, caches and builds
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stubs for the files under proto/, written below directory $(1). tool.proto has no service, so what the gRPC plugins
@@ -95,7 +99,10 @@ $(VENV)/run.stamp: pyproject.toml | $(BIN)/python
 
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	$(call install,dev,development)
-	@touch $(VENV)/run.stamp
+	@touch $(VENV)/run.stamp $(VENV)/docs.stamp
+
+$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
+	$(call install,docs,the documentation)
 
 $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 	$(call install,server$(comma)bench,the benchmark)

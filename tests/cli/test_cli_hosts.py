@@ -424,7 +424,9 @@ def test_a_rule_for_a_tool_that_nobody_offers_is_noted(bus: str) -> None:
 
 
 def test_the_permissions_of_the_documents_are_in_force_and_permit_outlives_a_restart(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/start/permissions.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(
+        r"^```toml\n(.*?)^```$", (ROOT / "docs/start/permissions.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
     file = tmp_path / "toolbus.toml"
     file.write_text(text, "utf-8")
     words = ("--config", file, "--data-dir", tmp_path / "data")

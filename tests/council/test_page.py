@@ -1,4 +1,4 @@
-"""The tables of docs/extensions.md are those of the code."""
+"""The tables of the guides for councils and for those who move from Spindle are those of the code."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.sdk.invocation import ToolInvocation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "start" / "councils.md").read_text("utf-8")
+SPINDLE = (Path(__file__).parents[2] / "docs" / "moving" / "spindle.md").read_text("utf-8")
 ANN = Member("m1", "Ann")
 EVENTS: tuple[CouncilEvent, ...] = (
     CouncilStarted("r", "c", 1),
@@ -40,9 +41,9 @@ EVENTS: tuple[CouncilEvent, ...] = (
 )
 
 
-def rows(head: str) -> list[list[str]]:
+def rows(head: str, page: str = PAGE) -> list[list[str]]:
     """Returns the cells below the table head that begins with a text."""
-    lines = PAGE.splitlines()
+    lines = page.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
     end = next(number for number in range(start, len(lines)) if not lines[number].startswith("|"))
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start:end]]
@@ -80,7 +81,7 @@ def test_every_key_of_an_invocation_and_of_a_member_is_told() -> None:
 
 def test_every_defect_of_the_table_has_its_test() -> None:
     tested = set(re.findall(r"test_defect_(\d+)_", " ".join(vars(test_parity))))
-    assert {row[0] for row in rows("| | there | here |")} == tested
+    assert {row[0] for row in rows("| | there | here |", SPINDLE)} == tested
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.docs.pages import PAGES, ROOT, TEXTS, blocks, code_spans
 from tests.docs.running import Addresses, borrowed_plugin, output_of, plugin, tool_folder
 from tests.loop.model_thread import answering
 from tests.support import curl
-from toolbus.cli.app import app
+from toolbus.cli.command_line import app
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 HTTP = "http://127.0.0.1:48911"  # the address that the pages show
@@ -46,9 +46,7 @@ def test_every_snippet_of_a_page_runs_and_prints_what_the_page_shows(
             lender, file = BORROWED[page]
             (lent,) = (block for block in blocks(lender) if block.file == file)
             is_of_sdk = "plugin.run()" in lent.text
-            running.enter_context(
-                borrowed_plugin(lent, tmp_path) if is_of_sdk else plugin(lent, tmp_path, addresses)
-            )
+            running.enter_context(borrowed_plugin(lent, tmp_path) if is_of_sdk else plugin(lent, tmp_path, addresses))
         drop_ins = [block for block in blocks(page) if block.is_drop_in]
         if drop_ins:
             running.enter_context(tool_folder(drop_ins, tmp_path, addresses))

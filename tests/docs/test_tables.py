@@ -18,10 +18,10 @@ from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
 from toolbus import errors
 from toolbus.bus.config import Config, ServeSettings, settle
 from toolbus.cli import terminal
-from toolbus.cli.app import app
+from toolbus.cli.command_line import app
 from toolbus.dialects import DIALECTS
 from toolbus.dropin import FileGrants, env_of, read_manifest
-from toolbus.errors import Code, Stage, SetupError
+from toolbus.errors import Code, SetupError, Stage
 from toolbus.loop import LoopEvent, LoopSettings
 from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
@@ -112,7 +112,9 @@ def test_every_option_of_the_configuration_page_is_one_of_serve() -> None:
 def test_the_command_line_page_has_every_command_and_no_other() -> None:
     group = typer.main.get_command(app)
     documented = {
-        span.split()[1] for row in table(COMMANDS, "| command | what for |") for span in re.findall(r"`([^`]+)`", row[0])
+        span.split()[1]
+        for row in table(COMMANDS, "| command | what for |")
+        for span in re.findall(r"`([^`]+)`", row[0])
     }
     assert documented == set(group.commands)  # type: ignore[attr-defined]  # a group
 
@@ -256,4 +258,3 @@ def test_the_design_names_every_part_of_the_package() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(TEXTS["README.md"].splitlines()) <= 130
-

@@ -85,7 +85,7 @@ def test_the_documents_keywords_are_the_parameters_names() -> None:
 
 def test_a_name_twice_in_one_object_is_a_conflict() -> None:
     made = Weather(None)
-    with pytest.raises(EntryConflictError, match="get_weather"):
+    with pytest.raises(EntryConflictError, match="get_weather"):  # REST-61
         made.register_llm_tool("get_weather", "", None, print)
     Weather(None).unregister_llm_tool("get_weather")  # another object's tools are its own
     assert len(made.list_llm_tools()) == 1

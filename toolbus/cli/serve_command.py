@@ -55,8 +55,8 @@ MANUAL = manual(
     each with lines NAME = ["USER", ...]. `toolbus permit` changes the rules while the bus runs, and counts more than
     the file from then on.
 
-    With --council (TOML or JSON) hosts run that council over HTTP; docs/start/councils.md says what the file holds. The API key
-    of its sidecar model is read from TOOLBUS_SIDECAR_API_KEY only.
+    With --council (TOML or JSON) hosts run that council over HTTP; docs/start/councils.md says what the file holds. The
+    API key of its sidecar model is read from TOOLBUS_SIDECAR_API_KEY only.
 
     When it is ready it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off. The log goes
     to standard error. SIGINT and SIGTERM drain the bus, a second one ends it at once.

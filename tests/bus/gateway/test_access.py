@@ -193,7 +193,7 @@ async def test_what_proxies_say_about_the_client_is_never_believed(bus: Bus, cap
     assert "8.8.8.8" not in caplog.text
 
 
-# -- paths and methods -------------------------------------------------------------------------------------------------
+# -- paths and methods (REST-9) ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -437,3 +438,27 @@ async def test_without_roles_nobody_takes_a_registration() -> None:
         assert (answer["ok"], answer["affected_roles"], answer["failed_roles"]) == (False, [], [])
         await gateway.post("/api/bus/role_add", {"role": "later"})
         assert await gateway.names("later") == []
+
+
+# -- while the bus is busy (REST-11) -----------------------------------------------------------------------------------
+
+
+async def test_a_registration_is_answered_within_5_seconds_while_calls_run_and_wait() -> None:
+    running = asyncio.Semaphore(0)
+    finish = asyncio.Event()
+
+    async def wait() -> str:
+        running.release()
+        await finish.wait()
+        return "done"
+
+    async with running_bus(http="127.0.0.1:0", roles=("a", "b")) as bus, client(bus) as http:
+        bus.tool(wait)
+        calls = [asyncio.create_task(http.post("/api/tools/invoke", json={"name": "wait"})) for _ in range(50)]
+        for _ in calls:
+            await running.acquire()
+        async with asyncio.timeout(5):
+            answer = await Gateway(bus, http).register()
+        assert answer.json()["affected_roles"] == ["a", "b"]
+        finish.set()
+        assert not any(answer.json()["is_error"] for answer in await asyncio.gather(*calls))

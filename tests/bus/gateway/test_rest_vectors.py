@@ -1,4 +1,7 @@
-"""The contract's own cases over a running bus: one scenario a line, steps in order, state carries over."""
+"""The contract's own cases over a running bus: one scenario a line, steps in order, state carries over.
+
+They cover what no other file cites: the answers of unregister (REST-6) and of clear (REST-7).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ async def test_every_step_of_the_contract_is_answered_as_written(scenario: dict[
             headers = {"Content-Type": step["content_type"]} if step["content_type"] else {}
             answer = await client.request(step["method"], step["path"], content=step["body"].encode(), headers=headers)
             assert answer.status_code == step["status"], (step["id"], answer.text)
-            assert answer.headers["content-type"] == "application/json"
+            assert answer.headers["content-type"] == "application/json"  # REST-1
             if "response" in step:
                 assert answer.json() == step["response"], step["id"]
             if "errors" in step:

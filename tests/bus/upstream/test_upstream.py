@@ -652,7 +652,7 @@ async def test_a_catalog_that_stops_telling_of_changes_is_polled(
 async def test_localhost_is_connected_to_without_asking_a_name_service(
     server: MainServer, side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_lookup(*_: object, **__: object) -> None:
+    async def no_lookup(*_: object, **__: object) -> None:  # REST-32
         raise AssertionError("a name was looked up")
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", no_lookup)
