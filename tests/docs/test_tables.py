@@ -100,7 +100,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
 
 
 def test_every_option_of_the_configuration_page_is_one_of_serve() -> None:
-    serve = typer.main.get_command(app).get_command(None, "serve")  # type: ignore[attr-defined,arg-type]  # a group
+    serve = typer.main.get_command(app).get_command(None, "serve")  # type: ignore[attr-defined]  # a group
     options = {option for parameter in serve.params for option in parameter.opts if option.startswith("--")}
     documented = {option for row in _ROWS.values() for option in re.findall(r"--[\w-]+", row[3])}
     assert documented == options - {"--help", "--config", "--json"}
