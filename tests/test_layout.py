@@ -87,7 +87,6 @@ LONG_FILES: dict[str, str] = {
 LONG_CLASSES: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:Dispatcher": "see its file",
     "toolbus/bus/catalog/registry.py:Registry": "see its file",
-    "toolbus/sdk/connection.py:Connection": "to be split",
 }
 LONG_FUNCTIONS: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:calls": "the hot path, one flat function a frame: a call costs as much as a check",

@@ -6,7 +6,6 @@ meanwhile. The connection is a real one on a loop that no thread runs; only its 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections import Counter
@@ -23,10 +22,11 @@ from tests.support.core_model import tool
 from tests.vectors.play_peer import scenarios
 from toolbus.errors import ProtocolError
 from toolbus.functions.call_options import CallOptions
-from toolbus.sdk.attempt import ConnectionSettings, Ending, Link
+from toolbus.sdk.attempt import Attempt, AttemptEnd
 from toolbus.sdk.connection import Connection
+from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
-from toolbus.session import FRAME_ITEMS, Side
+from toolbus.session import FRAME_ITEMS
 from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -44,22 +44,23 @@ class NoStream:
         """There is nothing to cancel."""
 
 
-class Line(Link):
+class NoChannel:
+    """Stands for an attempt's channel: makes streams that lead nowhere."""
+
+    def stream_stream(self, *_: Any, **__: Any) -> Any:
+        return NoStream
+
+    def unary_unary(self, *_: Any, **__: Any) -> Any:
+        return None
+
+    unary_stream = unary_unary
+
+
+class Line(Attempt):
     """An attempt without a channel; what waits is read by `Model.write`."""
 
-    def __init__(self, now: float) -> None:
-        nothing: Any = None
-        self.channel = self.stub = nothing
-        self.stream = NoStream()
-        self.session = PeerSession(Side.PEER, wire.InvokeRequest, now)
-        self.wake = asyncio.Event()
-        self.attached = None
-        self.attaching = False
-        self.rest = []
-        self.live_at = 0.0
-        self.draining = ""
-        self.all_read = False
-        self.finish = False
+    def _open_channel(self) -> Any:
+        return NoChannel()
 
 
 class Held:
@@ -79,7 +80,7 @@ class Author:
         self.taken: list[tuple[PeerSession, str]] = []  # calls of the bus, in order
         self.events = 0
 
-    def declared(self) -> Sequence[pb.Tool]:
+    def tools(self) -> Sequence[pb.Tool]:
         return [tool("echo").to_wire()]
 
     def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Held:
@@ -113,11 +114,11 @@ class Model:
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
-        self.line = Line(self.loop.time())
+        self.line = Line(self.connection.settings, self.loop)
         self.sent: set[str] = set()  # ids of our calls on this stream
         self.given: Counter[str] = Counter()  # results that we wrote on this stream
-        self.connection._link = self.line
-        self.connection._attach(self.line)
+        self.connection._attempt = self.line
+        self.connection._handshake.attach(self.line)
 
     def turn(self, seconds: float = 0.0) -> None:
         """Lets time pass and the loop do what is due then."""
@@ -126,21 +127,21 @@ class Model:
         self.loop.run_forever()
 
     def feed(self, raw: bytes) -> None:
-        """Takes in the bytes of a message, as `Connection._read` does; what is none ends the stream."""
+        """Takes in the bytes of a message, as `Attempt.read` does; what is none ends the stream."""
         try:
             frame = wire.InvokeResponse.FromString(raw)
-            for arm, value in self.line.session.receive(frame, self.loop.time()):
-                self.connection._arms[arm](self.line, value)
+            for field, value in self.line.session.receive(frame, self.loop.time()):
+                self.connection._handlers[field](self.line, value)
         except (DecodeError, ProtocolError):
             self.lose()
 
     def lose(self) -> None:
-        """Ends the attempt and begins another, as `Connection._live` does."""
+        """Ends the attempt and begins another, as `Reconnect.run` does."""
         self.write()
-        code = grpc.StatusCode.OK if self.line.draining else grpc.StatusCode.UNAVAILABLE
-        self.line.all_read = bool(self.line.draining) and self.line.draining != "replaced"
+        code = grpc.StatusCode.OK if self.line.drain_reason else grpc.StatusCode.UNAVAILABLE
+        self.line.all_read = bool(self.line.drain_reason) and self.line.drain_reason != "replaced"
         self.connection._lose(self.line)
-        self.connection._tell_loss(Ending(code, "it broke", 1.0))
+        self.connection._reconnect.lost(AttemptEnd(code, "it broke", 1.0))
         self.begin_attempt()
 
     def call(self, choose: Choices) -> None:
@@ -149,9 +150,9 @@ class Model:
         arguments_json = choose.pick(("{}", "no json", "x" * 5000))
         out = OutgoingCall("echo", arguments_json, self.deliver, options=options, parent_session=session)
         out.wants_progress = choose.flag()
-        out.patience += self.later  # made by the other clock
-        out.guard += self.later
-        out.begun += self.later
+        out.soft_deadline += self.later  # made by the other clock
+        out.guard_deadline += self.later
+        out.started_at += self.later
         self.outgoing[out] = 0
         self.connection.begin(out)
 

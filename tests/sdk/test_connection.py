@@ -13,7 +13,9 @@ import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
-from toolbus.sdk.attempt import ConnectionSettings, portions, status_of
+from toolbus.sdk.attempt import status_of
+from toolbus.sdk.connection_settings import ConnectionSettings, ConnectionTimings
+from toolbus.sdk.handshake import portions
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus
@@ -175,7 +177,7 @@ async def test_something_else_than_a_bus_at_the_address_is_said_so() -> None:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with plugin_with(address, add) as plugin:
-        with pytest.raises(RequestError, match="no toolbus"):
+        with pytest.raises(RequestError, match="not a toolbus"):
             await within(plugin.ready())
     await server.stop(0)
 
@@ -225,15 +227,9 @@ async def test_a_bus_that_falls_silent_is_left_and_attached_again() -> None:
         await stream.read()
 
     again = asyncio.Event()
-    # The first look comes after the time for opening; the test does not wait for that.
-    async with played_bus(fall_silent, accept) as bus, plugin_with(bus.address, add) as plugin:
+    timings = ConnectionTimings(handshake=0.3)  # silence is first judged when the time for the handshake has passed
+    async with played_bus(fall_silent, accept) as bus, plugin_with(bus.address, add, _timings=timings) as plugin:
         await within(plugin.ready())
-        connection: Any = plugin._connection
-        connection.loop.call_soon_threadsafe(
-            lambda: connection.loop.call_later(
-                0.3, connection._watch_silence, connection._link, connection.loop.time() + 0.3
-            )
-        )
         await within(again.wait())
 
 

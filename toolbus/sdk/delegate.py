@@ -63,7 +63,7 @@ class PluginDelegate:
         self._hooks = hooks
         self._operations = operations
 
-    def declared(self) -> Sequence[pb.Tool]:
+    def tools(self) -> Sequence[pb.Tool]:
         return [spec.tool.to_wire() for spec in self._tools]
 
     def subscriptions(self) -> Sequence[Any]:

@@ -20,10 +20,11 @@ from toolbus.errors import Code, PeerLost, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
-from toolbus.sdk.attempt import ConnectionSettings, Delegate
 from toolbus.sdk.connection import Connection
+from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
+from toolbus.sdk.peer_delegate import Delegate
 from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -46,7 +47,7 @@ class _HostDelegate(Delegate):
         self._revision = -1  # below 0 until the bus has sent a full list
         self._watchers: set[Callable[[CatalogChange], object]] = set()
 
-    def declared(self) -> Sequence[pb.Tool]:
+    def tools(self) -> Sequence[pb.Tool]:
         return ()
 
     def subscriptions(self) -> Sequence[Any]:
@@ -290,7 +291,7 @@ class Host(_Base):
         def tell(change: CatalogChange | None) -> None:
             inbox.put(changes.put_nowait, change)
 
-        ended = connection.ask(connection.ended())
+        ended = connection.submit(connection.ended())
         ended.add_done_callback(lambda _: tell(None))
         await self._ask(_watch(self._delegate, tell))
         try:
@@ -301,7 +302,7 @@ class Host(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.ask(_unwatch(self._delegate, tell))
+                connection.submit(_unwatch(self._delegate, tell))
 
     async def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """Waits for the calls in flight, at most this long, then closes. New calls may still be made meanwhile."""
@@ -319,7 +320,7 @@ class Host(_Base):
         await asyncio.to_thread(self._connection.stop_thread)
 
     async def _ask(self, coroutine: Any) -> Any:
-        return await asyncio.wrap_future(self._connection.ask(coroutine))
+        return await asyncio.wrap_future(self._connection.submit(coroutine))
 
 
 class SyncHost(_Base):
@@ -409,7 +410,7 @@ class SyncHost(_Base):
         connection = self._begin(watching=True)
         changes: queue.SimpleQueue[CatalogChange | None] = queue.SimpleQueue()
         tell = changes.put
-        ended = connection.ask(connection.ended())
+        ended = connection.submit(connection.ended())
         ended.add_done_callback(lambda _: tell(None))
         self._ask(_watch(self._delegate, tell))
         try:
@@ -420,7 +421,7 @@ class SyncHost(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.ask(_unwatch(self._delegate, tell))
+                connection.submit(_unwatch(self._delegate, tell))
 
     def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """As `Host.drain`."""
@@ -438,7 +439,7 @@ class SyncHost(_Base):
         self._connection.stop_thread()
 
     def _ask(self, coroutine: Any) -> Any:
-        return self._connection.ask(coroutine).result()
+        return self._connection.submit(coroutine).result()
 
 
 def _deliver(out: OutgoingCall, came: Result | Progress) -> None:

@@ -1,9 +1,9 @@
-"""The calls that this peer makes: sent, sent again where that is safe, and ended in exactly one Result each.
+"""Makes the calls of this peer: sends them, retries where that is safe, and ends each in exactly one Result.
 
-`OutgoingCalls` lives on the connection's loop and knows no sockets: the connection tells it which session is open and
-hands it what the bus sends back. Waiting has two bounds. A call waits for a connection, for room and for its retries
-until its *patience* ends; once it is with the bus, the bus keeps its time, and the *guard*, slightly later, only
-keeps a bus that hangs from hanging its callers.
+`OutgoingCalls` runs on the connection's loop and knows no sockets: the connection says which session is open and hands
+over what the bus sends back. Two deadlines bound a call. It waits for a connection, for room and for its retries until
+its *soft deadline*. Once it is with the bus, the bus keeps its timeout, and the *guard deadline*, slightly later, only
+ends the calls of a bus that hangs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 PeerSession = Session[wire.InvokeRequest]
 
-GUARD_SLACK = 1.0  # seconds that the bus's own time-out may come late: loaded machines, a collected heap
-SWEEP_PAUSE = 0.005  # a sweep looks at every call that waits, so many that run out of time share one
+GUARD_SLACK = 1.0  # seconds that the bus's own timeout may come late: loaded machines, garbage collection
+SWEEP_PAUSE = 0.005  # a sweep looks at every call that waits, so many that time out share one
 OVERHEAD = 256  # bytes of a call beside its arguments and context: name, ids, tags
 _RETRIED = (Code.UNAVAILABLE, Code.OVERLOADED)
 _FIRST_PAUSE = 0.01
-_LONGEST_PAUSE = 1.0
-_CANCELLED_WORD = "cancelled"
+_MAX_PAUSE = 1.0
+_CANCELLED = "cancelled"
 
 
 Deliver = Callable[["OutgoingCall", "Result | Progress"], None]
@@ -51,13 +51,14 @@ class OutgoingCall:
         wants_progress: whether progress is delivered.
         timeout: seconds that the bus is asked for; None means the tool's own.
         parent_session: the session of the call that this one is part of; None for a call of its own.
-        patience: until when it may wait or be sent again, by ``time.monotonic()``.
-        guard: when it ends whatever the bus does.
+        started_at: when it was made, by ``time.monotonic()``.
+        soft_deadline: until when it may wait or be retried, by the same clock.
+        guard_deadline: when it ends whatever the bus does.
         call_id: the id of the latest attempt; empty before the first.
         frame: the number of the frame that the latest attempt went into.
-        attempts: how often it was refused.
-        last: the newest refusal of those that had got farthest; None before the first.
-        accepted: whether the plugin showed that it works on it.
+        attempts: how often the bus refused it and it was retried.
+        last_refusal: the newest refusal of those at the latest stage; None before the first.
+        accepted: whether progress has shown that the plugin works on it.
         ended: whether the caller has its result, or has gone.
     """
 
@@ -65,17 +66,17 @@ class OutgoingCall:
         "accepted",
         "arguments_json",
         "attempts",
-        "begun",
         "call_id",
         "deliver",
         "ended",
         "frame",
-        "guard",
-        "last",
+        "guard_deadline",
+        "last_refusal",
         "name",
         "options",
         "parent_session",
-        "patience",
+        "soft_deadline",
+        "started_at",
         "target",
         "timeout",
         "wants_progress",
@@ -97,23 +98,23 @@ class OutgoingCall:
             raise ValueError(f"timeout is {timeout!r} s, it must be more than 0; None means the tool's own")
         if background_after is not None and not background_after > 0:
             raise ValueError(f"background_after is {background_after!r} s, it must be more than 0; None means never")
-        most = MAX_TIMEOUT_SECONDS if background_after is None else TASK_SECONDS  # the bus gives no more
+        limit = MAX_TIMEOUT_SECONDS if background_after is None else TASK_SECONDS  # the bus gives no more
         self.name = escape_surrogates(name)
         self.arguments_json = escape_surrogates(arguments_json)
         self.deliver = deliver
         self.target = target
-        self.timeout = timeout = None if timeout is None else min(timeout, most)
+        self.timeout = timeout = None if timeout is None else min(timeout, limit)
         self.options = options
         self.parent_session = parent_session
         self.wants_progress = wants_progress
         now = time.monotonic()
-        self.begun = now
-        self.patience = now + (background_after or timeout or DEFAULT_TIMEOUT_SECONDS)
-        self.guard = now + min(timeout or MAX_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS) + GUARD_SLACK
+        self.started_at = now
+        self.soft_deadline = now + (background_after or timeout or DEFAULT_TIMEOUT_SECONDS)
+        self.guard_deadline = now + min(timeout or MAX_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS) + GUARD_SLACK
         self.call_id = ""
         self.frame = 0
         self.attempts = 0
-        self.last: Result | None = None
+        self.last_refusal: Result | None = None
         self.accepted = False
         self.ended = False
 
@@ -124,9 +125,9 @@ class OutgoingCall:
         """Gives the caller its result, once."""
         if not self.ended:
             self.ended = True
-            last = self.last.error if self.last is not None else None
-            if last is not None and result.error is not None and result.error.stage < last.stage:
-                result = self.last or result  # an earlier attempt may have run, which the caller has to know
+            refusal = self.last_refusal.error if self.last_refusal is not None else None
+            if refusal is not None and result.error is not None and result.error.stage < refusal.stage:
+                result = self.last_refusal or result  # an earlier attempt may have run, which the caller has to know
             self.deliver(self, result)
 
     def fail(
@@ -159,10 +160,10 @@ class OutgoingCalls:
         self._arguments_bytes = 0  # the bus's limit for arguments; 0 while unknown
         self._waiting: deque[OutgoingCall] = deque()  # for a connection or for room, oldest first
         self._pausing: set[OutgoingCall] = set()  # between two attempts
-        self._timer: asyncio.TimerHandle | None = None  # the one timer, for the nearest patience or guard
+        self._timer: asyncio.TimerHandle | None = None  # the one timer, for the nearest deadline
         self._timer_at = math.inf
-        self._closed = ""  # why there are no more calls; empty while there are
-        self.trouble = ""  # why there is no connection, for error texts
+        self._closed_reason = ""  # why calls are no longer sent; empty while they are
+        self.no_bus_reason = ""  # why there is no connection, for error texts
 
     def __repr__(self) -> str:
         pending = len(self._session.pending) if self._session else 0
@@ -170,24 +171,24 @@ class OutgoingCalls:
 
     def begin(self, out: OutgoingCall) -> None:
         """Sends a call now, or as soon as there is a connection with room for it."""
-        if self._closed:
-            out.fail(Code.UNAVAILABLE, self._closed, Stage.NOT_DISPATCHED)
+        if self._closed_reason:
+            out.fail(Code.UNAVAILABLE, self._closed_reason, Stage.NOT_DISPATCHED)
         elif out.ended:
             pass
         elif out.parent_session is not None:  # also taken while the bus drains, so never behind calls that are not
             if not self._send(out):
                 self._waiting.appendleft(out)
-                self._watch(out.patience)
+                self._watch(out.soft_deadline)
         elif self._waiting or not self._send(out):
             self._waiting.append(out)
-            self._watch(out.patience)
+            self._watch(out.soft_deadline)
 
-    def cancel(self, out: OutgoingCall, reason: str = _CANCELLED_WORD) -> None:
-        """Takes a call back: its caller has gone, so nothing is delivered any more."""
+    def cancel(self, out: OutgoingCall, reason: str = _CANCELLED) -> None:
+        """Cancels a call: its caller has gone, so nothing is delivered any more."""
         if out.ended:
             return
         out.ended = True
-        self._tell_cancelled(out, reason)
+        self._send_cancel(out, reason)
 
     def opened(self, session: PeerSession, arguments_bytes: int) -> None:
         """A session is open: what waited goes out."""
@@ -196,7 +197,7 @@ class OutgoingCalls:
         self._send_waiting()
 
     def results(self, session: PeerSession, results: Iterable[pb.ToolResult]) -> None:
-        """Takes a frame's results."""
+        """Delivers a frame's results, or retries the calls that they refuse."""
         pending = session.pending
         for message in results:
             out = pending.pop(message.call_id, None)
@@ -204,13 +205,13 @@ class OutgoingCalls:
                 continue  # cancelled, timed out here, or nothing of ours
             result = Result.from_wire(message)
             error = result.error
-            if error is None or not (error.retry_safe and error.code in _RETRIED and self._again(out, result)):
+            if error is None or not (error.retry_safe and error.code in _RETRIED and self._retry_later(out, result)):
                 out.finish(result)
         if self._waiting:
             self._send_waiting()
 
     def progress(self, session: PeerSession, items: Iterable[pb.ToolProgress]) -> None:
-        """Takes a frame's progress."""
+        """Delivers a frame's progress."""
         for message in items:
             out = session.pending.get(message.call_id)
             if out is not None and not out.ended:
@@ -219,11 +220,11 @@ class OutgoingCalls:
                     out.deliver(out, Progress.from_wire(message))
 
     def lost(self, session: PeerSession, pending: Iterable[OutgoingCall], *, all_read: bool) -> None:
-        """The session is over. What the bus cannot have read is sent again on the next one.
+        """Handles the end of a session: calls that the bus cannot have read are retried on the next one.
 
         Args:
-            owed: the calls without a result, oldest first.
-            all_read: whether the bus answered everything that it read, as it does where it said goodbye.
+            pending: the calls without a result, oldest first.
+            all_read: whether the bus answered everything that it read, as it does before a graceful shutdown.
         """
         if self._session is session:
             self._session = None
@@ -245,19 +246,19 @@ class OutgoingCalls:
                 out.fail(Code.UNAVAILABLE, text, Stage.ACCEPTED if out.accepted else Stage.UNKNOWN)
         self._waiting.extendleft(reversed(again))
         for out in again:
-            self._watch(out.patience)
+            self._watch(out.soft_deadline)
 
-    def close(self, sentence: str, code: Code = Code.UNAVAILABLE) -> None:
-        """Ends what is left and everything that still comes; the first sentence stays."""
-        self._closed = self._closed or sentence
+    def close(self, reason: str, code: Code = Code.UNAVAILABLE) -> None:
+        """Ends all calls, and those that are still made; the first reason stays."""
+        self._closed_reason = self._closed_reason or reason
         pending: list[OutgoingCall] = list(self._session.pending.values()) if self._session else []
         for out in pending:
             if not out.ended:
-                self._tell_cancelled(out, "closed")
-                out.fail(code, sentence, Stage.ACCEPTED if out.accepted else Stage.UNKNOWN)
+                self._send_cancel(out, "closed")
+                out.fail(code, reason, Stage.ACCEPTED if out.accepted else Stage.UNKNOWN)
         self._session = None
         for out in [*self._waiting, *self._pausing]:
-            out.fail(code, sentence, Stage.NOT_DISPATCHED)
+            out.fail(code, reason, Stage.NOT_DISPATCHED)
         self._waiting.clear()
         self._pausing.clear()
         if self._timer is not None:
@@ -265,7 +266,7 @@ class OutgoingCalls:
 
     @property
     def unfinished(self) -> int:
-        """How many callers still wait."""
+        """The number of callers that still wait."""
         pending = self._session.pending.values() if self._session else ()
         return sum(not out.ended for out in [*pending, *self._waiting, *self._pausing])
 
@@ -296,32 +297,32 @@ class OutgoingCalls:
             options.fill(call)
         pending[call_id] = out
         out.frame = session.outbox.opened
-        if out.guard < self._timer_at:
-            self._watch(out.guard)
+        if out.guard_deadline < self._timer_at:
+            self._watch(out.guard_deadline)
         return True
 
     def _time_left(self, out: OutgoingCall) -> float:
         """Returns what the bus is told: the very number that the caller gave, unless the call has had to wait."""
         if out.timeout is None:
             return 0.0
-        waited = self._loop.time() - out.begun
+        waited = self._loop.time() - out.started_at
         return out.timeout if waited < 0.005 else max(out.timeout - waited, 0.001)
 
     def _too_large(self, session: PeerSession, out: OutgoingCall) -> bool:
         """Ends a call that would break a limit, and with it perhaps the stream; returns whether it did."""
         size = len(out.arguments_json.encode())
-        most = self._arguments_bytes
-        if size > most:
-            rule = f"more than the limit arguments_bytes = {most}: send less"
+        limit = self._arguments_bytes
+        if size > limit:
+            rule = f"more than the limit arguments_bytes = {limit}: send less"
             text = f"the arguments of {out.name!r} have {size} bytes, {rule}"
-            out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("arguments_bytes", most))
+            out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("arguments_bytes", limit))
             return True
         size += out.options.context.ByteSize() if out.options.context is not None else 0
-        most = session.max_item_bytes
-        if size > most:
-            rule = f"more than one message to the bus holds ({most}): send less context"
+        limit = session.max_item_bytes
+        if size > limit:
+            rule = f"more than one message to the bus holds ({limit}): send less context"
             text = f"the call of {out.name!r} has {size} bytes with its context, {rule}"
-            out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("message_bytes", most))
+            out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("message_bytes", limit))
             return True
         return False
 
@@ -330,16 +331,20 @@ class OutgoingCalls:
         while waiting and (waiting[0].ended or self._send(waiting[0])):
             waiting.popleft()
 
-    def _again(self, out: OutgoingCall, refusal: Result) -> bool:
+    def _retry_later(self, out: OutgoingCall, refusal: Result) -> bool:
         """Sends a refused call again after a pause; returns False where there is no time for that."""
         assert refusal.error is not None  # only refusals come here
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(out.attempts, 10))
+        longest = min(_MAX_PAUSE, _FIRST_PAUSE * 2 ** min(out.attempts, 10))
         pause = max(random.uniform(0.0, longest), refusal.error.retry_after_seconds)  # in this order NaN is no hint
-        if self._loop.time() + pause >= out.patience:
+        if self._loop.time() + pause >= out.soft_deadline:
             return False
         out.attempts += 1
-        if out.last is None or out.last.error is None or refusal.error.stage >= out.last.error.stage:
-            out.last = refusal
+        if (
+            out.last_refusal is None
+            or out.last_refusal.error is None
+            or refusal.error.stage >= out.last_refusal.error.stage
+        ):
+            out.last_refusal = refusal
         self._pausing.add(out)
         self._loop.call_later(pause, self._retry, out)
         return True
@@ -349,7 +354,7 @@ class OutgoingCalls:
             self._pausing.discard(out)
             self.begin(out)
 
-    def _tell_cancelled(self, out: OutgoingCall, reason: str) -> None:
+    def _send_cancel(self, out: OutgoingCall, reason: str) -> None:
         session = self._session
         if session is not None and out.call_id in session.pending:
             session.outbox.room(len(reason) + 64).cancels.add(call_id=out.call_id, reason=reason)
@@ -366,40 +371,41 @@ class OutgoingCalls:
         """Ends what has waited too long, and sets the timer for the next."""
         now = self._loop.time()
         for out in self._waiting:
-            if not out.ended and out.patience <= now:
-                self._end_of_patience(out)
+            if not out.ended and out.soft_deadline <= now:
+                self._expire(out)
         self._waiting = deque(out for out in self._waiting if not out.ended)
         pending: list[OutgoingCall] = list(self._session.pending.values()) if self._session else []
         for out in pending:
-            if not out.ended and out.guard <= now:
+            if not out.ended and out.guard_deadline <= now:
                 limit = ("timeout_seconds", out.timeout or MAX_TIMEOUT_SECONDS)
                 text = f"the bus at {self._address} gave no answer within {limit[1]:g} s: it hangs or is overloaded"
-                self._tell_cancelled(out, "timeout_seconds")
+                self._send_cancel(out, "timeout_seconds")
                 stage = Stage.ACCEPTED if out.accepted else Stage.UNKNOWN
                 out.fail(Code.DEADLINE_EXCEEDED, text, stage, limit=limit)
         self._timer, self._timer_at = None, math.inf
-        moments = [out.patience for out in self._waiting] + [out.guard for out in pending if not out.ended]
-        nearest = min(moments, default=math.inf)
+        deadlines = [out.soft_deadline for out in self._waiting]
+        deadlines += [out.guard_deadline for out in pending if not out.ended]
+        nearest = min(deadlines, default=math.inf)
         if nearest < math.inf:
             self._watch(max(nearest, now + SWEEP_PAUSE))
 
-    def _end_of_patience(self, out: OutgoingCall) -> None:
-        if out.last is not None:
-            out.finish(out.last)
+    def _expire(self, out: OutgoingCall) -> None:
+        if out.last_refusal is not None:
+            out.finish(out.last_refusal)
         elif self._session is not None and self._session.takes_calls:
-            most = self._session.max_in_flight
-            text = f"this connection may have {most} calls in flight, and all were taken: make fewer at once"
+            limit = self._session.max_in_flight
+            text = f"this connection may have {limit} calls in flight, and all were taken: make fewer at once"
             out.fail(
-                Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, limit=("calls_in_flight", float(most))
+                Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, limit=("calls_in_flight", float(limit))
             )
         else:
-            text = self.unanswered(out.patience - out.begun)
+            text = self.unanswered(out.soft_deadline - out.started_at)
             out.fail(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED, retry_safe=True)
 
     def unanswered(self, seconds: float) -> str:
-        """Says that no bus answered within so long: where it was looked for, why, and the cure."""
-        why = f" ({self.trouble})" if self.trouble else ""
+        """Returns the text that no bus answered within so many seconds: its address, why, and how to fix it."""
+        reason = f" ({self.no_bus_reason})" if self.no_bus_reason else ""
         return (
-            f"no bus answered at {self._address} within {seconds:g} s{why}: start one with `toolbus serve`, or "
+            f"no bus answered at {self._address} within {seconds:g} s{reason}: start one with `toolbus serve`, or "
             "name its address in TOOLBUS_ADDRESS"
         )

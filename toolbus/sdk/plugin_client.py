@@ -21,8 +21,8 @@ from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.threads import Workers
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
-from toolbus.sdk.attempt import ConnectionSettings
 from toolbus.sdk.connection import Connection
+from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
@@ -78,11 +78,12 @@ class Plugin:
         workers: int = WORKERS,
         tools: ToolSet | None = None,
         notices: Sequence[str] = (),
+        _timings: ConnectionTimings = TIMINGS,
     ) -> None:
         self.tools = ToolSet() if tools is None else tools
         self.permissions = Permissions()
         self._settings = ConnectionSettings(
-            source, address or "", instance or "", max_in_flight, qualified, token or "", tuple(notices)
+            source, address or "", instance or "", max_in_flight, qualified, token or "", tuple(notices), _timings
         )
         self._workers = Workers(workers, f"toolbus-{source}-worker")
         self._hooks = Hooks(self._workers.run)
@@ -226,12 +227,12 @@ class Plugin:
             PeerLost: the plugin was closed, or sent away.
         """
         connection = self._started()
-        await asyncio.wrap_future(connection.ask(connection.ready()))
+        await asyncio.wrap_future(connection.submit(connection.ready()))
 
     async def ended(self) -> None:
         """Waits until the connection has ended for good; raises as `run` does."""
         connection = self._started()
-        await asyncio.wrap_future(connection.ask(connection.ended()))
+        await asyncio.wrap_future(connection.submit(connection.ended()))
 
     def leave(self, reason: str = "closed", grace_seconds: float = GRACE_SECONDS) -> bool:
         """Has `run` and `ended` come to their end: says goodbye and finishes the calls that it has. From any thread.
@@ -242,7 +243,7 @@ class Plugin:
         if self._connection is None:
             return False
         with suppress(PeerLost):
-            self._connection.ask(self._connection.close(reason, grace_seconds))
+            self._connection.submit(self._connection.close(reason, grace_seconds))
             return True
         return False
 
@@ -254,7 +255,7 @@ class Plugin:
         connection = self._connection
         if connection is not None:
             self.tools.on_change = None
-            await asyncio.wrap_future(connection.ask(connection.close(reason, grace_seconds)))
+            await asyncio.wrap_future(connection.submit(connection.close(reason, grace_seconds)))
             await asyncio.to_thread(connection.stop_thread)
             if self._owner is not None:
                 await stop_plugin(self._owner, self._lifecycle.run)

@@ -1,0 +1,90 @@
+"""Holds the settings of a connection to the bus, and its timeouts and pauses, as frozen records."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+
+from toolbus.errors import SetupError
+from toolbus.limits import MIB
+from toolbus.text import quote
+from toolbus.tool import MAX_INSTANCE, SOURCE
+
+ADDRESS = "127.0.0.1:48930"
+MESSAGE_BYTES = 16 * MIB  # what we receive, and what the bus receives unless it says otherwise
+MAX_IN_FLIGHT = 4096  # calls that a session may have in flight in each direction
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTimings:
+    """How long a connection waits for what, in seconds. Tests give tiny values.
+
+    Attributes:
+        handshake: for the bus to answer an attach.
+        silence: without any message before the bus counts as lost, where it has not stated its heartbeat interval:
+            four heartbeats of an idle session.
+        half_close: for the bus to end a stream after our half-close.
+        writer: for a writer to notice that its stream has ended.
+        steady: a session that lived this long starts the backoff anew.
+        first_pause, max_pause: backoff between two attempts. The bus is on this machine: peers should be back within a
+            second after it listens again.
+        max_refused_pause: the longest pause where there is a bus, but it refuses this peer.
+    """
+
+    handshake: float = 10.0
+    silence: float = 40.0
+    half_close: float = 2.0
+    writer: float = 0.2
+    steady: float = 1.0
+    first_pause: float = 0.05
+    max_pause: float = 0.8
+    max_refused_pause: float = 10.0
+
+
+TIMINGS = ConnectionTimings()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """The settings of one connection, checked.
+
+    Attributes:
+        address: ``HOST:PORT`` or ``unix:PATH``; empty means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+        source: whose tools and calls these are.
+        instance: tells the sessions of a source apart; empty draws one, which stays for all attempts.
+        max_in_flight: calls in flight in each direction; 0 means the bus's 256.
+        qualified: whether the tools are listed as ``source:name``.
+        token: proves the right to the source; empty means TOOLBUS_TOKEN.
+        notices: what an operator should know about the source, a sentence each.
+        timings: its timeouts and pauses.
+
+    Raises:
+        SetupError: from the constructor; a setting breaks its rule.
+    """
+
+    source: str
+    address: str = ""
+    instance: str = ""
+    max_in_flight: int = 0
+    qualified: bool = False
+    token: str = field(default="", repr=False)
+    notices: tuple[str, ...] = ()
+    timings: ConnectionTimings = TIMINGS
+
+    def __post_init__(self) -> None:
+        address = self.address or os.environ.get("TOOLBUS_ADDRESS") or ADDRESS
+        object.__setattr__(self, "address", address)
+        object.__setattr__(self, "token", self.token or os.environ.get("TOOLBUS_TOKEN", ""))
+        object.__setattr__(self, "instance", self.instance or secrets.token_hex(16))
+        host, _, port = address.rpartition(":")
+        if not (address.startswith("unix:") and len(address) > 5) and not (host and port.isdecimal()):
+            raise SetupError(f"the bus's address is {address!r}, it must be HOST:PORT or unix:PATH")
+        if not SOURCE.fullmatch(self.source):
+            raise SetupError(f"source {quote(self.source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: choose another")
+        if len(self.instance) > MAX_INSTANCE:
+            raise SetupError(f"instance has {len(self.instance)} characters, more than {MAX_INSTANCE}: shorten it")
+        if not 0 <= self.max_in_flight <= MAX_IN_FLIGHT:
+            raise SetupError(
+                f"max_in_flight is {self.max_in_flight}, it must be from 0 (the default) to {MAX_IN_FLIGHT}"
+            )

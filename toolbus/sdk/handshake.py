@@ -1,0 +1,154 @@
+"""Attaches a peer to the bus: declares its tools in the handshake of each attempt, and again whenever they change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from toolbus.functions.threads import ChangeSignal
+from toolbus.limits import MIB
+from toolbus.sdk.attempt import FATAL, Attempt, error_of
+from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
+from toolbus.sdk.peer_delegate import Delegate
+from toolbus.session import State
+from toolbus.tool import PROTOCOL_VERSIONS
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
+
+ATTACH_BYTES = 12 * MIB  # tools in one message; the rest follows by Register
+DEFAULT_IN_FLIGHT = 256  # of a bus that does not state its limit
+
+
+class Handshake:
+    """The handshakes of one connection. Everything runs on its loop.
+
+    Attributes:
+        refusals: why the bus did not take the tools of the last attach; empty where it took them.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        delegate: Delegate,
+        loop: asyncio.AbstractEventLoop,
+        changes: ChangeSignal,
+    ) -> None:
+        self.refusals: tuple[str, ...] = ()
+        self._settings = settings
+        self._delegate = delegate
+        self._loop = loop
+        self._changes = changes
+        self._outdated = False  # whether the tools changed since the last attach
+
+    def confirmed(self, attempt: Attempt | None) -> bool:
+        """Tells whether the bus has answered for all tools that there are now."""
+        return attempt is not None and attempt.attached is not None and not attempt.attaching and not self._outdated
+
+    def tools_changed(self, attempt: Attempt | None) -> None:
+        """Declares the tools anew, now or as soon as the bus has answered the attach that is on its way."""
+        self._outdated = True
+        if attempt is not None:
+            self._attach_if_outdated(attempt)
+
+    def attach(self, attempt: Attempt) -> None:
+        """Puts an attach with all tools that there are now into a frame of its own."""
+        self._outdated = False
+        self.refusals = ()
+        first, *attempt.remaining_tools = portions(self._delegate.tools())
+        attach = attach_of(self._settings, first, self._delegate.subscriptions())
+        attempt.attaching = True
+        outbox = attempt.session.outbox
+        outbox.seal()
+        outbox.room(attach.ByteSize()).attach.CopyFrom(attach)
+        outbox.seal()
+
+    def attached(self, attempt: Attempt, attached: wire.Attached) -> None:
+        """Takes the bus's answer to an attach; the first one opens the session."""
+        first = attempt.attached is None
+        attempt.attached = answer = wire.Attached()
+        answer.CopyFrom(attached)
+        if first:
+            attempt.live_at = self._loop.time()
+            limits = answer.limits
+            attempt.session.open(limits.calls_in_flight or DEFAULT_IN_FLIGHT, limits.message_bytes or MESSAGE_BYTES)
+        # Often one reason for all tools, which is shown once.
+        self.refusals = tuple(dict.fromkeys(each.error for each in answer.refused if each.error))
+        reason = "; ".join(self.refusals)
+        self._delegate.attached([each.name for each in answer.refused], reason)
+        address, source = self._settings.address, self._settings.source
+        if self.refusals:
+            log.error("the bus at %s refused the tools of %s: %s; the connection stays", address, source, reason)
+        elif first:
+            count = len(answer.registered) + sum(map(len, attempt.remaining_tools))
+            log.info("attached to the bus at %s as %s with %d tools", address, source, count)
+        if attempt.remaining_tools and not self.refusals:
+            self._loop.create_task(self._register_remaining(attempt))
+        else:
+            self._finish(attempt)
+
+    async def _register_remaining(self, attempt: Attempt) -> None:
+        """Offers the tools that did not fit into the attach."""
+        assert attempt.attached is not None  # its answer led here
+        try:
+            for tools in attempt.remaining_tools:
+                await attempt.stub.Register(wire.RegisterRequest(session_id=attempt.attached.session_id, tools=tools))
+        except grpc.aio.AioRpcError as error:
+            if attempt.over:
+                return
+            text = error.details() or error.code().name
+            log.error("the bus at %s refused tools of %s: %s", self._settings.address, self._settings.source, text)
+            self._delegate.refused([tool.name for tools in attempt.remaining_tools for tool in tools], text)
+            if error.code() in FATAL:
+                attempt.fatal_error = error_of(error.code(), text)
+            attempt.stream.cancel()
+            return
+        if not attempt.over:
+            self._finish(attempt)
+
+    def _finish(self, attempt: Attempt) -> None:
+        attempt.attaching = False
+        self._attach_if_outdated(attempt)
+        self._changes.tell()
+
+    def _attach_if_outdated(self, attempt: Attempt) -> None:
+        """Attaches again, unless an attach is on its way: then its answer comes back here."""
+        session = attempt.session
+        if self._outdated and not attempt.attaching and not session.drain_sent and session.state is State.LIVE:
+            self.attach(attempt)
+
+
+def attach_of(settings: ConnectionSettings, tools: Sequence[pb.Tool], subscriptions: Sequence[Any]) -> wire.Attach:
+    """Returns an attach with these tools."""
+    return wire.Attach(
+        protocol_version=PROTOCOL_VERSIONS[-1],
+        source=settings.source,
+        instance=settings.instance,
+        tools=tools,
+        max_in_flight=settings.max_in_flight,
+        max_message_bytes=MESSAGE_BYTES,
+        qualified=settings.qualified,
+        subscribe=subscriptions,
+        token=settings.token,
+        notices=settings.notices,
+    )
+
+
+def portions(tools: Sequence[pb.Tool]) -> list[list[pb.Tool]]:
+    """Cuts tools into portions that each fit into one message; at least one, which may be empty."""
+    portions: list[list[pb.Tool]] = [[]]
+    filled = 0
+    for tool in tools:
+        size = tool.ByteSize() + 8
+        if filled + size > ATTACH_BYTES and portions[-1]:
+            portions.append([])
+            filled = 0
+        portions[-1].append(tool)
+        filled += size
+    return portions

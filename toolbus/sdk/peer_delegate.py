@@ -1,0 +1,44 @@
+"""Declares what a connection asks of its peer: the tools to offer, the answers to calls, the reaction to events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toolbus.sdk.outgoing_calls import PeerSession
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from toolbus.sdk.connection import Connection
+
+
+class IncomingCall(Protocol):
+    """A call that the bus asked of this peer."""
+
+    def cancel(self, reason: str) -> None:
+        """Cancels it; it still has to be answered while its session lives."""
+
+
+class Delegate(Protocol):
+    """What a peer does besides calling. Everything runs on the connection's loop and must not block."""
+
+    def tools(self) -> Sequence[pb.Tool]:
+        """Returns the tools to declare now."""
+
+    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> IncomingCall:
+        """Begins to answer a call, later and once, by ``connection.answer``; nothing of ``call`` may be kept."""
+
+    def attached(self, refused: Sequence[str], reason: str) -> None:
+        """Takes the bus's answer to a declaration: the tools that it refused, and why; none where it took all."""
+        return  # a peer without tools ignores it
+
+    def refused(self, names: Sequence[str], reason: str) -> None:
+        """Takes note that the bus refused a whole declaration, of these tools, and with it perhaps this peer."""
+        return
+
+    def event(self, event: wire.Event) -> None:
+        """Takes an event of the catalog or about this peer."""
+
+    def subscriptions(self) -> Sequence[Any]:
+        """Returns the events to subscribe to."""
