@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -11,8 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from unittest import mock
 
 import psutil
+
+from toolbus.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 10.0
@@ -40,8 +44,8 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **more}
 
 
-def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
+def toolbus_process(*words: str | Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "toolbus.cli", *map(str, words)],
         input=stdin,
@@ -51,6 +55,30 @@ def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.Compl
         env=environment(env),
         check=False,
     )
+
+
+def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end in this process, which takes a tenth of what a process of its own does.
+
+    Commands that set up their process (``serve``, ``run``) get one all the same. For commands that ask a bus of the
+    test's own event loop, call it on a thread.
+    """
+    if words and words[0] in ("serve", "run"):
+        return toolbus_process(*words, stdin=stdin, **env)
+    arguments = ["toolbus", *map(str, words)]
+    streams = [io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")]
+    streams += [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+    with (
+        mock.patch.dict(os.environ, environment(env), clear=True),
+        mock.patch.multiple(sys, argv=arguments, stdin=streams[0], stdout=streams[1], stderr=streams[2]),
+    ):
+        try:
+            main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code
+    out, err = (stream.buffer.getvalue().decode() for stream in streams[1:])
+    return subprocess.CompletedProcess(arguments, code if isinstance(code, int) else int(code is not None), out, err)
 
 
 class Running:

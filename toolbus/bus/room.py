@@ -7,8 +7,8 @@ is not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.errors import InvalidRequest
@@ -23,6 +23,14 @@ class Room:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the methods that operators may call as tools of source ``toolbus``."""
+        return ()
+
+    def offered(self, group: str) -> Iterable[Callable[..., Any]]:
+        """Returns the methods that models may call where the configuration offers a group (`Config.offered`)."""
+        return ()
 
     async def open(self) -> None:
         """Takes what only one bus can have (files, addresses) and restores what was persisted; serves nothing yet.

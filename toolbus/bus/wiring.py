@@ -22,6 +22,7 @@ import toolbus
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.tripwire import Tripwire
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
@@ -40,6 +41,7 @@ from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.errors import SetupError
+from toolbus.functions.tool_spec import spec_of
 from toolbus.limits import Timings
 
 log = logging.getLogger("toolbus")
@@ -148,10 +150,20 @@ class Bus(EmbeddedBus):
         )
         for room in rooms:
             self.core.rooms.add(room(self.core))
+        self._offer_own()
 
     def __repr__(self) -> str:
         where = ",".join(self.grpc_addresses) or "not started"
         return f"<Bus {where} {self.core.presence!r} {self.dispatcher!r}>"
+
+    def _offer_own(self) -> None:
+        """Offers what the rooms themselves can do: to operators all of it, to models what the configuration names."""
+        for room in self.core.rooms:
+            for method in room.tools():
+                self.offer(BUS_SOURCE, spec_of(method), qualified=True)
+        for group in self.core.config.offered:
+            for method in (method for room in self.core.rooms for method in room.offered(group)):
+                self.offer(f"{BUS_SOURCE}.{group}", spec_of(method))
 
     # -- life ----------------------------------------------------------------------------------------------------
 

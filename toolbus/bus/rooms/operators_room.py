@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from toolbus.bus.catalog.handler import BUS_SOURCE
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from toolbus.bus.core import Core
 from toolbus.bus.operators.admin_tools import AdminTools
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.room import Room
-from toolbus.functions.tool_spec import spec_of
 
 
 class OperatorsRoom(Room):
@@ -17,10 +18,14 @@ class OperatorsRoom(Room):
         super().__init__(core)
         self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals)
         self._tools = AdminTools(core, self.grants)
-        for method in self._tools.tools():
-            core.local.offer(BUS_SOURCE, spec_of(method), qualified=True)
-        if "search" in core.config.offered:
-            core.local.offer(f"{BUS_SOURCE}.search", spec_of(self._tools.search_tools))
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the operators' tools."""
+        return self._tools.tools()
+
+    def offered(self, group: str) -> Iterable[Callable[..., Any]]:
+        """Returns the search for models."""
+        return [self._tools.search_tools] if group == "search" else []
 
     async def open(self) -> None:
         """Restores the grants of the data directory and persists those to come."""

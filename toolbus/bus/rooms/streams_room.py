@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.streams.grpc_server import ToolBusService
@@ -15,7 +15,6 @@ from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.listeners import Listeners
 from toolbus.bus.streams.untrusted_service import UntrustedService
 from toolbus.functions.declaration import llm_tool
-from toolbus.functions.tool_spec import spec_of
 
 log = logging.getLogger("toolbus")
 
@@ -30,10 +29,13 @@ class StreamsRoom(Room):
         untrusted = UntrustedService(core.dispatcher, core.presence, core.limits, core.policy.is_untrusted)
         self.listeners = Listeners(service, untrusted, self.health, core.limits, reflection=core.config.grpc_reflection)
         self._ticking: asyncio.Task[None] | None = None  # None until started
-        core.local.offer(BUS_SOURCE, spec_of(self.dropin_address), qualified=True)
         core.signals.on_source(self.health.source_changed)
         core.signals.on_readiness(self._readiness_changed)
         core.signals.on_notify(core.presence.tell_watchers)
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the tool that says where sandboxed tools attach."""
+        return [self.dropin_address]
 
     @llm_tool(
         description="Where sandboxed tools attach: a port that takes guarded sources only; it opens when asked for."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from toolbus.bus.catalog.handler import BUS_SOURCE
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.tasks.task_tools import TaskTools
-from toolbus.functions.tool_spec import spec_of
 
 TASKS_FILE = "tasks.db"  # in the data directory
 
@@ -16,10 +17,15 @@ class TasksRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        for method in TaskTools(core.tasks).tools():
-            core.local.offer(BUS_SOURCE, spec_of(method), qualified=True)
-            if "tasks" in core.config.offered:
-                core.local.offer(f"{BUS_SOURCE}.tasks", spec_of(method))
+        self._tools = TaskTools(core.tasks).tools()
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the tools for tasks."""
+        return self._tools
+
+    def offered(self, group: str) -> Iterable[Callable[..., Any]]:
+        """Returns the tools for tasks, for models too."""
+        return self._tools if group == "tasks" else []
 
     async def open(self) -> None:
         """Restores the tasks of the data directory and persists those to come."""
