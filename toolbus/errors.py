@@ -211,9 +211,12 @@ STATUS: dict[type[ToolBusError], tuple[str, int]] = {
 }
 
 
+INTERNAL_DETAIL = "a fault of the bus; its log has the details"  # all that a peer learns of an unexpected exception
+
+
 def grpc_status(error: BaseException) -> tuple[str, str]:
     """Returns the gRPC status name and the text for an error; INTERNAL without detail for one that is not ours."""
     for kind, (status, _) in STATUS.items():
         if isinstance(error, kind):
             return status, str(error)
-    return "INTERNAL", "a fault of the bus; its log has the details"
+    return "INTERNAL", INTERNAL_DETAIL

@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.fuzz.target import Target, hold
 from toolbus.bus.catalog.schema import ARGUMENT_DEPTH, WIDE_INTEGERS, load_arguments
-from toolbus.bus.gateway.callback_messages import callback_body, read_answer
+from toolbus.bus.gateway.callback_messages import callback_body, read_response
 from toolbus.errors import InvalidTool
 from toolbus.tool import Result, Tool
 
@@ -147,7 +147,7 @@ def _as_callback(text: str, data: bytes) -> None:
     else:
         hold(body["arguments"] == {"_raw": text}, f"{text!r:.300} became {body['arguments']!r:.200}")
     for status in (200, 302, 500):
-        result = read_answer(status, data, "", "t")
+        result = read_response(status, data, "", "t")
         output = json.loads(result.output_json)
         hold(status == 200 or result.is_error, f"status {status} is no failure")
         if status == 200 and finite and text.isascii() and not isinstance(value, dict) and not _deep(value):

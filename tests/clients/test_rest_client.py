@@ -246,7 +246,7 @@ async def test_a_killed_rest_plugin_goes_offline_and_is_back_when_it_is_started_
             error = (await bus.call("roll_dice", {"dice": "d6"}, timeout=SECONDS)).error
             assert error is not None
             assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
-            assert f"nobody accepts a connection at http://127.0.0.1:{port}" in error.message
+            assert f"http://127.0.0.1:{port} accepts no connection" in error.message
         assert bus.list() == []
         (away,) = bus.list(include_offline=True)
         assert away.tool.name == "roll_dice"

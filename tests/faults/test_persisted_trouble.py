@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Start:
 def set_back(folder: Path, days: float, *names: str) -> None:
     """Makes it so many days since somebody answered for tools of these names."""
     store = RegistrationStore(folder)
-    store.answered([kept.key for kept in store.load() if kept.tool.name in names], time.time() - days * DAY)
+    store.save_answers([kept.key for kept in store.load() if kept.tool.name in names], time.time() - days * DAY)
     store.close()
 
 
@@ -122,7 +122,7 @@ async def test_a_start_that_is_cancelled_while_it_asks_who_is_there_leaves_nothi
         finally:
             left.set()
 
-    monkeypatch.setattr("toolbus.bus.gateway.callback.accepts", hangs)
+    monkeypatch.setattr("toolbus.bus.gateway.callback.accepts_connections", hangs)
     config = Config(grpc=("127.0.0.1:0",), http="off", data_dir=tmp_path / "data")
     starts = asyncio.ensure_future(Bus(config, timings=Timings(reachable_seconds=60.0)).start())
     async with asyncio.timeout(5):

@@ -16,7 +16,7 @@ from lab.fuzz.choices import Choices, block_of
 from lab.fuzz.search import ROOT, search
 from lab.fuzz.target import Finding, Target, hold
 from lab.fuzz.targets import NAMES, load
-from toolbus.bus import loopback
+from toolbus.bus import callback_url
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog import schema
 from toolbus.bus.catalog.handler import Handler
@@ -105,7 +105,7 @@ def _takes_all_values(patch: pytest.MonkeyPatch) -> None:
 
 def _takes_all_hosts(patch: pytest.MonkeyPatch) -> None:
     """A parser that takes any host for this machine."""
-    patch.setattr(loopback, "_host", lambda spelling: spelling or None)
+    patch.setattr(callback_url, "loopback_host", lambda spelling: spelling or None)
 
 
 def _follows_dots(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.gateway.callback_messages import callback_body, envelope, read_answer, write_json
+from toolbus.bus.gateway.callback_messages import callback_body, envelope, read_response
+from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
 from toolbus.functions.declaration import LlmToolMeta
 from toolbus.functions.reply import Err, Reply
@@ -144,11 +145,11 @@ def test_a_body_is_written_for_any_text(text: str) -> None:
     ],
 )
 def test_an_answer_becomes_the_output(status: int, body: str, output_json: str) -> None:
-    assert read_answer(status, body.encode(), "utf-8", "t") == pb.ToolResult(output_json=output_json)
+    assert read_response(status, body.encode(), "utf-8", "t") == pb.ToolResult(output_json=output_json)
 
 
 def test_no_content_becomes_an_empty_text() -> None:
-    assert read_answer(204, b"", "", "t") == pb.ToolResult(output_json='""')
+    assert read_response(204, b"", "", "t") == pb.ToolResult(output_json='""')
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_no_content_becomes_an_empty_text() -> None:
     ids=lambda value: value[:50],
 )
 def test_an_answer_with_is_error_keeps_error_and_output(body: str, message: str, reason: str, output_json: str) -> None:
-    result = Result.from_wire(read_answer(200, body.encode(), "utf-8", "t"))
+    result = Result.from_wire(read_response(200, body.encode(), "utf-8", "t"))
     error = CallError(Code.TOOL, message, Stage.ACCEPTED, reason=reason)
     assert result == Result(output_json=output_json, is_error=True, error=error)
 
@@ -199,11 +200,11 @@ def test_an_answer_with_is_error_keeps_error_and_output(body: str, message: str,
     ],
 )
 def test_json_is_detected_and_text_is_decoded_by_its_charset(body: bytes, charset: str, output_json: str) -> None:
-    assert read_answer(200, body, charset, "t") == pb.ToolResult(output_json=output_json)
+    assert read_response(200, body, charset, "t") == pb.ToolResult(output_json=output_json)
 
 
 def _refused(status: int, body: bytes) -> str:
-    result = Result.from_wire(read_answer(status, body, "utf-8", "get_weather"))
+    result = Result.from_wire(read_response(status, body, "utf-8", "get_weather"))
     assert result.error is not None
     assert result == Result(
         is_error=True, error=CallError(Code.TOOL, result.error.message, Stage.ACCEPTED), output_json="null"
@@ -215,7 +216,7 @@ def _refused(status: int, body: bytes) -> str:
 def test_a_redirect_is_an_error_that_says_it_is_not_followed(status: int, phrase: str) -> None:
     assert _refused(status, b'<a href="http://u:secret@127.0.0.1/">') == (
         f"the callback of get_weather answered HTTP {phrase}, and redirects are not followed: "
-        "register the URL where it ends as callback_url"
+        "register the URL that it redirects to as callback_url"
     )
 
 
@@ -245,7 +246,7 @@ BODIES = st.binary() | st.one_of(
 
 @given(st.integers(100, 999) | st.just(200), BODIES, CHARSETS | st.text())
 def test_any_answer_becomes_a_result_that_travels(status: int, body: bytes, charset: str) -> None:
-    result = read_answer(status, body, charset, "t")
+    result = read_response(status, body, charset, "t")
     assert pb.ToolResult.FromString(result.SerializeToString()) == result
     json.loads(result.output_json)
     assert result.is_error == result.HasField("error")
@@ -253,13 +254,13 @@ def test_any_answer_becomes_a_result_that_travels(status: int, body: bytes, char
 
 @given(JSON)
 def test_any_output_arrives_as_it_was(output: Any) -> None:
-    result = read_answer(200, json.dumps({"output": output}).encode(), "", "t")
+    result = read_response(200, json.dumps({"output": output}).encode(), "", "t")
     assert _same(json.loads(result.output_json), output)
 
 
 @pytest.mark.parametrize("body", [b"[" * DEEP + b"]" * DEEP, b"1" * 5_000, b'{"output":' + b"1" * 5_000 + b"}"])
 def test_an_answer_that_cannot_be_parsed_is_text(body: bytes) -> None:
-    assert read_answer(200, body, "", "t").output_json == json.dumps(body.decode())
+    assert read_response(200, body, "", "t").output_json == json.dumps(body.decode())
 
 
 # -- what the plugin host answers (REST-50) ----------------------------------------------------------------------
@@ -356,5 +357,5 @@ def test_an_envelope_survives_the_way_through_both_hosts(output: Any, error: str
         {"output": output, "is_error": False},
         {"output": output, "is_error": True, "error": word},
     ):
-        back = envelope(Result.from_wire(read_answer(200, write_json(told), "utf-8", "t")))
+        back = envelope(Result.from_wire(read_response(200, write_json(told), "utf-8", "t")))
         assert _same(back, told)

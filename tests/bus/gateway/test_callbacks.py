@@ -73,8 +73,8 @@ def broken(*words: str) -> Ends:
 FINE = Ends("fine")
 NO_REDIRECT = Ends(None, Code.TOOL, words=("redirects are not followed", "callback_url"))
 TOO_LARGE = Ends(None, Code.RESULT_TOO_LARGE, words=(str(BODY_LIMIT),), limit=("callback_bytes", BODY_LIMIT))
-NO_HTTP = broken("no HTTP answer")
-BROKE = broken("broke before its answer was complete")
+NO_HTTP = broken("not an HTTP response")
+BROKE = broken("broke before the response was complete")
 
 ENDS: dict[str, Ends] = {
     "output": Ends({"f": 5.0, "i": 123456789012345678901234567890}),

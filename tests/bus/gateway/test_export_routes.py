@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from tests.bus.gateway.calling import client, invoke
 from toolbus.bus import Bus
-from toolbus.bus.gateway import export_routes as export_room
+from toolbus.bus.gateway import export_routes
 from toolbus.bus.gateway.host_models import Exported, FoundTools
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.token_cost import estimate_tokens
@@ -162,24 +162,24 @@ async def test_an_answer_is_written_once_a_revision_and_few_are_kept(
     bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[str, ...]] = []
-    write = export_room._Writer.write
+    write = export_routes._Writer.write
 
     def noting(writer: Any, revision: int, tools: Any, names: Any) -> bytes:
         written.append(names)
         return write(writer, revision, tools, names)
 
-    monkeypatch.setattr(export_room._Writer, "write", noting)
+    monkeypatch.setattr(export_routes._Writer, "write", noting)
     for _ in range(3):
         await exported(http)
     assert len(written) == 1
     bus.remove_tool("add")
     assert "add" not in (await exported(http))["hashes"]
     assert len(written) == 2
-    for number in range(export_room.EXPORTS_KEPT):
+    for number in range(export_routes.MAX_EXPORTS):
         await exported(http, names=f"n{number}")
     before = len(written)
     await exported(http)  # made way for newer ones
-    await exported(http, names=f"n{export_room.EXPORTS_KEPT - 1}")  # did not
+    await exported(http, names=f"n{export_routes.MAX_EXPORTS - 1}")  # did not
     assert len(written) == before + 1
 
 

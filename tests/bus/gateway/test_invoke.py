@@ -15,9 +15,9 @@ import pytest_asyncio
 from tests.bus.gateway.calling import Connection, client, invoke, legacy_plugin
 from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
 from toolbus.bus import Bus
-from toolbus.bus.gateway import callback_messages
-from toolbus.bus.gateway.call_answer import LARGE, invoked, written
+from toolbus.bus.gateway.call_response import LARGE_OUTPUT, call_body, describe_result
 from toolbus.bus.gateway.event_stream import event
+from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -209,8 +209,8 @@ async def test_output_of_any_depth_can_be_written(depth: int) -> None:
     """As a value or as the text it is, whatever of the interpreter's stack is left; the answers go round it."""
     text = "[" * depth + "]" * depth
     result = Result("mine", text)
-    said = invoked(result)
-    assert callback_messages.write_json(said)
+    said = describe_result(result)
+    assert write_json(said)
     assert event("result", said)
     assert said["output"] == (text if depth > 990 else said["output"])
 
@@ -226,13 +226,13 @@ async def test_output_of_any_depth_can_be_written(depth: int) -> None:
     ids=["json", "cut", "no constant of json", "no number of ours"],
 )
 async def test_a_large_output_is_answered_like_a_small_one_without_being_read(text: str, output: str | None) -> None:
-    pad = "x" * LARGE
+    pad = "x" * LARGE_OUTPUT
     for each in ("x", pad):
-        said = json.loads(await written(Result("mine", text % each)))
+        said = json.loads(await call_body(Result("mine", text % each)))
         assert said["output"] == (json.loads(text % each) if output is None else output % each)
         assert (said["call_id"], said["is_error"], said["error"]) == ("mine", False, None)
     if output is None:  # not even its blanks are touched
-        assert text % pad in (await written(Result("mine", text % pad))).decode()
+        assert text % pad in (await call_body(Result("mine", text % pad))).decode()
 
 
 # -- failures ------------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ async def test_what_the_bus_has_no_tool_for_is_a_404(tools: Tools) -> None:
     for name in ("nothing", "local", "toolbus:drain", "x" * 300):
         answer = await tools.http.post(f"/api/bus/{name}")
         assert answer.status_code == 404
-        assert name[:80] in answer.json()["detail"]
+        assert name[:79] in answer.json()["detail"]
 
 
 # -- hanging up ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from tests.bus.gateway.calling import Connection, client, events, invoke
 from tests.faults.raw_peer import RawPeer, tool, until
 from toolbus.bus import Bus
-from toolbus.bus.gateway import event_stream as events_room
+from toolbus.bus.gateway import event_stream
 from toolbus.bus.gateway.progress_buffer import MAX_WAITING, OVERHEAD_BYTES, ProgressBuffer
 from toolbus.errors import Code
 from toolbus.sdk import Plugin, ToolScope
@@ -98,7 +98,7 @@ async def test_a_request_that_breaks_a_rule_is_answered_without_a_stream(http: h
 
 
 async def test_silence_is_broken_by_pings(bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events_room, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(event_stream, "PING_SECONDS", 0.01)
     enough = asyncio.Event()
 
     @bus.tool

@@ -47,7 +47,7 @@ async def miss(bus: Bus, times: int, name: str = "good") -> None:
     for _ in range(times):
         error = await fails(bus, name)
         assert (error.code, error.stage, error.retry_safe) == AWAY
-        assert "nobody accepts a connection" in error.message
+        assert "accepts no connection" in error.message
         assert "refused" in error.message.lower()
 
 
@@ -85,7 +85,7 @@ async def test_a_tool_that_is_offline_is_left_out_and_shown_with_its_state_to_th
             assert not list(await host.list())
             (listed,) = await host.list(include_offline=True)
         assert (listed.name, listed.state) == ("good", "offline")
-        assert f"nobody accepts a connection at http://127.0.0.1:{plugin.port}" in listed.last_error
+        assert f"http://127.0.0.1:{plugin.port} accepts no connection" in listed.last_error
         assert "refused" in listed.last_error.lower()
 
 

@@ -16,7 +16,7 @@ from tests.bus.gateway.calling import client, events, invoke
 from tests.faults.raw_peer import PATIENCE
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules
-from toolbus.bus.gateway.tool_routes import LISTS_KEPT
+from toolbus.bus.gateway.tool_routes import MAX_CACHED_LISTS
 from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import llm_tool
 from toolbus.testing import running_bus
@@ -111,8 +111,8 @@ async def test_a_rule_holds_at_once_for_lists_that_were_kept(bus: Bus, http: htt
 
 
 async def test_many_users_are_each_answered_with_their_own_list(bus: Bus, http: httpx.AsyncClient) -> None:
-    bus.permit("tools", "other", [f"u{number}" for number in range(0, LISTS_KEPT * 2, 2)])
-    for number in range(LISTS_KEPT + 3):
+    bus.permit("tools", "other", [f"u{number}" for number in range(0, MAX_CACHED_LISTS * 2, 2)])
+    for number in range(MAX_CACHED_LISTS + 3):
         assert ("other" in await listed_for(http, f"u{number}", "Ran")) == (number % 2 == 0)
 
 

@@ -175,8 +175,8 @@ def test_what_is_gone_takes_its_offers_along_and_unknown_keys_may_go(tmp_path: P
 def test_the_time_of_an_answer_is_noted_for_each_key_and_nothing_else_changes(tmp_path: Path) -> None:
     fill(tmp_path)
     with opened(tmp_path) as store:
-        store.answered(["key-0", "key-2", "never"], 1_800_000_000.5)
-        store.answered([], 1.0)
+        store.save_answers(["key-0", "key-2", "never"], 1_800_000_000.5)
+        store.save_answers([], 1.0)
     assert loaded(tmp_path) == [
         kept(0, answered_at=1_800_000_000.5),
         kept(1),
@@ -187,7 +187,7 @@ def test_the_time_of_an_answer_is_noted_for_each_key_and_nothing_else_changes(tm
 def test_a_time_of_minus_zero_which_sqlite_keeps_as_zero_is_no_damage(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.apply([kept(1, answered_at=-0.0)], ())
-        store.answered(["key-1"], -0.0)
+        store.save_answers(["key-1"], -0.0)
     assert loaded(tmp_path) == [kept(1, answered_at=0.0)]
 
 
@@ -362,7 +362,7 @@ def test_a_second_store_in_the_same_process_is_refused_and_close_frees_it(tmp_pa
     thread.join(5)
     store.close()
     assert loaded(tmp_path) == []
-    for use in (store.load, lambda: store.apply([kept()], ()), lambda: store.answered(["a"], 1.0)):
+    for use in (store.load, lambda: store.apply([kept()], ()), lambda: store.save_answers(["a"], 1.0)):
         with pytest.raises(sqlite3.ProgrammingError):
             use()
 

@@ -1,9 +1,9 @@
-"""Has requests begin one by one where hundreds come at once, so that they do not hold up whatever else the loop does.
+"""Controls the admission of HTTP requests: a burst of hundreds starts one by one, so that the event loop stays free.
 
-A request costs the loop about half a millisecond. Where five hundred begin in one pass of it, frames of streams and
-questions about health wait for all of them, in each of the several passes that they need. So a crowd is let in one by
-one, a pass for each, in the order in which they came; probes wait for nobody. Those who are few begin together, since
-what begins together also travels to plugins together, which costs less. Nothing is refused.
+A request costs the loop about half a millisecond. Where five hundred start in one pass of the loop, frames of gRPC
+streams and health probes wait for all of them, in each of the several passes that they need. So a burst is admitted one
+request per pass, in the order of arrival; health probes never wait. A few requests start together, because calls that
+start together also travel to plugins together, which costs less. This is backpressure by delay: no request is refused.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from toolbus.bus.gateway.http_server import PROBES
 
-TOGETHER = 64  # requests that may begin in one pass of the loop; where more wait, they are a crowd
-_FREE = frozenset(path.decode() for path in PROBES)
+MAX_TOGETHER = 64  # requests that may start in one pass of the loop; where more wait, they are a burst
+_PROBE_PATHS = frozenset(path.decode() for path in PROBES)
 
 
 class Admission:
-    """An application that a crowd of requests enters one by one.
+    """ASGI middleware that admits a burst of requests one by one.
 
     Args:
-        together: how many may begin in one pass of the loop.
+        together: how many may start in one pass of the loop.
     """
 
-    def __init__(self, app: ASGIApp, together: int = TOGETHER) -> None:
+    def __init__(self, app: ASGIApp, together: int = MAX_TOGETHER) -> None:
         self._app = app
         self._together = together
-        self._left = together  # that may still begin in this pass
+        self._free = together  # requests that may still start in this pass
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._turns = False  # whether the next pass will be noticed
+        self._scheduled = False  # whether `_next_pass` is going to run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request when it is its turn."""
-        if scope["type"] == "http" and scope["path"] not in _FREE:
-            await self._turn()
+        """Serves a request once it is admitted."""
+        if scope["type"] == "http" and scope["path"] not in _PROBE_PATHS:
+            await self._admitted()
         await self._app(scope, receive, send)
 
-    async def _turn(self) -> None:
+    async def _admitted(self) -> None:
         loop = asyncio.get_running_loop()
-        if not self._turns:
-            self._turns = True
-            loop.call_soon(self._turned)
-        if self._left:  # then nobody waits
-            self._left -= 1
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._next_pass)
+        if self._free:  # then no request waits
+            self._free -= 1
             return
-        mine = loop.create_future()
-        self._waiting.append(mine)
-        await mine
+        admitted = loop.create_future()
+        self._waiting.append(admitted)
+        await admitted
 
-    def _turned(self) -> None:
-        """Lets in those whose pass has come."""
-        crowded = len(self._waiting) > self._together
-        room = 1 if crowded else self._together
-        while room and self._waiting:
-            first = self._waiting.popleft()
-            if not first.done():  # else its request was given up
-                first.set_result(None)
-                room -= 1
-        self._left = 0 if crowded else room
-        self._turns = self._left < self._together
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self._turned)
+    def _next_pass(self) -> None:
+        """Admits the requests that may start in this pass of the loop."""
+        burst = len(self._waiting) > self._together
+        free = 1 if burst else self._together
+        while free and self._waiting:
+            admitted = self._waiting.popleft()
+            if not admitted.done():  # else its client has disconnected
+                admitted.set_result(None)
+                free -= 1
+        self._free = 0 if burst else free
+        self._scheduled = self._free < self._together
+        if self._scheduled:
+            asyncio.get_running_loop().call_soon(self._next_pass)

@@ -1,7 +1,7 @@
-"""The HTTP application: the contract's endpoints, calls, events, health, and the document that describes them.
+"""Assembles the HTTP application: the routes of every endpoint, health, OpenAPI, and how exceptions become responses.
 
-``/healthz`` says that the process runs and its loop turns, ``/readyz`` whether calls are taken. The one place where
-exceptions become HTTP stands here.
+``/healthz`` says that the process runs and its loop turns, ``/readyz`` whether the bus accepts calls. This is the one
+place that maps exceptions to HTTP statuses.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fastapi_offline import FastAPIOffline
 import toolbus
 from toolbus.bus.gateway import (
     call_routes,
+    catalog_event_routes,
     council_routes,
-    event_stream,
     export_routes,
     record_routes,
     task_routes,
@@ -31,7 +31,8 @@ from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.admission import Admission
 from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.loopback import mask
-from toolbus.errors import STATUS, ToolBusError
+from toolbus.errors import INTERNAL_DETAIL, STATUS, ToolBusError
+from toolbus.text import shorten
 
 log = logging.getLogger("toolbus.http")
 
@@ -62,7 +63,11 @@ def application(parts: GatewayParts) -> FastAPI:
             {"name": "bus", "description": "The bus itself."},
             {"name": "health", "description": "For probes."},
         ],
-        exception_handlers={RequestValidationError: _invalid, ToolBusError: _refused, Exception: _fault},
+        exception_handlers={
+            RequestValidationError: _validation_response,
+            ToolBusError: _error_response,
+            Exception: _internal_error,
+        },
     )
 
     @app.get("/healthz", tags=["health"])
@@ -76,7 +81,7 @@ def application(parts: GatewayParts) -> FastAPI:
         ready = parts.core.takes_calls
         return JSONResponse({"status": "ready" if ready else "draining"}, status_code=200 if ready else 503)
 
-    for routes in (tool_routes, event_stream, export_routes, call_routes, task_routes):
+    for routes in (tool_routes, catalog_event_routes, export_routes, call_routes, task_routes):
         app.include_router(routes.router(parts))
     if parts.council is not None:
         app.include_router(council_routes.router(parts.council))
@@ -89,33 +94,33 @@ def application(parts: GatewayParts) -> FastAPI:
 # -- exceptions become HTTP ----------------------------------------------------------------------------------------
 
 
-async def _invalid(request: Request, problem: Exception) -> Response:
-    """Answers a request that breaks rules (REST-2)."""
-    assert isinstance(problem, RequestValidationError)
-    found = [{key: _echoed(value) for key, value in error.items() if key != "url"} for error in problem.errors()]
-    return _answer(422, {"detail": found})
+async def _validation_response(request: Request, error: Exception) -> Response:
+    """Returns the 422 for a request that breaks rules (REST-2)."""
+    assert isinstance(error, RequestValidationError)
+    faults = [{key: _echo(value) for key, value in fault.items() if key != "url"} for fault in error.errors()]
+    return _response(422, {"detail": faults})
 
 
-async def _refused(request: Request, problem: Exception) -> Response:
-    """Answers what the bus refuses on purpose."""
-    status = next((http for kind, (_, http) in STATUS.items() if isinstance(problem, kind)), 500)
+async def _error_response(request: Request, error: Exception) -> Response:
+    """Returns the response to what the bus refuses on purpose."""
+    status = next((http for kind, (_, http) in STATUS.items() if isinstance(error, kind)), 500)
     if status == 500:
-        return await _fault(request, problem)
-    return _answer(status, {"detail": mask(str(problem))})
+        return await _internal_error(request, error)
+    return _response(status, {"detail": mask(str(error))})
 
 
-async def _fault(request: Request, problem: Exception) -> Response:
-    log.error("a fault of the bus method=%s path=%s", request.method, request.url.path, exc_info=problem)
-    return _answer(500, {"detail": "a fault of the bus; its log has the details"})
+async def _internal_error(request: Request, error: Exception) -> Response:
+    log.error("internal error method=%s path=%s", request.method, request.url.path, exc_info=error)
+    return _response(500, {"detail": INTERNAL_DETAIL})
 
 
-def _answer(status: int, content: Mapping[str, Any]) -> Response:
+def _response(status: int, content: Mapping[str, Any]) -> Response:
     body = json.dumps(content, separators=(",", ":"))  # ASCII: what is echoed may hold half of a surrogate pair
     return Response(body, status_code=status, media_type="application/json")
 
 
-def _echoed(value: Any, depth: int = 0) -> Any:
-    """Returns part of a request as it may be echoed: short, in JSON's own types, without passwords (REST-8)."""
+def _echo(value: Any, depth: int = 0) -> Any:
+    """Returns part of a request as an error may repeat it: short, in JSON types, without passwords (REST-8)."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -124,12 +129,11 @@ def _echoed(value: Any, depth: int = 0) -> Any:
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):
         # A form, where JSON was meant, hides colon and @ behind percent signs.
-        shown = mask(unquote_plus(value) if "%3a" in value.lower() else value)
-        return shown if len(shown) <= MAX_ECHO else f"{shown[:MAX_ECHO]}…"
+        return shorten(mask(unquote_plus(value) if "%3a" in value.lower() else value), MAX_ECHO)
     if depth > 8:
         return "…"
     if isinstance(value, Mapping):
-        return {mask(str(key))[:MAX_ECHO]: _echoed(each, depth + 1) for key, each in list(value.items())[:64]}
+        return {shorten(mask(str(key)), MAX_ECHO): _echo(each, depth + 1) for key, each in list(value.items())[:64]}
     if isinstance(value, Sequence):
-        return [_echoed(each, depth + 1) for each in value[:64]]
+        return [_echo(each, depth + 1) for each in value[:64]]
     return {}  # an exception, as FastAPI itself shows one

@@ -1,11 +1,11 @@
-"""Tools of legacy plugins: each call is one POST to the callback URL that the plugin registered (REST-40 to REST-43).
+"""Runs calls by callback URL: each call is one POST to the URL that a plugin registered (REST-40 to REST-43).
 
-A `CallbackHandler` is one registration. An `Origin` is where the callbacks of one source lead; it counts connect
-failures in a row, and its tools go offline and come back together. `Callbacks` does what touches the network for all of
-them: the exchanges over kept connections, and the probes of origins that are away.
+A `CallbackHandler` is one registration. An `Origin` is scheme, host and port of one source's callbacks; it counts
+connect failures in a row, and its tools go offline and online together. `Callbacks` does the network part for all of
+them: the exchanges over keep-alive connections, and the probes of offline origins.
 
-The deadline of a call is the dispatcher's. It cancels the exchange, whatever that is waiting for, so that one limit
-holds for connecting, sending and reading together (REST-41).
+The deadline of a call is the dispatcher's. It cancels the exchange at whatever step it is, so that one limit holds for
+connecting, sending and reading together (REST-41).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.outbound import open_session
-from toolbus.errors import Code, Stage
+from toolbus.errors import INTERNAL_DETAIL, Code, Stage
 from toolbus.tool import MIB, CallError, Limits, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -43,20 +43,20 @@ FIRST_PROBE_SECONDS = 0.25
 MAX_PROBE_SECONDS = 30.0
 PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, at most MAX_PROBE_SECONDS later
 CONNECT_SECONDS = 2.0  # of a probe
-_OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # ours, not the plugin's fault
+_OUT_OF_SOCKETS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # this process's fault
 
 
 class Origin:
-    """Where the callbacks of one source lead: scheme, host, port.
+    """Scheme, host and port of one source's callbacks.
 
     Attributes:
-        handlers: the registrations that lead there.
+        handlers: the registrations with a URL of this origin.
         online: whether their tools are offered.
         failures: connect failures in a row.
-        answered_at: when somebody last answered there, in seconds since the epoch.
+        answered_at: when it last accepted a connection or answered, in seconds since the epoch.
     """
 
-    __slots__ = ("address", "answered_at", "failures", "handlers", "online", "probing", "source", "why")
+    __slots__ = ("address", "answered_at", "failures", "handlers", "last_failure", "online", "probing", "source")
 
     def __init__(self, source: str, address: tuple[str, str, int], answered_at: float) -> None:
         self.source = source
@@ -65,7 +65,7 @@ class Origin:
         self.online = True
         self.failures = 0
         self.answered_at = answered_at
-        self.why = ""  # what the last failure was
+        self.last_failure = ""  # why the last connection was not accepted; empty before the first failure
         self.probing: asyncio.Task[None] | None = None  # None while online
 
     def __repr__(self) -> str:
@@ -76,8 +76,8 @@ class Origin:
         scheme, host, port = self.address
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
-    def heard(self) -> None:
-        """Somebody answered, whatever it was (REST-43)."""
+    def reset_failures(self) -> None:
+        """Begins the count of failures anew, since it accepted a connection or answered in any way (REST-43)."""
         self.failures = 0
         self.answered_at = time.time()
 
@@ -86,7 +86,7 @@ class CallbackHandler:
     """One registration: a tool with the URL that runs it.
 
     Attributes:
-        key: names the registration where it is kept.
+        key: identifies the registration in the store.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class CallbackHandler:
 
     @property
     def session_state(self) -> int:
-        """Live, or offline while nobody accepts a connection there."""
+        """Live, or offline while the origin accepts no connection."""
         return wire.SESSION_STATE_LIVE if self.origin.online else wire.SESSION_STATE_OFFLINE
 
     def send(self, calls: Sequence[Call], now: float) -> None:
@@ -131,20 +131,20 @@ class CallbackHandler:
             self._callbacks.start(self, call)
 
     def cancel(self, call: Call, reason: str) -> bool:
-        """Breaks the exchange off; the slot is free as soon as that is done."""
-        self._callbacks.break_off(call)
+        """Cancels the exchange; the slot is free as soon as that is done."""
+        self._callbacks.cancel(call)
         return False
 
     def stage(self, call: Call) -> Stage:
-        """A request is on its way as soon as it is sent."""
+        """Returns DISPATCHED: a request may have reached the plugin as soon as it is sent."""
         return Stage.DISPATCHED
 
 
 class Callbacks:
-    """What the callback handlers of one bus share: connections, probes, and the word that origins come and go.
+    """The network part that the callback handlers of one bus share: connections, exchanges and probes.
 
     Args:
-        moved: called with an origin that went offline or came back.
+        moved: called with an origin that went offline or came back online.
     """
 
     def __init__(self, dispatcher: Dispatcher, limits: Limits, moved: Callable[[Origin], None]) -> None:
@@ -158,7 +158,7 @@ class Callbacks:
         return f"<Callbacks exchanges={len(self._running)}>"
 
     async def stop(self) -> None:
-        """Breaks off what still runs and closes every connection."""
+        """Cancels the exchanges that still run and closes every connection."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
@@ -175,14 +175,14 @@ class Callbacks:
         self._running[call.id] = task
         task.add_done_callback(functools.partial(self._done, handler, call))
 
-    def break_off(self, call: Call) -> None:
-        """Ends the exchange for a call; its connection is closed, since an answer may still come over it."""
+    def cancel(self, call: Call) -> None:
+        """Cancels the exchange for a call; its connection is closed, since a response may still come over it."""
         task = self._running.get(call.id)
         if task is not None:
             task.cancel()
 
     def _done(self, handler: CallbackHandler, call: Call, task: asyncio.Task[None]) -> None:
-        """Answers for an exchange that was broken off, before its first step perhaps."""
+        """Ends the call of an exchange that was cancelled, perhaps before its first step."""
         self._running.pop(call.id, None)
         if call.id in handler.pending:
             self._dispatcher.results(handler, [pb.ToolResult(call_id=call.id, is_error=True)], time.monotonic())
@@ -192,91 +192,90 @@ class Callbacks:
             result = await self._exchange(handler, call)
         except Exception:
             log.exception("a fault of the bus in call %s of %s", call.call_id, call.entry.name)
-            fault = "a fault of the bus; its log has the details"
-            result = _failure(Code.INTERNAL, fault, Stage.UNKNOWN)
+            result = _failure(Code.INTERNAL, INTERNAL_DETAIL, Stage.UNKNOWN)
         result.call_id = call.id
         self._dispatcher.results(handler, [result], time.monotonic())
 
     async def _exchange(self, handler: CallbackHandler, call: Call) -> pb.ToolResult:
-        """Posts one call and reads the answer (REST-40, REST-42)."""
+        """Posts one call and reads the response (REST-40, REST-42)."""
         name, origin = call.entry.bare_name, handler.origin
         body = callback_messages.callback_body(name, call.arguments_json, call.call_id)
         try:
-            async with self._opened().post(
+            async with self._open_session().post(
                 handler.url,
                 # aiohttp warns of large bodies in one piece: each is at most twice the limit of arguments.
                 data=body if len(body) < MIB else io.BytesIO(body),
                 headers=handler.headers,
                 allow_redirects=False,
-            ) as answer:
-                origin.heard()
-                if not origin.online:  # it went offline while this call was on its way
-                    self.bring_back(origin)
-                if answer.headers.get("Content-Encoding", "identity") != "identity":
+            ) as response:
+                origin.reset_failures()
+                if not origin.online:  # it went offline while this call was in flight
+                    self.bring_online(origin)
+                if response.headers.get("Content-Encoding", "identity") != "identity":
                     return _failure(
-                        Code.TOOL, f"tool {name!r} answered compressed, though asked not to", Stage.ACCEPTED
+                        Code.TOOL,
+                        f"tool {name!r} sent a compressed response, which Accept-Encoding: identity ruled out",
+                        Stage.ACCEPTED,
                     )
                 limit = self._limits.callback_bytes
-                content = await _read(answer.content, limit)
+                content = await _read(response.content, limit)
                 if content is None:
                     return _too_large(name, limit)
-                return callback_messages.read_answer(answer.status, content, answer.charset or "utf-8", name)
-        except aiohttp.ClientConnectorError as problem:
-            return self._not_connected(handler, name, problem)
-        except aiohttp.ClientResponseError as problem:
-            origin.heard()
-            why = " ".join(problem.message.split()).rstrip(" ^")[:200]  # it comes in lines, with a caret that points
+                return callback_messages.read_response(response.status, content, response.charset or "utf-8", name)
+        except aiohttp.ClientConnectorError as error:
+            return self._not_connected(handler, name, error)
+        except aiohttp.ClientResponseError as error:
+            origin.reset_failures()
+            reason = " ".join(error.message.split()).rstrip(" ^")[:200]  # it has several lines, with a caret below
             return _failure(
                 Code.UNAVAILABLE,
-                f"tool {name!r}: what {origin} sent is no HTTP answer ({why}); it may have run, so it was not tried "
-                "again",
+                f"tool {name!r}: {origin} sent something that is not an HTTP response ({reason}); the tool may have "
+                "run, so the call was not retried",
                 Stage.DISPATCHED,
             )
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as problem:
-            why = str(problem) or type(problem).__name__
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            reason = str(error) or type(error).__name__
             return _failure(
                 Code.UNAVAILABLE,
-                f"tool {name!r}: the connection to {origin} broke before its answer was complete ({why}); it may have "
-                "run, so it was not tried again",
+                f"tool {name!r}: the connection to {origin} broke before the response was complete ({reason}); the "
+                "tool may have run, so the call was not retried",
                 Stage.DISPATCHED,
             )
 
-    def _not_connected(
-        self, handler: CallbackHandler, name: str, problem: aiohttp.ClientConnectorError
-    ) -> pb.ToolResult:
-        origin, why = handler.origin, _why(problem)
-        if problem.errno in _OUT_OF_FILES:
-            message = f"tool {name!r}: this machine has no socket left for the call ({why}): try again later"
+    def _not_connected(self, handler: CallbackHandler, name: str, error: aiohttp.ClientConnectorError) -> pb.ToolResult:
+        origin, reason = handler.origin, _reason(error)
+        if error.errno in _OUT_OF_SOCKETS:
+            message = f"tool {name!r}: this machine has no socket left for the call ({reason}): retry later"
             return _failure(Code.OVERLOADED, message, Stage.NOT_DISPATCHED, retry_safe=True)
-        if isinstance(problem, aiohttp.ClientSSLError):
-            message = f"tool {name!r}: {origin} has no certificate that this machine trusts ({why})"
+        if isinstance(error, aiohttp.ClientSSLError):
+            message = f"tool {name!r}: {origin} has no certificate that this machine trusts ({reason})"
             return _failure(Code.UNAVAILABLE, message, Stage.NOT_DISPATCHED)
-        self.missed(origin, why)
-        message = f"tool {name!r}: nobody accepts a connection at {origin} ({why}): its plugin may come back"
+        self.count_failure(origin, reason)
+        message = f"tool {name!r}: {origin} accepts no connection ({reason}): start its plugin, or retry later"
         return _failure(Code.UNAVAILABLE, message, Stage.NOT_DISPATCHED, retry_safe=True)
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # REST-41: no cap below the calls in flight; the limit of time is the dispatcher's.
+            # REST-41: no cap below the calls in flight; the time limit is the dispatcher's.
             self._session = open_session(connections=0, seconds=None, content_type="application/json")
         return self._session
 
-    # -- origins that are away -----------------------------------------------------------------------------------
+    # -- offline origins -----------------------------------------------------------------------------------------
 
-    def missed(self, origin: Origin, why: str) -> None:
+    def count_failure(self, origin: Origin, reason: str) -> None:
         """Counts a connect failure; the third in a row takes the origin's tools offline (REST-43)."""
         origin.failures += 1
-        origin.why = why
+        origin.last_failure = reason
         if origin.online and origin.failures >= FAILURES_TO_OFFLINE:
-            self.set_aside(origin)
+            self.take_offline(origin)
 
-    def set_aside(self, origin: Origin) -> None:
-        """Takes the tools of an origin offline and probes it until somebody accepts."""
+    def take_offline(self, origin: Origin) -> None:
+        """Takes the tools of an origin offline and probes it until it accepts a connection."""
         origin.online = False
         self._moved(origin)
-        origin.probing = asyncio.get_running_loop().create_task(self._probe_until_back(origin))
+        origin.probing = asyncio.get_running_loop().create_task(self._probe_until_online(origin))
 
-    def bring_back(self, origin: Origin) -> None:
+    def bring_online(self, origin: Origin) -> None:
         """Offers the tools of an origin again."""
         probing, origin.probing = origin.probing, None
         if probing is not None and probing is not asyncio.current_task():
@@ -286,20 +285,20 @@ class Callbacks:
             origin.online = True
             self._moved(origin)
 
-    async def _probe_until_back(self, origin: Origin) -> None:
-        away_since = time.monotonic()
+    async def _probe_until_online(self, origin: Origin) -> None:
+        offline_since = time.monotonic()
         while origin.handlers:
-            if await accepts(origin.address):
-                origin.heard()
-                self.bring_back(origin)
+            if await accepts_connections(origin.address):
+                origin.reset_failures()
+                self.bring_online(origin)
                 return
-            pause = (time.monotonic() - away_since) * PROBE_SHARE
-            pause = min(max(pause, FIRST_PROBE_SECONDS), MAX_PROBE_SECONDS)
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # else the origins of one machine come all at once
+            backoff = (time.monotonic() - offline_since) * PROBE_SHARE
+            backoff = min(max(backoff, FIRST_PROBE_SECONDS), MAX_PROBE_SECONDS)
+            await asyncio.sleep(backoff * random.uniform(0.8, 1.2))  # else all origins are probed at the same time
 
 
-async def accepts(address: tuple[str, str, int]) -> bool:
-    """Tells whether somebody accepts a TCP connection. Nothing is sent: a request might run a tool (REST-43)."""
+async def accepts_connections(address: tuple[str, str, int]) -> bool:
+    """Probes an origin with a TCP connect. Sends nothing: a request might run a tool (REST-43)."""
     _, host, port = address
     for each in ("127.0.0.1", "::1") if host == "localhost" else (host,):
         with contextlib.suppress(OSError, TimeoutError):
@@ -313,40 +312,40 @@ async def accepts(address: tuple[str, str, int]) -> bool:
     return False
 
 
-async def accepting(origins: Iterable[Origin]) -> None:
-    """Probes many origins once, side by side; those that answer are marked as heard."""
-    several = asyncio.Semaphore(64)
+async def probe_once(origins: Iterable[Origin]) -> None:
+    """Probes many origins once, side by side, and notes which of them accept a connection."""
+    slots = asyncio.Semaphore(64)
 
     async def probe(origin: Origin) -> None:
-        async with several:
-            if await accepts(origin.address):
-                origin.heard()
+        async with slots:
+            if await accepts_connections(origin.address):
+                origin.reset_failures()
 
     await asyncio.gather(*map(probe, origins))
 
 
 async def _read(content: aiohttp.StreamReader, limit: int) -> bytes | None:
-    """Reads a body; None where it is larger than the limit."""
-    if content.is_eof():  # a small body is there with its headers, and reading it in pieces takes longer
-        whole = content.read_nowait()
-        return whole if len(whole) <= limit else None
-    pieces: list[bytes] = []
+    """Returns a body; None where it is larger than the limit."""
+    if content.is_eof():  # a small body arrives with its headers, and reading it in chunks takes longer
+        body = content.read_nowait()
+        return body if len(body) <= limit else None
+    chunks: list[bytes] = []
     size = 0
-    async for piece in content.iter_any():
-        size += len(piece)
+    async for chunk in content.iter_any():
+        size += len(chunk)
         if size > limit:
             return None
-        pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _too_large(name: str, limit: int) -> pb.ToolResult:
-    message = f"tool {name!r} answered more than {limit} bytes: ask for less"
+    message = f"tool {name!r} answered more than {limit} bytes (limit callback_bytes): ask for less"
     return _failure(Code.RESULT_TOO_LARGE, message, Stage.ACCEPTED, limit=("callback_bytes", limit))
 
 
-def _why(problem: aiohttp.ClientConnectorError) -> str:
-    cause = problem.os_error
+def _reason(error: aiohttp.ClientConnectorError) -> str:
+    cause = error.os_error
     return os.strerror(cause.errno) if cause.errno else str(cause) or type(cause).__name__
 
 

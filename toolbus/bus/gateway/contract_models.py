@@ -1,4 +1,4 @@
-"""What requests must look like and what answers do look like: the contract in types (REST-2 to REST-8).
+"""Defines the request and response bodies of the REST contract and validates them (REST-2 to REST-8).
 
 Fields stand in the order of the contract, since their errors are listed in that order. Unknown fields are ignored.
 """
@@ -11,20 +11,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from toolbus.bus.callback_url import parse_callback_url
+from toolbus.text import is_utf8
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
 
 _PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 _CALLBACK = "http://127.0.0.1:9876/tool_invoke"
 
 
-def leads_here(text: str) -> str:
+def check_callback_url(text: str) -> str:
     """Refuses a callback URL that does not lead to this machine."""
     parse_callback_url(text)
     return text
 
 
-def _short_or_qualified(name: str) -> str:
-    """Lets `source:name` pass, which is longer than the name that a tool may have."""
+def _check_name(name: str) -> str:
+    """Refuses a long name, but accepts `source:name`, which may be longer than a name alone."""
     source, _, bare = name.rpartition(":")
     if len(name) > MAX_NAME and not (is_source(source) and len(bare) <= MAX_NAME):
         raise PydanticCustomError(
@@ -33,9 +34,9 @@ def _short_or_qualified(name: str) -> str:
     return name
 
 
-def _whole(text: str) -> str:
-    """Refuses half of a surrogate pair; pydantic itself does so only where a length is given."""
-    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+def _check_utf8(text: str) -> str:
+    """Refuses half of a surrogate pair; pydantic itself does so only where the field has a length limit."""
+    if not is_utf8(text):
         raise PydanticCustomError(
             "string_unicode",
             "Input should be a valid string: it holds half of a surrogate pair, which UTF-8 cannot carry",
@@ -43,7 +44,7 @@ def _whole(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_whole)]
+Text = Annotated[str, AfterValidator(_check_utf8)]
 RoleName = Annotated[Text | None, Field(description='One role; null and "" mean all of them.', examples=[None])]
 
 
@@ -74,7 +75,7 @@ class RegisterBody(BaseModel):
     callback_url: Annotated[
         str,
         Field(min_length=1, description="Where calls are posted: http or https on 127.0.0.0/8, ::1 or localhost."),
-        AfterValidator(leads_here),
+        AfterValidator(check_callback_url),
     ]
     role: RoleName = None
     source: Annotated[Text, Field(description="Whose tool it is: the label that `clear` goes by.")] = "external"
@@ -91,7 +92,7 @@ class UnregisterBody(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "get_weather", "role": None}]})
 
-    name: Annotated[str, Field(min_length=1), AfterValidator(_short_or_qualified)]
+    name: Annotated[str, Field(min_length=1), AfterValidator(_check_name)]
     role: RoleName = None
 
 

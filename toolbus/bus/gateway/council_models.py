@@ -1,7 +1,7 @@
-"""What the council's endpoints are asked and what they answer, in types.
+"""Defines the request and response bodies of the council's endpoints.
 
-Bodies are spelled as everywhere in the gateway. Records of a run, its tools and its events are spelled as hosts of
-role-play systems know them.
+Request bodies use snake_case, as everywhere in the gateway. Records of a run, its tools and its events use camelCase,
+as hosts of role-play systems know them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MESSAGES: Any = [{"role": "user", "content": "Who lives at the lighthouse?"}]
 
 
 def _shallow(value: Any) -> Any:
-    """Refuses what is nested deeper than members and settings are."""
+    """Refuses a value that is nested too deeply for members and settings."""
     if is_deeper(value, MAX_DEPTH):
         raise PydanticCustomError(
             "too_deep", "Input should not be nested deeper than {most} levels", {"most": MAX_DEPTH}
@@ -37,17 +37,17 @@ Shallow = Annotated[dict[str, Any], AfterValidator(_shallow)]
 
 
 class _Body(BaseModel):
-    """A request; what nobody knows in it is left out, and the answer names it."""
+    """A request; unknown fields are ignored, and the response names them."""
 
     model_config = ConfigDict(extra="allow")
 
     @property
     def unknown(self) -> list[str]:
-        """The names of what is left out."""
+        """The names of the fields that are ignored."""
         return list(self.model_extra or ())
 
-    def said(self) -> dict[str, Any]:
-        """Returns what is known of it."""
+    def known(self) -> dict[str, Any]:
+        """Returns the fields that the model knows."""
         return self.model_dump(include=set(type(self).model_fields), by_alias=True)
 
 

@@ -1,6 +1,7 @@
-"""The council over HTTP: members that run tools before the main model is asked, for hosts in any language.
+"""Serves the council over HTTP: members that run tools before the main model is called, for hosts in any language.
 
-A tool that fails is part of an answer, never an error of the request. Whoever goes away before the answer ends the run.
+A tool that fails is part of the response, never an error of the request. A client that disconnects before the response
+ends its run.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
-from toolbus.bus.gateway import callback_messages
-from toolbus.bus.gateway.call_routes import GONE, unless_gone
+from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import Problem
 from toolbus.bus.gateway.council_models import (
     MAX_ID,
@@ -24,16 +24,17 @@ from toolbus.bus.gateway.council_models import (
     CouncilShown,
     CouncilTools,
 )
-from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
+from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, wants_events
 from toolbus.bus.gateway.host_models import Level, UserId
+from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.council.council_service import CouncilService, Start
 from toolbus.errors import PeerLost, SetupError
 from toolbus.mailbox import Mailbox
+from toolbus.text import quote
 
 MAX_RUN_EVENTS = 1_000  # that wait for a slow client: a run has one for each of its 100 members, and a few more
-MAX_ECHO = 80  # characters of an unknown id that its error repeats
-_ANSWERS: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": CouncilAnswer, "content": {"text/event-stream": {}}},
     503: {"model": Problem, "description": "The bus stopped meanwhile."},
 }
@@ -52,39 +53,39 @@ def _shows(routes: APIRouter, council: CouncilService) -> None:
     @routes.get("", responses={200: {"model": CouncilShown}})
     async def get_council() -> Response:
         """Shows settings and members in force: those of the council file."""
-        return _json({"ok": True, **council.described()})
+        return json_response({"ok": True, **council.described()})
 
     @routes.get("/tools", responses={200: {"model": CouncilTools}})
     async def list_council_tools(user_id: UserId = "", level: Level = 0) -> Response:
         """Lists what members can be assigned for a user: tools made for councils, and prompt tools."""
         tools = await council.tools(user_id, {"level": str(level)})
-        return _json({"ok": True, "count": len(tools), "tools": tools})
+        return json_response({"ok": True, "count": len(tools), "tools": tools})
 
     @routes.get("/runs/{run_id}", responses={200: {"model": CouncilAnswer}, **_NO_RUN})
     async def get_council_run(
         run_id: Annotated[str, Path(description="`runId` of its answer.", examples=["0123456789abcdef"])],
     ) -> Response:
         """Shows what became of a run, retries included. The newest are kept."""
-        answer = council.find(run_id)
-        return _unknown(run_id) if answer is None else _json(answer)
+        run = council.find(run_id)
+        return _not_found(run_id) if run is None else json_response(run)
 
 
 def _runs(routes: APIRouter, council: CouncilService) -> None:
-    @routes.post("/run", responses=_ANSWERS)
+    @routes.post("/run", responses=_RESPONSES)
     async def run_council(body: CouncilRunBody, request: Request) -> Response:
         """Rolls the dice and runs the tools of whoever takes part. A failed tool is a result like any other.
 
         With `Accept: text/event-stream` the answer is a stream: the run's events as they happen, then one event
         `result`. Closing the connection ends the run and cancels its calls.
         """
-        said = body.said()
+        fields = body.known()
         try:
-            run = council.begin({**said, "unknown": body.unknown})
-        except SetupError as problem:
-            raise _invalid(problem, said) from None
-        return await _answered(request, run)
+            run = council.begin({**fields, "unknown": body.unknown})
+        except SetupError as error:
+            raise _invalid(error, fields) from None
+        return await _run_response(request, run)
 
-    @routes.post("/retry", responses={**_ANSWERS, **_NO_RUN})
+    @routes.post("/retry", responses={**_RESPONSES, **_NO_RUN})
     async def retry_council(body: CouncilRetryBody, request: Request) -> Response:
         """Runs again what failed in a run, without dice, and answers with the whole run.
 
@@ -93,9 +94,9 @@ def _runs(routes: APIRouter, council: CouncilService) -> None:
         only = None if body.only is None else [(each.member_id, each.tool_name) for each in body.only]
         try:
             run = council.begin_retry(body.run_id, only, body.unknown)
-        except SetupError as problem:
-            raise _invalid(problem, body.said()) from None
-        return _unknown(body.run_id) if run is None else await _answered(request, run)
+        except SetupError as error:
+            raise _invalid(error, body.known()) from None
+        return _not_found(body.run_id) if run is None else await _run_response(request, run)
 
 
 def _follows(routes: APIRouter, council: CouncilService) -> None:
@@ -112,17 +113,17 @@ def _follows(routes: APIRouter, council: CouncilService) -> None:
         Nothing is repeated: whoever comes back has missed what happened meanwhile. Whoever reads too slowly loses the
         oldest, and is told how many by `COUNCIL_EVENTS_LOST`.
         """
-        return EventStream(_followed(council, chat_id))
+        return EventStream(_follow(council, chat_id))
 
 
-async def _answered(request: Request, run: Start) -> Response:
+async def _run_response(request: Request, run: Start) -> Response:
     if wants_events(request):
-        return EventStream(_streamed(run))
-    answer = await unless_gone(request, run(None))
-    return Response(status_code=GONE) if answer is None else _json(answer)
+        return EventStream(_stream(run))
+    result = await unless_disconnected(request, run(None))
+    return disconnected_response() if result is None else json_response(result)
 
 
-async def _streamed(run: Start) -> AsyncGenerator[bytes]:
+async def _stream(run: Start) -> AsyncGenerator[bytes]:
     """Yields the events of a run, then its result; without a result where the bus stopped."""
     events = Mailbox[Mapping[str, Any]](MAX_RUN_EVENTS)
     running = asyncio.ensure_future(run(events.put))
@@ -137,36 +138,31 @@ async def _streamed(run: Start) -> AsyncGenerator[bytes]:
         running.cancel()
 
 
-async def _followed(council: CouncilService, chat_id: str) -> AsyncGenerator[bytes]:
+async def _follow(council: CouncilService, chat_id: str) -> AsyncGenerator[bytes]:
     watcher = council.watch(chat_id)
     try:
-        yield b"retry: 1000\n\n"  # whoever has read this hears of everything from now on
-        async for said in watcher:
-            yield _event(said)
+        yield RETRY  # a client that has read this gets every event from now on
+        async for each in watcher:
+            yield _event(each)
     finally:
         watcher.close()
 
 
-def _event(said: Mapping[str, Any]) -> bytes:
-    return event(said["event"], dict(said))
+def _event(council_event: Mapping[str, Any]) -> bytes:
+    return event(council_event["event"], dict(council_event))
 
 
-def _invalid(problem: SetupError, said: Any) -> RequestValidationError:
-    """Returns what answers a body that breaks a rule; of something that is missing, what lacks it is echoed."""
-    for step in problem.loc:
+def _invalid(error: SetupError, body: Any) -> RequestValidationError:
+    """Returns the error for a body that breaks a rule; where a value is missing, it echoes what should have it."""
+    for step in error.loc:
         try:
-            said = said[step]
+            body = body[step]
         except (LookupError, TypeError):
             break
-    error = {"type": "value_error", "loc": ("body", *problem.loc), "msg": str(problem), "input": said}
-    return RequestValidationError([error])
+    fault = {"type": "value_error", "loc": ("body", *error.loc), "msg": str(error), "input": body}
+    return RequestValidationError([fault])
 
 
-def _unknown(run_id: str) -> Response:
-    shown = run_id if len(run_id) <= MAX_ECHO else f"{run_id[: MAX_ECHO - 1]}…"
-    detail = f"there is no run {shown!r}: it has not ended, or newer ones have taken its place. Run the council again"
-    return JSONResponse({"detail": detail}, status_code=404)
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(callback_messages.write_json(content), media_type="application/json")
+def _not_found(run_id: str) -> Response:
+    detail = f"there is no run {quote(run_id)}: it has not ended, or newer runs have replaced it. Run the council again"
+    return json_response({"detail": detail}, 404)

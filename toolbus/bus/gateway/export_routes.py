@@ -1,7 +1,7 @@
-"""Tools for a model: the catalog as one provider's API takes it, and a search where it is too long to be shown whole.
+"""Exports tools in the format of a model provider, and searches them where there are too many to offer.
 
-Both go through the view: what a user is shown here can be called by an invoke with the same user. Converting hundreds
-of schemas takes a while, so it is done on a thread, once for each revision and question.
+Both go through the view: a tool that a user is shown here can be called by an invoke with the same user. Converting
+hundreds of schemas takes a while, so it is done on a thread, once for each catalog revision and set of parameters.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import AfterValidator
 
-from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
+from toolbus.bus.gateway.json_response import json_bytes_response, write_json
 from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.token_cost import CostCache
+from toolbus.newest import NewestCache
 from toolbus.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES, IndexCache
+from toolbus.text import quote
 from toolbus.tool import Tool
 
-EXPORTS_KEPT = 16  # for each dialect, role and user in use: of a large catalog one takes megabytes
+MAX_EXPORTS = 16  # in the cache, one for each dialect, role and user: one of a large catalog takes megabytes
 
 
-def _known(name: str) -> str:
+def _known_dialect(name: str) -> str:
     if name not in DIALECTS:
-        raise ValueError(f"there is no dialect {name[:80]!r}: there are {', '.join(DIALECTS)}")
+        raise ValueError(f"there is no dialect {quote(name)}: use one of {', '.join(DIALECTS)}")
     return name
 
 
 DialectName = Annotated[
     str,
-    AfterValidator(_known),
+    AfterValidator(_known_dialect),
     Query(description="Whose format.", json_schema_extra={"enum": [*DIALECTS]}),
 ]
 RoleQuery = Annotated[str, Query(description="Only this role's tools; empty means all.")]
@@ -44,7 +46,7 @@ RoleQuery = Annotated[str, Query(description="Only this role's tools; empty mean
 def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoints over one bus."""
     routes = APIRouter(prefix="/api/tools", tags=["models"], responses={**REFUSALS, **UNKNOWN_ROLE})
-    exports, indexes = _Exports(parts), IndexCache()
+    exports, indexes = _ExportCache(parts), IndexCache()
 
     @routes.get("/export", responses={200: {"model": Exported}, 304: {"description": "It is what you have."}})
     async def export(
@@ -61,12 +63,11 @@ def router(parts: GatewayParts) -> APIRouter:
 
         The ETag changes with the catalog and with the rules about users, and with nothing else.
         """
-        asked = _Asked(dialect, role, user_id, level, tuple(names or ()))
-        exported = await exports.of(asked)
-        headers = {"ETag": exported.etag, "Cache-Control": "no-cache"}
-        if if_none_match is not None and _matches(if_none_match, exported.etag):
+        export = await exports.find(_ExportQuery(dialect, role, user_id, level, tuple(names or ())))
+        headers = {"ETag": export.etag, "Cache-Control": "no-cache"}
+        if if_none_match is not None and _matches(if_none_match, export.etag):
             return Response(status_code=304, headers=headers)
-        return Response(exported.body, media_type="application/json", headers=headers)
+        return json_bytes_response(export.body, headers=headers)
 
     @routes.get("/search", responses={200: {"model": FoundTools}})
     async def search(
@@ -84,17 +85,16 @@ def router(parts: GatewayParts) -> APIRouter:
 
         def find() -> bytes:
             index = indexes.index_of(revision, tools)
-            found = index.search(q, mode=mode, top_k=top_k, include_parameters=include_parameters)
-            return callback_messages.write_json(found)
+            return write_json(index.search(q, mode=mode, top_k=top_k, include_parameters=include_parameters))
 
-        return Response(await asyncio.to_thread(find), media_type="application/json")
+        return json_bytes_response(await asyncio.to_thread(find))
 
     return routes
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What an export is of; ``names`` as they were given, none meaning all."""
+class _ExportQuery:
+    """The parameters of an export; ``names`` as in the query, () meaning all."""
 
     dialect: str
     role: str
@@ -104,11 +104,11 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exported:
-    """One answer.
+class _CachedExport:
+    """The body of one export.
 
     Attributes:
-        writer: what wrote it: of the next revision it converts and counts only what has changed.
+        writer: made the body; for the next revision it converts and counts only the tools that have changed.
     """
 
     revision: int
@@ -117,44 +117,42 @@ class _Exported:
     etag: str
 
 
-class _Exports:
-    """Exports as bytes, each written once a revision; those asked for last are kept."""
+class _ExportCache:
+    """Caches exports as bytes, each written once per revision."""
 
     def __init__(self, parts: GatewayParts) -> None:
         self._view = parts.core.view
-        self._kept: dict[_Asked, _Exported] = {}  # the one asked for last stands last
+        self._exports = NewestCache[_ExportQuery, _CachedExport](MAX_EXPORTS)  # by last use
 
-    async def of(self, asked: _Asked) -> _Exported:
-        """Returns an export of what there is now.
+    async def find(self, query: _ExportQuery) -> _CachedExport:
+        """Returns an export of the catalog as it is now.
 
         Raises:
             UnknownRole: the role is not configured.
         """
         revision = self._view.revision
-        tools = [listing.tool for listing in self._view.listings(asked.role or None, asked.user_id, asked.level)]
-        kept = self._kept.pop(asked, None)
-        if kept is None or kept.revision != revision:
-            writer = _Writer(asked.dialect) if kept is None else kept.writer
-            body = await asyncio.to_thread(writer.write, revision, tools, asked.names)
-            kept = _Exported(revision, writer, body, _etag(revision, asked))
-        self._kept[asked] = kept
-        if len(self._kept) > EXPORTS_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return kept
+        tools = [listing.tool for listing in self._view.listings(query.role or None, query.user_id, query.level)]
+        export = self._exports.pop(query, None)  # while it is rewritten, another request makes one of its own
+        if export is None or export.revision != revision:
+            writer = _Writer(query.dialect) if export is None else export.writer
+            body = await asyncio.to_thread(writer.write, revision, tools, query.names)
+            export = _CachedExport(revision, writer, body, _etag(revision, query))
+        self._exports[query] = export
+        return export
 
 
 class _Writer:
-    """Writes the answers to one question, one after the other."""
+    """Writes the exports for one query, revision after revision."""
 
     def __init__(self, dialect: str) -> None:
         self._dialect = find_dialect(dialect)
         self._costs = CostCache()
 
     def write(self, revision: int, tools: Sequence[Tool], names: Iterable[str]) -> bytes:
-        wanted, unknown = _chosen(tools, names)
-        export = self._dialect.export(wanted)
+        selected, unknown = _select(tools, names)
+        export = self._dialect.export(selected)
         missing = "no tool of this name is offered to this user"
-        answer: dict[str, Any] = {
+        response: dict[str, Any] = {
             "ok": True,
             "dialect": export.dialect,
             "revision": revision,
@@ -168,25 +166,25 @@ class _Writer:
             ],
             "tokens": sum(self._costs.of(export).values()),
         }
-        return callback_messages.write_json(answer)
+        return write_json(response)
 
 
-def _chosen(tools: Sequence[Tool], names: Iterable[str]) -> tuple[Sequence[Tool], list[str]]:
-    """Returns the tools that were asked for, and the names of which there is none."""
+def _select(tools: Sequence[Tool], names: Iterable[str]) -> tuple[Sequence[Tool], list[str]]:
+    """Returns the tools of these names, and the names that no tool has."""
     offered = {tool.name for tool in tools}
     # A name may hold a comma itself.
-    asked = dict.fromkeys(
-        name for given in names for name in ((given,) if given in offered else given.split(",")) if name
+    selected = dict.fromkeys(
+        name for value in names for name in ((value,) if value in offered else value.split(",")) if name
     )
-    if not asked:
+    if not selected:
         return tools, []
-    return [tool for tool in tools if tool.name in asked], [name for name in asked if name not in offered]
+    return [tool for tool in tools if tool.name in selected], [name for name in selected if name not in offered]
 
 
-def _etag(revision: int, asked: _Asked) -> str:
-    return f'"{hashlib.sha256(repr((revision, astuple(asked))).encode("utf-8", "replace")).hexdigest()[:32]}"'
+def _etag(revision: int, query: _ExportQuery) -> str:
+    return f'"{hashlib.sha256(repr((revision, astuple(query))).encode("utf-8", "replace")).hexdigest()[:32]}"'
 
 
-def _matches(given: str, etag: str) -> bool:
-    """Whether an If-None-Match names an ETag; weak ones count as others do (RFC 9110, section 13.1.2)."""
-    return any(each.strip().removeprefix("W/") in ("*", etag) for each in given.split(","))
+def _matches(if_none_match: str, etag: str) -> bool:
+    """Returns whether an If-None-Match names an ETag; weak ones count too (RFC 9110, section 13.1.2)."""
+    return any(each.strip().removeprefix("W/") in ("*", etag) for each in if_none_match.split(","))

@@ -1,4 +1,4 @@
-"""What the endpoints for hosts and operators answer, in types: exports, search, tasks, records."""
+"""Defines the request and response bodies of the endpoints for hosts and operators: exports, search, tasks, records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from toolbus.bus.catalog.policy import MAX_USER
-from toolbus.bus.gateway.contract_models import Invoked, Text, leads_here
+from toolbus.bus.gateway.contract_models import Invoked, Text, check_callback_url
 from toolbus.tool import MAX_LEVEL
 
 UserId = Annotated[
@@ -127,7 +127,7 @@ class RedirectBody(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]})
 
     url: Annotated[
-        Annotated[str, Field(min_length=1), AfterValidator(leads_here)] | None,
+        Annotated[str, Field(min_length=1), AfterValidator(check_callback_url)] | None,
         Field(description="http or https on 127.0.0.0/8, ::1 or localhost; null: nowhere any more."),
     ]
     user_id: Annotated[Text, Field(max_length=MAX_USER, description="Whose task it is.")] = ""

@@ -53,7 +53,7 @@ class GatewayParts:
             NotKept: it could not be written; it holds until the bus stops.
         """
         if self.registrations is not None:
-            self.registrations.sync(strict=True)
+            self.registrations.persist(strict=True)
 
     def task_owner(self, user_id: str) -> str:
         """Returns the owner of a user's tasks; with "" that of clients that name no user over HTTP."""

@@ -1,6 +1,6 @@
-"""Which calls there were: the bus's records of ended calls, asked for or followed.
+"""Serves the records of ended calls, as a list or as a stream that follows them.
 
-The records tell nobody when there is a new one, since that would cost every call, so a follower's stream looks.
+A stream polls the records: notifying it would cost every call.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from toolbus.bus.calls.call_records import RECORDS_KEPT, CallRecord, CallRecords, RecordFilter
-from toolbus.bus.gateway import callback_messages
-from toolbus.bus.gateway.event_stream import EventStream, event, revision_of, wants_events
+from toolbus.bus.calls.call_records import RECORDS_KEPT, RecordFilter
+from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of, wants_events
 from toolbus.bus.gateway.host_models import RecordedCalls
+from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS
 
-LOOK_SECONDS = 0.1  # between two looks of a follower
+LOOK_SECONDS = 0.1  # between two polls of a stream
 
 
-def _wanted(
+def _filter(
     source: Annotated[str, Query(description="Only calls of this source's tools.")] = "",
     name: Annotated[str, Query(description="Only calls of this tool.")] = "",
     caller: Annotated[str, Query(description="Only calls by this source.")] = "",
@@ -38,7 +38,7 @@ def router(parts: GatewayParts) -> APIRouter:
     @routes.get("", responses={200: {"model": RecordedCalls, "content": {"text/event-stream": {}}}})
     async def list_calls(
         request: Request,
-        wanted: Annotated[RecordFilter, Depends(_wanted)],
+        record_filter: Annotated[RecordFilter, Depends(_filter)],
         limit: Annotated[int, Query(ge=1, le=RECORDS_KEPT, description="At most this many.")] = 50,
         since: Annotated[int | None, Query(ge=0, description="Only calls with a higher number.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
@@ -50,29 +50,25 @@ def router(parts: GatewayParts) -> APIRouter:
         """
         known = revision_of(last_event_id, since)
         if wants_events(request):
-            return EventStream(_followed(parts, wanted, known))
+            return EventStream(_follow(parts, record_filter, known))
         records = parts.core.records
-        found = records.newest(wanted, limit) if known < 0 else records.after(wanted, known, limit)
-        return Response(_listed(records, found), media_type="application/json")
+        selected = records.newest(record_filter, limit) if known < 0 else records.after(record_filter, known, limit)
+        calls = [record.described(records.began) for record in selected]
+        return json_response({"ok": True, "newest": records.ended, "calls": calls})
 
     return routes
 
 
-def _listed(records: CallRecords, found: list[CallRecord]) -> bytes:
-    calls = [record.described(records.began) for record in found]
-    return callback_messages.write_json({"ok": True, "newest": records.ended, "calls": calls})
-
-
-async def _followed(parts: GatewayParts, wanted: RecordFilter, known: int) -> AsyncGenerator[bytes]:
+async def _follow(parts: GatewayParts, record_filter: RecordFilter, known: int) -> AsyncGenerator[bytes]:
     records = parts.core.records
     if known < 0:
         known = records.ended
     elif known > records.ended:
-        known = 0  # of a bus that has been restarted since
-    yield b"retry: 1000\n\n"
+        known = 0  # a number of an earlier bus, which has been restarted since
+    yield RETRY
     while not parts.core.signals.closed:
         newest = records.ended
-        for record in records.after(wanted, known, RECORDS_KEPT):
+        for record in records.after(record_filter, known, RECORDS_KEPT):
             yield event("call", record.described(records.began), str(record.number))
         known = newest
         await asyncio.sleep(LOOK_SECONDS)

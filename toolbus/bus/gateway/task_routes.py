@@ -1,7 +1,7 @@
-"""Tasks over HTTP: calls that outlived their caller's patience, asked for later, awaited, cancelled, sent on.
+"""Serves background tasks over HTTP: list, show, await, cancel, redirect, and a stream of those that end.
 
-Whose task it is is always looked at: that of the user who is named, else that of programs which name none over HTTP. A
-foreign task is answered like one that never was.
+A task belongs to the user that the request names, else to the programs that call over HTTP without a user. A request
+for another owner's task gets 404, as for a task that never existed.
 
 A result may have megabytes: it is written on a thread, with its output as it came.
 """
@@ -13,22 +13,22 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.gateway import callback_messages
-from toolbus.bus.gateway.call_answer import as_it_came
-from toolbus.bus.gateway.call_routes import GONE, unless_gone
+from toolbus.bus.gateway.call_response import describe_raw_result
+from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import Problem
-from toolbus.bus.gateway.event_stream import EventStream, event
+from toolbus.bus.gateway.event_stream import RETRY, EventStream, event
 from toolbus.bus.gateway.host_models import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
+from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.parts import GatewayParts
-from toolbus.bus.gateway.tool_routes import REFUSALS, not_to_us
+from toolbus.bus.gateway.tool_routes import REFUSALS, refuse_own_address
 from toolbus.bus.tasks import Task
+from toolbus.text import quote
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 AWAIT_SECONDS = 30.0  # below what common clients wait for an answer
-MAX_ECHO = 80  # characters of an unknown id that its error repeats
 
 TaskId = Annotated[str, Path(description="As the call was answered with it.", examples=["task_0123456789abcdef"])]
 OneStatus = Annotated[Literal["", "running", "completed", "failed"], Query(description="Empty for all.")]
@@ -49,7 +49,7 @@ def _lists(routes: APIRouter, parts: GatewayParts) -> None:
         """Lists a user's tasks, without their results."""
         tasks = [task for task in parts.core.tasks.list_tasks(parts.task_owner(user_id)) if status in ("", task.status)]
         now = parts.core.tasks.now()
-        return _json({"ok": True, "count": len(tasks), "tasks": [_line(task, now) for task in tasks]})
+        return json_response({"ok": True, "count": len(tasks), "tasks": [_describe(task, now) for task in tasks]})
 
     @routes.get(
         "/events",
@@ -61,14 +61,14 @@ def _lists(routes: APIRouter, parts: GatewayParts) -> None:
 
         What ended before is listed. The stream ends with the bus.
         """
-        return EventStream(_ended(parts, parts.task_owner(user_id)))
+        return EventStream(_follow(parts, parts.task_owner(user_id)))
 
 
 def _one(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.get("/{task_id}", responses={200: {"model": TaskShown}, **NO_TASK})
     async def get_task(task_id: TaskId, user_id: UserId = "") -> Response:
         """Shows how a task is, with its result once it is there."""
-        return await _shown(parts, task_id, parts.core.tasks.get_result(task_id, parts.task_owner(user_id)))
+        return await _task_response(parts, task_id, parts.core.tasks.get_result(task_id, parts.task_owner(user_id)))
 
     @routes.get("/{task_id}/await", responses={200: {"model": TaskShown}, **NO_TASK})
     async def await_task(
@@ -80,9 +80,8 @@ def _one(routes: APIRouter, parts: GatewayParts) -> None:
         user_id: UserId = "",
     ) -> Response:
         """Waits until a task has ended, and shows it; one that still runs then is shown so, and goes on."""
-        waiting: Awaitable[Response] = _awaited(parts, task_id, timeout, parts.task_owner(user_id))
-        answer = await unless_gone(request, waiting)
-        return Response(status_code=GONE) if answer is None else answer
+        waiting: Awaitable[Response] = _await_task(parts, task_id, timeout, parts.task_owner(user_id))
+        return await unless_disconnected(request, waiting) or disconnected_response()
 
 
 def _changes(routes: APIRouter, parts: GatewayParts) -> None:
@@ -93,8 +92,8 @@ def _changes(routes: APIRouter, parts: GatewayParts) -> None:
         cancelled = parts.core.tasks.cancel(task_id, owner)
         task = parts.core.tasks.get_result(task_id, owner)
         if task is None:
-            return _unknown(task_id)
-        return _json({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status})
+            return _not_found(task_id)
+        return json_response({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status})
 
     @routes.post("/{task_id}/redirect", responses={200: {"model": TaskRedirected}, **NO_TASK})
     async def redirect_task(task_id: TaskId, body: RedirectBody) -> Response:
@@ -105,52 +104,46 @@ def _changes(routes: APIRouter, parts: GatewayParts) -> None:
         shown = None
         if body.url is not None:
             target = parse_callback_url(body.url)
-            not_to_us(parts, "url", target)
+            refuse_own_address(parts, "url", target)
             shown = target.shown
         if not parts.core.tasks.set_output_redirect(task_id, body.url, parts.task_owner(body.user_id)):
-            return _unknown(task_id)
-        return _json({"ok": True, "task_id": task_id, "url": shown})
+            return _not_found(task_id)
+        return json_response({"ok": True, "task_id": task_id, "url": shown})
 
 
-async def _ended(parts: GatewayParts, owner: str) -> AsyncGenerator[bytes]:
-    ended = parts.core.tasks.events(owner, results=False)  # whoever reads slowly would hold them in memory
+async def _follow(parts: GatewayParts, owner: str) -> AsyncGenerator[bytes]:
+    events = parts.core.tasks.events(owner, results=False)  # a slow client would hold the results in memory
     try:
-        yield b"retry: 1000\n\n"  # whoever has read this hears of every task from now on
-        async for task in ended:
-            yield event("task", _line(task, parts.core.tasks.now()))
+        yield RETRY  # a client that has read this misses no task from now on
+        async for task in events:
+            yield event("task", _describe(task, parts.core.tasks.now()))
     finally:
-        ended.close()
+        events.close()
 
 
-async def _awaited(parts: GatewayParts, task_id: str, seconds: float, owner: str) -> Response:
-    return await _shown(parts, task_id, await parts.core.tasks.await_result(task_id, seconds, owner))
+async def _await_task(parts: GatewayParts, task_id: str, seconds: float, owner: str) -> Response:
+    return await _task_response(parts, task_id, await parts.core.tasks.await_result(task_id, seconds, owner))
 
 
-async def _shown(parts: GatewayParts, task_id: str, task: Task | None) -> Response:
+async def _task_response(parts: GatewayParts, task_id: str, task: Task | None) -> Response:
     if task is None:
-        return _unknown(task_id)
-    body = await asyncio.to_thread(_written, task, parts.core.tasks.now())
-    return Response(body, media_type="application/json")
+        return _not_found(task_id)
+    return json_bytes_response(await asyncio.to_thread(_task_body, task, parts.core.tasks.now()))
 
 
-def _written(task: Task, now: float) -> bytes:
-    result = None if task.result is None else as_it_came(task.result)
-    return callback_messages.write_json({**_line(task, now), "result": result})
+def _task_body(task: Task, now: float) -> bytes:
+    result = None if task.result is None else describe_raw_result(task.result)
+    return write_json({**_describe(task, now), "result": result})
 
 
-def _line(task: Task, now: float) -> dict[str, Any]:
+def _describe(task: Task, now: float) -> dict[str, Any]:
     moments = {"started": round(task.started, 6), "ended": None if task.ended is None else round(task.ended, 6)}
     return {"progress": None, "error": None, **task.described(now), **moments}
 
 
-def _unknown(task_id: str) -> Response:
-    shown = task_id if len(task_id) <= MAX_ECHO else f"{task_id[: MAX_ECHO - 1]}…"
+def _not_found(task_id: str) -> Response:
     detail = (
-        f"there is no task {shown!r} of this user: GET /api/tasks?user_id=… lists theirs. Finished ones are kept for "
-        "a while"
+        f"there is no task {quote(task_id)} of this user: GET /api/tasks?user_id=… lists the user's tasks. A finished "
+        "task expires after a while"
     )
-    return JSONResponse({"detail": detail}, status_code=404)
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(callback_messages.write_json(content), media_type="application/json")
+    return json_response({"detail": detail}, 404)

@@ -1,4 +1,4 @@
-"""Register, unregister, clear, list: the contract's endpoints below ``/api/tools`` (REST-1 to REST-12)."""
+"""Registers, unregisters, clears and lists tools: the contract's endpoints below ``/api/tools`` (REST-1 to REST-12)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from toolbus.bus.gateway.contract_models import (
     Unregistered,
 )
 from toolbus.bus.gateway.host_models import Level, UserId
+from toolbus.bus.gateway.json_response import json_bytes_response
 from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.errors import InvalidTool
+from toolbus.text import dump_json, is_utf8
 from toolbus.tool import Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
-LISTS_KEPT = 64  # of a large catalog one takes a megabyte
+MAX_CACHED_LISTS = 64  # a list of a large catalog takes a megabyte
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
@@ -48,24 +50,24 @@ NOT_KEPT: dict[int | str, dict[str, Any]] = {503: {"model": Problem, "descriptio
 def router(parts: GatewayParts) -> APIRouter:
     """Returns the endpoints over one bus."""
     routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
-    shown = _Lists(parts)
+    lists = _ListCache(parts)
 
     @routes.post("/register", responses={200: {"model": Registered}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def register(body: RegisterBody) -> Response:
         """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
         tool, target = _tool(body, parts.core.limits), parse_callback_url(body.callback_url)
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
-            not_to_us(parts, "callback_url", target)
+            refuse_own_address(parts, "callback_url", target)
         outcome = parts.register(body.source, tool, target)
-        answer: dict[str, Any] = {
+        response: dict[str, Any] = {
             "ok": bool(outcome.roles),
             "registered": body.name,
             "affected_roles": outcome.roles,
             "failed_roles": [{"role": role, "error": error} for role, _, error in outcome.failed if role],
         }
         if not outcome.roles:
-            answer["error"] = "no role accepted the registration"
-        return JSONResponse(answer)
+            response["error"] = "no role accepted the registration"
+        return JSONResponse(response)
 
     @routes.post("/unregister", responses={200: {"model": Unregistered}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def unregister(body: UnregisterBody) -> Response:
@@ -88,41 +90,41 @@ def router(parts: GatewayParts) -> APIRouter:
         level: Level = 0,
     ) -> Response:
         """Lists what a user may call, by role."""
-        return Response(shown.of(role or "", user_id, level), media_type="application/json")
+        return json_bytes_response(lists.find(role or "", user_id, level))
 
     return routes
 
 
-class _Lists:
-    """Listings as bytes, made once a revision: main servers and plugins ask every few seconds."""
+class _ListCache:
+    """Caches lists as bytes, each written once per revision: main servers and plugins poll every few seconds."""
 
     def __init__(self, parts: GatewayParts) -> None:
         self._registry = parts.core.registry
         self._view = parts.core.view
-        self._revision = 0  # for which the bytes hold
-        self._bytes: dict[tuple[str, str, int], bytes] = {}  # by role, "" being all, user and level
+        self._revision = 0  # of the catalog that the lists show
+        self._lists: dict[tuple[str, str, int], bytes] = {}  # by role ("": all), user and level
 
-    def of(self, role: str, user_id: str, level: int) -> bytes:
-        """Returns the answer for one role or for all.
+    def find(self, role: str, user_id: str, level: int) -> bytes:
+        """Returns the response body for one role, or for all.
 
         Raises:
             UnknownRole: the role is not configured.
         """
         if self._revision != self._registry.revision:
             self._revision = self._registry.revision
-            self._bytes.clear()
-        key = (role, user_id if self._view.permissions else "", level)  # else it is the same list for everyone
-        if key not in self._bytes:
+            self._lists.clear()
+        key = (role, user_id if self._view.permissions else "", level)  # without permissions all users share a list
+        if key not in self._lists:
             roles = (role,) if role else self._registry.roles
-            tools = {each: [line(listing) for listing in self._view.listings(each, user_id, level)] for each in roles}
-            answer = {"ok": True, "tools_by_role": tools}
-            if len(self._bytes) >= LISTS_KEPT:
-                self._bytes.clear()
-            self._bytes[key] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-        return self._bytes[key]
+            listings = {each: self._view.listings(each, user_id, level) for each in roles}
+            tools = {each: [describe_tool(listing) for listing in listed] for each, listed in listings.items()}
+            if len(self._lists) >= MAX_CACHED_LISTS:
+                self._lists.clear()
+            self._lists[key] = dump_json({"ok": True, "tools_by_role": tools}).encode()
+        return self._lists[key]
 
 
-def not_to_us(parts: GatewayParts, field: str, target: CallbackUrl) -> None:
+def refuse_own_address(parts: GatewayParts, field: str, target: CallbackUrl) -> None:
     """Refuses a URL at which this bus would post to itself.
 
     Raises:
@@ -132,7 +134,7 @@ def not_to_us(parts: GatewayParts, field: str, target: CallbackUrl) -> None:
         raise _invalid(field, "it leads to this bus: give the URL at which your own program listens", target.shown)
 
 
-def line(listing: ToolListing) -> dict[str, Any]:
+def describe_tool(listing: ToolListing) -> dict[str, Any]:
     """Returns a tool with exactly the keys of REST-8."""
     return {
         "name": listing.tool.name,
@@ -154,17 +156,17 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
         RequestValidationError: it breaks a limit of this bus.
     """
     try:
-        parameters_json = json.dumps(body.parameters, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        if any("\ud800" <= each <= "\udfff" for each in parameters_json):
+        parameters_json = dump_json(body.parameters)
+        if not is_utf8(parameters_json):
             parameters_json = json.dumps(body.parameters, separators=(",", ":"))  # with escapes UTF-8 can carry it
-    except (ValueError, RecursionError) as problem:
-        raise _invalid("parameters", f"JSON cannot hold it: {problem}", None) from None
-    for name, size, limit, most in (
+    except (ValueError, RecursionError) as error:
+        raise _invalid("parameters", f"JSON cannot hold it: {error}", None) from None
+    for name, size, limit, limit_bytes in (
         ("description", len(body.description.encode()), "description_bytes", limits.description_bytes),
         ("parameters", len(parameters_json.encode()), "schema_bytes", limits.schema_bytes),
     ):
-        if size > most:
-            raise _invalid(name, f"it has {size} bytes, more than the limit {limit} = {most}: shorten it", None)
+        if size > limit_bytes:
+            raise _invalid(name, f"it has {size} bytes, more than the limit {limit} = {limit_bytes}: shorten it", None)
     if is_deeper(body.parameters, limits.schema_depth):
         raise _invalid("parameters", f"it is nested deeper than the limit schema_depth = {limits.schema_depth}", None)
     via = [str(each)[:200] for each in body.via] if isinstance(body.via, list) else []
@@ -178,9 +180,9 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
             callback_url=parse_callback_url(body.callback_url).shown,
             metadata_json=json.dumps({"via": via[:8]}) if via else "",
         )
-    except InvalidTool as problem:
-        raise _invalid("parameters", str(problem), None) from None
+    except InvalidTool as error:
+        raise _invalid("parameters", str(error), None) from None
 
 
-def _invalid(field: str, why: str, value: object) -> RequestValidationError:
-    return RequestValidationError([{"type": "value_error", "loc": ("body", field), "msg": why, "input": value}])
+def _invalid(field: str, message: str, value: object) -> RequestValidationError:
+    return RequestValidationError([{"type": "value_error", "loc": ("body", field), "msg": message, "input": value}])

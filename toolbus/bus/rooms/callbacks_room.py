@@ -69,4 +69,4 @@ class CallbacksRoom(Room):
 
     def _persist(self) -> None:
         if self._registrations is not None:
-            self._registrations.sync()
+            self._registrations.persist()

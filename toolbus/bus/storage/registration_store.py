@@ -181,8 +181,8 @@ class RegistrationStore:
             connection.executemany("DELETE FROM offers WHERE key = ?", [(key,) for key in latest])
             connection.executemany("INSERT INTO offers (key, number, role, place) VALUES (?, ?, ?, ?)", offers)
 
-    def answered(self, keys: Iterable[str], when: float) -> None:
-        """Notes when the origin of these registrations last answered, in seconds since the epoch.
+    def save_answers(self, keys: Iterable[str], when: float) -> None:
+        """Persists when the origin of these registrations last answered, in seconds since the epoch.
 
         Raises:
             sqlite3.Error: as ``apply``.

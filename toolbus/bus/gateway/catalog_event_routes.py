@@ -1,0 +1,88 @@
+"""Streams changes of the catalog as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
+
+from toolbus.bus.catalog.changes import CatalogChanges
+from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of
+from toolbus.bus.gateway.parts import GatewayParts
+from toolbus.bus.gateway.tool_routes import REFUSALS, describe_tool
+
+MAX_CACHED_EVENTS = 16  # clients that reconnect may each know another revision
+
+
+def router(parts: GatewayParts) -> APIRouter:
+    """Returns the endpoint over one bus."""
+    routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
+    cache = _EventCache()
+
+    @routes.get(
+        "/events",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    )
+    async def events(
+        since: Annotated[int | None, Query(ge=0, description="The revision that is known already.")] = None,
+        last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
+    ) -> Response:
+        """Streams the catalog: everything first, then what changes.
+
+        Each event `catalog` has the revision as its id. Whoever comes back with it gets what was missed; one that has
+        been away for too long gets everything (`full`) again.
+        """
+        return EventStream(_follow(parts, revision_of(last_event_id, since), cache))
+
+    return routes
+
+
+async def _follow(parts: GatewayParts, revision: int, cache: _EventCache) -> AsyncGenerator[bytes]:
+    yield RETRY
+    async for changes in parts.core.signals.watch(revision):
+        if changes.full or changes.added or changes.changed or changes.removed:
+            yield cache.event(revision, changes)
+        revision = changes.revision
+
+
+class _EventCache:
+    """Caches events as bytes while their revision is the newest: many clients get the same one at the same time."""
+
+    def __init__(self) -> None:
+        self._revision = 0  # that the events bring a client to
+        self._events: dict[int, bytes] = {}  # by the revision that the client knows; -1: none
+
+    def event(self, known: int, changes: CatalogChanges) -> bytes:
+        """Returns the event for a client that knows a revision."""
+        if self._revision != changes.revision or len(self._events) >= MAX_CACHED_EVENTS:
+            self._revision = changes.revision
+            self._events.clear()
+        known = -1 if changes.full else known
+        if known not in self._events:
+            self._events[known] = event("catalog", _describe(changes), str(changes.revision))
+        return self._events[known]
+
+
+def _describe(changes: CatalogChanges) -> dict[str, Any]:
+    return {
+        "revision": changes.revision,
+        "full": changes.full,
+        "added": [_describe_listing(listing) for listing in changes.added],
+        "changed": [_describe_listing(listing) for listing in changes.changed],
+        "removed": [{"name": name, "source": source} for name, source in changes.removed],
+    }
+
+
+def _describe_listing(listing: ToolListing) -> dict[str, Any]:
+    """Returns a tool with all that a host needs to offer it to a model."""
+    return {
+        **describe_tool(listing),
+        "roles": listing.roles,
+        "parameters": listing.tool.parameters,
+        "timeout_seconds": listing.entry.current.timeout if listing.entry.current else listing.tool.timeout_seconds,
+        "schema_hash": listing.tool.schema_hash,
+    }
