@@ -252,12 +252,12 @@ async def test_silence_is_broken_by_pings(bus: Bus, http: httpx.AsyncClient, mon
 async def test_a_watcher_that_hangs_up_leaves_nothing_behind(bus: Bus, http: httpx.AsyncClient) -> None:
     async with watching(http) as watcher:
         await watcher.next()
-        assert len(bus._changed) == 1
+        assert bus.core.signals.watching == 1
     async with Connection(bus) as connection:
         await connection.ask("GET", PATH)
         await connection.read_until(b"event: catalog")
         connection.cut()
-        await until(lambda: not bus._changed, "the watchers to be forgotten")
+        await until(lambda: not bus.core.signals.watching, "the watchers to be forgotten")
 
 
 # -- the end of the bus --------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ async def test_a_watcher_that_reads_nothing_cannot_keep_the_bus_from_stopping() 
         for number in range(400):
             await _register(http, f"tool{number}", description="x" * 16_000)
         await silent.ask("GET", PATH)
-        await until(lambda: bus._changed, "the watcher to be served")
+        await until(lambda: bus.core.signals.watching, "the watcher to be served")
         began = time.monotonic()
         await bus.stop()
         assert time.monotonic() - began < 2.0

@@ -241,7 +241,7 @@ class Invoked(BaseModel):
     is_error: bool
     error: CallFault | None = None
     content: Annotated[
-        list[dict[str, Any]], Field(description="GatewayParts that JSON cannot hold, as the wire has them.")
+        list[dict[str, Any]], Field(description="Parts that JSON cannot hold, as the wire has them.")
     ] = []
 
 
