@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.loop.played import PlayedModel, call, says
-from tests.tools.samples import ANYTHING, CITY, PATIENCE, Held, offer, with_tools, within
+from tests.tools.example_tools import ANYTHING, CITY, WAIT_SECONDS, BlockedTool, offer, with_tools, within
 from toolbus.errors import Code, SetupError
 from toolbus.loop import ToolLoop, ToolSource, source_of
 from toolbus.sdk import CallContext, ToolScope
@@ -28,23 +28,23 @@ def test_a_registry_makes_a_source_of_tools() -> None:
         source_of(registry, names=["one"])
 
 
-@pytest.mark.parametrize("given", ["source", "source_of"])
-async def test_a_tool_loop_lists_and_calls_its_tools(given: str) -> None:
+@pytest.mark.parametrize("way", ["source", "source_of"])
+async def test_a_tool_loop_lists_and_calls_its_tools(way: str) -> None:
     registry = ToolRegistry()
 
     @registry.tool("get_weather", "Tells the weather.", CITY)
     async def weather(location: str, ctx: Any = None) -> str:
         return f"sunny in {location} {ctx}"
 
-    source = registry.as_source(ctx="given") if given == "source" else source_of(registry)
+    source = registry.as_source(ctx="given") if way == "source" else source_of(registry)
     model = PlayedModel(says("", call("get_weather", {"location": "Oslo"})), says("sunny"))
     reply = await within(ToolLoop(source, model.endpoint).run("?"))
     assert model.offered(0) == ["get_weather"]
-    assert model.results(1) == [f"sunny in Oslo {'given' if given == 'source' else None}"]
+    assert model.results(1) == [f"sunny in Oslo {'given' if way == 'source' else None}"]
     assert reply.text == "sunny"
 
 
-async def test_a_tool_that_comes_while_the_loop_runs_is_offered_in_the_next_round() -> None:
+async def test_a_tool_registered_while_the_loop_runs_is_offered_in_the_next_round() -> None:
     registry = ToolRegistry()
 
     @registry.tool("adds", "d", ANYTHING)
@@ -86,7 +86,7 @@ async def test_a_failure_is_a_result_and_never_an_exception() -> None:
     assert stale.error.code is Code.CATALOG_STALE
 
 
-async def test_changes_come_from_any_thread_in_the_order_of_revisions() -> None:
+async def test_changes_from_any_thread_arrive_in_the_order_of_revisions() -> None:
     registry = ToolRegistry()
     changes = registry.as_source().changes()
     known = await within(anext(changes))
@@ -108,23 +108,23 @@ async def test_the_revision_of_a_list_is_never_newer_than_the_list() -> None:
 
 
 async def test_a_call_that_becomes_a_task_answers_the_loop_with_its_envelope() -> None:
-    tasks, held = TaskManager(timeout=0.02), Held()
+    tasks, held = TaskManager(timeout=0.02), BlockedTool()
     registry = ToolRegistry(tasks)
     registry.tool("waits", "d", ANYTHING)(held)
     model = PlayedModel(says("", call("waits")), says("later"))
     await within(ToolLoop(registry.as_source("ann"), model.endpoint).run("?"))
     (answer,) = model.results(1)
     assert json.loads(answer)["task_id"] == tasks.list_tasks("ann")[0].task_id
-    held.let_go()
+    held.release()
     tasks.close()
 
 
 async def test_cancelling_the_loop_cancels_its_calls() -> None:
-    registry, held = ToolRegistry(), Held()
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     loop = ToolLoop(registry.as_source(), PlayedModel(says("", call("waits"))).endpoint)
     running = asyncio.create_task(loop.run("?"))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not held.begun:
             await asyncio.sleep(0)
         running.cancel()

@@ -1,10 +1,10 @@
-"""Tools of a Python program, in the program's own process: what the Stargazer package ``tools`` offers, on this bus.
+"""Offers the tools of a Python program in its own process: the public names of Stargazer's package ``tools``.
 
 ``from toolbus.tools import ToolRegistry, ToolDefinition, TaskManager``
 """
 
 from toolbus.bus.tasks import TaskManager
-from toolbus.tools.definition import ToolDefinition
+from toolbus.tools.tool_definition import ToolDefinition
 from toolbus.tools.tool_registry import ToolRegistry
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The tools of a registry as a tool loop sees them: a `toolbus.loop.ToolSource`."""
+"""Gives a tool loop the tools of a `ToolRegistry`, on behalf of one user: a `toolbus.loop.ToolSource`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.functions.call_context import CallContext
 from toolbus.tool import Progress, Result, Tool
-from toolbus.tools.backend import Backend, offered
+from toolbus.tools.backend import Backend
 
 if TYPE_CHECKING:
     from toolbus.tools.tool_registry import ToolRegistry
 
-LOOK_SECONDS = 0.05  # how often a revision is looked at: changes come from any thread, and cost nothing that way
+POLL_SECONDS = 0.05  # between looks at the revision: changes come from any thread, and need no lock this way
 
 
 class RegistrySource:
     """Lists and calls the tools of a registry on behalf of one user."""
 
-    def __init__(self, registry: ToolRegistry, home: Backend, user_id: str, ctx: Any) -> None:
+    def __init__(self, registry: ToolRegistry, backend: Backend, user_id: str, ctx: Any) -> None:
         self._registry = registry
-        self._home = home
+        self._backend = backend
         self._user_id = user_id
         self._ctx = ctx
 
@@ -30,8 +30,8 @@ class RegistrySource:
 
     async def tools(self) -> tuple[int, Sequence[Tool]]:
         """Returns the revision and the tools that the user may call."""
-        revision = self._home.registry.revision
-        return revision, [listing.tool for listing in offered(self._home, self._user_id)]
+        revision = self._backend.registry.revision
+        return revision, [listing.tool for listing in self._backend.listings(self._user_id)]
 
     async def call(
         self,
@@ -59,8 +59,8 @@ class RegistrySource:
         """Yields the revision, then each newer one."""
         known = -1
         while True:
-            revision = self._home.registry.revision
+            revision = self._backend.registry.revision
             if revision != known:
                 known = revision
                 yield revision
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)

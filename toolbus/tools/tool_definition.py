@@ -1,4 +1,4 @@
-"""One tool of a Python program: the record that the registry shows, and how it becomes a tool of the bus."""
+"""Describes one tool of a Python program, as the registry shows it, and turns it into a tool of the bus."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWOR
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """The call that runs here.
+class RunningCall:
+    """The call that the current task runs.
 
     Attributes:
-        ctx: what it was given as ``ctx``.
-        user_id: for whom it is made; calls that it makes itself are made for nobody else.
-        depth: how many calls of tools it is in, itself included.
+        ctx: the context that its caller passed as ``ctx``.
+        user_id: on whose behalf; calls that the tool makes itself are made for the same user.
+        depth: how many calls of tools are nested here, this one included.
     """
 
     ctx: Any = None
@@ -32,8 +32,8 @@ class Running:
     depth: int = 0
 
 
-running: ContextVar[Running] = ContextVar("toolbus_running", default=Running())  # noqa: B039  # frozen
-"""A call's task takes it along from whoever started it."""
+# The task of a call inherits it from the task that started the call.
+running_call: ContextVar[RunningCall] = ContextVar("toolbus_running", default=RunningCall())  # noqa: B039  # frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class ToolDefinition:
         description: tells a model when to use it.
         parameters: JSON Schema of the arguments.
         handler: takes the arguments as keywords; async or plain.
-        no_background: whoever calls it waits for the result, however long it takes.
-        allow_repeat: the guard against repeated identical calls lets it pass.
+        no_background: its calls never become tasks: the caller waits for the result.
+        allow_repeat: the guard against repeated identical calls ignores it.
     """
 
     name: str
@@ -57,12 +57,12 @@ class ToolDefinition:
     allow_repeat: bool = False
 
     def for_models(self) -> ToolDefinition:
-        """Returns it without the property that no model may fill; itself where there is none."""
+        """Returns the definition without the parameter ``ctx``, which no model may fill."""
         parameters = _without_ctx(self.parameters) if _takes_ctx(self.handler) else self.parameters
         return self if parameters is self.parameters else replace(self, parameters=parameters)
 
     def spec(self, **options: Unpack[ToolTraits]) -> ToolSpec:
-        """Returns how to offer and run it.
+        """Returns the specification to offer and run it.
 
         Args:
             options: described in `ToolTraits`. Without ``timeout`` a call may take as long as its caller waits. The
@@ -98,10 +98,10 @@ class ToolDefinition:
 
 
 def _takes_ctx(handler: Callable[..., Any]) -> bool:
-    """Whether a handler wants the caller's context: by a parameter of that name, unless it is for a `ToolScope`."""
+    """Tells whether a handler takes the caller's context: it has a parameter ``ctx`` that is not for a `ToolScope`."""
     try:
         ctx = inspect.signature(handler).parameters.get(CTX)
-    except (TypeError, ValueError):  # a builtin, or nothing that can be called: nothing to be read
+    except (TypeError, ValueError):  # a builtin, or not callable: it has no signature
         return False
     if ctx is None or ctx.kind not in _BY_KEYWORD:
         return False
@@ -109,21 +109,21 @@ def _takes_ctx(handler: Callable[..., Any]) -> bool:
 
 
 def _with_ctx(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a handler that is given the caller's context; where there is none, its own default or None."""
+    """Returns a handler that gets the caller's context; without one, the handler's own default or None."""
     required = inspect.signature(handler).parameters[CTX].default is inspect.Parameter.empty
 
     def run(**arguments: Any) -> Any:
-        arguments.pop(CTX, None)  # a handler that takes any keyword would else get a model's
-        given = running.get().ctx
-        if given is not None or required:
-            arguments[CTX] = given
+        arguments.pop(CTX, None)  # a handler with **kwargs would otherwise get a model's
+        ctx = running_call.get().ctx
+        if ctx is not None or required:
+            arguments[CTX] = ctx
         return handler(**arguments)
 
     return run
 
 
 def _without_ctx(parameters: Any) -> Any:
-    """Returns a schema without a property that no model may fill; what is no schema, and one without it, as it is."""
+    """Returns a schema without the property ``ctx``; a value that is not a schema is returned as it is."""
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if not isinstance(properties, dict) or CTX not in properties:
         return parameters

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.samples import ANYTHING, Held, with_tools
+from tests.tools.example_tools import ANYTHING, BlockedTool, with_tools
 from toolbus.errors import InvalidRequest
 from toolbus.tools import ToolRegistry
 
@@ -39,12 +39,12 @@ def ruled(**options: Any) -> ToolRegistry:
         ("nobodys", "", False),
     ],
 )
-async def test_four_rules_say_who_is_allowed_and_calls_keep_to_them(tool: str, user: str, allowed: bool) -> None:
+async def test_four_rules_decide_who_is_allowed_and_calls_follow_them(tool: str, user: str, allowed: bool) -> None:
     registry = ruled()
     assert registry.is_allowed(tool, user) is allowed
     if user and tool != "unknown":
-        said = await registry.call(tool, {}, user)
-        assert (said == tool) is allowed
+        text = await registry.call(tool, {}, user)
+        assert (text == tool) is allowed
         names = {each["function"]["name"] for each in registry.get_openai_tools(user)}
         assert (tool in names) is allowed
         listed = (await registry.as_source(user).tools())[1]
@@ -52,11 +52,11 @@ async def test_four_rules_say_who_is_allowed_and_calls_keep_to_them(tool: str, u
 
 
 async def test_a_call_that_is_denied_is_an_error_text_and_runs_nothing() -> None:
-    registry, held = ToolRegistry(), Held()
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("secret", "d", ANYTHING)(held)
     registry.set_permissions({"secret": ["ann"]})
-    said = await registry.call("secret", {}, "eve")
-    assert said.startswith("user 'eve' may not call 'secret'")
+    text = await registry.call("secret", {}, "eve")
+    assert text.startswith("user 'eve' may not call 'secret'")
     assert held.begun == 0
 
 
@@ -75,7 +75,7 @@ async def test_where_a_user_is_required_a_call_without_one_passes_open_tools_onl
 
 
 @pytest.mark.parametrize("require_user", [False, True])
-def test_permissions_take_nothing_away_from_what_there_is(require_user: bool) -> None:
+def test_permissions_remove_no_tool(require_user: bool) -> None:
     registry = ruled(require_user=require_user)
     assert len(registry) == len(registry.get_openai_tools()) == len(registry.list_tools()) == len(TOOLS)
     assert registry.tool_names() == set(TOOLS)
@@ -84,9 +84,9 @@ def test_permissions_take_nothing_away_from_what_there_is(require_user: bool) ->
 
 
 async def test_a_source_without_a_user_lists_what_it_can_call() -> None:
-    for require_user, wanted in ((False, set(TOOLS)), (True, {"open", "everyones", "mixed"})):
+    for require_user, expected in ((False, set(TOOLS)), (True, {"open", "everyones", "mixed"})):
         source = ruled(require_user=require_user).as_source()
-        assert {each.name for each in (await source.tools())[1]} == wanted
+        assert {each.name for each in (await source.tools())[1]} == expected
 
 
 async def test_rules_replace_those_before_and_take_effect_at_once() -> None:
@@ -120,7 +120,7 @@ async def test_a_rule_holds_for_the_name_that_models_know_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("permissions", "told"),
+    ("permissions", "match"),
     [
         ({"one": "ann"}, "permissions.tools.one is 'ann'"),
         ({"one": None}, "permissions.tools.one is None"),
@@ -129,16 +129,16 @@ async def test_a_rule_holds_for_the_name_that_models_know_too() -> None:
         ({"one": ["x" * 300]}, "at most 256 characters"),
     ],
 )
-async def test_rules_that_are_none_are_named_and_change_nothing(permissions: Any, told: str) -> None:
+async def test_invalid_rules_are_refused_by_name_and_change_nothing(permissions: Any, match: str) -> None:
     registry = ruled()
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=match):
         registry.set_permissions(permissions)
     assert not registry.is_allowed("anns", "eve")
     registry.set_permissions({})
     assert registry.is_allowed("anns", "eve")
 
 
-def test_users_may_come_as_any_collection_and_what_was_given_is_not_kept() -> None:
+def test_users_may_be_any_collection_and_are_copied() -> None:
     registry, users = with_tools("one"), ["ann"]
     registry.set_permissions({"one": users, "two": {"ann"}, "three": (each for each in ["ann"])})
     users.append("eve")
@@ -151,13 +151,13 @@ async def test_a_tool_that_calls_another_calls_it_for_its_own_user() -> None:
 
     @registry.tool("secret", "s", {"type": "object", "properties": {}})
     async def secret() -> str:
-        return "told"
+        return "passed"
 
     @registry.tool("open", "o", {"type": "object", "properties": {}})
     async def opened() -> str:
         return await registry.call("secret", {}, nested=True)
 
     registry.set_permissions({"secret": ["ann"]})
-    assert await registry.call("open", {}, "ann") == "told"
+    assert await registry.call("open", {}, "ann") == "passed"
     assert "may not call 'secret'" in await registry.call("open", {}, "eve")
-    assert await registry.call("open", {}) == "told"  # nobody passes, in Stargazer's way
+    assert await registry.call("open", {}) == "passed"  # no user passes, as in Stargazer

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.samples import ANYTHING, PATIENCE, Held, offer, with_tools, within
+from tests.tools.example_tools import ANYTHING, WAIT_SECONDS, BlockedTool, offer, with_tools, within
 from toolbus.tools import ToolRegistry
 
 THREADS = 8
@@ -40,7 +40,7 @@ def test_each_caller_has_its_handlers_on_its_own_loop() -> None:
         return str(ctx is asyncio.get_running_loop())
 
     async def ask() -> str:
-        meet.wait(PATIENCE)
+        meet.wait(WAIT_SECONDS)
         return await registry.call("where", {}, ctx=asyncio.get_running_loop())
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -57,8 +57,8 @@ def test_many_threads_register_call_export_and_permit_at_once() -> None:
         while time.monotonic() < ends:
             offer(registry, own)
             offer(registry, common)
-            said = await asyncio.gather(*(registry.call(own, {}, "ann") for _ in range(10)))
-            assert said == [own] * 10
+            texts = await asyncio.gather(*(registry.call(own, {}, "ann") for _ in range(10)))
+            assert texts == [own] * 10
             assert await registry.call("shared", {}) == "shared"
             exported = registry.get_openai_tools_by_names({own, "shared"})
             assert [each["function"]["name"] for each in exported] == ["shared", own.replace(".", "_")]
@@ -75,7 +75,7 @@ def test_many_threads_register_call_export_and_permit_at_once() -> None:
 
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(asyncio.run, work(number)) for number in range(THREADS)]:
-            done.result(2 * PATIENCE)
+            done.result(2 * WAIT_SECONDS)
     assert all(rounds)
     assert registry.tool_names() == {"shared", "common0", "common1"}
     assert registry.clear_tools() == 3
@@ -86,23 +86,23 @@ def test_two_threads_that_register_the_same_name_leave_one_tool_that_can_be_with
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registry, offered, overtaken = ToolRegistry(), threading.Event(), threading.Event()
-    register = registry._home.registry.register
+    register = registry._backend.registry.register
 
-    def register_and_be_overtaken(*given: Any, **options: Any) -> Any:
-        outcome = register(*given, **options)
+    def register_and_be_overtaken(*arguments: Any, **options: Any) -> Any:
+        outcome = register(*arguments, **options)
         if not offered.is_set():
             offered.set()
             overtaken.wait(0.1)  # which it must not be: the other thread waits for this one
         return outcome
 
-    monkeypatch.setattr(registry._home.registry, "register", register_and_be_overtaken)
+    monkeypatch.setattr(registry._backend.registry, "register", register_and_be_overtaken)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(offer, registry, "same")
-        assert offered.wait(PATIENCE)
+        assert offered.wait(WAIT_SECONDS)
         second = pool.submit(offer, registry, "same")
         second.add_done_callback(lambda _: overtaken.set())
-        first.result(PATIENCE)
-        second.result(PATIENCE)
+        first.result(WAIT_SECONDS)
+        second.result(WAIT_SECONDS)
     assert len(registry) == 1
     assert registry.unregister_tool("same")
     assert not registry
@@ -121,15 +121,15 @@ def on_a_loop(work: Callable[[], Any]) -> weakref.ref[Any]:
     return weakref.ref(loop)
 
 
-def test_a_loop_that_has_ended_is_not_kept() -> None:
+def test_a_closed_event_loop_is_garbage_collected() -> None:
     registry = with_tools("one")
     registry.tool("plain", "d", ANYTHING)(lambda: "plain")
     for name in ("one", "plain", "nobody"):
         assert gone(on_a_loop(partial(registry.call, name, {})))
 
 
-def test_a_loop_that_ended_with_a_call_that_was_cancelled_is_not_kept() -> None:
-    registry, held = ToolRegistry(), Held()
+def test_a_closed_event_loop_with_a_cancelled_call_is_garbage_collected() -> None:
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
 
     async def give_up() -> None:
@@ -146,37 +146,37 @@ def test_a_loop_that_ended_with_a_call_that_was_cancelled_is_not_kept() -> None:
     assert gone(loop)
 
 
-def test_a_registry_that_nobody_has_any_more_is_not_kept_and_its_threads_end() -> None:
+def test_an_unused_registry_is_garbage_collected_and_its_threads_end() -> None:
     registry = ToolRegistry()
     threads: list[threading.Thread] = []
     registry.tool("plain", "d", ANYTHING)(lambda: threads.append(threading.current_thread()))
     run(registry, "plain")
-    kept = weakref.ref(registry)
+    reference = weakref.ref(registry)
     registry.clear_tools()
     del registry
-    assert gone(kept)
-    threads[0].join(PATIENCE)
+    assert gone(reference)
+    threads[0].join(WAIT_SECONDS)
     assert not threads[0].is_alive()
 
 
-async def test_an_endless_handler_on_one_loop_holds_up_no_other_loop() -> None:
+async def test_a_handler_that_never_ends_blocks_no_other_event_loop() -> None:
     registry, begun, end = with_tools("one"), threading.Event(), threading.Event()
 
     @registry.tool("blocks", "d", ANYTHING)
     async def blocks() -> str:
         begun.set()
-        end.wait(2 * PATIENCE)
+        end.wait(2 * WAIT_SECONDS)
         return "ended"
 
     other = asyncio.get_running_loop().run_in_executor(None, run, registry, "blocks")
-    assert await asyncio.to_thread(begun.wait, PATIENCE)
+    assert await asyncio.to_thread(begun.wait, WAIT_SECONDS)
     assert await within(registry.call("one", {})) == "one"
     end.set()
     assert await within(other) == "ended"
 
 
-def test_a_deadline_on_a_loop_is_kept_while_others_come_and_go() -> None:
-    registry, held = with_tools("one"), Held()
+def test_a_deadline_is_met_while_other_event_loops_start_and_end() -> None:
+    registry, held = with_tools("one"), BlockedTool()
     registry.tool("waits", "d", ANYTHING, timeout=0.1)(held)
 
     async def both() -> str:

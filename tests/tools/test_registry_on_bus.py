@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.faults.raw_peer import until
-from tests.tools.samples import ANYTHING, CITY, Held, offer, within
+from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer, within
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import SetupError
@@ -115,7 +115,7 @@ async def test_calls_from_another_thread_run_on_the_loop_of_the_bus_with_context
         assert (await on(elsewhere, registry.call("nobody", {}))).startswith("there is no tool 'nobody'")
 
 
-async def test_progress_comes_on_the_callers_loop_and_before_the_result(
+async def test_progress_arrives_on_the_callers_event_loop_before_the_result(
     registry: ToolRegistry, elsewhere: LoopThread
 ) -> None:
     @registry.tool("counts", "d", ANYTHING)
@@ -139,7 +139,7 @@ async def test_progress_comes_on_the_callers_loop_and_before_the_result(
 async def test_cancelling_a_caller_on_another_thread_cancels_the_handler(
     registry: ToolRegistry, elsewhere: LoopThread
 ) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING, no_background=True)(held)
     call = elsewhere.ask(registry.call("waits", {}))
     await until(lambda: held.begun, "the call to begin")
@@ -147,7 +147,7 @@ async def test_cancelling_a_caller_on_another_thread_cancels_the_handler(
     await until(lambda: held.cancelled, "the handler to be cancelled")
 
 
-async def test_watchers_hear_of_what_another_thread_registers_and_withdraws(bus: Bus, registry: ToolRegistry) -> None:
+async def test_watchers_get_changes_that_another_thread_makes(bus: Bus, registry: ToolRegistry) -> None:
     async with Host(bus.grpc_addresses[0]) as host:
         changes = host.watch()
         assert (await within(anext(changes))).full
@@ -171,11 +171,11 @@ async def test_tools_may_come_before_the_bus_has_started_and_calls_then_are_erro
         offer(registry, "after")
         for name in ("before", "after"):
             assert await registry.call(name, {}) == (await bus.call(name)).unwrap() == name
-    said = await registry.call("before", {})
-    assert "draining" in said
+    text = await registry.call("before", {})
+    assert "draining" in text
 
 
-def test_when_the_loop_of_the_bus_has_ended_calls_are_error_texts_and_registering_harms_nothing() -> None:
+def test_after_the_event_loop_of_the_bus_ended_calls_are_error_texts_and_registering_still_works() -> None:
     async def once() -> ToolRegistry:
         async with running_bus() as bus:
             registry = ToolRegistry(bus=bus)
@@ -194,7 +194,7 @@ def test_when_the_loop_of_the_bus_has_ended_calls_are_error_texts_and_registerin
 
 
 async def test_a_call_in_flight_when_the_loop_of_the_bus_ends_is_an_error_text(elsewhere: LoopThread) -> None:
-    bus, held = Bus(Config(grpc=("127.0.0.1:0",), http="off")), Held()
+    bus, held = Bus(Config(grpc=("127.0.0.1:0",), http="off")), BlockedTool()
     bus.loop = elsewhere.loop  # as if it had been started there, by a program that ends without stopping it
     registry = ToolRegistry(bus=bus)
     registry.tool("waits", "d", ANYTHING, no_background=True)(held)
@@ -205,7 +205,7 @@ async def test_a_call_in_flight_when_the_loop_of_the_bus_ends_is_an_error_text(e
 
 
 async def test_calls_in_flight_when_the_bus_stops_are_error_texts(elsewhere: LoopThread) -> None:
-    held = Held()
+    held = BlockedTool()
     async with running_bus() as bus:
         registry = ToolRegistry(bus=bus)
         registry.tool("waits", "d", ANYTHING, no_background=True)(held)
@@ -218,33 +218,33 @@ async def test_calls_in_flight_when_the_bus_stops_are_error_texts(elsewhere: Loo
 
 
 async def test_a_call_that_takes_long_becomes_a_task_of_the_bus() -> None:
-    held = Held()
+    held = BlockedTool()
     async with running_bus(unix=True, background_after_seconds=0.02) as bus:
         registry = ToolRegistry(bus=bus)
         registry.tool("waits", "d", ANYTHING)(held)
         assert registry.task_manager is bus.tasks
         task_id = json.loads(await within(registry.call("waits", {}, "ann")))["task_id"]
-        held.let_go()
+        held.release()
         task = await within(bus.tasks.await_result(task_id, user_id="ann"))
         assert task is not None
-        assert task.text == "let go"
-        assert json.loads(await registry.call("check_task", {"task_id": task_id}, "ann"))["result"] == "let go"
+        assert task.text == "released"
+        assert json.loads(await registry.call("check_task", {"task_id": task_id}, "ann"))["result"] == "released"
         assert "administers the bus" in await registry.call("toolbus:stats", {}, "ann")
         registry.offer_task_tools()
-        assert json.loads(await registry.call("check_task", {"task_id": task_id}, "ann"))["result"] == "let go"
+        assert json.loads(await registry.call("check_task", {"task_id": task_id}, "ann"))["result"] == "released"
 
 
-async def test_a_task_manager_beside_that_of_the_bus_is_refused(bus: Bus) -> None:
+async def test_a_second_task_manager_beside_that_of_the_bus_is_refused(bus: Bus) -> None:
     tasks = TaskManager()
     with pytest.raises(SetupError, match="leave task_manager out"):
         ToolRegistry(tasks, bus=bus)
     tasks.close()
 
 
-async def test_what_administers_the_bus_is_out_of_reach_for_models(bus: Bus, registry: ToolRegistry) -> None:
+async def test_models_cannot_call_the_admin_tools_of_the_bus(bus: Bus, registry: ToolRegistry) -> None:
     for name in ("toolbus:drain", "drain", "toolbus:permit"):
-        said = await registry.call(name, {})
-        assert "administers the bus" in said
+        text = await registry.call(name, {})
+        assert "administers the bus" in text
     assert registry.tool_names() == frozenset()
 
 
@@ -258,7 +258,7 @@ async def test_rules_hold_for_callers_over_the_wire_who_always_need_a_user(bus: 
         assert (await host.call("one", context=CallContext(user_id="ann"))).unwrap() == "one"
 
 
-async def test_rules_of_the_operator_stay_and_count(bus: Bus, registry: ToolRegistry) -> None:
+async def test_rules_of_the_operator_stay_in_force(bus: Bus, registry: ToolRegistry) -> None:
     for name in ("one", "two"):
         offer(registry, name)
     bus.permit("tools", "one", ["ann"])
@@ -272,7 +272,7 @@ async def test_rules_of_the_operator_stay_and_count(bus: Bus, registry: ToolRegi
     assert "may not call" in await registry.call("two", {}, "ann")
 
 
-async def test_rules_of_two_registries_that_are_said_at_the_same_time_all_hold(
+async def test_rules_that_two_registries_set_at_the_same_time_are_all_in_force(
     bus: Bus, registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, read = ToolRegistry(bus=bus, source="other"), AccessRules.read

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.tools.samples import ANYTHING, CITY, offer, with_tools
+from tests.tools.example_tools import ANYTHING, CITY, offer, with_tools
 from toolbus.tools import TaskManager, ToolRegistry
 
 
@@ -37,7 +37,7 @@ def test_the_tools_of_a_task_manager_do_not_count() -> None:
 
 
 def test_task_tools_without_a_task_manager_are_refused() -> None:
-    with pytest.raises(ValueError, match="keeps no tasks"):
+    with pytest.raises(ValueError, match="has no task manager"):
         ToolRegistry().offer_task_tools()
 
 
@@ -78,7 +78,7 @@ def test_some_tools_are_exported_by_name_in_the_order_of_the_registry() -> None:
     assert registry.get_openai_tools_by_names(set()) == []
 
 
-def test_what_is_returned_is_a_snapshot() -> None:
+def test_listings_are_snapshots() -> None:
     registry = with_tools("one")
     tools, exported, names = registry.list_tools(), registry.get_openai_tools(), registry.tool_names()
     offer(registry, "two")
@@ -88,7 +88,7 @@ def test_what_is_returned_is_a_snapshot() -> None:
     assert len(registry.list_tools()) == len(registry.get_openai_tools()) == 2
 
 
-def test_every_change_is_exported_without_being_asked_for() -> None:
+def test_every_change_renews_the_export() -> None:
     registry = with_tools("one")
     assert len(registry.get_openai_tools()) == 1
     offer(registry, "two")
@@ -100,7 +100,7 @@ def test_every_change_is_exported_without_being_asked_for() -> None:
     assert registry.get_openai_tools_by_names({"one"}) == []
 
 
-def test_an_export_is_kept_until_it_is_forgotten() -> None:
+def test_an_export_is_cached_until_the_cache_is_cleared() -> None:
     registry = with_tools("one")
     (first,) = registry.get_openai_tools()
     assert registry.get_openai_tools()[0] is first

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.samples import ANYTHING, CITY, offer, with_tools
+from tests.tools.example_tools import ANYTHING, CITY, offer, with_tools
 from toolbus.errors import InvalidTool
 from toolbus.sdk import ToolDefinition as DictTool
 from toolbus.tools import TaskManager, ToolDefinition, ToolRegistry
@@ -76,7 +76,7 @@ def test_an_option_that_is_unknown_or_wrong_registers_nothing() -> None:
     assert not registry.has_tools
 
 
-def test_a_schema_that_does_not_compile_registers_nothing_and_leaves_what_was_there() -> None:
+def test_a_schema_that_does_not_compile_registers_nothing_and_keeps_the_tool_before() -> None:
     registry = with_tools("one")
     with pytest.raises(InvalidTool, match="'one'"):
         registry.tool("one", "d", {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}})(get_weather)
@@ -116,10 +116,10 @@ async def test_both_kinds_of_definition_can_be_registered() -> None:
     assert registry.repeat_allowed_tools() == {"weather"}
 
 
-def test_what_is_no_definition_is_refused_with_the_cure() -> None:
+def test_a_value_that_is_not_a_definition_is_refused_with_the_fix() -> None:
     registry = ToolRegistry()
     for wrong in ("weather", None, {"name": "weather"}, get_weather):
-        with pytest.raises(TypeError, match="is no tool: give a ToolDefinition"):
+        with pytest.raises(TypeError, match="is not a tool: give a ToolDefinition"):
             registry.register_tool(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="has no handler"):
         registry.register_tool(DictTool("plain"))
@@ -180,7 +180,7 @@ def test_a_registry_shows_how_many_tools_it_has() -> None:
 
 
 @pytest.mark.parametrize("source", ["toolbus", "", "a b", "ä", "s" * 129])
-def test_a_source_that_is_none_or_the_bus_itself_is_refused(source: str) -> None:
+def test_an_invalid_source_and_the_source_of_the_bus_are_refused(source: str) -> None:
     with pytest.raises(ValueError, match="name another"):
         ToolRegistry(source=source)
     if source:  # without one it is called external

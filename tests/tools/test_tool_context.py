@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.samples import ANYTHING
+from tests.tools.example_tools import ANYTHING
 from toolbus.sdk import ToolDefinition as DictTool
 from toolbus.tools import ToolDefinition, ToolRegistry
 
@@ -55,8 +55,8 @@ def wrapped(ctx: Any, a: str = "") -> str:
 
 def _through(function: Any) -> Any:
     @functools.wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        return function(*given, **named)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(*arguments, **keywords)
 
     return call
 
@@ -77,9 +77,9 @@ HANDLERS = (
 async def test_a_context_reaches_a_handler_that_has_the_parameter(handler: Any) -> None:
     registry = ToolRegistry()
     registry.tool("asks", "d", ONE)(handler)
-    given = ToolContext()
-    assert await registry.call("asks", {"a": "x"}, "ann", given) == repr(given)
-    assert await registry.call("asks", {}, ctx=given, nested=True) == repr(given)
+    context = ToolContext()
+    assert await registry.call("asks", {"a": "x"}, "ann", context) == repr(context)
+    assert await registry.call("asks", {}, ctx=context, nested=True) == repr(context)
 
 
 @pytest.mark.parametrize("handler", HANDLERS, ids=lambda each: each.__name__)
@@ -90,21 +90,21 @@ async def test_without_a_context_a_handler_has_its_own_default_or_none(handler: 
     assert await registry.call("asks", {"a": "x"}) == own
 
 
-@pytest.mark.parametrize("given", [None, "a context"])
+@pytest.mark.parametrize("context", [None, "a context"])
 @pytest.mark.parametrize("handler", HANDLERS, ids=lambda each: each.__name__)
-async def test_a_model_cannot_say_what_the_context_is(handler: Any, given: str | None) -> None:
+async def test_a_model_cannot_set_the_context(handler: Any, context: str | None) -> None:
     registry = ToolRegistry()
     registry.tool("asks", "d", ONE)(handler)
-    said = await registry.call("asks", {"a": "x", "ctx": "the model's"}, ctx=given)
-    assert "the model's" not in said
+    text = await registry.call("asks", {"a": "x", "ctx": "the model's"}, ctx=context)
+    assert "the model's" not in text
     if handler is with_any_keyword:  # which takes what it does not know
-        assert said == repr(given or "its own")
+        assert text == repr(context or "its own")
     else:
-        assert "takes no argument 'ctx'" in said
+        assert "takes no argument 'ctx'" in text
 
 
 @pytest.mark.parametrize("handler", HANDLERS, ids=lambda each: each.__name__)
-async def test_the_context_is_in_nothing_that_is_exported_even_where_its_schema_has_it(handler: Any) -> None:
+async def test_the_context_is_never_exported_even_where_the_schema_has_it(handler: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}, "ctx": {}}, "required": ["ctx"]}
     registry = ToolRegistry()
     registry.tool("asks", "d", schema)(handler)
@@ -143,16 +143,16 @@ async def test_a_handler_of_one_dict_gets_no_context_and_its_property_ctx_is_the
     assert await registry.call("asks", {"ctx": 1}, ctx="given") == '{"ctx":1}'
 
 
-async def test_what_a_handler_writes_into_the_context_is_there_after_the_call() -> None:
-    registry, given = ToolRegistry(), ToolContext()
+async def test_changes_of_a_handler_to_the_context_are_there_after_the_call() -> None:
+    registry, context = ToolRegistry(), ToolContext()
 
     @registry.tool("sends", "d", ANYTHING)
     async def sends(ctx: ToolContext) -> str:
         ctx.sent_files.append("one.png")
         return "sent"
 
-    await registry.call("sends", {}, ctx=given)
-    assert given.sent_files == ["one.png"]
+    await registry.call("sends", {}, ctx=context)
+    assert context.sent_files == ["one.png"]
 
 
 async def test_contexts_of_calls_at_the_same_time_do_not_mix() -> None:
@@ -167,12 +167,12 @@ async def test_contexts_of_calls_at_the_same_time_do_not_mix() -> None:
     def asks_plainly(ctx: Any = None) -> str:
         return str(ctx)
 
-    given = [(name, n) for n in range(50) for name in ("asks", "asks_plainly")]
-    said = await asyncio.gather(*(registry.call(name, {}, ctx=n) for name, n in given))
-    assert said == [str(n) for _, n in given]
+    calls = [(name, n) for n in range(50) for name in ("asks", "asks_plainly")]
+    text = await asyncio.gather(*(registry.call(name, {}, ctx=n) for name, n in calls))
+    assert text == [str(n) for _, n in calls]
 
 
-async def test_a_nested_call_has_the_context_that_it_is_given_and_none_of_its_callers() -> None:
+async def test_a_nested_call_gets_its_own_context_and_not_its_callers() -> None:
     registry = ToolRegistry()
 
     @registry.tool("inner", "d", ANYTHING)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import toolbus.tools
-from tests.tools.samples import ANYTHING, CITY
+from tests.tools.example_tools import ANYTHING, CITY
 from toolbus.tools import ToolDefinition
 
 
@@ -42,14 +42,14 @@ def test_a_definition_cannot_be_changed() -> None:
 
 
 def test_the_parameter_ctx_is_taken_out_of_what_models_see_and_the_schema_that_was_given_stays_as_it_is() -> None:
-    given = {"type": "object", "properties": {"ctx": {}, "a": {"type": "string"}}, "required": ["ctx", "a"]}
+    schema = {"type": "object", "properties": {"ctx": {}, "a": {"type": "string"}}, "required": ["ctx", "a"]}
 
     async def wants(a: str, ctx: Any = None) -> str:
         return a
 
-    shown = ToolDefinition("w", "d", given, wants).for_models().parameters
+    shown = ToolDefinition("w", "d", schema, wants).for_models().parameters
     assert shown == {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-    assert given["required"] == ["ctx", "a"]
+    assert schema["required"] == ["ctx", "a"]
 
 
 @pytest.mark.parametrize("parameters", [ANYTHING, CITY, {"properties": 5}, {"type": "object", "properties": {"a": {}}}])
@@ -62,7 +62,7 @@ def test_a_definition_without_the_property_ctx_is_shown_as_it_is(parameters: dic
 
 
 def test_a_property_ctx_belongs_to_the_model_where_the_handler_has_no_such_parameter() -> None:
-    given = {"type": "object", "properties": {"ctx": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"ctx": {"type": "string"}}}
 
     async def takes_all(**keywords: Any) -> str:
         return ""
@@ -71,12 +71,12 @@ def test_a_property_ctx_belongs_to_the_model_where_the_handler_has_no_such_param
         return ""
 
     for each in (takes_all, takes_them_as_ctx, print, "no handler at all"):
-        definition = ToolDefinition("w", "d", given, each)  # type: ignore[arg-type]
+        definition = ToolDefinition("w", "d", schema, each)  # type: ignore[arg-type]
         assert definition.for_models() is definition
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "match"),
     [
         (("", "d", ANYTHING, handler), r"tool name ''.*\[A-Za-z0-9_.-\]"),
         (("a b", "d", ANYTHING, handler), "tool name 'a b'"),
@@ -90,8 +90,8 @@ def test_a_property_ctx_belongs_to_the_model_where_the_handler_has_no_such_param
     ],
     ids=lambda each: "" if isinstance(each, str) else repr(each[:3])[:40],
 )
-def test_what_makes_no_tool_is_named(fields: tuple[Any, ...], told: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=told):
+def test_an_invalid_tool_is_refused_with_the_rule(fields: tuple[Any, ...], match: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=match):
         ToolDefinition(*fields).spec()
 
 

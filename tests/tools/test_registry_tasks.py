@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.samples import ANYTHING, PATIENCE, Held, within
+from tests.tools.example_tools import ANYTHING, WAIT_SECONDS, BlockedTool, within
 from toolbus.bus.tasks import Status
 from toolbus.sdk import ToolScope
 from toolbus.tools import TaskManager, ToolRegistry
@@ -33,18 +33,18 @@ def registry(tasks: TaskManager) -> ToolRegistry:
 async def test_a_call_that_takes_long_becomes_a_task_whose_id_its_caller_gets_as_json(
     tasks: TaskManager, registry: ToolRegistry
 ) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
-    said = await within(registry.call("waits", {}, "ann"))
-    assert type(said) is str
-    envelope = json.loads(said)
+    text = await within(registry.call("waits", {}, "ann"))
+    assert type(text) is str
+    envelope = json.loads(text)
     assert (envelope["status"], envelope["tool"]) == ("running", "waits")
     task_id = envelope["task_id"]
     assert task_id in [each.task_id for each in tasks.list_tasks("ann")]
-    held.let_go()
+    held.release()
     task = await within(tasks.await_result(task_id, user_id="ann"))
     assert task is not None
-    assert (task.status, task.text) == (Status.COMPLETED, "let go")
+    assert (task.status, task.text) == (Status.COMPLETED, "released")
 
 
 async def test_a_call_that_ends_in_time_is_answered_with_its_result() -> None:
@@ -56,17 +56,17 @@ async def test_a_call_that_ends_in_time_is_answered_with_its_result() -> None:
     tasks.close()
 
 
-async def test_no_patience_at_all_makes_a_task_of_every_call_that_waits() -> None:
-    tasks, held = TaskManager(timeout=0.0), Held()
+async def test_a_timeout_of_0_makes_a_task_of_every_call_that_waits() -> None:
+    tasks, held = TaskManager(timeout=0.0), BlockedTool()
     registry = ToolRegistry(tasks)
     registry.tool("waits", "d", ANYTHING)(held)
     assert json.loads(await within(registry.call("waits", {})))["status"] == "running"
-    held.let_go()
+    held.release()
     tasks.close()
 
 
 async def test_a_nested_call_and_a_tool_without_background_are_waited_for(registry: ToolRegistry) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     registry.tool("inline", "d", ANYTHING, no_background=True)(held)
     calls = [
@@ -75,13 +75,13 @@ async def test_a_nested_call_and_a_tool_without_background_are_waited_for(regist
     ]
     assert json.loads(await within(registry.call("waits", {})))["status"] == "running"  # their patience has passed too
     assert not any(call.done() for call in calls)
-    held.let_go()
-    assert await within(asyncio.gather(*calls)) == ["let go", "let go"]
+    held.release()
+    assert await within(asyncio.gather(*calls)) == ["released", "released"]
 
 
 @pytest.mark.parametrize("no_background", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
-async def test_a_tool_without_a_timeout_may_run_for_a_day_whoever_waits_for_it(
+async def test_a_tool_without_a_timeout_may_run_for_a_day_with_any_caller(
     registry: ToolRegistry, no_background: bool, nested: bool
 ) -> None:
     left: list[float] = []
@@ -96,7 +96,7 @@ async def test_a_tool_without_a_timeout_may_run_for_a_day_whoever_waits_for_it(
 
 
 async def test_a_compound_tool_gets_results_of_tools_that_take_long(registry: ToolRegistry, tasks: TaskManager) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("inner", "d", ANYTHING)(held)
 
     @registry.tool("outer", "d", ANYTHING)
@@ -104,13 +104,13 @@ async def test_a_compound_tool_gets_results_of_tools_that_take_long(registry: To
         return "outer " + await registry.call("inner", {}, nested=True)
 
     task_id = json.loads(await within(registry.call("outer", {}, "ann")))["task_id"]
-    held.let_go()
+    held.release()
     task = await within(tasks.await_result(task_id))
     assert task is not None
-    assert task.text == "outer let go"
+    assert task.text == "outer released"
 
 
-async def test_a_task_that_fails_says_why(tasks: TaskManager, registry: ToolRegistry) -> None:
+async def test_a_failed_task_has_the_reason(tasks: TaskManager, registry: ToolRegistry) -> None:
     go = asyncio.Event()
 
     @registry.tool("fails", "d", ANYTHING)
@@ -126,19 +126,19 @@ async def test_a_task_that_fails_says_why(tasks: TaskManager, registry: ToolRegi
 
 
 async def test_a_model_asks_for_its_task_by_tools_of_their_bare_and_their_full_names(registry: ToolRegistry) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     task_id = json.loads(await within(registry.call("waits", {}, "ann")))["task_id"]
     for name in ("check_task", "toolbus:check_task"):
         assert json.loads(await registry.call(name, {"task_id": task_id}, "ann"))["status"] == "running"
     assert json.loads(await registry.call("list_tasks", {}, "ann"))["count"] == 1
     waiting = asyncio.create_task(registry.call("await_task", {"task_id": task_id}, "ann"))
-    held.let_go()
-    assert json.loads(await within(waiting))["result"] == "let go"
+    held.release()
+    assert json.loads(await within(waiting))["result"] == "released"
 
 
-async def test_somebody_elses_task_is_as_if_there_were_none(registry: ToolRegistry, tasks: TaskManager) -> None:
-    held = Held()
+async def test_a_task_of_another_user_is_not_found(registry: ToolRegistry, tasks: TaskManager) -> None:
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     task_id = json.loads(await within(registry.call("waits", {}, "ann")))["task_id"]
     for user in ("eve", ""):
@@ -147,15 +147,15 @@ async def test_somebody_elses_task_is_as_if_there_were_none(registry: ToolRegist
         assert json.loads(await registry.call("list_tasks", {}, user))["count"] == 0
     assert held.cancelled == 0
     assert tasks.get_result(task_id, "eve") is None
-    held.let_go()
+    held.release()
 
 
 async def test_cancelling_a_task_cancels_its_handler(registry: ToolRegistry, tasks: TaskManager) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     task_id = json.loads(await within(registry.call("waits", {}, "ann")))["task_id"]
     assert json.loads(await registry.call("cancel_task", {"task_id": task_id}, "ann"))["cancelled"] is True
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not held.cancelled:
             await asyncio.sleep(0)
     task = tasks.get_result(task_id)
@@ -164,33 +164,33 @@ async def test_cancelling_a_task_cancels_its_handler(registry: ToolRegistry, tas
 
 
 async def test_a_task_can_be_cancelled_from_another_thread(registry: ToolRegistry, tasks: TaskManager) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     task_id = json.loads(await within(registry.call("waits", {})))["task_id"]
     thread = threading.Thread(target=tasks.cancel, args=(task_id,))
     thread.start()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not held.cancelled:
             await asyncio.sleep(0.001)
-    thread.join(PATIENCE)
+    thread.join(WAIT_SECONDS)
 
 
-async def test_cancelling_a_caller_that_has_its_task_leaves_the_task_alone(
+async def test_cancelling_a_caller_that_has_its_task_does_not_cancel_the_task(
     registry: ToolRegistry, tasks: TaskManager
 ) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     call = asyncio.create_task(registry.call("waits", {}))
     task_id = json.loads(await within(call))["task_id"]
     call.cancel()
-    held.let_go()
+    held.release()
     task = await within(tasks.await_result(task_id))
     assert task is not None
-    assert task.text == "let go"
+    assert task.text == "released"
 
 
 async def test_the_context_of_a_call_stays_with_its_task(registry: ToolRegistry, tasks: TaskManager) -> None:
-    held = Held()
+    held = BlockedTool()
 
     @registry.tool("waits", "d", ANYTHING)
     async def waits(ctx: Any = None) -> str:
@@ -198,7 +198,7 @@ async def test_the_context_of_a_call_stays_with_its_task(registry: ToolRegistry,
         return str(ctx)
 
     task_id = json.loads(await within(registry.call("waits", {}, ctx="given")))["task_id"]
-    held.let_go()
+    held.release()
     task = await within(tasks.await_result(task_id))
     assert task is not None
     assert task.text == "given"
@@ -213,26 +213,26 @@ async def test_task_tools_can_be_offered_to_models(registry: ToolRegistry) -> No
 
 
 async def test_without_a_task_manager_every_call_runs_to_its_end() -> None:
-    registry, held = ToolRegistry(), Held()
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     call = asyncio.create_task(registry.call("waits", {}))
     done, _ = await asyncio.wait([call], timeout=2 * SOON)
     assert not done
-    held.let_go()
-    assert await within(call) == "let go"
+    held.release()
+    assert await within(call) == "released"
     assert await registry.call("check_task", {}) == "there is no tool 'check_task'; there are: waits"
 
 
 async def test_one_task_manager_serves_calls_of_several_loops(registry: ToolRegistry, tasks: TaskManager) -> None:
-    held = Held()
+    held = BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
 
     async def elsewhere() -> str:
         task_id = json.loads(await within(registry.call("waits", {})))["task_id"]
-        held.let_go()
+        held.release()
         task = await within(tasks.await_result(task_id))
         assert task is not None
         return task.text
 
-    assert await asyncio.to_thread(lambda: asyncio.run(elsewhere())) == "let go"
-    assert await registry.call("waits", {}) == "let go"
+    assert await asyncio.to_thread(lambda: asyncio.run(elsewhere())) == "released"
+    assert await registry.call("waits", {}) == "released"

@@ -11,7 +11,7 @@ from toolbus.tools import ToolRegistry
 
 T = TypeVar("T")
 
-PATIENCE = 5.0  # seconds that a test waits for what has to come
+WAIT_SECONDS = 5.0  # seconds that a test waits for what has to come
 ANYTHING: dict[str, Any] = {"type": "object"}
 CITY: dict[str, Any] = {
     "type": "object",
@@ -21,7 +21,7 @@ CITY: dict[str, Any] = {
 
 
 async def within(work: Awaitable[T]) -> T:
-    return await asyncio.wait_for(work, PATIENCE)
+    return await asyncio.wait_for(work, WAIT_SECONDS)
 
 
 def with_tools(*names: str) -> ToolRegistry:
@@ -39,7 +39,7 @@ def offer(registry: ToolRegistry, name: str, **options: Any) -> None:
     registry.tool(name, f"Says {name}.", ANYTHING, **options)(says_its_name)
 
 
-class Held:
+class BlockedTool:
     """An async tool that runs until it is let go, from any thread, or cancelled."""
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Held:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return "let go"
+        return "released"
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._go.set()
         for loop, gone in self._waiting:
             loop.call_soon_threadsafe(_end, gone)

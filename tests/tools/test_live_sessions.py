@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.faults.raw_peer import until
-from tests.tools.samples import ANYTHING, with_tools, within
+from tests.tools.example_tools import ANYTHING, with_tools, within
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.functions.threads import LoopThread
 from toolbus.loop import RealtimeSession
@@ -45,7 +45,7 @@ async def ours() -> str:
     return "ours"
 
 
-async def test_registering_returns_at_once_and_asks_no_session() -> None:
+async def test_registering_returns_at_once_and_syncs_no_session() -> None:
     registry = ToolRegistry()
     session = Session(registry)
     registry.add_session(session)
@@ -64,7 +64,7 @@ async def test_registering_and_syncing_returns_when_every_session_has_the_tools(
         registry.add_session(session)
     sessions[1].open.clear()
     registering = asyncio.create_task(registry.register_tool_and_sync(definition))
-    await until(lambda: sessions[0].synced and sessions[1].in_flight, "both to be asked")
+    await until(lambda: sessions[0].synced and sessions[1].in_flight, "both syncs to start")
     assert not registering.done()
     sessions[1].open.set()
     await within(registering)
@@ -81,7 +81,7 @@ async def test_a_session_that_refuses_is_raised_once_all_the_others_have_the_too
     registry.add_session(refusing)
     registry.add_session(late)
     registering = asyncio.create_task(registry.register_tool_and_sync(plain("one")))
-    await until(lambda: late.in_flight, "the other to be asked")
+    await until(lambda: late.in_flight, "the other sync to start")
     late.open.set()
     with pytest.raises(ValueError, match="too many tools"):
         await within(registering)
@@ -92,7 +92,7 @@ async def test_a_session_that_refuses_is_raised_once_all_the_others_have_the_too
     assert not registry
 
 
-async def test_a_tool_that_is_refused_is_told_to_no_session() -> None:
+async def test_an_invalid_tool_syncs_no_session() -> None:
     registry = ToolRegistry()
     session = Session(registry)
     registry.add_session(session)
@@ -101,7 +101,7 @@ async def test_a_tool_that_is_refused_is_told_to_no_session() -> None:
     assert session.in_flight == 0
 
 
-async def test_a_session_that_was_removed_is_waited_for_no_more() -> None:
+async def test_a_removed_session_is_not_waited_for() -> None:
     registry = ToolRegistry()
     session = Session(registry)
     session.open.clear()
@@ -113,7 +113,7 @@ async def test_a_session_that_was_removed_is_waited_for_no_more() -> None:
     assert session.in_flight == 0
 
 
-async def test_giving_up_the_wait_gives_up_the_sessions_and_leaves_the_tool() -> None:
+async def test_cancelling_the_wait_cancels_the_syncs_and_keeps_the_tool() -> None:
     registry = ToolRegistry()
     session = Session(registry)
     session.open.clear()
@@ -123,7 +123,7 @@ async def test_giving_up_the_wait_gives_up_the_sessions_and_leaves_the_tool() ->
     assert registry.tool_names() == {"one"}
 
 
-async def test_a_session_on_another_loop_is_told_there_and_one_whose_loop_has_ended_is_passed_over() -> None:
+async def test_a_session_is_synced_on_its_own_event_loop_and_skipped_where_that_is_closed() -> None:
     registry, thread = ToolRegistry(), LoopThread("session")
     thread.start()
     session = Session(registry)
@@ -140,7 +140,7 @@ async def test_a_session_on_another_loop_is_told_there_and_one_whose_loop_has_en
     assert len(session.synced) == 1
 
 
-def test_a_session_without_a_loop_is_refused() -> None:
+def test_a_session_without_an_event_loop_is_refused() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         ToolRegistry().add_session(Session(ToolRegistry()))
 
@@ -190,7 +190,7 @@ async def test_a_realtime_session_has_the_tools_when_registering_and_syncing_ret
         assert socket.tools[-1] == ["second"]
 
 
-async def test_what_a_realtime_session_cannot_send_is_raised() -> None:
+async def test_an_error_of_a_realtime_session_is_raised() -> None:
     registry, socket, session = await opened()
     async with session:
         socket.refuses = ConnectionResetError("gone")
@@ -201,14 +201,14 @@ async def test_what_a_realtime_session_cannot_send_is_raised() -> None:
         assert socket.tools[-1] == ["first", "second", "third"]
 
 
-async def test_a_realtime_session_that_is_closed_holds_nobody_up() -> None:
+async def test_a_closed_realtime_session_delays_no_registration() -> None:
     registry, socket, session = await opened()
     await session.close()
     await within(registry.register_tool_and_sync(plain("second")))
     assert socket.tools == [["first"]]
 
 
-async def test_a_realtime_session_that_follows_hears_of_a_registration_by_and_by() -> None:
+async def test_a_realtime_session_that_follows_changes_is_synced_later() -> None:
     registry, socket, session = await opened()
     async with session:
         session.follow()
@@ -222,8 +222,8 @@ async def test_a_realtime_session_calls_the_tools_of_the_registry() -> None:
     session._send = sent.append  # the rest is what it says to the model
     async with session:
         await session.feed({"type": "response.created", "response": {"id": "r1"}})
-        asked = {"response_id": "r1", "call_id": "c1", "name": "first", "arguments": "{}"}
-        await session.feed({"type": "response.function_call_arguments.done", **asked})
+        call = {"response_id": "r1", "call_id": "c1", "name": "first", "arguments": "{}"}
+        await session.feed({"type": "response.function_call_arguments.done", **call})
         await session.feed({"type": "response.done", "response": {"id": "r1", "status": "completed", "output": []}})
         await until(lambda: sent, "the answer")
         assert sent[0]["item"]["output"] == "first"

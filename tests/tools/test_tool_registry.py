@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.samples import ANYTHING, CITY, Held, offer, with_tools, within
+from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer, with_tools, within
 from toolbus.errors import Code
 from toolbus.sdk import Reply, ToolScope, text
 from toolbus.tools import ToolRegistry
@@ -20,7 +20,7 @@ from toolbus.tools.tool_registry import MAX_NESTED
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"),
+    ("returned", "expected"),
     [
         ("晴 \n \x00", "晴 \n \x00"),
         ("", ""),
@@ -36,16 +36,16 @@ from toolbus.tools.tool_registry import MAX_NESTED
     ],
     ids=repr,
 )
-async def test_a_text_is_returned_as_it_is_and_everything_else_as_text(returned: Any, told: str) -> None:
+async def test_text_is_returned_unchanged_and_any_other_result_as_json_text(returned: Any, expected: str) -> None:
     registry = ToolRegistry()
 
     @registry.tool("gives", "d", ANYTHING)
     async def gives() -> Any:
         return returned
 
-    said = await registry.call("gives", {})
-    assert type(said) is str
-    assert said == told
+    text = await registry.call("gives", {})
+    assert type(text) is str
+    assert text == expected
 
 
 class Odd(Exception):
@@ -54,7 +54,7 @@ class Odd(Exception):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "expected"),
     [
         (ValueError("no such city"), "ValueError: no such city"),
         (KeyError("x"), "KeyError: 'x'"),
@@ -66,8 +66,8 @@ class Odd(Exception):
     ],
     ids=["value", "key", "odd", "exit", "stop", "timeout", "half a character"],
 )
-async def test_what_a_handler_raises_is_returned_for_the_model_to_read(
-    raised: BaseException, told: str, monkeypatch: pytest.MonkeyPatch
+async def test_an_exception_of_a_handler_is_returned_as_text_for_the_model(
+    raised: BaseException, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # pytest-xdist sends what was logged to another process, and cannot where half a character is in it.
     monkeypatch.setattr(logging.getLogger("toolbus.functions.runner"), "disabled", True)
@@ -81,22 +81,22 @@ async def test_what_a_handler_raises_is_returned_for_the_model_to_read(
     def fails_plainly() -> str:
         raise raised
 
-    assert await registry.call("fails", {}) == told
-    assert await registry.call("fails_plainly", {}) == told
+    assert await registry.call("fails", {}) == expected
+    assert await registry.call("fails_plainly", {}) == expected
 
 
 @pytest.mark.parametrize(
     "returned", [object(), {"a": object()}, float("nan"), b"bytes"], ids=lambda each: type(each).__name__
 )
-async def test_what_json_cannot_hold_is_an_error_text(returned: Any) -> None:
+async def test_a_result_that_json_cannot_hold_is_an_error_text(returned: Any) -> None:
     registry = ToolRegistry()
 
     @registry.tool("gives", "d", ANYTHING)
     async def gives() -> Any:
         return returned
 
-    said = await registry.call("gives", {})
-    assert "Error" in said
+    text = await registry.call("gives", {})
+    assert "Error" in text
     assert (await registry.call_result("gives", {})).is_error
 
 
@@ -113,7 +113,7 @@ async def test_a_result_may_be_far_larger_than_a_message_of_the_wire() -> None:
 # -- what goes in ----------------------------------------------------------------------------------------------------
 
 
-async def test_arguments_are_keywords_given_as_an_object_or_as_its_text() -> None:
+async def test_arguments_are_passed_as_an_object_or_as_json_text() -> None:
     registry = ToolRegistry()
 
     @registry.tool("echo", "d", ANYTHING)
@@ -136,7 +136,7 @@ def deep(levels: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ({}, "location"),
         ({"location": 5}, "location"),
@@ -153,7 +153,9 @@ def deep(levels: int) -> Any:
     ],
     ids=lambda each: str(type(each).__name__),
 )
-async def test_arguments_that_do_not_fit_are_an_error_text_and_the_tool_does_not_run(arguments: Any, told: str) -> None:
+async def test_arguments_that_do_not_fit_are_an_error_text_and_the_tool_does_not_run(
+    arguments: Any, expected: str
+) -> None:
     registry, runs = ToolRegistry(), []
 
     @registry.tool("weather", "d", CITY)
@@ -161,9 +163,9 @@ async def test_arguments_that_do_not_fit_are_an_error_text_and_the_tool_does_not
         runs.append(location)
         return location
 
-    said = await registry.call("weather", arguments)
-    assert type(said) is str
-    assert told in said
+    text = await registry.call("weather", arguments)
+    assert type(text) is str
+    assert expected in text
     assert runs == []
     assert await registry.call("weather", {"location": "Oslo"}) == "Oslo"
 
@@ -171,25 +173,25 @@ async def test_arguments_that_do_not_fit_are_an_error_text_and_the_tool_does_not
 @pytest.mark.parametrize(
     "name", ["nobody", "", "no body", "\ud800", "x" * 5000, None, 5, b"one", ("one",), "toolbus:drain"]
 )
-async def test_a_name_that_nobody_has_is_an_error_text_that_names_the_tools(name: Any) -> None:
-    said = await with_tools("one", "two").call(name, {})
-    assert said.startswith("there is no tool ")
-    assert said.endswith("; there are: one, two")
-    assert len(said) < 200
+async def test_an_unknown_name_is_an_error_text_that_names_the_tools(name: Any) -> None:
+    text = await with_tools("one", "two").call(name, {})
+    assert text.startswith("there is no tool ")
+    assert text.endswith("; there are: one, two")
+    assert len(text) < 200
 
 
 async def test_an_empty_registry_says_that_there_are_no_tools() -> None:
     assert await ToolRegistry().call("one", {}) == "there is no tool 'one'; there are: none"
 
 
-async def test_no_user_may_be_none_as_well() -> None:
+async def test_none_means_no_user() -> None:
     registry = with_tools("one")
     registry.set_permissions({"one": ["ann"]})
     assert await registry.call("one", {}, None) == await registry.call("one", {}, "") == "one"
 
 
 @pytest.mark.parametrize("user_id", [5, b"ann", "\ud800"])
-async def test_a_user_that_is_no_text_is_an_error_text(user_id: Any) -> None:
+async def test_a_user_that_is_not_text_is_an_error_text(user_id: Any) -> None:
     assert (await with_tools("one").call("one", {}, user_id)).startswith("tool 'one' was not called")
 
 
@@ -202,7 +204,7 @@ async def test_a_call_takes_its_arguments_by_position_and_by_keyword() -> None:
 # -- handlers --------------------------------------------------------------------------------------------------------
 
 
-async def test_handlers_of_every_kind_can_be_tools() -> None:
+async def test_every_kind_of_callable_can_be_a_handler() -> None:
     registry = ToolRegistry()
     both = {"ctx": "given", "n": 2}
 
@@ -241,7 +243,7 @@ async def test_handlers_of_every_kind_can_be_tools() -> None:
         assert await registry.call(f"t{number}", {"n": both["n"]}, ctx=both["ctx"]) == "given 2", handler
 
 
-async def test_a_handler_runs_on_the_loop_of_its_caller_and_can_use_what_belongs_to_it() -> None:
+async def test_a_handler_runs_on_the_event_loop_of_its_caller() -> None:
     registry, lock, seen = ToolRegistry(), asyncio.Lock(), []
 
     @registry.tool("locks", "d", ANYTHING)
@@ -259,7 +261,7 @@ async def test_a_handler_runs_on_the_loop_of_its_caller_and_can_use_what_belongs
     assert seen == [asyncio.get_running_loop()]
 
 
-async def test_a_plain_function_runs_on_a_thread_and_holds_nobody_up() -> None:
+async def test_a_plain_function_runs_on_a_thread_and_blocks_no_other_call() -> None:
     registry, go = ToolRegistry(), threading.Event()
     offer(registry, "one")
 
@@ -289,8 +291,8 @@ async def test_context_variables_of_the_caller_reach_handlers_of_both_kinds() ->
         variable.set(value)
         return await registry.call(name, {})
 
-    said = await asyncio.gather(*(call(name, f"{name} {n}") for n in range(20) for name in ("waits", "plain")))
-    assert said == [f"{name} {n}" for n in range(20) for name in ("waits", "plain")]
+    text = await asyncio.gather(*(call(name, f"{name} {n}") for n in range(20) for name in ("waits", "plain")))
+    assert text == [f"{name} {n}" for n in range(20) for name in ("waits", "plain")]
     assert await registry.call("waits", {}) == "unset"
 
 
@@ -315,7 +317,7 @@ async def test_a_handler_that_asks_for_its_scope_gets_it() -> None:
 
 
 async def test_cancelling_the_caller_cancels_the_handler() -> None:
-    registry, held = ToolRegistry(), Held()
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     call = asyncio.create_task(registry.call("waits", {}))
     while not held.begun:
@@ -328,9 +330,9 @@ async def test_cancelling_the_caller_cancels_the_handler() -> None:
     assert registry.records()[0].code is Code.CANCELLED
 
 
-async def test_a_caller_can_stop_waiting_for_a_handler_that_hangs() -> None:
+async def test_a_caller_can_cancel_the_wait_for_a_handler_that_hangs() -> None:
     registry = ToolRegistry()
-    asked, go = asyncio.Event(), asyncio.Event()
+    called, go = asyncio.Event(), asyncio.Event()
 
     @registry.tool("hangs", "d", ANYTHING)
     async def hangs() -> str:
@@ -338,12 +340,12 @@ async def test_a_caller_can_stop_waiting_for_a_handler_that_hangs() -> None:
             try:
                 await go.wait()
             except asyncio.CancelledError:
-                asked.set()
+                called.set()
         return "too late"
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(registry.call("hangs", {}), 0.05)
-    await within(asked.wait())
+    await within(called.wait())
     assert await registry.call("nobody", {}) == "there is no tool 'nobody'; there are: hangs"
     go.set()
 
@@ -359,7 +361,7 @@ async def test_a_handler_that_cancels_itself_is_an_error_text() -> None:
 
 
 async def test_a_timeout_that_a_tool_declares_ends_its_calls() -> None:
-    registry, held = ToolRegistry(), Held()
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING, timeout=0.05)(held)
     assert (await within(registry.call("waits", {}))).startswith("no result from tool 'waits' within 0.05 s")
     while not held.cancelled:
@@ -380,16 +382,16 @@ async def test_a_tool_without_a_timeout_may_run_for_a_day() -> None:
 
 
 async def test_many_thousand_calls_run_at_once_and_none_is_refused() -> None:
-    registry, held = ToolRegistry(), Held()
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
     calls = [asyncio.create_task(registry.call("waits", {})) for _ in range(5_000)]
     while held.begun < 5_000:
         await asyncio.sleep(0)
-    held.let_go()
-    assert set(await within(asyncio.gather(*calls))) == {"let go"}
+    held.release()
+    assert set(await within(asyncio.gather(*calls))) == {"released"}
 
 
-async def test_calls_are_on_record_newest_first() -> None:
+async def test_call_records_are_listed_newest_first() -> None:
     registry = with_tools("one", "two")
     await registry.call("one", {}, "ann")
     await registry.call("two", {})
@@ -427,7 +429,7 @@ async def test_tools_that_call_each_other_without_end_are_stopped() -> None:
 
 
 async def test_cancelling_the_outer_call_cancels_the_inner_one() -> None:
-    registry, held = ToolRegistry(), Held()
+    registry, held = ToolRegistry(), BlockedTool()
     registry.tool("inner", "d", ANYTHING)(held)
 
     @registry.tool("outer", "d", ANYTHING)
@@ -443,7 +445,7 @@ async def test_cancelling_the_outer_call_cancels_the_inner_one() -> None:
     assert call.cancelled()
 
 
-async def test_a_result_can_be_had_as_a_record() -> None:
+async def test_call_result_returns_the_result_as_a_record() -> None:
     registry = ToolRegistry()
     registry.tool("gives", "d", ANYTHING)(lambda: {"n": 1})
     (listed,) = await _tools(registry)
