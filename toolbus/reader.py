@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -219,6 +218,8 @@ def read_file(path: Path, read: Callable[[Any], T]) -> T:
     Raises:
         SetupError: naming the file, and what is wrong in it.
     """
+    import tomllib  # the processes of drop-in tools read no TOML, and start sooner without it
+
     try:
         text = path.read_text("utf-8-sig")
         return read(tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text))

@@ -1,4 +1,4 @@
-"""The tools that come along: which there are, and what becomes of a folder that one is added to."""
+"""The bundled tools: which there are, and adding one to a folder."""
 
 import json
 import tomllib
@@ -20,7 +20,7 @@ def manifest(folder: Path) -> Any:
     return json.loads((folder / "_manifest.json").read_text())
 
 
-def test_four_files_come_along_each_with_what_it_needs() -> None:
+def test_four_tools_are_bundled_each_with_the_files_that_it_needs() -> None:
     assert {name: tool.files for name, tool in TOOLS.items()} == {
         "archive_search": ("data/archive_index.json", "_common.py", "archive_search.py"),
         "directory": ("data/directory.json", "_common.py", "directory.py"),
@@ -29,11 +29,11 @@ def test_four_files_come_along_each_with_what_it_needs() -> None:
     }
 
 
-def test_the_wheel_holds_everything_that_can_be_added() -> None:
+def test_the_wheel_includes_every_file_that_can_be_added() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    held = wheel["force-include"]
+    included = wheel["force-include"]
     needed = {"_manifest.json", "README.md"}.union(*(tool.files for tool in TOOLS.values()))
-    assert held == {f"examples/dropin/{file}": f"toolbus/bundled_dropin/{file}" for file in needed}
+    assert included == {f"examples/dropin/{file}": f"toolbus/bundled_dropin/{file}" for file in needed}
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=list(TOOLS))
@@ -50,7 +50,7 @@ def test_an_added_tool_loads_with_its_grants_and_a_second_time_changes_nothing(t
     assert not again.granted
 
 
-def test_all_of_them_together_are_the_folder_that_they_are_from(tmp_path: Path) -> None:
+def test_all_bundled_tools_together_have_the_manifest_of_the_examples(tmp_path: Path) -> None:
     (tmp_path / "_manifest.json").write_text('{"allow": []}')
     for tool in TOOLS.values():
         add(tool, tmp_path)
@@ -59,10 +59,10 @@ def test_all_of_them_together_are_the_folder_that_they_are_from(tmp_path: Path) 
     assert manifest(tmp_path)["files"] == ours["files"]
 
 
-def test_what_a_manifest_says_already_stays(tmp_path: Path) -> None:
+def test_existing_grants_of_a_manifest_stay(tmp_path: Path) -> None:
     own = {"connect": ["127.0.0.1:22"], "read": ["/etc/hostname"], "memory_mb": 256}
-    said = {"allow": ["mine.py"], "files": {"directory.py": own, "mine.py": {"secrets": ["KEY"]}}}
-    (tmp_path / "_manifest.json").write_text(json.dumps(said))
+    content = {"allow": ["mine.py"], "files": {"directory.py": own, "mine.py": {"secrets": ["KEY"]}}}
+    (tmp_path / "_manifest.json").write_text(json.dumps(content))
     assert add(TOOLS["directory"], tmp_path).granted
     assert manifest(tmp_path) == {
         "allow": ["mine.py", "_common.py", "directory.py"],
@@ -74,7 +74,7 @@ def test_what_a_manifest_says_already_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["_common.py", "relay_message.py"])
-def test_a_file_that_was_changed_is_overwritten_by_force_only(tmp_path: Path, file: str) -> None:
+def test_a_changed_file_is_overwritten_with_force_only(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("mine = 1\n")
     with pytest.raises(SetupError, match=rf"{file} would be overwritten.*--force"):
         add(TOOLS["relay_message"], tmp_path)
@@ -83,20 +83,20 @@ def test_a_file_that_was_changed_is_overwritten_by_force_only(tmp_path: Path, fi
     assert (tmp_path / file).read_bytes() == (ROOT / "examples/dropin" / file).read_bytes()
 
 
-def test_a_broken_manifest_keeps_the_tool_file_out(tmp_path: Path) -> None:
+def test_nothing_is_added_beside_a_broken_manifest(tmp_path: Path) -> None:
     (tmp_path / "_manifest.json").write_text("{")
     with pytest.raises(
-        SetupError, match=f"nothing was added, since the manifest in {tmp_path} is broken: .*is no JSON"
+        SetupError, match=f"nothing was added, since the manifest in {tmp_path} is broken: .*is not JSON"
     ):
         add(TOOLS["relay_message"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["_manifest.json"]
 
 
-def test_where_nobody_can_write_the_reason_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="No such file or directory: make its folder"):
+def test_a_folder_that_cannot_be_written_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="No such file or directory: create its parent folder"):
         add(TOOLS["this_host"], tmp_path / "not" / "there")
     (tmp_path / "file").write_text("")
-    with pytest.raises(SetupError, match="file is no folder: name another one with --dir"):
+    with pytest.raises(SetupError, match="file is not a folder: name another one with --dir"):
         add(TOOLS["this_host"], tmp_path / "file")
 
 

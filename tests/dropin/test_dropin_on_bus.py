@@ -1,4 +1,4 @@
-"""A folder's tools attached to a real bus: what the bus adds to them, and what a host reads."""
+"""A folder's tools on a real bus: checked arguments, results and order as a host sees them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -55,17 +55,19 @@ async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
 
 
 @pytest.mark.parametrize("name", ["greet", "shout", "who", "fails"])
-async def test_arguments_are_checked_before_a_tool_sees_them(bus: Bus, name: str) -> None:
+async def test_arguments_are_checked_before_a_tool_gets_them(bus: Bus, name: str) -> None:
     for arguments in ({"name": 5}, {}, "[]", '{"name": '):
         result = await bus.call(name, arguments)
         assert result.error is not None
         assert result.error.code is Code.INVALID_ARGUMENTS
 
 
-async def test_every_shape_answers_over_the_wire(bus: Bus) -> None:
+async def test_tools_of_every_declaration_answer_over_the_wire(bus: Bus) -> None:
     context = CallContext(user_id="u1", attributes={"level": "30"})
-    asked = {"name": "Ada", "userId": "root"}
-    texts = {name: text_of(await bus.call(name, asked, context=context)) for name in ("greet", "shout", "who", "fails")}
+    arguments = {"name": "Ada", "userId": "root"}
+    texts = {
+        name: text_of(await bus.call(name, arguments, context=context)) for name in ("greet", "shout", "who", "fails")
+    }
     assert texts == {
         "greet": '{"args":{"name":"Ada"},"user":"u1","level":30}',
         "shout": "ADA",

@@ -1,4 +1,4 @@
-"""The four shapes of a drop-in file, as their authors write them, and what is refused."""
+"""The four ways in which a drop-in file declares its tools, and which declarations are refused."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def weather(city: str) -> str:
 '''
 
 
-async def test_a_registered_tool_is_offered_as_its_definition_says(tmp_path: Path) -> None:
+async def test_a_registered_tool_is_offered_with_its_definition(tmp_path: Path) -> None:
     loaded = load_one(tmp_path, REGISTERED)
     tool = loaded.specs[0].tool
     assert (tool.name, tool.description) == ("greet", "Greets somebody.")
@@ -66,7 +66,7 @@ async def test_a_registered_tool_is_offered_as_its_definition_says(tmp_path: Pat
         "from toolbus.dropin import llm_tool_register as r\nr({'name': 'greet', 'execute': greet, 'def': FLAT})",
     ],
 )
-async def test_a_tool_can_be_registered_in_every_way_that_authors_write_it(tmp_path: Path, register: str) -> None:
+async def test_every_form_of_a_registration_offers_the_same_tool(tmp_path: Path, register: str) -> None:
     loaded = load_one(tmp_path, f"FLAT = {PLAIN!r}\ndef greet(args, env): return 'hello'\n{register}")
     assert loaded.specs[0].tool.description == "Does it."
     assert loaded.specs[0].tool.parameters == PLAIN["parameters"]
@@ -84,13 +84,13 @@ async def test_a_tool_can_be_registered_in_every_way_that_authors_write_it(tmp_p
         {},
     ],
 )
-def test_a_registration_that_lacks_a_part_raises_the_known_sentence(spec: dict[str, Any]) -> None:
-    with pytest.raises(InvalidTool) as raised:
+def test_an_incomplete_registration_raises_the_text_that_authors_know(spec: dict[str, Any]) -> None:
+    with pytest.raises(InvalidTool) as error:
         llm_tool_register(spec)
-    assert str(raised.value) == INCOMPLETE
+    assert str(error.value) == INCOMPLETE
 
 
-def test_a_file_that_registers_half_a_tool_is_skipped_for_that_sentence(tmp_path: Path) -> None:
+def test_a_file_with_an_incomplete_registration_is_skipped_with_that_text(tmp_path: Path) -> None:
     loaded = load(tmp_path, {"half.py": "register_tool(name='half', execute=print)", "whole.py": REGISTERED})
     assert names(loaded) == ["greet"]
     assert INCOMPLETE in skipped(loaded)["half.py"]
@@ -120,7 +120,7 @@ def test_a_file_that_registers_half_a_tool_is_skipped_for_that_sentence(tmp_path
         ("name='a', execute=lambda **arguments: 1, definition=FLAT", ("**arguments", "execute(args, env)")),
     ],
 )
-def test_a_registration_that_breaks_a_rule_is_told_and_its_file_skipped(
+def test_a_file_whose_registration_breaks_a_rule_is_skipped_with_the_reason(
     tmp_path: Path, registration: str, words: tuple[str, ...]
 ) -> None:
     loaded = load(tmp_path, {"bad.py": f"FLAT = {PLAIN!r}\ndef run(args, env): ...\nregister_tool({registration})"})
@@ -129,19 +129,19 @@ def test_a_registration_that_breaks_a_rule_is_told_and_its_file_skipped(
 
 
 def test_a_registration_outside_of_a_file_is_refused() -> None:
-    with pytest.raises(InvalidTool, match="while its file is loaded"):
+    with pytest.raises(InvalidTool, match="while a file is loaded"):
         register_tool(name="late", execute=print, definition=PLAIN)
 
 
 async def test_a_registration_from_a_running_tool_fails_that_call_alone(tmp_path: Path) -> None:
     text = f"def run(args): register_tool(name='b', execute=run, definition={PLAIN!r})\n"
     loaded = load_one(tmp_path, text + f"register_tool(name='a', execute=run, definition={PLAIN!r})")
-    assert "while its file is loaded" in (await call(loaded, "a")).output["error"]
+    assert "while a file is loaded" in (await call(loaded, "a")).output["error"]
     assert names(loaded) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("written", "output"),
+    ("code", "output"),
     [
         ("def execute(args, env): return [args, env['user_id']]", [{"x": 1}, "u1"]),
         ("async def execute(args, env): return [args, env['user_id']]", [{"x": 1}, "u1"]),
@@ -161,13 +161,15 @@ async def test_a_registration_from_a_running_tool_fails_that_call_alone(tmp_path
         ("from functools import partial\ndef f(n, args, env): return n\nexecute = partial(f, 7)", 7),
     ],
 )
-async def test_execute_gets_as_much_of_args_and_env_as_it_takes(tmp_path: Path, written: str, output: Any) -> None:
-    loaded = load_one(tmp_path, f"{written}\nregister_tool(name='a', execute=execute, definition={PLAIN!r})")
+async def test_execute_gets_as_many_of_args_and_env_as_it_has_parameters(
+    tmp_path: Path, code: str, output: Any
+) -> None:
+    loaded = load_one(tmp_path, f"{code}\nregister_tool(name='a', execute=execute, definition={PLAIN!r})")
     scope = ToolScope("c1", "a", context=CallContext(user_id="u1"))
     assert (await call(loaded, "a", {"x": 1}, scope)).output == output
 
 
-async def test_without_arguments_and_context_execute_gets_an_empty_dict_and_nobody(tmp_path: Path) -> None:
+async def test_without_arguments_and_context_execute_gets_an_empty_dict_and_no_user(tmp_path: Path) -> None:
     text = "def run(args, env): return [args, type(args).__name__, env['user_id'], env['attributes'] == {}]\n"
     loaded = load_one(tmp_path, text + f"register_tool(name='a', execute=run, definition={PLAIN!r})")
     assert (await call(loaded, "a", "")).output == [{}, "dict", "", True]
@@ -196,7 +198,7 @@ async def test_options_of_a_registration_reach_the_tool(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [STARGAZER, LISTED, DECORATED], ids=["TOOL_NAME", "TOOLS", "llm_tool"])
-async def test_the_other_shapes_offer_a_tool_that_takes_keywords(tmp_path: Path, text: str) -> None:
+async def test_the_other_declarations_offer_a_tool_that_takes_keywords(tmp_path: Path, text: str) -> None:
     loaded = load_one(tmp_path, text)
     tool = loaded.specs[0].tool
     assert (tool.name, tool.description) == ("weather", "Tells the weather.")
@@ -210,14 +212,14 @@ async def test_a_list_offers_its_tools_in_order_async_or_not(tmp_path: Path) -> 
     assert (await call(loaded, "tide", {"city": "Oslo"})).output == "high in Oslo"
 
 
-async def test_a_plain_run_is_as_good_as_an_async_one(tmp_path: Path) -> None:
+async def test_a_plain_run_is_offered_like_an_async_one(tmp_path: Path) -> None:
     loaded = load_one(tmp_path, STARGAZER.replace("async def", "def"))
     assert (await call(loaded, "weather", {"city": "Oslo"})).output == "sunny in Oslo"
 
 
 @pytest.mark.parametrize("text", [STARGAZER, LISTED], ids=["TOOL_NAME", "TOOLS"])
 @pytest.mark.parametrize("flag", ["NO_BACKGROUND", "ALLOW_REPEAT"])
-def test_flags_of_a_file_are_those_of_its_tools(tmp_path: Path, text: str, flag: str) -> None:
+def test_flags_of_a_file_apply_to_its_tools(tmp_path: Path, text: str, flag: str) -> None:
     plain = load_one(tmp_path, text).specs[0].tool
     flagged = load_one(tmp_path, f"{text}\nTOOL_{flag} = True").specs[0].tool
     assert (plain.no_background, plain.allow_repeat) == (False, False)
@@ -227,7 +229,7 @@ def test_flags_of_a_file_are_those_of_its_tools(tmp_path: Path, text: str, flag:
 @pytest.mark.parametrize(
     "text", [REGISTERED, STARGAZER, LISTED, DECORATED], ids=["register_tool", "TOOL_NAME", "TOOLS", "llm_tool"]
 )
-def test_the_level_of_a_file_is_that_of_all_its_tools(tmp_path: Path, text: str) -> None:
+def test_the_level_of_a_file_applies_to_all_its_tools(tmp_path: Path, text: str) -> None:
     assert {spec.tool.min_level for spec in load_one(tmp_path, text).specs} == {0}
     assert {spec.tool.min_level for spec in load_one(tmp_path, f"{text}\nTOOL_MIN_LEVEL = 50").specs} == {50}
 
@@ -241,18 +243,18 @@ def test_the_level_of_a_file_is_that_of_all_its_tools(tmp_path: Path, text: str)
     ],
     ids=["register_tool", "TOOLS", "llm_tool"],
 )
-def test_a_tools_own_level_wins_over_its_files(tmp_path: Path, text: str) -> None:
+def test_a_tools_own_level_overrides_that_of_its_file(tmp_path: Path, text: str) -> None:
     assert load_one(tmp_path, f"{text}\nTOOL_MIN_LEVEL = 50").specs[0].tool.min_level == 90
 
 
 @pytest.mark.parametrize("level", ["'50'", "-1", "True", "1.5", "None"])
-def test_a_level_that_is_none_skips_the_file(tmp_path: Path, level: str) -> None:
+def test_an_invalid_level_skips_the_file(tmp_path: Path, level: str) -> None:
     loaded = load(tmp_path, {"one.py": f"{STARGAZER}\nTOOL_MIN_LEVEL = {level}"})
     assert loaded.specs == ()
     assert "min_level is" in skipped(loaded)["one.py"]
 
 
-def test_an_entrys_own_flag_wins_over_its_files(tmp_path: Path) -> None:
+def test_an_entrys_own_flag_overrides_that_of_its_file(tmp_path: Path) -> None:
     text = """
     TOOL_ALLOW_REPEAT = True
     TOOLS = [{"name": "a", "handler": print, "allow_repeat": False}, {"name": "b", "handler": print}]
@@ -279,7 +281,7 @@ async def test_ctx_is_the_scope_of_the_call_whatever_its_hint(tmp_path: Path, hi
     assert (await call(loaded, "who", {"city": "Oslo"}, scope)).output == ["Oslo", "u1"]
 
 
-async def test_a_ctx_is_not_in_a_schema_that_is_read_from_hints(tmp_path: Path) -> None:
+async def test_ctx_is_left_out_of_a_schema_from_hints(tmp_path: Path) -> None:
     text = "from typing import Any\nTOOL_NAME = 'a'\ndef run(city: str, ctx: Any = None): return ctx.tool"
     loaded = load_one(tmp_path, text)
     assert loaded.specs[0].tool.parameters == {
@@ -312,23 +314,23 @@ def test_a_tool_without_description_and_schema_is_read_from_its_function(tmp_pat
         ("TOOLS = [{'name': 'a', 'handler': print, 'min_level': 'high'}]", ("min_level", "'high'")),
         ("TOOL_DESCRIPTION = 'x'\ndef run(): ...", ("TOOL_DESCRIPTION", "without TOOL_NAME")),
         ("TOOL_NAME = 'a'\nTOOL_PARAMETERS = {'x': {'type': 'string'}}\ndef run(x): ...", ("'x'", '"properties"')),
-        ("TOOLS = [{'name': 'a', 'handler': print, 'colour': 1}]", ("'colour'", "no option")),
+        ("TOOLS = [{'name': 'a', 'handler': print, 'colour': 1}]", ("'colour'", "not an option")),
         ("from toolbus import llm_tool\n@llm_tool\ndef f(a, /): ...", ("positional-only",)),
         ("from toolbus import llm_tool\n@llm_tool(name='a b')\ndef f(): ...", ("'a b'",)),
     ],
 )
-def test_a_malformed_file_is_told_and_skipped(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+def test_a_malformed_file_is_skipped_with_the_reason(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
     loaded = load(tmp_path, {"bad.py": text, "good.py": REGISTERED})
     assert names(loaded) == ["greet"]
     assert [word for word in words if word not in skipped(loaded)["bad.py"]] == []
 
 
-def test_a_file_may_mix_the_shapes(tmp_path: Path) -> None:
+def test_a_file_may_mix_the_declarations(tmp_path: Path) -> None:
     text = f"{DECORATED}\nTOOLS = [dict(name='two', handler=print)]\nTOOL_NAME = 'one'\ndef run(): ...\n{REGISTERED}"
     assert names(load_one(tmp_path, text)) == ["greet", "one", "two", "weather"]
 
 
-def test_every_tool_says_where_it_is_from_and_keeps_what_its_author_said(tmp_path: Path) -> None:
+def test_metadata_names_the_file_and_keeps_what_its_author_set(tmp_path: Path) -> None:
     loaded = load(tmp_path, {"a.py": REGISTERED, "b.py": DECORATED})
     metadata = [json.loads(spec.tool.metadata_json) for spec in loaded.specs]
     assert metadata == [

@@ -1,4 +1,4 @@
-"""Loading a folder: order, helpers, broken files, duplicates, the manifest; and nothing of it shows elsewhere."""
+"""Loading a folder: order, helpers, broken files, duplicates, the manifest, and no effect on the program."""
 
 import logging
 import os
@@ -64,7 +64,7 @@ async def test_a_helper_is_imported_by_its_name_and_shared(tmp_path: Path) -> No
     assert (await call(loaded, "c")).output == ["HELLO", "X", ["a", "b"]]
 
 
-def test_a_helper_is_nobody_elses_module_and_the_path_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_helper_is_not_a_module_of_the_program_and_the_path_stays_as_it_is(tmp_path: Path) -> None:
     before, path = set(sys.modules), list(sys.path)
     helpers = {"_json.py": "own = True", "_common.py": "", "a.py": tool("a", more="import _json\n_json.own")}
     assert load(tmp_path, helpers).problems == ()
@@ -76,7 +76,7 @@ def test_a_helper_is_nobody_elses_module_and_the_path_stays_as_it_is(tmp_path: P
         __import__("_common")
 
 
-def test_a_file_that_loads_leaves_nothing_beside_it_and_nothing_in_builtins(tmp_path: Path) -> None:
+def test_loading_a_file_writes_no_bytecode_and_changes_no_builtins(tmp_path: Path) -> None:
     load_one(tmp_path, REGISTERED)
     assert os.listdir(tmp_path) == ["one.py"]
     with pytest.raises(NameError):
@@ -168,13 +168,13 @@ async def test_a_file_that_fails_is_skipped_with_its_reason_and_the_others_load(
     assert "json" in sys.modules
 
 
-def test_a_reason_is_of_bounded_length(tmp_path: Path) -> None:
+def test_the_reason_of_a_problem_is_shortened(tmp_path: Path) -> None:
     loaded = load(tmp_path, {"a.py": "raise ValueError('x' * 100_000)"})
     assert len(skipped(loaded)["a.py"]) < 600
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to nowhere"])
-def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_not_a_file_is_reported_without_waiting(tmp_path: Path, kind: str) -> None:
     odd = tmp_path / "odd.py"
     match kind:
         case "folder":
@@ -185,24 +185,24 @@ def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, kind: str) -
             odd.symlink_to("gone")
     loaded = load(tmp_path, {"a.py": tool("a")})
     assert names(loaded) == ["a"]
-    assert "no file that can be read" in skipped(loaded)["odd.py"]
+    assert "not a readable file" in skipped(loaded)["odd.py"]
 
 
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_bytes
 
-    def refusing(path: Path) -> bytes:
+    def read_or_refuse(path: Path) -> bytes:
         if path.name == "closed.py":
             raise PermissionError(13, "Permission denied", str(path))
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refusing)
+    monkeypatch.setattr(Path, "read_bytes", read_or_refuse)
     loaded = load(tmp_path, {"closed.py": tool("closed"), "open.py": tool("open")})
     assert names(loaded) == ["open"]
     assert "Permission denied" in skipped(loaded)["closed.py"]
 
 
-def test_a_name_that_is_no_utf_8_is_told_in_a_text_that_is(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf_8_is_reported_in_valid_utf_8(tmp_path: Path) -> None:
     with open(os.fsencode(tmp_path) + b"/\xff.py", "w", encoding="utf-8") as file:
         file.write(tool("x"))
     (problem,) = load_folder(tmp_path).problems
@@ -210,7 +210,7 @@ def test_a_name_that_is_no_utf_8_is_told_in_a_text_that_is(tmp_path: Path) -> No
     assert problem.reason.isascii()
 
 
-def test_a_file_that_registers_nothing_is_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_tools_is_not_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loaded = load(tmp_path, {"_common.py": "x = 1", "words.py": "y = 2", "empty.py": "", "note.py": "# nothing yet"})
     assert (loaded.specs, loaded.problems) == ((), ())
     assert caplog.records == []
@@ -220,7 +220,7 @@ def test_an_empty_folder_offers_nothing(tmp_path: Path) -> None:
     assert load_folder(tmp_path).problems == ()
 
 
-def test_a_folder_that_cannot_be_listed_is_told_and_offers_nothing(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_listed_is_a_problem_and_offers_nothing(tmp_path: Path) -> None:
     loaded = load_folder(tmp_path / "gone")
     assert loaded.specs == ()
     (problem,) = loaded.problems
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_listed_is_told_and_offers_nothing(tmp_path: Pat
     assert "cannot be listed" in problem.reason
 
 
-async def test_of_two_tools_of_a_name_the_later_wins_and_the_place_stays(
+async def test_of_two_tools_with_one_name_the_later_wins_in_the_place_of_the_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {"a.py": tool("x", "from a"), "b.py": tool("y"), "c.py": tool("x", "from c")}
@@ -251,7 +251,7 @@ def test_a_file_that_fails_does_not_reserve_a_place(tmp_path: Path) -> None:
     assert names(loaded) == ["y", "x"]
 
 
-def test_an_import_of_a_decorated_helper_is_no_second_tool(tmp_path: Path) -> None:
+def test_an_import_of_a_decorated_helper_is_not_a_second_tool(tmp_path: Path) -> None:
     helper = "from toolbus import llm_tool\n@llm_tool\ndef shared(): ..."
     loaded = load(
         tmp_path, {"_common.py": helper, "a.py": "from _common import shared", "b.py": "from _common import *"}
@@ -268,14 +268,14 @@ async def test_a_helper_may_register_for_the_file_that_calls_it(tmp_path: Path) 
     assert '"file": "a.py"' in loaded.specs[0].tool.metadata_json
 
 
-def test_an_import_of_a_helper_that_failed_says_so(tmp_path: Path) -> None:
+def test_the_import_of_a_helper_that_failed_is_an_error_that_names_it(tmp_path: Path) -> None:
     loaded = load(tmp_path, {"_a.py": "import _b", "_b.py": "raise ValueError('boom')", "c.py": "import _b"})
     assert "_b.py is not loaded" in skipped(loaded)["_a.py"]
     assert "boom" in skipped(loaded)["_b.py"]
     assert "_b.py is not loaded" in skipped(loaded)["c.py"]
 
 
-def test_only_the_wanted_files_offer_their_tools_and_the_others_are_there_to_import(tmp_path: Path) -> None:
+def test_only_the_offering_files_offer_their_tools_and_the_others_can_be_imported(tmp_path: Path) -> None:
     folder = write(tmp_path, {"_common.py": tool("c", more="x = 1"), "a.py": tool("a", more="from _common import x")})
     loaded = load_files(folder, ["_common.py", "a.py"], offering=["a.py"])
     assert (names(loaded), loaded.problems) == (["a"], ())

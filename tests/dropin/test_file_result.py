@@ -1,4 +1,4 @@
-"""What a model reads of a drop-in tool: results, errors and soft errors."""
+"""The result of a drop-in tool as a model reads it: outputs, errors and soft errors."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ async def result_of(folder: Path, body: str) -> Result:
         ("[]", "[]", "[]"),
     ],
 )
-async def test_a_text_is_read_as_it_is_and_anything_else_as_json(
+async def test_a_text_is_returned_as_it_is_and_anything_else_as_json(
     tmp_path: Path, returned: str, output_json: str, text: str
 ) -> None:
     result = await result_of(tmp_path, f"return {returned}")
@@ -51,7 +51,7 @@ async def test_a_text_is_read_as_it_is_and_anything_else_as_json(
     assert text_of(result) == text
 
 
-async def test_a_function_that_returns_nothing_answers_null(tmp_path: Path) -> None:
+async def test_a_function_without_a_return_value_returns_null(tmp_path: Path) -> None:
     assert (await result_of(tmp_path, "pass")).output_json == "null"
 
 
@@ -67,14 +67,15 @@ async def test_a_function_that_returns_nothing_answers_null(tmp_path: Path) -> N
         ("RecursionError('too deep')", "too deep", "RecursionError"),
         (
             "MemoryError()",
-            "MemoryError: the process has no memory left: hold less at once, or grant more memory_mb in _manifest.json",
+            "MemoryError: the process reached its memory limit: hold less at once, or grant more memory_mb in "
+            "_manifest.json",
             "MemoryError",
         ),
         ('ValueError("a \\"quoted\\" text")', 'a "quoted" text', "ValueError"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_a_raise_is_an_error_body_with_the_typed_error_beside_it(
+async def test_an_exception_is_an_error_output_with_the_typed_error_beside_it(
     tmp_path: Path, raised: str, text: str, reason: str, kind: str
 ) -> None:
     if kind == "async def" and reason == "StopIteration":
@@ -97,13 +98,13 @@ async def test_a_raise_is_an_error_body_with_the_typed_error_beside_it(
         f"async def f(): raise ValueError('boom')\nregister_tool(name='t', execute=lambda: f(), definition={FLAT!r})",
     ],
 )
-async def test_a_model_reads_the_error_body_once_whatever_the_shape(tmp_path: Path, text: str) -> None:
+async def test_a_model_reads_the_error_once_whatever_the_declaration(tmp_path: Path, text: str) -> None:
     result = await call(load_one(tmp_path, text), "t")
     assert text_of(result) == '{"error":"tool exec: boom"}'
     assert object_of(result) == {"error": "tool exec: boom"}
 
 
-async def test_a_tool_that_is_not_there_has_its_own_body(tmp_path: Path) -> None:
+async def test_an_unknown_tool_has_an_error_output_of_its_own(tmp_path: Path) -> None:
     loaded = tool_of(tmp_path, "pass")
     for name in ("nobody", "toString", "__class__", "constructor", ""):
         result = await call(loaded, name)
@@ -114,13 +115,13 @@ async def test_a_tool_that_is_not_there_has_its_own_body(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("returned", ["object()", "float('nan')", "b'bytes'", "{1: {2j}}", "'\\ud800'"])
-async def test_what_json_cannot_hold_is_an_error_that_says_where_it_is(tmp_path: Path, returned: str) -> None:
+async def test_an_output_that_json_cannot_hold_is_an_error_that_names_the_place(tmp_path: Path, returned: str) -> None:
     result = await result_of(tmp_path, f"return {returned}")
     assert result.is_error
     assert result.output["error"].startswith("tool exec: output")
 
 
-async def test_a_text_that_utf_8_cannot_hold_and_a_very_long_one_travel(
+async def test_an_error_text_is_repaired_for_utf_8_and_shortened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not logged here: a captured log that utf-8 cannot hold ends the process that runs the tests.
@@ -132,7 +133,7 @@ async def test_a_text_that_utf_8_cannot_hold_and_a_very_long_one_travel(
     assert result.error.message == result.output["error"]
 
 
-async def test_an_exception_whose_own_text_raises_is_told_by_its_class(
+async def test_an_exception_whose_text_raises_is_named_by_its_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("toolbus.dropin.file_result"), "disabled", True)
@@ -167,7 +168,7 @@ async def test_a_soft_error_is_the_tools_own_output_marked_as_an_error(
         *("{'error': 404}", "{'errors': ['x']}", "[{'error': 'x'}]", '\'{"error": "x"}\''),
     ],
 )
-async def test_what_only_looks_like_a_soft_error_is_a_result(tmp_path: Path, returned: str) -> None:
+async def test_a_falsy_error_or_a_number_is_a_result(tmp_path: Path, returned: str) -> None:
     result = await result_of(tmp_path, f"return {returned}")
     assert (result.output, result.is_error) == (eval(returned), False)
 
@@ -185,7 +186,7 @@ async def test_what_only_looks_like_a_soft_error_is_a_result(tmp_path: Path, ret
         ("return (each for each in ('one ', 'two'))", "one two", False, 0),
     ],
 )
-async def test_what_the_sdk_gives_a_meaning_keeps_it(
+async def test_values_of_the_sdk_keep_their_meaning(
     tmp_path: Path, body: str, output: Any, is_error: bool, parts: int
 ) -> None:
     result = await result_of(tmp_path, body)
@@ -193,7 +194,7 @@ async def test_what_the_sdk_gives_a_meaning_keeps_it(
 
 
 @pytest.mark.parametrize("execute", ["run", "lambda: run()"])
-async def test_a_cancelled_call_ends_as_cancelled_and_not_as_a_failure(tmp_path: Path, execute: str) -> None:
+async def test_a_cancelled_call_ends_with_the_code_cancelled(tmp_path: Path, execute: str) -> None:
     body = f"""
     import asyncio
     begun = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Which files share a process."""
+"""Grouping files by process."""
 
 from pathlib import Path
 
@@ -17,22 +17,22 @@ def test_files_without_grants_share_a_group_and_each_with_grants_is_alone() -> N
     ]
 
 
-def test_groups_stand_in_the_order_of_their_first_files() -> None:
-    found = groups(["a.py", "b.py", "c.py"], Manifest(files={"a.py": GRANTS, "c.py": GRANTS}))
-    assert [group.source for group in found] == ["dropin:a", "dropin", "dropin:c"]
+def test_groups_are_in_the_order_of_their_first_files() -> None:
+    result = groups(["a.py", "b.py", "c.py"], Manifest(files={"a.py": GRANTS, "c.py": GRANTS}))
+    assert [group.source for group in result] == ["dropin:a", "dropin", "dropin:c"]
 
 
 def test_helpers_belong_to_every_group_and_are_loaded_first() -> None:
-    found = groups(["_a.py", "_b.py", "c.py", "d.py"], Manifest(files={"d.py": GRANTS}))
-    assert [group.order for group in found] == [("_a.py", "_b.py", "c.py"), ("_a.py", "_b.py", "d.py")]
-    assert [group.helpers for group in found] == [("_a.py", "_b.py")] * 2
+    result = groups(["_a.py", "_b.py", "c.py", "d.py"], Manifest(files={"d.py": GRANTS}))
+    assert [group.order for group in result] == [("_a.py", "_b.py", "c.py"), ("_a.py", "_b.py", "d.py")]
+    assert [group.helpers for group in result] == [("_a.py", "_b.py")] * 2
 
 
-def test_a_helpers_own_tool_is_offered_by_the_shared_group_alone(tmp_path: Path) -> None:
+def test_a_helpers_own_tool_is_offered_by_the_shared_group_only(tmp_path: Path) -> None:
     text = "register_tool(name={!r}, execute=print, definition={{'description': 'x'}})"
     write(tmp_path, {"_a.py": text.format("shared"), "b.py": "import _a\n" + text.format("b")})
-    found = groups(["_a.py", "b.py"], Manifest(files={"b.py": GRANTS}))
-    offered = {group.source: names(load_files(tmp_path, group.order, offering=group.files)) for group in found}
+    result = groups(["_a.py", "b.py"], Manifest(files={"b.py": GRANTS}))
+    offered = {group.source: names(load_files(tmp_path, group.order, offering=group.files)) for group in result}
     assert offered == {"dropin": ["shared"], "dropin:b": ["b"]}
 
 

@@ -1,4 +1,4 @@
-"""`env`: who a tool is run for, from the host and from nobody else."""
+"""`env`: the user whom a call is made for, set by the host and by no one else."""
 
 import json
 from typing import Any
@@ -18,17 +18,17 @@ def env(user_id: str = "", **attributes: str) -> Any:
     return env_of(ToolScope("c1", "t", context=CallContext(user_id=user_id, attributes=attributes)))
 
 
-def test_everything_is_there_and_empty_where_nobody_said_anything() -> None:
-    nobody = env_of(ToolScope())
-    assert set(nobody) == KEYS
-    assert [key for key, value in nobody.items() if value] == []
+def test_every_key_is_there_and_empty_without_a_context() -> None:
+    call_env = env_of(ToolScope())
+    assert set(call_env) == KEYS
+    assert [key for key, value in call_env.items() if value] == []
 
 
-def test_what_the_host_said_is_spread_and_kept_as_it_was() -> None:
-    given = env("u1", channel="#main", mode="irc", locale="de", level="30", relay_max_pending="5")
-    assert (given["user_id"], given["channel"], given["mode"], given["level"]) == ("u1", "#main", "irc", 30)
-    assert (given["locale"], given["relay_max_pending"]) == ("de", "5")
-    assert given["attributes"]["level"] == "30"
+def test_attributes_of_the_host_are_keys_of_their_own_and_stay_unchanged() -> None:
+    call_env = env("u1", channel="#main", mode="irc", locale="de", level="30", relay_max_pending="5")
+    assert (call_env["user_id"], call_env["channel"], call_env["mode"], call_env["level"]) == ("u1", "#main", "irc", 30)
+    assert (call_env["locale"], call_env["relay_max_pending"]) == ("de", "5")
+    assert call_env["attributes"]["level"] == "30"
 
 
 @pytest.mark.parametrize(
@@ -40,43 +40,43 @@ def test_what_the_host_said_is_spread_and_kept_as_it_was() -> None:
         ({"user": "Ada", "speaker": "Bob"}, "Ada", "Bob"),
     ],
 )
-def test_names_fall_back_to_what_is_known(attributes: dict[str, str], user: str, speaker: str) -> None:
-    given = env("u1", **attributes)
-    assert (given["user"], given["speaker"]) == (user, speaker)
+def test_a_missing_name_is_taken_from_the_other_one(attributes: dict[str, str], user: str, speaker: str) -> None:
+    call_env = env("u1", **attributes)
+    assert (call_env["user"], call_env["speaker"]) == (user, speaker)
 
 
 @pytest.mark.parametrize(
     ("text", "level"),
     [("90", 90), ("0", 0), ("", 0), ("-5", 0), ("9.5", 0), ("sysop", 0), ("٣", 0), ("²", 0), ("9" * 5000, 0)],
 )
-def test_a_level_that_is_no_number_is_the_least(text: str, level: int) -> None:
+def test_an_invalid_level_is_the_lowest(text: str, level: int) -> None:
     assert env(level=text)["level"] == level
 
 
-def test_an_attribute_cannot_stand_for_what_the_host_says_by_other_means() -> None:
+def test_an_attribute_cannot_replace_a_field_of_the_context() -> None:
     attributes = dict.fromkeys(KEYS, "claimed")
-    given = env_of(ToolScope(context=CallContext(user_id="u1", attributes=attributes)))
-    assert given["user_id"] == "u1"
-    assert (given["messages"], given["deadline"], given["member"]) == ((), None, None)
-    assert given["attributes"] == attributes
+    call_env = env_of(ToolScope(context=CallContext(user_id="u1", attributes=attributes)))
+    assert call_env["user_id"] == "u1"
+    assert (call_env["messages"], call_env["deadline"], call_env["member"]) == ((), None, None)
+    assert call_env["attributes"] == attributes
 
 
 def test_messages_member_and_deadline_are_those_of_the_call() -> None:
     messages = (ContextMessage("user", "hello", "Ada"),)
     context = CallContext(messages=messages, member={"name": "Neko"})
-    given = env_of(ToolScope(context=context, deadline=12.5))
-    assert [dict(each) for each in given["messages"]] == [{"role": "user", "content": "hello", "name": "Ada"}]
-    assert (given["member"]["name"], given["deadline"]) == ("Neko", 12.5)
+    call_env = env_of(ToolScope(context=context, deadline=12.5))
+    assert [dict(each) for each in call_env["messages"]] == [{"role": "user", "content": "hello", "name": "Ada"}]
+    assert (call_env["member"]["name"], call_env["deadline"]) == ("Neko", 12.5)
 
 
-def test_it_can_be_read_only_at_every_level() -> None:
+def test_env_is_read_only_at_every_depth() -> None:
     context = CallContext(attributes={"a": "b"}, messages=(ContextMessage("user", "x"),), member={"name": "Neko"})
-    given: Any = env_of(ToolScope(context=context))
-    for inner in (given, given["attributes"], given["messages"][0], given["member"]):
+    call_env: Any = env_of(ToolScope(context=context))
+    for inner in (call_env, call_env["attributes"], call_env["messages"][0], call_env["member"]):
         with pytest.raises(TypeError):
             inner["user_id"] = "root"
 
 
-def test_a_copy_of_it_can_be_written_as_json() -> None:
-    given = env("u1", level="3")
-    assert json.loads(json.dumps({key: given[key] for key in ("user_id", "level")})) == {"user_id": "u1", "level": 3}
+def test_its_values_can_be_written_as_json() -> None:
+    call_env = env("u1", level="3")
+    assert json.loads(json.dumps({key: call_env[key] for key in ("user_id", "level")})) == {"user_id": "u1", "level": 3}

@@ -198,7 +198,7 @@ async def test_a_link_is_followed_and_so_is_what_it_leads_to(tmp_path: Path) -> 
     (home / "b.py").symlink_to(tmp_path / "nowhere.py")
     async with offered(home) as folder:
         await folder.lists(("one", "1"))
-        await folder.says(r"tools output b\.py: is no file that can be read")
+        await folder.says(r"tools output b\.py: is not a readable file")
         other.write_text(tool("one", "2"))
         await folder.lists(("one", "2"))
 
@@ -210,8 +210,8 @@ async def test_what_is_no_readable_file_is_said_and_holds_nobody_up(tmp_path: Pa
     (tmp_path / "secret.py").chmod(0)
     async with offered(tmp_path) as folder:
         folder.write(a=tool("one", "1"))
-        await folder.says(r"pipe\.py: is no file")
-        await folder.says(r"folder\.py: is no file")
+        await folder.says(r"pipe\.py: is not a readable file")
+        await folder.says(r"folder\.py: is not a readable file")
         if os.getuid():  # root reads everything
             await folder.says(r"secret\.py: PermissionError")
             (tmp_path / "secret.py").chmod(0o600)

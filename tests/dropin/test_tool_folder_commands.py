@@ -113,7 +113,7 @@ def test_serve_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_require_manifest_loads_nothing_without_one(tmp_path: Path, tools: Path, bus: str) -> None:
     with Running(tmp_path, "run", tools, "--require-manifest", "--bus", bus) as running:
-        running.says("has no _manifest.json, so nothing of it may be loaded")
+        running.says("has no _manifest.json, so no file of it may be loaded")
         assert "dropin#1 * started" not in running.err
         (tools / "_manifest.json").write_text('{"allow": ["a.py"]}')
         running.says("dropin#1 * offers one")

@@ -170,9 +170,9 @@ async def test_a_grant_that_cannot_be_had_keeps_nothing_that_was_taken_away(tmp_
 async def test_operators_are_told_what_no_process_of_the_tools_can_tell(tmp_path: Path) -> None:
     async with offered(tmp_path, require_manifest=True) as folder:
         folder.write(a=tool("one", "1"), b=tool("two", "2"))
-        await notices(folder, "has no _manifest.json, so nothing of it may be loaded")
+        await notices(folder, "has no _manifest.json, so no file of it may be loaded")
         manifest(tmp_path, "{")
-        await notices(folder, "_manifest.json is no JSON")
+        await notices(folder, "_manifest.json is not JSON")
         entry = {"secrets": ["NOT_SET_HERE"], "read": ["data.txt"]}
         manifest(tmp_path, {"allow": ["a.py", "gone.py"], "files": {"a.py": entry, "rely.py": {}}})
         await folder.lists(("one", "1"))
@@ -229,7 +229,7 @@ TOOL_NAME = "one"
         await folder.lists(("one", ""), ("two", ""))
         assert (await folder.call("one")).startswith(f"{tmp_path}/data/")
         assert ((tmp_path / "log.txt").read_text(), (tmp_path / "data/x").read_text()) == ("1", "2")
-        assert "tools have no temporary folder: grant the file a folder" in (await folder.call("two")).message
+        assert "the file has no temporary folder: grant it a folder" in (await folder.call("two")).message
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ async def test_a_broken_manifest_keeps_what_runs_and_says_so(tmp_path: Path) -> 
         folder.write(a=tool("one", "1"))
         await folder.lists(("one", "1"))
         manifest(tmp_path, "{")
-        await folder.says("_manifest.json is no JSON.*: running tools stay as they are")
+        await folder.says("_manifest.json is not JSON.*: running tools stay as they are")
         folder.write(b=tool("two", "2"))
         manifest(tmp_path, {"allow": ["b.py"]})
         await folder.lists(("two", "2"))
@@ -198,7 +198,7 @@ async def test_a_broken_manifest_at_the_start_loads_nothing(tmp_path: Path) -> N
     manifest(tmp_path, {"alow": []})
     (tmp_path / "a.py").write_text(tool("one", "1"))
     async with offered(tmp_path) as folder:
-        await folder.says("'alow' is no word of a manifest.*: no tool is loaded")
+        await folder.says("unknown key alow.*: no tool is loaded")
         assert "dropin#" not in folder.text  # nothing but the process that tells operators
         manifest(tmp_path, {})
         await folder.lists(("one", "1"))

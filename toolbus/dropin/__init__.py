@@ -1,4 +1,4 @@
-"""Drop-in tools: a folder of Python files, each one or more tools, run in processes of their own."""
+"""Loads drop-in tools: a folder of Python files, each with one or more tools, run in sandboxed processes."""
 
 from toolbus.dropin.file_declarations import register_tool
 from toolbus.dropin.file_grants import FileGrants, Target
@@ -23,7 +23,7 @@ __all__ = [
     "tool_files",
     "Loaded",
     "FileProblem",
-    # what the files may reach, and which of them share a process
+    # grants, and which files share a process
     "load_manifest",
     "read_manifest",
     "append",
@@ -32,7 +32,7 @@ __all__ = [
     "Target",
     "groups",
     "Group",
-    # answering
+    # calls and results
     "env_of",
     "unknown_tool",
 ]

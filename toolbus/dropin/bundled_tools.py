@@ -1,4 +1,4 @@
-"""The drop-in tools that come along, and copying one into a folder, with what it needs and what it is granted."""
+"""Lists the drop-in tools that are installed with toolbus, and copies one into a folder with its grants."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Any
 
 from toolbus.dropin.file_grants import FILE
 from toolbus.dropin.file_loader import is_shared, tool_files
-from toolbus.dropin.manifest import grant, load_manifest, write_whole
+from toolbus.dropin.manifest import grant, load_manifest, replace_file
 from toolbus.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
-    """A tool file that comes along.
+    """A tool file that is installed with toolbus.
 
     Attributes:
-        name: of the file, without its ending.
-        about: the first line of what the file says about itself.
-        files: what it consists of, relative to its folder, in the order in which it is to be copied: data, what it
-            imports, itself.
+        name: of the file, without its suffix.
+        about: the first line of its docstring.
+        files: to be copied, relative to its folder and in this order: data, helpers, the file itself.
         helpers: those of them that it imports.
         grants: its entry in the manifest.
     """
@@ -37,11 +36,11 @@ class Bundled:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What became of a tool that was to be added.
+    """The result of adding a tool to a folder.
 
     Attributes:
-        files: each file and whether it was ``added``, ``replaced`` or left ``unchanged``.
-        granted: whether the manifest had to be changed.
+        files: each file with its state: ``added``, ``replaced`` or ``unchanged``.
+        granted: whether the manifest was changed.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -49,10 +48,10 @@ class Added:
 
 
 def bundled() -> list[Bundled]:
-    """Returns what comes along, by name.
+    """Returns the bundled tools, by name.
 
     Raises:
-        SetupError: this installation has lost it.
+        SetupError: they are missing from this installation.
     """
     home = _home()
     entries = json.loads((home / FILE).read_text("utf-8"))["files"]
@@ -60,20 +59,20 @@ def bundled() -> list[Bundled]:
 
 
 def add(tool: Bundled, folder: Path, *, force: bool = False) -> Added:
-    """Copies a tool into a folder, which is made where it is not there, and grants it what it needs.
+    """Copies a tool into a folder, which is created if it does not exist, and grants it what it needs.
 
-    The tool file comes last, so that whoever follows the folder loads it with everything in place.
+    The tool file is copied last, so that a process which follows the folder loads it with everything in place.
 
     Args:
-        force: files that are different from those that come along are replaced.
+        force: replace files there that differ from the bundled ones.
 
     Raises:
-        SetupError: a file there is different, and `force` was not given; then nothing is changed. The manifest is
-            broken, or the folder cannot be written.
+        SetupError: a file there differs, and `force` is False; then nothing is changed. The manifest is broken, or the
+            folder cannot be written.
     """
     home = _home()
     if folder.exists() and not folder.is_dir():
-        raise SetupError(f"{folder} is no folder: name another one with --dir")
+        raise SetupError(f"{folder} is not a folder: name another one with --dir")
     try:
         load_manifest(folder)
     except SetupError as error:
@@ -81,9 +80,10 @@ def add(tool: Bundled, folder: Path, *, force: bool = False) -> Added:
     states = {file: _state(home / file, folder / file) for file in tool.files}
     changed = [file for file, state in states.items() if state == "replaced"]
     if changed and not force:
+        paths = ", ".join(str(folder / file) for file in changed)
         raise SetupError(
-            f"{', '.join(str(folder / file) for file in changed)} would be overwritten, and differs from what comes "
-            "along: keep it and name another folder with --dir, or give it up with --force"
+            f"{paths} would be overwritten, with other content: use --force if you want that, or name another folder "
+            "with --dir"
         )
     try:
         folder.mkdir(exist_ok=True)
@@ -92,21 +92,21 @@ def add(tool: Bundled, folder: Path, *, force: bool = False) -> Added:
             _copy(home / file, folder / file, states[file])
         granted = grant(folder, last, tool.grants, tool.helpers)
         _copy(home / last, folder / last, states[last])
-    except OSError as problem:
+    except OSError as error:
         raise SetupError(
-            f"{problem.filename or folder} cannot be written: {problem.strerror}: make its folder, and let this user "
-            "write there"
+            f"{error.filename or folder} cannot be written: {error.strerror}: create its parent folder, and let this "
+            "user write there"
         ) from None
     return Added(tuple(states.items()), granted)
 
 
 def _home() -> Path:
-    """Returns where the tools lie: in an installed package beside it, in a checkout among the examples."""
+    """Returns the folder of the tools: in the installed package, or in a checkout among the examples."""
     package = Path(__file__).resolve().parents[1]
     for home in (package / "bundled_dropin", package.parent / "examples" / "dropin"):
         if (home / FILE).is_file():
             return home
-    raise SetupError("the tools that come along are not in this installation: install toolbus again")
+    raise SetupError("the bundled tools are missing from this installation: reinstall toolbus")
 
 
 def _bundled(home: Path, file: str, grants: Mapping[str, Any]) -> Bundled:
@@ -118,17 +118,17 @@ def _bundled(home: Path, file: str, grants: Mapping[str, Any]) -> Bundled:
     return Bundled(file.removesuffix(".py"), about, (*data, *helpers, file), helpers, grants)
 
 
-def _state(ours: Path, theirs: Path) -> str:
-    if not theirs.exists() and not theirs.is_symlink():
+def _state(bundled_file: Path, target: Path) -> str:
+    if not target.exists() and not target.is_symlink():
         return "added"
     try:
-        same = theirs.read_bytes() == ours.read_bytes()
-    except OSError:  # a folder, a link to nowhere, somebody else's
+        same = target.read_bytes() == bundled_file.read_bytes()
+    except OSError:  # a folder, a dangling link, not readable
         same = False
     return "unchanged" if same else "replaced"
 
 
-def _copy(ours: Path, theirs: Path, state: str) -> None:
+def _copy(bundled_file: Path, target: Path, state: str) -> None:
     if state != "unchanged":
-        theirs.parent.mkdir(exist_ok=True)
-        write_whole(theirs, ours.read_bytes())
+        target.parent.mkdir(exist_ok=True)
+        replace_file(target, bundled_file.read_bytes())

@@ -1,7 +1,7 @@
-"""Loads the files of a folder and says what they offer, and what became of those that could not be loaded.
+"""Loads the files of a folder, and reports which tools they offer and which files could not be loaded.
 
-Files load in order, those whose names begin with `_` first, then by name; these helpers can be imported by every later
-file (`import _common`, `from _common import x`) and by nobody else: the path and the modules of the program stay as
+Files load in order: those whose names begin with `_` first, then by name. These helpers can be imported by every later
+file (`import _common`, `from _common import x`) and by no other module: the path and the modules of the program stay as
 they are. A file loads as a whole or not at all, and whatever it does while it loads, the next one is loaded.
 """
 
@@ -27,6 +27,7 @@ from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.runner import RunSync, run_handler
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec
+from toolbus.text import shorten
 from toolbus.tool import Result
 
 log = logging.getLogger(__name__)
@@ -34,15 +35,15 @@ log = logging.getLogger(__name__)
 Guard: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 _PREFIX = "toolbus_dropin_"  # of the modules' names
-_MAX_TEXT = 500  # characters of what an exception says
+_MAX_ERROR = 500  # characters of the text of an exception
 
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """What somebody should know about a file.
+    """A problem with a file, for its author.
 
     Attributes:
-        file: its name; the manifest's, or the folder's, where that is at fault.
+        file: its name; that of the manifest or of the folder if the problem is there.
         reason: a sentence.
         skipped: whether the file offers nothing because of it.
     """
@@ -58,24 +59,24 @@ class Loaded:
 
     Attributes:
         specs: its tools in the order in which their names were first registered.
-        problems: what could not be loaded, and why; in the order of the files.
+        problems: with files that could not be loaded or register a name twice, in the order of the files.
     """
 
     specs: tuple[ToolSpec, ...] = ()
     problems: tuple[FileProblem, ...] = ()
 
     def get(self, name: str) -> ToolSpec | None:
-        """Returns a tool; None where there is none of that name."""
+        """Returns a tool; None if no tool has that name."""
         return next((spec for spec in self.specs if spec.tool.name == name), None)
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str, scope: ToolScope, run_sync: RunSync) -> Result:
-        """Runs a tool once, without a bus, so without a check of the arguments. Never raises, as `run_handler`."""
+        """Runs a tool once, without a bus and so without a check of its arguments. Never raises, like `run_handler`."""
         spec = self.get(name)
         return unknown_tool(name) if spec is None else await run_handler(spec, arguments, scope, run_sync)
 
 
 def load_folder(folder: Path, *, require_manifest: bool = False) -> Loaded:
-    """Loads every file of a folder that its manifest allows, all into this process and whatever their grants.
+    """Loads every file of a folder that its manifest allows, all into this process, whatever their grants.
 
     Args:
         require_manifest: a folder without a manifest loads nothing.
@@ -83,12 +84,12 @@ def load_folder(folder: Path, *, require_manifest: bool = False) -> Loaded:
     try:
         manifest = load_manifest(folder, require=require_manifest)
         files = tool_files(folder)
-    except SetupError as problem:
-        log.warning("%s", problem)
-        return Loaded(problems=(FileProblem(FILE, str(problem)),))
-    except OSError as problem:
-        log.warning("cannot list %s: %s", folder, problem.strerror)
-        return Loaded(problems=(FileProblem(str(folder), f"cannot be listed: {problem.strerror}: create it"),))
+    except SetupError as error:
+        log.warning("%s", error)
+        return Loaded(problems=(FileProblem(FILE, str(error)),))
+    except OSError as error:
+        log.warning("cannot list %s: %s", folder, error.strerror)
+        return Loaded(problems=(FileProblem(str(folder), f"cannot be listed: {error.strerror}: create it"),))
     loaded = load_files(folder, [file for file in files if manifest.allows(file)])
     return Loaded(loaded.specs, (*not_loaded(files, manifest), *loaded.problems))
 
@@ -104,25 +105,29 @@ def tool_files(folder: Path) -> list[str]:
 
 
 def load_order(file: str) -> tuple[bool, str]:
-    """Returns what files are sorted by: helpers first, then by name."""
+    """Returns the sort key of a file: helpers first, then by name."""
     return (not is_shared(file), file)
 
 
 def is_shared(file: str) -> bool:
-    """Tells whether a file is for the others to import."""
+    """Tells whether a file is a helper, which the others may import."""
     return file.startswith("_")
 
 
 def not_loaded(files: Iterable[str], manifest: Manifest) -> list[FileProblem]:
-    """Returns what the allow list keeps from being loaded, and what it names that is not there."""
-    found = list(files)
-    stray = [FileProblem(file, f"is not on the allow list of {FILE}: add it there") for file in found]
+    """Returns the files that the allow list leaves out, and those on it that do not exist."""
+    existing = list(files)
+    unlisted = [
+        FileProblem(file, f"is not on the allow list of {FILE}: add it there")
+        for file in existing
+        if not manifest.allows(file)
+    ]
     missing = [
         FileProblem(file, f"is on the allow list of {FILE}, but not in the folder: check the name")
         for file in manifest.allow or ()
-        if file not in found
+        if file not in existing
     ]
-    return [each for each in stray if not manifest.allows(each.file)] + missing
+    return unlisted + missing
 
 
 def load_files(
@@ -134,26 +139,26 @@ def load_files(
 ) -> Loaded:
     """Loads files of a folder in the given order.
 
-    What a file does is its own: SystemExit and KeyboardInterrupt end its loading and nothing else, so Ctrl-C while a
-    file hangs skips that file.
+    No exception of a file reaches the caller: SystemExit and KeyboardInterrupt end its loading and nothing else, so
+    Ctrl-C while a file hangs skips that file.
 
     Args:
-        offering: those whose tools are wanted; None means all. The others are loaded for them to import.
-        guard: given a file's name, put round it while it runs; an exception of it skips the file.
+        offering: files whose tools are returned; None means all. The others are loaded to be imported.
+        guard: given a file's name, entered while the file runs; an exception of it skips the file.
     """
     loading = _Loading(folder, files, guard)
-    wanted = set(files if offering is None else offering)
+    offered_files = set(files if offering is None else offering)
     for file in files:
-        loading.load(file, file in wanted)
+        loading.load(file, offers=file in offered_files)
     return Loaded(tuple(loading.specs.values()), tuple(loading.problems))
 
 
 class _Loading:
-    """Files on their way in.
+    """Files that are being loaded.
 
     Attributes:
         specs: the tools so far, by name, in the order of first registration.
-        problems: what went wrong so far.
+        problems: those so far.
     """
 
     def __init__(self, folder: Path, files: Iterable[str], guard: Guard) -> None:
@@ -161,41 +166,41 @@ class _Loading:
         self.problems: list[FileProblem] = []
         self._folder = folder.absolute()
         self._guard = guard
-        self._from: dict[str, str] = {}  # the file that each tool is from
-        # Helpers by stem, None where one has not been loaded.
+        self._origins: dict[str, str] = {}  # the file of each tool
+        # Helpers by stem; None for one that is not loaded.
         self._shared: dict[str, ModuleType | None] = {_stem(file): None for file in files if is_shared(file)}
-        self._functions: list[Any] = []  # decorated functions that were seen: an import of one is no tool of its own
+        self._functions: list[Any] = []  # decorated functions so far: an import of one is not a second tool
         self._prefix = _free_prefix()
 
-    def load(self, file: str, wanted: bool) -> None:
-        """Loads one file; a helper becomes importable, and a wanted one's tools are added."""
+    def load(self, file: str, *, offers: bool) -> None:
+        """Loads one file; a helper becomes importable, and the tools are added if it offers them."""
         collected: list[ToolSpec] = []
         token = registered.set(collected)
         try:
             with self._guard(file):
                 module = self._run(file)
-            own = self._own(file, module, collected)
-        except BaseException as problem:
+            specs = self._specs(file, module, collected)
+        except BaseException as error:
             sys.modules.pop(self._module_name(file), None)
-            self._skip(file, problem)
+            self._skip(file, error)
             return
         finally:
             registered.reset(token)
         if is_shared(file):
             self._shared[_stem(file)] = module
-        if not own:
+        if not specs:
             log.debug("%s registers no tool", file)
-        for spec in own if wanted else ():
+        for spec in specs if offers else ():
             self._add(file, spec)
 
     def _run(self, file: str) -> ModuleType:
-        """Runs a file as a module of a name that nobody else has; nothing is written beside it."""
+        """Runs a file as a module with a unique name; no bytecode is written."""
         path = self._folder / file
         if not path.is_file():
-            raise SetupError("is no file that can be read: a folder, a pipe or a link to nowhere")
+            raise SetupError("is not a readable file: it is a folder, a pipe or a dangling link")
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         spec = importlib.util.spec_from_file_location(self._module_name(file), path)
-        assert spec is not None  # every name that ends in .py has a loader
+        assert spec is not None  # each name that ends in .py has a loader
         module = importlib.util.module_from_spec(spec)
         vars(module)["__builtins__"] = {
             **vars(builtins),
@@ -210,16 +215,16 @@ class _Loading:
     def _module_name(self, file: str) -> str:
         return f"{self._prefix}{_stem(file)}"
 
-    def _own(self, file: str, module: ModuleType, collected: list[ToolSpec]) -> list[ToolSpec]:
+    def _specs(self, file: str, module: ModuleType, collected: list[ToolSpec]) -> list[ToolSpec]:
         """Returns a file's tools, without the decorated functions that it imported from another file."""
-        own = [offered(spec, file, module) for spec in (*collected, *specs_of(module, self._functions))]
+        specs = [offered(spec, file, module) for spec in (*collected, *specs_of(module, self._functions))]
         self._functions += decorated(module)
-        return own
+        return specs
 
-    def _import(self, name: str, *how: Any, **more: Any) -> Any:
-        """Does what `import` does in the files of the folder: its helpers first."""
+    def _import(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Replaces `__import__` in the files of the folder: finds its helpers first."""
         if name not in self._shared:
-            return builtins.__import__(name, *how, **more)
+            return builtins.__import__(name, *arguments, **options)
         module = self._shared[name]
         if module is None:
             raise ImportError(f"{name}.py is not loaded: it failed, or its name comes after that of this file")
@@ -229,15 +234,15 @@ class _Loading:
         name = spec.tool.name
         if name in self.specs:
             log.warning('tool "%s" registered twice (later wins)', name)
-            reason = f'tool "{name}" registered twice (later wins): before in {self._from[name]}. Rename one of them'
+            reason = f'tool "{name}" registered twice (later wins): before in {self._origins[name]}. Rename one of them'
             self.problems.append(FileProblem(file, reason, skipped=False))
         self.specs[name] = spec
-        self._from[name] = file
+        self._origins[name] = file
 
-    def _skip(self, file: str, problem: BaseException) -> None:
-        reason = _reason(self._folder / file, problem)
-        log.warning("failed to load %s: %s", _shown(file), reason)
-        self.problems.append(FileProblem(_shown(file), reason))
+    def _skip(self, file: str, error: BaseException) -> None:
+        reason = _reason(self._folder / file, error)
+        log.warning("failed to load %s: %s", _printable(file), reason)
+        self.problems.append(FileProblem(_printable(file), reason))
 
 
 def _stem(file: str) -> str:
@@ -245,40 +250,39 @@ def _stem(file: str) -> str:
 
 
 def _free_prefix() -> str:
-    """Returns what the modules' names begin with; a folder that is loaded again gets other modules."""
+    """Returns the prefix of the modules' names; a folder that is loaded again gets other modules."""
     used = [name.removeprefix(_PREFIX).partition("_")[0] for name in list(sys.modules) if name.startswith(_PREFIX)]
     return f"{_PREFIX}{1 + max(map(int, filter(str.isdigit, used)), default=0)}_"
 
 
-def _reason(path: Path, problem: BaseException) -> str:
-    """Says in one line what went wrong, where in the file, and what to do where that is known."""
-    kind = "" if isinstance(problem, ToolBusError) else type(problem).__name__
+def _reason(path: Path, error: BaseException) -> str:
+    """Returns one line: what went wrong, where in the file, and how to fix it if that is known."""
+    kind = "" if isinstance(error, ToolBusError) else type(error).__name__
     try:
-        told = str(problem.msg if isinstance(problem, SyntaxError) else problem)
+        message = str(error.msg if isinstance(error, SyntaxError) else error)
     except BaseException:  # an exception whose own text raises
-        told = ""
-    line = _line(path, problem)
-    said = " ".join(_shown(": ".join(filter(None, (kind, told)))).split())
-    said = said if len(said) <= _MAX_TEXT else said[: _MAX_TEXT - 1] + "…"
-    return said + (f" (line {line})" if line else "") + _cure(problem)
+        message = ""
+    line = _line(path, error)
+    text = shorten(" ".join(_printable(": ".join(filter(None, (kind, message)))).split()), _MAX_ERROR)
+    return text + (f" (line {line})" if line else "") + _fix(error)
 
 
-def _line(path: Path, problem: BaseException) -> int | None:
-    if isinstance(problem, SyntaxError) and problem.filename == str(path):
-        return problem.lineno
-    frames = traceback.walk_tb(problem.__traceback__)
+def _line(path: Path, error: BaseException) -> int | None:
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno
+    frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == str(path)]
     return lines[-1] if lines else None
 
 
-def _cure(problem: BaseException) -> str:
-    if isinstance(problem, SystemExit | KeyboardInterrupt):
-        return ': it ends the process while it is loaded: guard that part with `if __name__ == "__main__":`'
-    if isinstance(problem, ModuleNotFoundError):
-        return f": install {problem.name}, or begin its name with '_' if it is a file of this folder"
+def _fix(error: BaseException) -> str:
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return ': it ends the process while it is loaded: put that part under `if __name__ == "__main__":`'
+    if isinstance(error, ModuleNotFoundError):
+        return f": install {error.name}, or begin its name with '_' if it is a file of this folder"
     return ""
 
 
-def _shown(text: str) -> str:
-    """Returns a text that can be logged: file names need not be UTF-8."""
+def _printable(text: str) -> str:
+    """Returns a text that can be logged: names of files may not be UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""Notices that a folder of tool files may offer something else.
+"""Watches a folder of tool files, and yields whenever what it offers may have changed.
 
-The system says so within a fraction of a second, where it can. Each second the files are looked at anyway: links lead
-elsewhere, and some file systems tell nothing. A folder that is deleted, replaced or made again is followed; one that is
-not there is told twice, for somebody may be putting another one in its place.
+The system reports most changes within a fraction of a second. The files are also checked each second: targets of links
+change, and some file systems report nothing. A folder that is deleted, replaced or created again is followed; a missing
+one is reported twice, since it may be about to be replaced.
 """
 
 from __future__ import annotations
@@ -18,69 +18,69 @@ from typing import Any
 from toolbus.dropin.file_grants import FILE
 from toolbus.dropin.file_loader import tool_files
 
-SETTLE_MS = 60  # that a folder has to be quiet before it is looked at: editors write a file in several steps
-LOOK_MS = 1000
+SETTLE_MS = 60  # without an event before the folder is checked: editors write a file in several steps
+POLL_MS = 1000
 
 
 async def changes(folder: Path, also: Callable[[], object] = lambda: None) -> AsyncGenerator[None]:
     """Yields at once, and then whenever a file of the folder was written, added or removed. Needs watchfiles.
 
     Args:
-        also: what else is looked at each second, on another thread; it has changed when this is another value.
+        also: called each second too, on another thread; another return value is a change.
     """
-    seen: object = None
-    gone = 0  # how often in a row the folder was not there; no more than twice
-    async with aclosing(_hints(folder)) as hints:
-        async for _ in hints:
-            looks = await asyncio.to_thread(lambda: (_outside(folder), also()))
-            gone = min(gone + 1, 2) if looks[0] == errno.ENOENT else 0
-            if (looks, gone) != seen:
-                seen = looks, gone
+    before: object = None
+    missing = 0  # how often in a row the folder did not exist; counted to 2
+    async with aclosing(_events(folder)) as events:
+        async for _ in events:
+            state = await asyncio.to_thread(lambda: (_identities(folder), also()))
+            missing = min(missing + 1, 2) if state[0] == errno.ENOENT else 0
+            if (state, missing) != before:
+                before = state, missing
                 yield
 
 
-async def _hints(folder: Path) -> AsyncGenerator[None]:
-    """Yields when the system says that something changed, and each second."""
+async def _events(folder: Path) -> AsyncGenerator[None]:
+    """Yields when the system reports a change, and each second."""
     import watchfiles
 
     while True:
         yield
         try:
             watched = os.stat(folder)
-            events = watchfiles.awatch(
+            changed = watchfiles.awatch(
                 folder,
-                watch_filter=_matters,
+                watch_filter=_is_relevant,
                 debounce=SETTLE_MS * 4,
                 step=SETTLE_MS,
-                rust_timeout=LOOK_MS,
+                rust_timeout=POLL_MS,
                 yield_on_timeout=True,
                 recursive=False,
             )
-            async with aclosing(events):
+            async with aclosing(changed):
                 while os.path.samestat(watched, os.stat(folder)):
-                    await anext(events)
+                    await anext(changed)
                     yield
-        except (OSError, RuntimeError):  # it is not there, or the system watches no more folders
-            await asyncio.sleep(LOOK_MS / 1000)
+        except (OSError, RuntimeError):  # it does not exist, or the system can watch no more folders
+            await asyncio.sleep(POLL_MS / 1000)
 
 
-def _outside(folder: Path) -> object:
-    """Returns what is different when a file was written, whatever stands in it now."""
+def _identities(folder: Path) -> object:
+    """Returns a value that changes whenever a file is written, also with the same content."""
     try:
         return [(name, _identity(folder / name)) for name in (*tool_files(folder), FILE)]
-    except OSError as problem:
-        return problem.errno
+    except OSError as error:
+        return error.errno
 
 
 def _identity(file: Path) -> tuple[int, ...]:
-    """Returns what of a file is different when it was written or replaced; links are followed."""
+    """Returns what changes when a file is written or replaced; links are followed."""
     try:
-        found = file.stat()
-    except OSError as problem:
-        return (problem.errno or 0,)
-    return (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        status = file.stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return (status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _matters(change: Any, path: str) -> bool:
+def _is_relevant(change: Any, path: str) -> bool:
     name = os.path.basename(path)
     return name == FILE or (name.endswith(".py") and not name.startswith("."))

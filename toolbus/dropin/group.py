@@ -1,4 +1,4 @@
-"""Which files share a process: those that may reach nothing share one, each file with grants is alone.
+"""Groups the files of a folder by process: files without grants share one, each file with grants has its own.
 
 A process has the grants of one file, or none; so no file can use what was granted to another.
 """
@@ -18,7 +18,7 @@ class Group:
     """The files of one process.
 
     Attributes:
-        source: whose tools these are on the bus.
+        source: of their tools, on the bus.
         files: those whose tools are offered, in order.
         helpers: the `_*.py` files, which each group loads first, to import.
         grants: what the process may reach.
@@ -31,7 +31,7 @@ class Group:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """What is loaded, in order."""
+        """The files that are loaded, in order."""
         return (*self.helpers, *(file for file in self.files if file not in self.helpers))
 
 
@@ -44,12 +44,12 @@ def groups(files: Sequence[str], manifest: Manifest) -> list[Group]:
     allowed = [file for file in files if manifest.allows(file)]
     helpers = tuple(file for file in allowed if is_shared(file))
     plain = tuple(file for file in allowed if manifest.grants(file) == NO_GRANTS)
-    found = []
+    result = []
     for file in allowed:
         if file in plain:
             if file == plain[0]:
-                found.append(Group(SOURCE, plain, helpers))
+                result.append(Group(SOURCE, plain, helpers))
         else:
             source = f"{SOURCE}:{file.removesuffix('.py')}"
-            found.append(Group(source, (file,), helpers, manifest.grants(file)))
-    return found
+            result.append(Group(source, (file,), helpers, manifest.grants(file)))
+    return result

@@ -1,11 +1,11 @@
-"""`_manifest.json`: which files of a folder are loaded, and what each of them may reach.
+"""Reads and changes `_manifest.json`: which files of a folder are loaded, and what each of them may reach.
 
     {"allow": ["clock.py", "relay.py"],
      "files": {"relay.py": {"write": ["queue.db"], "connect": ["127.0.0.1:8000"], "secrets": ["API_KEY"]}}}
 
-Without `allow` every file is loaded, without an entry under `files` a file may reach nothing. It fails closed: what
-cannot be read, or holds a word that this version does not know, loads nothing. Nothing is enforced here: that is the
-sandbox's part, which gets the grants as plain records.
+Without `allow` every file is loaded; without an entry under `files` a file may reach nothing. It fails closed: if the
+manifest cannot be read or holds an unknown key, nothing is loaded. Nothing is enforced here; the sandbox does that, and
+gets the grants as plain values.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from toolbus.dropin.file_grants import (
     FILE,
     NO_GRANTS,
     FileGrants,
-    file_name,
-    list_of,
-    object_of,
+    read_file_name,
     read_grants,
-    refused,
+    refuse_null,
 )
 from toolbus.errors import SetupError
+from toolbus.reader import Keys, Reader
+from toolbus.text import quote
 
-_FILE_MODE = 0o644  # of a file that is made
+_FILE_MODE = 0o644  # of a new file
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a folder's manifest says; the empty one allows every file and grants nothing.
+    """A folder's manifest; the empty one allows every file and grants nothing.
 
     Attributes:
         allow: the files that are loaded; None means all.
@@ -56,7 +56,7 @@ class Manifest:
         return self.allow is None or file in self.allow
 
     def grants(self, file: str) -> FileGrants:
-        """Returns what a file may reach; `NO_GRANTS` where nothing was said."""
+        """Returns what a file may reach; `NO_GRANTS` if it has no entry."""
         return self.files.get(file, NO_GRANTS)
 
 
@@ -70,66 +70,71 @@ def load_manifest(folder: Path, *, require: bool = False) -> Manifest:
         SetupError: it is missing, cannot be read, or breaks a rule. Nothing of the folder may be loaded then.
     """
     try:
-        if not stat.S_ISREG((folder / FILE).stat().st_mode):  # a pipe would be waited for without end
-            raise SetupError(f"{folder / FILE} cannot be read: it is no plain file: write one like {EXAMPLE}")
+        if not stat.S_ISREG((folder / FILE).stat().st_mode):  # reading a pipe would block
+            raise SetupError(f"{folder / FILE} is not a regular file: replace it by a file like {EXAMPLE}")
         text = (folder / FILE).read_text("utf-8-sig")
     except FileNotFoundError:
         if require:
             raise _missing(folder) from None
         return Manifest()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise _unreadable(folder, problem) from None
+    except OSError as error:
+        raise SetupError(f"{folder / FILE} cannot be read: {error.strerror}: let this user read it") from None
+    except UnicodeDecodeError:
+        raise SetupError(f"{folder / FILE} is not UTF-8 text: save it as UTF-8") from None
     return read_manifest(text, folder)
 
 
 def read_manifest(text: str, folder: Path) -> Manifest:
-    """Reads the text of a manifest. Paths become absolute and are followed through symbolic links.
+    """Reads the text of a manifest. Paths become absolute, with symbolic links followed.
 
     Raises:
-        SetupError: naming the value, the rule that it breaks and the cure.
+        SetupError: naming the value, the rule that it breaks and how to fix it.
     """
-    said = object_of(_parsed(text), "the manifest", ("allow", "files"))
-    allow = None
-    if "allow" in said:  # null is no list either: it would allow everything
-        allow = tuple(file_name(each, "allow") for each in list_of(said["allow"], "allow"))
-    entries = said.get("files", {})
-    if not isinstance(entries, dict):
-        raise refused("files", entries, "must be an object of file names", f"write it like {EXAMPLE}")
-    return Manifest(allow, MappingProxyType({file: read_grants(file, each, folder) for file, each in entries.items()}))
+    reader = Reader(_parse(text), FILE)
+    refuse_null(reader, ("allow", "files"))
+    keys: Keys = {
+        "allow": ("allow", lambda each: tuple(read_file_name(item) for item in each.items())),
+        "files": ("files", lambda each: _read_files(each, folder)),
+    }
+    return Manifest(**reader.record(keys))
+
+
+def _read_files(reader: Reader, folder: Path) -> Mapping[str, FileGrants]:
+    return MappingProxyType({file: read_grants(file, entry, folder) for file, entry in reader.entries().items()})
 
 
 def append(folder: Path, file: str) -> bool:
-    """Puts a file on the allow list, in one step that a reader sees whole; returns whether it was missing there.
+    """Adds a file to the allow list, atomically; returns whether it was missing there.
 
-    A manifest without a list allows every file already, and stays as it is.
+    A manifest without an allow list allows every file already, and stays as it is.
 
     Raises:
-        SetupError: there is no manifest, it is broken, the name is none, or the folder cannot be written.
+        SetupError: the manifest is missing or broken, the name is not a file name, or the folder cannot be written.
     """
-    file_name(file, "allow")
+    read_file_name(Reader(file, FILE, "allow"))
     try:
         with _locked(folder):
             manifest = load_manifest(folder, require=True)
             if manifest.allows(file):
                 return False
-            said = _parsed((folder / FILE).read_text("utf-8-sig"))
-            said["allow"].append(file)
-            write_whole(folder / FILE, _text(said))
+            content = _parse((folder / FILE).read_text("utf-8-sig"))
+            content["allow"].append(file)
+            replace_file(folder / FILE, _as_text(content))
     except FileNotFoundError:
         raise _missing(folder) from None
-    except OSError as problem:
-        raise _unwritable(folder, problem) from None
+    except OSError as error:
+        raise _not_writable(folder, error) from None
     return True
 
 
-def grant(folder: Path, file: str, entry: Mapping[str, Any], beside: Sequence[str] = ()) -> bool:
-    """Allows a file, where there is an allow list, and grants it what an entry says; in one step, as `append`.
+def grant(folder: Path, file: str, entry: Mapping[str, Any], helpers: Sequence[str] = ()) -> bool:
+    """Adds a file to the allow list, if there is one, and an entry to its grants; atomically.
 
-    What was granted before stays: lists grow, numbers stay as they are. Without a manifest one is made, if there is
+    What was granted before stays: lists grow, numbers stay as they are. Without a manifest one is created, if there is
     something to grant.
 
     Args:
-        beside: further files to be allowed, which it imports.
+        helpers: further files to be allowed, which it imports.
 
     Returns:
         Whether that changed anything.
@@ -139,43 +144,46 @@ def grant(folder: Path, file: str, entry: Mapping[str, Any], beside: Sequence[st
     """
     try:
         with _locked(folder):
-            said = {}
+            content = {}
             if (folder / FILE).exists():
                 load_manifest(folder)
-                said = _parsed((folder / FILE).read_text("utf-8-sig"))
-            after = _granted(said, file, entry, beside)
-            if after == said:
+                content = _parse((folder / FILE).read_text("utf-8-sig"))
+            after = _with_grants(content, file, entry, helpers)
+            if after == content:
                 return False
-            read_manifest(_text(after).decode(), folder)
-            write_whole(folder / FILE, _text(after))
-    except OSError as problem:
-        raise _unwritable(folder, problem) from None
+            read_manifest(_as_text(after).decode(), folder)
+            replace_file(folder / FILE, _as_text(after))
+    except OSError as error:
+        raise _not_writable(folder, error) from None
     return True
 
 
-def _granted(said: dict[str, Any], file: str, entry: Mapping[str, Any], beside: Sequence[str]) -> dict[str, Any]:
-    after = dict(said)
-    if (allow := said.get("allow")) is not None:
-        after["allow"] = [*allow, *(each for each in (*beside, file) if each not in allow)]
+def _with_grants(
+    content: dict[str, Any], file: str, entry: Mapping[str, Any], helpers: Sequence[str]
+) -> dict[str, Any]:
+    """Returns a manifest's content with a file allowed and an entry added to its grants."""
+    after = dict(content)
+    if (allow := content.get("allow")) is not None:
+        after["allow"] = [*allow, *(each for each in (*helpers, file) if each not in allow)]
     if entry:
-        own = dict(said.get("files", {}).get(file, {}))
+        own = dict(content.get("files", {}).get(file, {}))
         for key, value in entry.items():
             if isinstance(value, list):
                 before = own.get(key, [])
                 own[key] = [*before, *(each for each in value if each not in before)]
             else:
                 own.setdefault(key, value)
-        after["files"] = {**said.get("files", {}), file: own}
+        after["files"] = {**content.get("files", {}), file: own}
     return after
 
 
-def _text(said: dict[str, Any]) -> bytes:
-    return (json.dumps(said, ensure_ascii=False, indent=2) + "\n").encode()
+def _as_text(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps others from appending; the folder itself is the lock, so that nothing is left in it."""
+    """Locks the manifest against other writers; the folder itself is the lock, so that no lock file is left."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -184,8 +192,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that a reader sees as it was or as it is, never half of it."""
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file atomically: a reader sees the old content or the new one, never a part."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -203,33 +211,27 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def _unwritable(folder: Path, problem: OSError) -> SetupError:
-    return SetupError(f"{folder / FILE} cannot be written: {problem.strerror}: let this user write it")
+def _not_writable(folder: Path, error: OSError) -> SetupError:
+    return SetupError(f"{folder / FILE} cannot be written: {error.strerror}: let this user write it")
 
 
 def _missing(folder: Path) -> SetupError:
-    return SetupError(f"{folder} has no {FILE}, so nothing of it may be loaded: write one like {EXAMPLE}")
+    return SetupError(f"{folder} has no {FILE}, so no file of it may be loaded: create one like {EXAMPLE}")
 
 
-def _unreadable(folder: Path, problem: OSError | UnicodeDecodeError) -> SetupError:
-    if isinstance(problem, OSError):
-        return SetupError(f"{folder / FILE} cannot be read: {problem.strerror}: let this user read it")
-    return SetupError(f"{folder / FILE} is no UTF-8 text: save it as UTF-8")
-
-
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
+        return json.loads(text, object_pairs_hook=_refuse_duplicates)
     except RecursionError:
-        raise SetupError(f"{FILE} is nested too deep: write it like {EXAMPLE}") from None
-    except ValueError as problem:
-        raise SetupError(f"{FILE} is no JSON: {problem}: write it like {EXAMPLE}") from None
+        raise SetupError(f"{FILE} is nested too deeply: write it like {EXAMPLE}") from None
+    except ValueError as error:
+        raise SetupError(f"{FILE} is not JSON: {error}: write it like {EXAMPLE}") from None
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise refused("keys", repeated, "is there twice, and only one of them would count", "join the two")
-    return found
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise SetupError(f"{FILE} has the key {quote(duplicate)} twice, and only one would count: merge the two")
+    return content

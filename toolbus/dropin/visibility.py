@@ -1,6 +1,6 @@
-"""Which items of its data a tool may show to whom: by access level and by user, as the host said them.
+"""Filters the items of a tool's data by who may see them: by access level and by user, as the host gave them.
 
-What is not shown should not be told of either: filter first, count and suggest afterwards.
+Filter first, count and suggest afterwards, so that nothing reveals what is hidden.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ _LISTS = (list, tuple, set, frozenset)
 
 
 def may_see(env: Mapping[str, Any], min_level: Any = 0, users: Any = None) -> bool:
-    """Tells whether the user whom a tool is run for may see something.
+    """Tells whether the user whom a call is made for may see an item.
 
     Args:
-        env: the second parameter of `execute`. Nobody, or nobody known, has the level 0.
-        min_level: the level that it takes; None as 0. What is no whole number from 0 on hides it from everybody.
-        users: the user ids that may see it, besides having the level; None means everybody. What is no list of texts
-            hides it from everybody.
+        env: the second parameter of `execute`. Without a user or a valid level, the level is 0.
+        min_level: the level that is needed; None means 0. Anything but a whole number from 0 on hides the item.
+        users: ids of the users who may see it, if they have the level; None means all. Anything but a list of texts
+            hides the item.
     """
     if min_level is not None and (type(min_level) is not int or not 0 <= min_level <= _level(env)):
         return False
     if users is None:
         return True
     user_id = env.get("user_id")
-    named = isinstance(users, _LISTS) and all(isinstance(each, str) for each in users)
-    return named and isinstance(user_id, str) and user_id != "" and user_id in users
+    is_list = isinstance(users, _LISTS) and all(isinstance(each, str) for each in users)
+    return is_list and isinstance(user_id, str) and user_id != "" and user_id in users
 
 
 def visible(rows: Iterable[Row], env: Mapping[str, Any]) -> list[Row]:
-    """Returns the rows that the user whom a tool is run for may see, in their order.
+    """Returns the rows that the user whom a call is made for may see, in their order.
 
-    A row may have `min_level`, `users` and `allowed_users`, read as `may_see` reads them; all that it has count.
+    A row may have `min_level`, `users` and `allowed_users`, as in `may_see`; every one that it has must allow the user.
     """
     return [
         row
