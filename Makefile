@@ -15,7 +15,7 @@ ARGS ?=
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help run test crash chaos fuzz overload soak lint types proto proto-check bench docs clean
+.PHONY: help run test crash chaos fuzz overload soak lint types proto proto-check wire-image coverage bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,13 @@ proto-check: $(VENV)/dev.stamp ## check that toolbus/v1 is what proto/ generates
 	$(call generate,$$fresh) && \
 	if diff -r -u --exclude=__pycache__ $(STUBS) "$$fresh/$(STUBS)"; then echo "toolbus/v1 is what proto/ generates"; \
 	else echo "toolbus/v1 is not what proto/ generates: run 'make proto' and commit the result" >&2; exit 1; fi
+
+wire-image: $(VENV)/dev.stamp ## accept the wire of proto/ as what later changes may not break (proto/wire.binpb)
+	@$(BIN)/buf build --exclude-source-info --output proto/wire.binpb
+
+coverage: $(VENV)/dev.stamp ## run the tests and report the branch coverage of toolbus/; below 95 % names what is missing
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --cov --cov-report= $(ARGS)
+	@$(BIN)/coverage report
 
 bench: $(VENV)/bench.stamp ## measure calls and faults beside a bare relay and NATS (ARGS=rivals: beside all others; growth, gateway, hosts, dropin)
 	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
