@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ToolBusServiceStub:
     """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalogue.
+    while it lives; the other RPCs change and read the catalog.
     """
 
     def __init__(self, channel):
@@ -65,27 +65,28 @@ class ToolBusServiceStub:
 
 class ToolBusServiceServicer:
     """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalogue.
+    while it lives; the other RPCs change and read the catalog.
     """
 
     def Register(self, request, context):
-        """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in
-        the list is kept. All or nothing: one bad tool refuses the request.
+        """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
+        list is kept. All or nothing: one bad tool refuses the request.
 
-        With a session_id the tools belong to that session and end with it. Without one, every tool needs a
-        callback_url on loopback.
+        With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
+        on loopback.
 
-        Ends with INVALID_ARGUMENT (a bad tool; the message names each fault), NOT_FOUND (a role that is not
+        Ends with INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role that is not
         configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-        limit that the message names), UNAVAILABLE (tools with a callback_url that could not be written down).
+        limit that the message names), UNAVAILABLE (tools with a callback_url that could not be persisted: they are
+        offered until the bus stops).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unregister(self, request, context):
-        """Withdraws one tool. With a session_id only among the tools of the session's source, without one whoever owns
-        it; its owner gets an event. A tool that is not there is no error.
+        """Withdraws one tool. With a session_id only among the tools of the session's source, without one whatever its
+        source is; its owner gets an event. An unknown tool is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +100,7 @@ class ToolBusServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Lists what is offered, in the order in which it came.
+        """Lists the tools that are offered, in the order in which their names were first registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,11 +112,11 @@ class ToolBusServiceServicer:
         none, a plugin that calls other tools.
 
         The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role that
-        is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
-        many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
-        attach came within 30 s).
-        On UNAVAILABLE and on a broken connection the peer should attach again, with back-off and jitter.
+        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role
+        that is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a
+        bound source without its token), RESOURCE_EXHAUSTED (too many sessions, or the peer reads too slowly),
+        UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no attach came within 30 s). On UNAVAILABLE and on
+        a broken connection the peer should attach again, with backoff and jitter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,7 +160,7 @@ def add_ToolBusServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ToolBusService:
     """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalogue.
+    while it lives; the other RPCs change and read the catalog.
     """
 
     @staticmethod
