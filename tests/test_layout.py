@@ -36,7 +36,7 @@ FLOORS = (
     "bus.streams",
     "bus.storage",
     "bus.tasks",
-    "bus.config bus.local",
+    "bus.config bus.local bus.serve_settings",
     "bus.signals",
     "bus.embedded",
     "bus.core bus.room",

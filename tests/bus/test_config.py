@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from toolbus.bus.config import Config, settle
+from toolbus.bus.config import Config
+from toolbus.bus.serve_settings import settle
 from toolbus.errors import SetupError
 from toolbus.tool import Limits
 
@@ -29,7 +30,7 @@ def test_loopback_and_unix_addresses_are_taken(address: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"grpc": ()}, "names no address"),
+        ({"grpc": ()}, "has no address"),
         ({"grpc": ("0.0.0.0:1",)}, "is not on loopback"),
         ({"grpc": ("[::]:1",)}, "is not on loopback"),
         ({"grpc": ("192.168.1.2:1",)}, "TLS and credentials"),
@@ -41,8 +42,8 @@ def test_loopback_and_unix_addresses_are_taken(address: str) -> None:
         ({"grpc": ("127.0.0.1:-1",)}, "0 to 65535"),
         ({"grpc": ("127.0.0.1:²",)}, "0 to 65535"),
         ({"grpc": ("127.0.0.1:1", "127.0.0.1:1")}, "twice"),
-        ({"grpc": ("unix:",)}, "names no path"),
-        ({"grpc": ("unix://host/path",)}, "names no path"),
+        ({"grpc": ("unix:",)}, "has no path"),
+        ({"grpc": ("unix://host/path",)}, "has no path"),
         ({"grpc": ("unix:/" + "x" * 107,)}, "108 bytes"),
         ({"http": "unix:/tmp/x"}, "HOST:PORT or off"),
         ({"http": "0.0.0.0:80"}, "is not on loopback"),
@@ -53,7 +54,7 @@ def test_loopback_and_unix_addresses_are_taken(address: str) -> None:
         ({"grace_seconds": -1.0}, "grace_seconds is -1"),
         ({"drain_seconds": float("nan")}, "drain_seconds is nan"),
         ({"limits": Limits(result_bytes=0)}, "limits.result_bytes is 0"),
-        ({"council": Path("/nowhere/council.toml")}, "council '/nowhere/council.toml' is no file: write it"),
+        ({"council": Path("/nowhere/council.toml")}, "council '/nowhere/council.toml' is not a file: create it"),
         ({"upstream": "http://127.0.0.1:1", "http": "off"}, "upstream needs http"),
         ({"upstream": "http://192.168.1.2:1"}, "not http://HOST:PORT"),
         ({"upstream": "http://main.example:1"}, "not http://HOST:PORT"),
@@ -221,17 +222,17 @@ def test_a_switch_on_a_higher_level_empties_what_a_lower_one_set(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("htpp = 1", "unknown key 'htpp'; known are background_after_seconds, council, data_dir"),
-        ("[limits]\nspeed = 1", "[limits]: unknown key 'speed'; known are arguments_bytes"),
-        ("limits = 1", "must be a table"),
+        ("htpp = 1", "unknown key htpp (did you mean http?); known are background_after_seconds, council, data_dir"),
+        ("[limits]\nspeed = 1", "unknown key limits.speed; known are arguments_bytes"),
+        ("limits = 1", "limits is 1, it must be an object"),
         ("[limits]\ntools = 1.5", "limits.tools is 1.5, it must be a whole number"),
-        ("http = 1", "http is 1, it must be a string"),
-        ("grpc = [1]", "must be a list of strings"),
+        ("http = 1", "http is 1, it must be text: put it in quotes"),
+        ("grpc = [1]", "grpc[0] is 1, it must be text"),
         ("ephemeral = 'yes'", "must be true or false"),
-        ("grace_seconds = true", "must be a number of seconds"),
+        ("grace_seconds = true", "grace_seconds is True, it must be a number"),
         ("log_level = 'loud'", "must be one of debug, info, warning, error"),
         ("roles = ['a']\nno_roles = true", "no_roles and"),
-        ("=", "is no TOML"),
+        ("=", "is not TOML"),
     ],
 )
 def test_a_file_that_breaks_a_rule_is_refused_with_its_name_and_the_rule(tmp_path: Path, text: str, words: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.bus.gateway.free_port import free_port
 from tests.support.processes import Running, toolbus, until
 from toolbus.bus import Bus, Config
-from toolbus.bus.config import settle
+from toolbus.bus.serve_settings import settle
 from toolbus.cli import catalog_commands, serve_command, terminal
 from toolbus.errors import SetupError
 from toolbus.sdk.listing import ListedTool

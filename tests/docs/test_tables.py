@@ -16,7 +16,8 @@ import typer
 import toolbus.loop
 from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
 from toolbus import errors
-from toolbus.bus.config import Config, ServeSettings, settle
+from toolbus.bus.config import Config
+from toolbus.bus.serve_settings import ServeSettings, settle
 from toolbus.cli import terminal
 from toolbus.cli.command_line import app
 from toolbus.dialects import DIALECTS

@@ -108,7 +108,7 @@ def test_a_folder_beside_files_is_wrong_usage(tools: Path) -> None:
 def test_serve_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
     ended = toolbus("serve", "--tools-dir", tmp_path / "none")
     assert ended.returncode == 2
-    assert "is no folder: make it, or name another" in ended.stderr
+    assert "is not a folder: create it or name another one" in ended.stderr
 
 
 def test_require_manifest_loads_nothing_without_one(tmp_path: Path, tools: Path, bus: str) -> None:

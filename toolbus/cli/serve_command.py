@@ -22,7 +22,8 @@ from toolbus.cli.help_text import manual
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
-    from toolbus.bus.config import Config, ServeSettings
+    from toolbus.bus.config import Config
+    from toolbus.bus.serve_settings import ServeSettings
     from toolbus.processes.supervised_plugin import PluginReport
 
 MANUAL = manual(
@@ -149,7 +150,7 @@ def _given(**flags: Any) -> dict[str, Any]:
 
 def _settled(flags: dict[str, Any], file: Path | None) -> ServeSettings:
     try:
-        from toolbus.bus.config import settle
+        from toolbus.bus.serve_settings import settle
         from toolbus.errors import SetupError
 
         return settle(flags, os.environ, file)

@@ -1,0 +1,194 @@
+"""Collects the settings of ``toolbus serve``: a flag wins over the environment, that over the file, that over defaults.
+
+Each source is read by the same functions, so a bad value gets the same error wherever it stands: its place, the value,
+the rule and how to fix it. What a bus accepts is known to `Config`, which checks itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from toolbus.bus.catalog.policy import AccessRules
+from toolbus.bus.config import Config, check_port
+from toolbus.errors import InvalidRequest, SetupError
+from toolbus.limits import Limits
+from toolbus.reader import Keys, Read, Reader
+
+HTTP_PORT_VARIABLES = ("NEKO_MAIN_SERVER_PORT", "MAIN_SERVER_PORT")  # first one that is set wins
+DEFAULT_UPSTREAM_PORT = 48916  # of a bus that offers its tools to a main server, which has the other one
+UPSTREAM_PORT_VARIABLES = ("NEKO_USER_PLUGIN_SERVER_PORT",)
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_SWITCH_WORDS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """The settings of ``toolbus serve``: those of the bus, and its own.
+
+    Raises:
+        SetupError: from the constructor; the log level is unknown.
+    """
+
+    config: Config
+    log_level: str = "info"
+    log_json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.log_level not in LOG_LEVELS:
+            raise SetupError(f"log_level is {self.log_level!r}, it must be one of {', '.join(LOG_LEVELS)}")
+
+
+def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> ServeSettings:
+    """Merges the settings of all sources.
+
+    Args:
+        flags: settings by name, as in the file; only those that were given. ``data_dir`` None means ephemeral.
+        environ: the process's environment.
+        file: a TOML file; None: the one that ``TOOLBUS_CONFIG`` names, if any.
+
+    Raises:
+        SetupError: a setting of any source breaks a rule.
+    """
+    if file is None and environ.get("TOOLBUS_CONFIG"):
+        file = Path(environ["TOOLBUS_CONFIG"])
+    from_file = _from_file(file) if file is not None else {}
+    over_file = {**_from_environment(environ), **flags}
+    merged = {**from_file, **over_file}
+    if "http" not in over_file:
+        merged.update(_http_port(environ, beside_upstream=bool(merged.get("upstream")), from_file=from_file))
+    log = {name: merged.pop(name) for name in ("log_level", "log_json") if name in merged}
+    if "data_dir" not in merged:
+        import platformdirs  # only a bus that persists something needs it
+
+        merged["data_dir"] = platformdirs.user_data_path("toolbus")
+    return ServeSettings(Config(**merged), **log)
+
+
+# -- how values are read ---------------------------------------------------------------------------------------------
+
+
+def _texts(reader: Reader) -> tuple[str, ...]:
+    return (reader.value,) if isinstance(reader.value, str) else tuple(item.text() for item in reader.items())
+
+
+def _path(reader: Reader) -> Path:
+    return Path(reader.text()).expanduser()
+
+
+def _limits(reader: Reader) -> Limits:
+    keys: Keys = {each.name: (each.name, Reader.whole) for each in fields(Limits)}
+    return Limits(**reader.record(keys))
+
+
+def _rules(reader: Reader) -> AccessRules:
+    try:
+        return AccessRules.read({key: value.value for key, value in reader.entries().items()})
+    except InvalidRequest as error:
+        raise SetupError(f"{reader.subject}: {error}") from None
+
+
+def _allowed(reader: Reader) -> dict[str, tuple[str, ...]]:
+    return {tool: _texts(names) for tool, names in reader.entries().items()}
+
+
+# Each setting by its name in the file; of the tables there are no variables.
+_READ: dict[str, Read] = {
+    "grpc": _texts,
+    "http": Reader.text,
+    "roles": _texts,
+    "no_roles": Reader.flag,
+    "data_dir": _path,
+    "ephemeral": Reader.flag,
+    "grace_seconds": Reader.number,
+    "drain_seconds": Reader.number,
+    "upstream": Reader.text,
+    "silenced": _texts,
+    "background_after_seconds": Reader.number,
+    "guarded": _texts,
+    "tripwire": Reader.text,
+    "tools_dir": _path,
+    "require_manifest": Reader.flag,
+    "council": _path,
+    "offered": _texts,
+    "record_contents": Reader.flag,
+    "grpc_reflection": Reader.flag,
+    "log_level": Reader.text,
+    "log_json": Reader.flag,
+}
+_TABLES: dict[str, Read] = {"limits": _limits, "permissions": _rules, "tripwire_allow": _allowed}
+SETTINGS: tuple[str, ...] = tuple(_READ)
+
+
+def _number_of(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+# How a variable's text becomes what a file would hold; text that cannot be converted goes on as it is, to be refused.
+_FROM_TEXT: dict[Read, Callable[[str], Any]] = {
+    _texts: lambda text: [item.strip() for item in text.split(",") if item.strip()],
+    Reader.flag: lambda text: _SWITCH_WORDS.get(text.lower(), text),
+    Reader.number: _number_of,
+}
+
+
+# -- where settings come from ----------------------------------------------------------------------------------------
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Reads ``TOOLBUS_<NAME>``; an empty variable counts as unset, a list has commas between its items."""
+    settings: dict[str, Any] = {}
+    for name, read in _READ.items():
+        variable = _variable(name)
+        if environ.get(variable):
+            value = _FROM_TEXT.get(read, str)(environ[variable])
+            settings[name] = read(Reader(value, variable))
+    return _apply_switches(settings, _variable)
+
+
+def _http_port(environ: Mapping[str, str], *, beside_upstream: bool, from_file: Mapping[str, Any]) -> dict[str, str]:
+    """Returns where HTTP listens by the variables of the systems that the contract comes from (REST-51)."""
+    for variable in UPSTREAM_PORT_VARIABLES if beside_upstream else HTTP_PORT_VARIABLES:
+        if environ.get(variable):
+            return {"http": f"127.0.0.1:{check_port(variable, environ[variable])}"}
+    return {"http": f"127.0.0.1:{DEFAULT_UPSTREAM_PORT}"} if beside_upstream and "http" not in from_file else {}
+
+
+def _variable(name: str) -> str:
+    return f"TOOLBUS_{name.upper()}"
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise SetupError(f"cannot read the configuration {file}: {error.strerror or error}") from error
+    except ValueError as error:  # tomllib's own error, or bytes that are not UTF-8
+        raise SetupError(f"the configuration {file} is not TOML: {error}: correct the file") from error
+    keys: Keys = {name: (name, read) for name, read in (_READ | _TABLES).items()}
+    return _apply_switches(Reader(document, str(file)).record(keys), lambda name: f"{file}: {name}")
+
+
+def _apply_switches(settings: dict[str, Any], shown: Callable[[str], str]) -> dict[str, Any]:
+    """Turns the two switches that empty another setting into that setting; `shown` names a setting in an error."""
+    for switch, name, empty in (("no_roles", "roles", ()), ("ephemeral", "data_dir", None)):
+        if settings.pop(switch, False):
+            if name in settings:
+                raise SetupError(f"{shown(switch)} and {shown(name)} contradict each other: drop one")
+            settings[name] = empty
+    return settings
