@@ -316,25 +316,34 @@ async def test_an_output_that_is_no_json_comes_as_the_text_it_is(works: Works, o
 async def test_a_large_result_keeps_nobody_waiting(works: Works) -> None:
     rows = json.dumps([{"number": number, "share": number / 7, "name": "x" * 20} for number in range(60_000)])
     assert len(rows) > 3 << 20
-    longest, done = 0.0, asyncio.Event()
 
-    async def tick() -> None:
-        nonlocal longest
-        loop = asyncio.get_running_loop()
-        before = loop.time()
-        while not done.is_set():
-            await asyncio.sleep(0)
-            now = loop.time()
-            longest, before = max(longest, now - before), now
+    async def longest_pause() -> float:
+        """How long the loop stood still at most while the result was read."""
+        longest, done = 0.0, asyncio.Event()
 
-    ticking = asyncio.ensure_future(tick())
-    text = await result_of(works, rows)
-    done.set()
-    await ticking
-    assert rows in text
-    started = time.perf_counter()
-    json.dumps(json.loads(rows))
-    assert longest < (time.perf_counter() - started) / 2  # less than half of what reading it and writing it anew takes
+        async def tick() -> None:
+            nonlocal longest
+            loop = asyncio.get_running_loop()
+            before = loop.time()
+            while not done.is_set():
+                await asyncio.sleep(0)
+                now = loop.time()
+                longest, before = max(longest, now - before), now
+
+        ticking = asyncio.ensure_future(tick())
+        text = await result_of(works, rows)
+        done.set()
+        await ticking
+        assert rows in text
+        return longest
+
+    for _ in range(5):  # a busy machine makes pauses longer, never shorter
+        started = time.perf_counter()
+        json.dumps(json.loads(rows))
+        half = (time.perf_counter() - started) / 2  # of what reading it and writing it again takes
+        if await longest_pause() < half:
+            return
+    pytest.fail("the loop stood still while a large result was read")
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.bus.storage.database import MAX_WORDS, Damaged, Database, crc_of, pragma, time_bytes
+from toolbus.bus.storage.database import MAX_SHOWN, Damaged, Database, checksum_of, pragma, time_bytes
 from toolbus.errors import SetupError
 
 FIRST = "CREATE TABLE notes (text TEXT)"
@@ -24,14 +24,14 @@ def database(path: Path, *migrations: str) -> Database:
 @pytest.fixture
 def made(tmp_path: Path) -> Database:
     file = database(tmp_path / "notes.db")
-    file.make()
+    file.create()
     with closing(file.connect("rw")) as connection:
-        file.lift(connection)
+        file.migrate(connection)
     return file
 
 
-def test_a_file_that_was_lifted_from_nothing_is_ours_and_of_this_version(made: Database) -> None:
-    made.must_be_ours()
+def test_a_file_that_was_created_is_ours_and_of_this_version(made: Database) -> None:
+    made.check_owner()
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
     with closing(made.connect("ro")) as connection:
         assert made.version(connection, "integrity_check") == 1
@@ -41,7 +41,7 @@ def test_a_file_that_was_lifted_from_nothing_is_ours_and_of_this_version(made: D
 
 def test_a_file_is_never_made_by_opening_or_over_another(made: Database) -> None:
     with pytest.raises(FileExistsError):
-        made.make()
+        made.create()
     gone = replace(made, path=made.path.with_name("gone"))
     with pytest.raises(SetupError, match=r"Let this user .* its directory, or name another"), gone.errors():
         gone.connect("rw")
@@ -52,7 +52,7 @@ def test_a_file_is_never_made_by_opening_or_over_another(made: Database) -> None
     ("content", "words"),
     [
         (b"", r"it is empty \(0 bytes\).* Restore a backup"),
-        (b"my thesis" * 20, "it is no SQLite file, or its beginning is damaged.* Restore a backup"),
+        (b"my thesis" * 20, "it is not an SQLite file, or its beginning is damaged.* Restore a backup"),
         (b"SQLite format 3\0" + bytes(34), "it is cut off after 50 bytes.* Restore a backup"),
         (
             b"SQLite format 3\0" + bytes(84),
@@ -67,7 +67,7 @@ def test_what_is_not_ours_is_refused_by_its_header_and_counts_as_no_damage(
     file = database(tmp_path / "notes.db")
     file.path.write_bytes(content)
     with pytest.raises(SetupError, match=f"^the notes .*notes.db cannot be used: {words}") as caught:
-        file.must_be_ours()
+        file.check_owner()
     assert not isinstance(caught.value, Damaged)
     assert file.path.read_bytes() == content
 
@@ -95,13 +95,13 @@ def raising(error: Exception) -> Callable[[], None]:
     return act
 
 
-def test_what_sqlite_cannot_read_is_damage_in_few_words(made: Database) -> None:
+def test_what_sqlite_cannot_read_is_damage_in_a_short_text(made: Database) -> None:
     with (
-        pytest.raises(Damaged, match=r"it is damaged: x+. Nothing was changed. Restore a backup") as caught,
+        pytest.raises(Damaged, match=r"it is damaged: x+…. Nothing was changed. Restore a backup") as caught,
         made.errors(),
     ):
         raising(sqlite3.DatabaseError("x" * 1000))()
-    assert caught.value.what == "x" * MAX_WORDS
+    assert caught.value.what == "x" * (MAX_SHOWN - 1) + "…"
 
 
 def test_text_that_is_no_utf8_is_damage_that_quotes_nothing_of_it(made: Database) -> None:
@@ -138,8 +138,10 @@ def test_a_newer_file_is_refused_and_counts_as_no_damage(made: Database) -> None
 def test_a_script_that_fails_leaves_the_file_at_the_version_before_it(made: Database) -> None:
     newer = replace(made, migrations=(FIRST, "ALTER TABLE notes ADD COLUMN at REAL", "CREATE TABLE more (a); nonsense"))
     with closing(newer.connect("rw")) as connection:
-        with pytest.raises(Damaged, match=r"cannot be lifted from version 2 to 3 .* and stays at 2.* Use the toolbus"):
-            newer.lift(connection)
+        with pytest.raises(
+            Damaged, match=r"cannot be migrated from version 2 to 3 .* and stays at 2.* Use the toolbus"
+        ):
+            newer.migrate(connection)
         assert not connection.in_transaction
         assert pragma(connection, "user_version") == 2
         assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("notes",)]
@@ -150,10 +152,10 @@ def test_a_file_that_cannot_be_written_now_is_not_called_damaged_by_lifting_it(m
     with closing(made.connect("rw")) as other, closing(newer.connect("rw")) as connection:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(SetupError, match=r"database is locked.* Close") as caught, newer.errors():
-            newer.lift(connection)
+            newer.migrate(connection)
     assert not isinstance(caught.value, Damaged)
 
 
 def test_a_checksum_tells_parts_apart_and_takes_zero_as_it_is_read_back() -> None:
-    assert crc_of(b"a", b"b") != crc_of(b"ab", b"")
+    assert checksum_of(b"a", b"b") != checksum_of(b"ab", b"")
     assert time_bytes(-0.0) == time_bytes(0.0)

@@ -431,7 +431,7 @@ def nothing_but_a_log(directory: Path) -> None:
 
 BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty": (write(b""), "it is empty (0 bytes)"),
-    "text": (write(b"hello\n" * 1000), "it is no SQLite file"),
+    "text": (write(b"hello\n" * 1000), "it is not an SQLite file"),
     "header only": (cut(lambda size: 50), "it is cut off after 50 bytes"),
     "half": (cut(lambda size: size // 2), "it is damaged"),
     "one page short": (cut(lambda size: size - 4096), "it is damaged"),
@@ -462,11 +462,11 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
         filled_then(f"UPDATE registrations SET callback_url = CAST(x'ff' || '{PASSWORD}' AS TEXT)"),
         "fails its checksum",
     ),
-    "no UTF-8 in the schema": (damaged_type_name, "it is damaged: its schema is no UTF-8"),
-    "a directory": (no_regular_file, "it is no regular file"),
-    "a pipe": (fifo, "it is no regular file"),
-    "a dangling link": (dangling_link, "it is no regular file"),
-    "a log without its file": (nothing_but_a_log, "is gone, but toolbus.db-wal is there"),
+    "no UTF-8 in the schema": (damaged_type_name, "it is damaged: its schema is not UTF-8"),
+    "a directory": (no_regular_file, "it is not a regular file"),
+    "a pipe": (fifo, "it is not a regular file"),
+    "a dangling link": (dangling_link, "it is not a regular file"),
+    "a log without its file": (nothing_but_a_log, "is missing, but toolbus.db-wal exists"),
 }
 
 
@@ -575,7 +575,7 @@ def test_no_damage_to_the_file_ever_changes_or_loses_a_registration_in_silence(t
 # ── versions ──
 
 
-def test_a_file_of_an_older_version_is_lifted_with_everything_in_it(
+def test_a_file_of_an_older_version_is_migrated_with_everything_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fill(tmp_path)
@@ -592,7 +592,7 @@ def test_a_file_of_an_older_version_is_lifted_with_everything_in_it(
     assert "newer toolbus (version 2 of the file; this one knows 1)" in refusal(tmp_path)
 
 
-def test_a_file_that_cannot_be_lifted_stays_as_it_was_and_the_error_says_so(
+def test_a_file_that_cannot_be_migrated_stays_as_it_was_and_the_error_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fill(tmp_path)
@@ -600,7 +600,7 @@ def test_a_file_that_cannot_be_lifted_stays_as_it_was_and_the_error_says_so(
     with monkeypatch.context() as patch:
         patch.setattr(room, "MIGRATIONS", (*MIGRATIONS, bad))
         text = refusal(tmp_path)
-    assert "cannot be lifted from version 1 to 2 (no such table: nowhere) and stays at 1" in text
+    assert "cannot be migrated from version 1 to 2 (no such table: nowhere) and stays at 1" in text
     assert loaded(tmp_path) == rows
 
 

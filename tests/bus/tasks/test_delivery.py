@@ -18,7 +18,7 @@ from toolbus.bus.tasks.task import Task
 
 @contextmanager
 def delivering(attempts: int = 4) -> Iterator[Delivery]:
-    with closing(Delivery(attempts, first_pause=0.001)) as delivery:
+    with closing(Delivery(attempts, first_backoff=0.001)) as delivery:
         yield delivery
 
 
@@ -73,7 +73,7 @@ async def test_a_receiver_that_takes_nothing_is_given_up_and_the_log_has_no_cont
         url = receiver.url.replace("//", "//ann:hunter2@")
         with delivering(attempts=3) as delivery:
             delivery.send(finished(output_json='"my secret"'), parse_callback_url(url))
-            await soon(lambda: "was not taken" in caplog.text)
+            await soon(lambda: "was not posted" in caplog.text)
     assert len(receiver.posts) == 3
     assert "in 3 attempts: it answered 503" in caplog.text
     assert "<Task task_1 report completed>" in caplog.text
@@ -83,7 +83,7 @@ async def test_a_receiver_that_takes_nothing_is_given_up_and_the_log_has_no_cont
 
 async def test_what_waits_to_be_posted_again_keeps_no_result_in_memory() -> None:
     async with Receiver(503) as receiver:
-        with closing(Delivery(first_pause=60.0)) as delivery:
+        with closing(Delivery(first_backoff=60.0)) as delivery:
             delivery.send(finished("task_kept", output_json='"large"'), parse_callback_url(receiver.url))
             await soon(lambda: bool(receiver.posts))
             kept = [each for each in gc.get_objects() if isinstance(each, Task) and each.task_id == "task_kept"]
@@ -95,13 +95,13 @@ async def test_where_nobody_listens_the_log_says_so(caplog: pytest.LogCaptureFix
         url = receiver.url
     with delivering(attempts=2) as delivery:
         delivery.send(finished(), parse_callback_url(url))
-        await soon(lambda: "was not taken" in caplog.text)
+        await soon(lambda: "was not posted" in caplog.text)
     assert "ClientConnectorError" in caplog.text
 
 
 async def test_closing_gives_up_what_waits_and_takes_no_more(caplog: pytest.LogCaptureFixture) -> None:
     async with Receiver(*[500] * 9) as receiver:
-        delivery = Delivery(first_pause=60.0)
+        delivery = Delivery(first_backoff=60.0)
         target = parse_callback_url(receiver.url)
         delivery.send(finished(), target)
         await soon(lambda: bool(receiver.posts))

@@ -11,21 +11,20 @@ from tests.bus.tasks.samples import finished, running
 from toolbus.bus.tasks.task import (
     MAX_ERROR,
     Status,
-    compact,
-    cut,
     envelope,
+    error_text,
     new_id,
     owner_of,
     result_of,
-    sentence,
     text_of,
 )
 from toolbus.errors import Code
+from toolbus.text import dump_json
 from toolbus.tool import CallError, Progress, Result
 
 
 def test_the_envelope_names_the_task_the_tool_and_what_to_do() -> None:
-    told = json.loads(compact(envelope(running())))
+    told = json.loads(dump_json(envelope(running())))
     assert list(told) == ["status", "task_id", "tool", "message"]
     assert (told["status"], told["task_id"], told["tool"]) == ("running", "task_1", "report")
     assert "Do not call report again" in told["message"]
@@ -103,13 +102,16 @@ def test_any_value_becomes_a_result_and_what_json_cannot_hold_is_named() -> None
     assert text_of(result_of("x")) == "x"
 
 
-def test_the_sentence_of_an_exception_is_short_and_can_be_written() -> None:
+def test_the_text_of_an_exception_is_its_class_and_message() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert sentence(ValueError("no")) == "ValueError: no"
-    assert sentence(Mute()) == "Mute"
-    assert sentence(KeyError()) == "KeyError"
-    assert cut("\ud800") == "?"
-    assert len(cut("x" * 9999)) == MAX_ERROR
+    assert error_text(ValueError("no")) == "ValueError: no"
+    assert error_text(Mute()) == "Mute"
+    assert error_text(KeyError()) == "KeyError"
+
+
+def test_the_error_of_a_task_is_short_and_can_be_written() -> None:
+    assert running().with_error("\ud800", 1.0).error == "?"
+    assert len(running().with_error("x" * 9999, 1.0).error) == MAX_ERROR

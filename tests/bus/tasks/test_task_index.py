@@ -63,7 +63,7 @@ def test_a_result_larger_than_all_that_is_kept_is_let_go_of_and_takes_nobody_alo
     ledger.end(finished("task_0", output_json="x" * 60))
     kept, gone = ledger.end(finished("task_1", output_json="x" * 61))
     assert (kept.result, gone) == (None, [])
-    assert "its result of 61 bytes is not there any more" in kept.text
+    assert "its result of 61 bytes was dropped" in kept.text
     assert ledger.find("task_1") is kept
 
 

@@ -183,7 +183,7 @@ async def test_a_task_ends_at_its_limit_and_so_does_its_work() -> None:
     with closing(TaskManager(0, task_seconds=0.02)) as tasks:
         task = await awaited(tasks, await begin(tasks, work))
         await soon(lambda: work.cancelled)
-    assert task.error == "it did not end within 0.02 s (limit task_seconds) and was taken back"
+    assert task.error == "it did not end within 0.02 s (limit task_seconds) and was cancelled"
 
 
 # ── whose they are ──
@@ -213,7 +213,7 @@ async def test_a_user_sees_his_tasks_newest_first(tasks: TaskManager) -> None:
 # ── cancelling ──
 
 
-async def test_a_cancelled_task_has_failed_at_once_and_its_work_is_told(tasks: TaskManager) -> None:
+async def test_a_cancelled_task_has_failed_at_once_and_its_work_is_cancelled(tasks: TaskManager) -> None:
     work = Work()
     task_id = await begin(tasks, work)
     waiting = asyncio.ensure_future(tasks.await_result(task_id))
@@ -475,7 +475,10 @@ async def test_a_large_result_is_there_until_the_restart(tmp_path: Path) -> None
         work.go.set()
         assert (await awaited(tasks, task_id)).text == "x" * 200
     with closing(TaskManager(path=path)) as tasks:
-        assert "its result of 202 bytes is not there any more: it was too large" in found(tasks, task_id).text
+        assert (
+            "its result of 202 bytes was dropped: it is larger than the limit result_bytes"
+            in found(tasks, task_id).text
+        )
 
 
 async def test_a_file_that_is_named_later_takes_in_what_there_is(tmp_path: Path, tasks: TaskManager) -> None:
@@ -484,10 +487,10 @@ async def test_a_file_that_is_named_later_takes_in_what_there_is(tmp_path: Path,
         old = await begin(before, Work())
     ids = [await begin(tasks, Work()), await begin(tasks, Work())]
     tasks.cancel(ids[0])
-    tasks.keep_in(path)
+    tasks.persist_in(path)
     assert {task.task_id for task in tasks.list_tasks("ann")} == {old, *ids}
-    with pytest.raises(SetupError, match=r"are kept in .*tasks\.db already"):
-        tasks.keep_in(tmp_path / "other.db")
+    with pytest.raises(SetupError, match=r"are persisted in .*tasks\.db already"):
+        tasks.persist_in(tmp_path / "other.db")
     tasks.close()
     with closing(TaskManager(path=path, clock=Clock())) as again:
         assert {task.task_id for task in again.list_tasks("ann")} == {old, *ids}

@@ -74,7 +74,7 @@ def test_a_result_that_is_too_large_for_the_disk_is_left_out_with_the_reason(pat
     fill(path, large)
     (kept,) = loaded(path)
     assert (kept.status, kept.result) == ("completed", None)
-    assert "its result of 2002 bytes is not there any more: it was too large to be written to disk" in kept.text
+    assert "its result of 2002 bytes was dropped: it is larger than the limit result_bytes" in kept.text
 
 
 def test_the_file_is_its_owners_alone(path: Path) -> None:
@@ -160,13 +160,13 @@ def test_a_file_that_is_not_ours_to_replace_is_refused_and_left(path: Path, stat
 def test_what_is_no_sqlite_file_is_refused_and_left(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("my thesis")
-    with pytest.raises(SetupError, match=r"no SQLite file.* Move it away or name another file"):
+    with pytest.raises(SetupError, match=r"not an SQLite file.* Move it away or name another file"):
         TaskStore(path, KIB)
     assert path.read_text() == "my thesis"
 
 
 def test_a_path_that_cannot_be_written_is_refused_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=r"it is no regular file.* Name another file"):
+    with pytest.raises(SetupError, match=r"it is not a regular file.* Name another file"):
         TaskStore(tmp_path, KIB)
 
 

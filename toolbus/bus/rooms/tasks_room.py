@@ -30,7 +30,7 @@ class TasksRoom(Room):
     async def open(self) -> None:
         """Restores the tasks of the data directory and persists those to come."""
         if self.core.config.data_dir is not None:
-            self.core.tasks.keep_in(self.core.config.data_dir / TASKS_FILE)
+            self.core.tasks.persist_in(self.core.config.data_dir / TASKS_FILE)
 
     async def stop(self) -> None:
         """Ends every task; clients that wait for one are answered."""

@@ -1,1 +1,1 @@
-"""What survives a restart."""
+"""Persists what survives a restart, in SQLite files."""

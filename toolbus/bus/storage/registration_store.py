@@ -1,15 +1,16 @@
-"""What survives a restart: the tools that were registered with a callback URL, in one SQLite file.
+"""Persists callback tools across restarts: the tools that were registered with a callback URL, in one SQLite file.
 
-A registration is kept from the moment ``apply`` returns: a kill -9 of the bus loses nothing, because the operating
-system then has the pages of the write-ahead log. A power cut may lose the last moments, but never damages the file
-(``synchronous=NORMAL``: a commit waits for no disk, since it runs on the bus's loop).
+A registration is persisted when ``apply`` returns: a kill -9 of the bus loses nothing, because the operating system
+then has the pages of the write-ahead log. A power cut may lose the last moments, but never damages the file
+(``synchronous=NORMAL``: a commit does not wait for the disk, since it runs on the bus's loop).
 
-A file that is damaged or not ours is refused with what is wrong and what to do, and is left as it is: tools that
-silently vanish are what this room is there to prevent. Every row carries a checksum, because SQLite's own checks see
-damaged structure but not a flipped byte inside a value. One thing cannot be told from a power cut: damage inside the
-write-ahead log of a killed bus, from which SQLite takes what comes before it.
+A file that is damaged or another program's is refused with an error that says how to fix it, and is left as it is:
+tools must not vanish silently. Every row has a checksum, because SQLite's own checks detect a damaged structure but not
+a flipped byte inside a value. Damage inside the write-ahead log of a killed bus cannot be told from a power cut: SQLite
+restores what comes before it.
 
-Callback URLs are kept with their passwords, so the file is its owner's alone (0600). It knows nothing of the registry.
+Callback URLs are stored with their passwords, so only the owner can read the file (0600). The registry is not known
+here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
@@ -27,16 +27,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from toolbus.bus.storage.database import Database, crc_of, pragma, time_bytes
+from toolbus.bus.storage.database import Database, checksum_of, pragma, time_bytes
 from toolbus.errors import InvalidRequest, InvalidTool, SetupError
+from toolbus.text import dump_json, is_utf8
 from toolbus.tool import Annotations, Tool
 
 FILE = "toolbus.db"
 LOCK = "toolbus.lock"
 APPLICATION_ID = 0x54427573  # "TBus"
 
-# Script i lifts a file from version i to i + 1, in one transaction with its number. Never edit one that was released.
-# A script that touches a value under a checksum (``_checksum``) has to leave the checksum right.
+# Script i migrates a file from version i to i + 1, in one transaction with its number. Never edit a released script.
+# A script that changes a value under a checksum (``_checksum``) has to update the checksum.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE registrations (
@@ -59,9 +60,8 @@ MIGRATIONS: tuple[str, ...] = (
     """,
 )
 
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _TOOL_FIELDS = tuple(item.name for item in dataclasses.fields(Tool) if item.name != "schema_hash")
-_HINTS = tuple(item.name for item in dataclasses.fields(Annotations))
+_ANNOTATIONS = tuple(item.name for item in dataclasses.fields(Annotations))
 
 _AWAY = f"move {FILE} away, together with {FILE}-wal and {FILE}-shm where there are any"
 _ELSEWHERE = "use another --data-dir"
@@ -85,10 +85,10 @@ Offers = tuple[tuple[str | None, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredRegistration:
-    """One registration by callback URL, as it is kept.
+    """One registration by callback URL, as it is persisted.
 
     Attributes:
-        key: names the registration; unique, made by the caller.
+        key: identifies the registration; unique, made by the caller.
         source: any string, "" too.
         tool: its ``callback_url`` is the masked one.
         callback_url: with the password.
@@ -109,11 +109,11 @@ class StoredRegistration:
     answered_at: float
 
     def __post_init__(self) -> None:
-        # Found here and not by the encoder, whose exception would carry the text, password included.
+        # Detected here and not by the encoder, whose exception would carry the text, password included.
         roles = "".join(role or "" for role, _ in self.offers)
         texts = (("key", self.key), ("source", self.source), ("callback_url", self.callback_url), ("role", roles))
         for label, text in texts:
-            if _HALF_CHARACTER.search(text):
+            if not is_utf8(text):
                 raise InvalidRequest(
                     f"{label} holds half of a surrogate pair, which UTF-8 cannot carry: send the whole character"
                 )
@@ -123,10 +123,11 @@ class RegistrationStore:
     """The file of one data directory, locked against a second bus. Its methods may be called from any thread.
 
     Args:
-        directory: made (0700) if need be; one that exists keeps its mode.
+        directory: created (0700) if it does not exist; the mode of an existing one is not changed.
 
     Raises:
-        SetupError: from the constructor; another bus uses the directory, or the file cannot be used. Says the cure.
+        SetupError: from the constructor; another bus uses the directory, or the file cannot be used. The message says
+            how to fix it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -149,7 +150,7 @@ class RegistrationStore:
             raise
 
     def load(self) -> list[StoredRegistration]:
-        """Returns all registrations, by their smallest place from 0; those without one come last.
+        """Returns all registrations, by their lowest place; those without a place come last.
 
         Raises:
             SetupError: a row is damaged.
@@ -158,25 +159,25 @@ class RegistrationStore:
         with self._guard:
             connection = self._open_connection()
             with self._file.errors():
-                found = [_kept(self._file, row) for row in _rows(self._file, connection)]
-        return sorted(found, key=lambda kept: min((place for _, place in kept.offers if place >= 0), default=1 << 63))
+                records = [_record(self._file, row) for row in _rows(self._file, connection)]
+        return sorted(records, key=lambda each: min((place for _, place in each.offers if place >= 0), default=1 << 63))
 
     def apply(self, changed: Iterable[StoredRegistration], gone: Iterable[str]) -> None:
-        """Deletes the gone, then inserts or replaces the changed, all or nothing.
+        """Deletes the keys that are gone, then inserts or replaces the changed registrations, all or nothing.
 
-        When it returns, a kill -9 of this process can no longer lose the change. Keys that are not there may go.
+        When it returns, a kill -9 of this process can no longer lose the change. Unknown keys are ignored.
 
         Raises:
             sqlite3.Error: it could not be written (a full disk, say); nothing has changed, and the store stays usable.
         """
-        latest = {kept.key: kept for kept in changed}
-        leaving = [(key,) for key in gone]
-        if not latest and not leaving:
+        latest = {record.key: record for record in changed}
+        deleted = [(key,) for key in gone]
+        if not latest and not deleted:
             return
-        rows = [_row(kept) for kept in latest.values()]
-        offers = [(key, number, *offer) for key, kept in latest.items() for number, offer in enumerate(kept.offers)]
+        rows = [_row(record) for record in latest.values()]
+        offers = [(key, number, *offer) for key, record in latest.items() for number, offer in enumerate(record.offers)]
         with self._transaction() as connection:
-            connection.executemany("DELETE FROM registrations WHERE key = ?", leaving)
+            connection.executemany("DELETE FROM registrations WHERE key = ?", deleted)
             connection.executemany(_PUT, rows)
             connection.executemany("DELETE FROM offers WHERE key = ?", [(key,) for key in latest])
             connection.executemany("INSERT INTO offers (key, number, role, place) VALUES (?, ?, ?, ?)", offers)
@@ -206,20 +207,20 @@ class RegistrationStore:
             raise sqlite3.ProgrammingError("the store was never opened")
         return self._connection
 
-    def _must_be_there(self) -> None:
-        """Raises sqlite3.OperationalError where the file was removed or replaced: what is written would go nowhere."""
+    def _check_file(self) -> None:
+        """Raises sqlite3.OperationalError where the file was removed or replaced: writes would be lost."""
         try:
-            here = os.stat(self.path).st_ino == self._inode
+            same = os.stat(self.path).st_ino == self._inode
         except OSError:
-            here = False
-        if not here:
+            same = False
+        if not same:
             raise sqlite3.OperationalError(f"{self.path} was removed or replaced while it was in use")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._guard:
             connection = self._open_connection()
-            self._must_be_there()
+            self._check_file()
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -234,12 +235,12 @@ def _file(path: Path) -> Database:
 
 
 def _new(path: Path) -> Path:
-    """Returns what a file is called until it is whole."""
+    """Returns the name of a file until it is complete."""
     return Path(f"{path}.new")
 
 
 def _lock(directory: Path) -> IO[str]:
-    """Makes the directory and locks it for this process."""
+    """Creates the directory and locks it for this process."""
     with _access(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -256,55 +257,55 @@ def _lock(directory: Path) -> IO[str]:
         except OSError:
             lock.close()
             raise
-        lock.truncate(0)  # only now: until it is locked, it says whose it is
+        lock.truncate(0)  # only now: until it is locked, it holds the other process's id
         lock.write(f"{os.getpid()}\n")
         lock.flush()
     return lock
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Removes what a start left that was killed before its file was whole; it never held a registration."""
+    """Removes the incomplete file of a start that was killed; it never held a registration."""
     for part in _file(_new(path)).parts():
         part.unlink(missing_ok=True)
 
 
 def _create(path: Path) -> None:
-    """Makes an empty store under another name and moves it into place: what has the name is whole."""
-    for ending in ("-wal", "-journal"):
-        orphan = Path(path.parent, path.name + ending)
+    """Creates an empty store under another name and moves it into place, so that a file of this name is complete."""
+    for suffix in ("-wal", "-journal"):
+        orphan = Path(path.parent, path.name + suffix)
         if os.path.lexists(orphan) and orphan.stat().st_size:
             raise SetupError(
-                f"{path} is gone, but {orphan.name} is there and may hold registrations; a new file would take "
-                f"it for its own. Nothing was changed. Put {FILE} back beside it, or move {orphan.name} away too to "
+                f"{path} is missing, but {orphan.name} exists and may hold registrations, which a new {FILE} would "
+                f"mix with its own. Nothing was changed. Put {FILE} back beside it, or move {orphan.name} away too to "
                 f"start with none (its tools then have to register again); or {_ELSEWHERE}"
             )
     new = _file(_new(path))
-    new.make()
+    new.create()
     try:
         with new.errors(), closing(new.connect("rw")) as connection:
-            new.lift(connection)
+            new.migrate(connection)
         os.replace(new.path, path)
     except BaseException:
         _remove_leftovers(path)
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)  # the name, too, survives a power cut
+        os.fsync(directory)  # so that the name survives a power cut too
     finally:
         os.close(directory)
 
 
 def _inspect(file: Database) -> None:
-    """Refuses a file that is not a sound store, before anything is written to it: by a connection that may not."""
-    file.must_be_ours()
-    file.make_private()  # passwords stand in it
+    """Refuses a damaged or foreign file over a read-only connection, before anything is written to it."""
+    file.check_owner()
+    file.make_private()  # it holds passwords
     with file.errors(), closing(file.connect("ro")) as connection:
         version = file.version(connection, "integrity_check")
         if version < 1 or connection.execute(_SHAPE).fetchall() != _shape(version):
             raise file.refused(f"its tables are not those of version {version} of a store", _RESTORE)
         if connection.execute("PRAGMA foreign_key_check").fetchone():
             raise file.damaged("there are offers without their registration")
-        if version == len(MIGRATIONS):  # rows of an older version are read once they are lifted
+        if version == len(MIGRATIONS):  # rows of an older version are read after the migration
             for _ in _rows(file, connection):
                 pass
 
@@ -316,14 +317,14 @@ def _shape(version: int) -> list[Any]:
 
 
 def _open(file: Database) -> sqlite3.Connection:
-    """Opens an inspected file for writing, lifts it to this version and plays back what a killed bus left."""
+    """Opens an inspected file for writing, migrates it to this version and plays back the log of a killed bus."""
     connection = file.connect("rw")
     try:
         if pragma(connection, "journal_mode = WAL") != "wal":
             raise file.refused("its file system cannot hold a write-ahead log", "use a local directory with --data-dir")
         connection.execute("PRAGMA synchronous = NORMAL")
-        file.lift(connection)
-        connection.execute("PRAGMA foreign_keys = ON")  # after lifting: a script may have to rebuild a table
+        file.migrate(connection)
+        connection.execute("PRAGMA foreign_keys = ON")  # after the migration: a script may have to rebuild a table
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except BaseException:
         connection.close()
@@ -343,15 +344,15 @@ def _rows(file: Database, connection: sqlite3.Connection) -> Iterator[_Row]:
         "SELECT rowid, key, source, tool, callback_url, checked, checksum, answered_at, answered_checksum "
         "FROM registrations ORDER BY rowid"
     ):
-        its_offers = tuple(offers.get(key, ()))
-        if checksum != _checksum(key, source, tool, url, checked, its_offers):
+        own_offers = tuple(offers.get(key, ()))
+        if checksum != _checksum(key, source, tool, url, checked, own_offers):
             raise file.damaged(f"row {rowid} of registrations fails its checksum")
         if answered_checksum != _time_checksum(answered_at):
             raise file.damaged(f"answered_at in row {rowid} of registrations fails its checksum")
-        yield rowid, key, source, tool, url, checked, answered_at, its_offers
+        yield rowid, key, source, tool, url, checked, answered_at, own_offers
 
 
-def _kept(file: Database, row: _Row) -> StoredRegistration:
+def _record(file: Database, row: _Row) -> StoredRegistration:
     rowid, key, source, tool, url, checked, answered_at, offers = row
     try:
         return StoredRegistration(key, source, _tool(json.loads(tool)), url, bool(checked), offers, answered_at)
@@ -360,33 +361,32 @@ def _kept(file: Database, row: _Row) -> StoredRegistration:
 
 
 def _tool(fields: dict[str, Any]) -> Tool:
-    """Reads a tool: a field of a newer minor version is passed over, one that is missing takes its default."""
+    """Reads a tool: a field of a newer minor version is ignored, a missing one has its default."""
     known = {name: fields[name] for name in _TOOL_FIELDS if name in fields}
-    hints = known.pop("annotations", {})
-    return Tool(**known, annotations=Annotations(**{hint: hints.get(hint) for hint in _HINTS}))
+    annotations = known.pop("annotations", {})
+    return Tool(**known, annotations=Annotations(**{name: annotations.get(name) for name in _ANNOTATIONS}))
 
 
-def _row(kept: StoredRegistration) -> tuple[str, str, str, str, bool, int, float, int]:
-    fields = dataclasses.asdict(kept.tool)
-    del fields["schema_hash"]  # follows from the others
+def _row(record: StoredRegistration) -> tuple[str, str, str, str, bool, int, float, int]:
+    fields = dataclasses.asdict(record.tool)
+    del fields["schema_hash"]  # derived from the others
     tool = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    checksum = _checksum(kept.key, kept.source, tool, kept.callback_url, kept.checked, kept.offers)
-    url, answered_at = kept.callback_url, kept.answered_at
-    return kept.key, kept.source, tool, url, kept.checked, checksum, answered_at, _time_checksum(answered_at)
+    checksum = _checksum(record.key, record.source, tool, record.callback_url, record.checked, record.offers)
+    url, answered_at = record.callback_url, record.answered_at
+    return record.key, record.source, tool, url, record.checked, checksum, answered_at, _time_checksum(answered_at)
 
 
 def _checksum(key: str, source: str, tool: str, url: str, checked: int, offers: Offers) -> int:
-    values = [key, source, tool, url, int(checked), offers]
-    return crc_of(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
+    return checksum_of(dump_json([key, source, tool, url, int(checked), offers]).encode())
 
 
-def _time_checksum(when: float) -> int:
-    return crc_of(time_bytes(when))
+def _time_checksum(seconds: float) -> int:
+    return checksum_of(time_bytes(seconds))
 
 
 @contextmanager
 def _access(directory: Path) -> Iterator[None]:
-    """Turns what the file system refuses into an error with its cure."""
+    """Turns an error of the file system into one that says how to fix it."""
     try:
         yield
     except OSError as error:

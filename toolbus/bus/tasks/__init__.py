@@ -1,4 +1,4 @@
-"""Tasks: calls, and other work, that outlive their caller's patience. Their results are asked for later."""
+"""Runs background tasks: calls, and other work, that go on after their soft deadline; results are fetched later."""
 
 from toolbus.bus.tasks.task import Status, Task, owner_of
 from toolbus.bus.tasks.task_caller import TaskCaller

@@ -1,13 +1,12 @@
-"""What a task is, and the words in which it is told: to the caller who gets an envelope instead of a result, and later.
+"""Defines a task, its states, and the texts that describe it to callers and models.
 
-Pure values. A task is a call, or any other work, that outlived its caller's patience: it goes on, and its result is
-asked for by `task_id`.
+Pure values. A task is a call, or any other work, that goes on after its soft deadline: its caller gets an envelope with
+a `task_id` instead of a result, and fetches the result later.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import secrets
 from dataclasses import dataclass
@@ -15,21 +14,22 @@ from enum import StrEnum
 from typing import Any
 
 from toolbus.functions.reply import dump_output
+from toolbus.text import repair_utf8, shorten
 from toolbus.tool import Progress, Result
 
 _LIKE_A_SOURCE = re.compile(r"(?:user:)*source:")  # users may choose their own ids
 
-MAX_ERROR = 4096  # characters of an exception's text that are kept: a model needs a sentence, not a dump
+MAX_ERROR = 4096  # characters of an exception's text: a model needs a sentence, not a dump
 
 ENDED_WITH_PROCESS = (
     "the program that ran it ended before it was done, so there is no result; it may have run, so it was not tried "
     "again: find out whether it has done its work before you call the tool again"
 )
-CANCELLED = "cancelled: it was taken back before it was done, so there is no result"
+CANCELLED = "cancelled: its work was stopped before it was done, so there is no result"
 
 
 class Status(StrEnum):
-    """How far a task is. One that was cancelled has failed; its `error` says so."""
+    """The state of a task. A cancelled task has failed; its `error` says so."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -41,13 +41,13 @@ class Task:
     """A task as it is now; a later state is another record.
 
     Attributes:
-        task_id: names the task; not to be guessed.
-        owner: who may ask for it where owners are checked: `owner_of`.
+        task_id: identifies the task; cannot be guessed.
+        owner: who may fetch it where owners are checked: `owner_of`.
         started, ended: seconds since the epoch; `ended` is None while it runs.
-        result: what the work came to; None while it runs, where it failed without one, and where it is lost.
+        result: the result of the work; None while it runs, where it failed without one, and where it was dropped.
         error: why it failed, or why a completed task has no result any more; empty otherwise.
-        channel_id, platform: where it was asked for, as the caller said.
-        progress: its last sign of life; None where there was none, or it has ended.
+        channel_id, platform: where it was requested, as the caller said.
+        progress: its last progress; None where it reported none, or has ended.
     """
 
     task_id: str
@@ -63,23 +63,23 @@ class Task:
     progress: Progress | None = None
 
     def __repr__(self) -> str:
-        return f"<Task {self.task_id} {self.tool} {self.status}>"  # neither results nor owners belong into logs
+        return f"<Task {self.task_id} {self.tool} {self.status}>"  # neither results nor owners belong in logs
 
     @property
     def running(self) -> bool:
-        """Whether there is something to wait for."""
+        """Whether it has not ended yet."""
         return self.status is Status.RUNNING
 
     @property
     def size(self) -> int:
-        """What its result takes, in characters and bytes of content."""
+        """The size of its result, in characters and bytes of content."""
         if self.result is None:
             return 0
         return len(self.result.output_json) + sum(block.ByteSize() for block in self.result.content)
 
     @property
     def text(self) -> str:
-        """What a model is told: the output as it is, why there is none, or that it is not there yet."""
+        """The text for a model: the output as it is, why it has none, or that it is still running."""
         if self.running:
             return still_running(self)
         output = "" if self.result is None else text_of(self.result)
@@ -91,48 +91,49 @@ class Task:
         """Returns the task as it ended."""
         if not (result.is_error or result.error):
             return dataclasses.replace(self, status=Status.COMPLETED, ended=now, result=result, progress=None)
-        told = result.error.message or result.error.code.name if result.error else text_of(result)
-        failed = self.with_error(told, now)
+        error = result.error.message or result.error.code.name if result.error else text_of(result)
+        failed = self.with_error(error, now)
         if result.output_json in ("", "null") and not result.content:
             return failed
-        # Its sentence stands in `error`, once.
+        # The message stands in `error` only.
         return dataclasses.replace(failed, result=dataclasses.replace(result, error=None, is_error=True))
 
     def with_error(self, error: str, now: float) -> Task:
         """Returns the task as it failed."""
-        return dataclasses.replace(self, status=Status.FAILED, ended=now, error=cut(error), progress=None)
+        error = shorten(repair_utf8(error), MAX_ERROR)
+        return dataclasses.replace(self, status=Status.FAILED, ended=now, error=error, progress=None)
 
-    def without_result(self, why: str) -> Task:
+    def without_result(self, reason: str) -> Task:
         """Returns the task without its result, and with the reason for that."""
-        lost = f"its result of {self.size} bytes is not there any more: {why}. Ask the tool for less"
-        return dataclasses.replace(self, result=None, error=f"{self.error}; {lost}" if self.error else lost)
+        dropped = f"its result of {self.size} bytes was dropped: {reason}. Ask the tool for less"
+        return dataclasses.replace(self, result=None, error=f"{self.error}; {dropped}" if self.error else dropped)
 
     def described(self, now: float) -> dict[str, Any]:
         """Returns what a task tool answers, without the result itself."""
-        told: dict[str, Any] = {"task_id": self.task_id, "tool": self.tool, "status": self.status.value}
-        told["seconds"] = round(max(0.0, (now if self.ended is None else self.ended) - self.started), 1)
-        sign = self.progress
-        if sign is not None:
-            told["progress"] = {"done": sign.progress, "total": sign.total, "message": sign.message}
+        fields: dict[str, Any] = {"task_id": self.task_id, "tool": self.tool, "status": self.status.value}
+        fields["seconds"] = round(max(0.0, (now if self.ended is None else self.ended) - self.started), 1)
+        progress = self.progress
+        if progress is not None:
+            fields["progress"] = {"done": progress.progress, "total": progress.total, "message": progress.message}
         if self.error:
-            told["error"] = self.error
-        return told
+            fields["error"] = self.error
+        return fields
 
 
 def new_id() -> str:
-    """Returns an id that nobody can guess, short enough for a model to repeat."""
+    """Returns an id that cannot be guessed, and is short enough for a model to repeat."""
     return f"task_{secrets.token_hex(8)}"
 
 
 def owner_of(user_id: str, source: str) -> str:
-    """Returns who owns the tasks of a call: its user, else the program that asked; never the same for both."""
+    """Returns the owner of the tasks of a call: its user, else its source; never the same text for both."""
     if not user_id:
         return f"source:{source}"
     return f"user:{user_id}" if _LIKE_A_SOURCE.match(user_id) else user_id
 
 
 def envelope(task: Task) -> dict[str, str]:
-    """Returns what the caller gets instead of a result."""
+    """Returns what the caller gets in place of a result."""
     return {
         "status": task.status.value,
         "task_id": task.task_id,
@@ -142,7 +143,7 @@ def envelope(task: Task) -> dict[str, str]:
 
 
 def still_running(task: Task) -> str:
-    """Says to a model what to do about a task that is not done."""
+    """Returns the text that tells a model what to do about a running task."""
     return (
         f"{task.tool} is still running in the background as {task.task_id}; there is no result yet. "
         f"Do not call {task.tool} again for this. Call await_task with task_id={task.task_id!r} to wait for the "
@@ -152,14 +153,14 @@ def still_running(task: Task) -> str:
 
 
 def result_of(value: object) -> Result:
-    """Returns what some work came to as a result.
+    """Returns the return value of some work as a result.
 
     Raises:
-        TypeError: JSON cannot hold it; says where and what to do.
+        TypeError: JSON cannot hold it; the message says where, and how to fix it.
     """
     if isinstance(value, Result):
         return value
-    if isinstance(value, str):  # lone surrogates, which models do write, must not cost the whole text
+    if isinstance(value, str):  # half surrogate pairs, which models do write, must not cost the whole text
         value = value.encode("utf-8", "backslashreplace").decode()
     return Result(output_json=dump_output(value))
 
@@ -169,26 +170,15 @@ def text_of(result: Result) -> str:
     if result.error is None and result.output_json.startswith('"'):
         try:
             return str(result.output)
-        except ValueError:  # it is no JSON: shown as it came
+        except ValueError:  # it is not JSON: shown as it came
             pass
     return result.text
 
 
-def compact(value: object) -> str:
-    """Returns JSON text of a value of our own."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def sentence(problem: BaseException) -> str:
-    """Says what an exception says."""
+def error_text(error: BaseException) -> str:
+    """Returns the class and the message of an exception."""
     try:
-        told = str(problem)
+        message = str(error)
     except Exception:  # an exception whose own text raises
-        told = ""
-    return cut(f"{type(problem).__name__}: {told}" if told else type(problem).__name__)
-
-
-def cut(text: str) -> str:
-    """Returns an error's text in a length, and of characters, that can be kept."""
-    clean = text if text.isascii() else text.encode("utf-8", "replace").decode()
-    return clean if len(clean) <= MAX_ERROR else clean[: MAX_ERROR - 1] + "…"
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,7 +1,7 @@
-"""The caller of calls that became tasks: it takes their results when whoever asked first has gone on.
+"""Receives the results of calls that became tasks, in place of the callers that made them.
 
-To the dispatcher it is a caller like any other, but one that makes no calls itself. Each task has its own, because
-a call goes on being charged to the budget of the source that made it, and listed under its name.
+To the dispatcher it is a caller like any other, but one that makes no calls itself. Each task has its own, because a
+call is still charged to the budget of the source that made it, and listed under its name.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:  # at run time it would bring the whole core along
     from toolbus.bus.calls.call import Budget, Call
     from toolbus.bus.catalog.entry import Entry
 
-MAX_MESSAGE = 1_024  # characters of a sign of life that are kept: 1,000 tasks may run, and models read it
+MAX_MESSAGE = 1_024  # characters of a progress message: 1,000 tasks may run, and models read it
 
 
 class TaskCaller:
-    """Takes the result of one call, whose ``call_id`` is now its ``task_id``.
+    """Receives the result of one call, whose ``call_id`` is now its ``task_id``.
 
     Args:
-        source: whose call it was; ``budget`` is the one that source shares.
+        source: that made the call; ``budget`` is the one that source shares.
         ended: called once with the result, in the middle of the handler's frame.
 
     Attributes:
-        latest: the last sign of life that says how far it is.
+        latest: the last progress; None before the first.
     """
 
     __slots__ = (
@@ -57,24 +57,24 @@ class TaskCaller:
         return f"<TaskCaller {', '.join(self.in_flight) or 'done'} of {self.source!r}>"
 
     def deliver(self, results: Sequence[tuple[str, str]]) -> None:
-        """Takes a plain result."""
+        """Receives plain results."""
         for call_id, output_json in results:
             self._ended(call_id, Result(call_id, output_json or "null"))
 
     def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
-        """Takes any other result."""
+        """Receives any other result."""
         self._ended(call_id, Result.from_wire(result))
 
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
-        """Keeps what says how far it is; pieces of the output come again with the result."""
+        """Stores the progress; chunks of the output are ignored, since they come again with the result."""
         if progress.progress or progress.message:
-            # A plugin may say anything, and JSON has no NaN.
+            # A plugin may send any number, and JSON has no NaN.
             done, total = (each if math.isfinite(each) else 0.0 for each in (progress.progress, progress.total))
             self.latest = Progress(done, total, progress.message[:MAX_MESSAGE])
 
 
 def owner_of_call(call: Call) -> str:
-    """Returns who owns the task that a call becomes: the user it is made for, else whoever made its first call."""
+    """Returns the owner of the task that a call becomes: its user, else the source of the outermost call."""
     root = call
     while root.parent is not None:
         root = root.parent

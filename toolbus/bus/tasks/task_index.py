@@ -1,7 +1,7 @@
-"""Which tasks there are: who owns them, how many may be, which have to go.
+"""Indexes tasks by id and owner, limits how many may run, and expires or evicts finished ones.
 
-Pure bookkeeping: nothing here waits, locks or knows the time but from its caller. A finished task goes when it is too
-old, or when newer ones take its place; a running one never does.
+Pure bookkeeping: nothing here waits, locks or reads a clock. A finished task expires when it is too old, or is evicted
+by newer ones; a running task never is.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass, fields
 from toolbus.bus.tasks.task import Task
 from toolbus.tool import KIB, MIB, TASK_SECONDS
 
-MAX_OWNER = 512  # characters: rules know users of half as many, and no limit below counts this text
+MAX_OWNER = 512  # characters: users in grants have half as many, and no limit below counts this text
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLimits:
-    """What may be kept, and for how long.
+    """How many tasks there may be, and for how long.
 
     Attributes:
         task_seconds: how long a task may run.
         running, running_per_owner: tasks that may run, in all and of one owner.
-        finished_kept: finished tasks that can still be asked for.
-        finished_seconds: how long they can be.
-        finished_bytes: what their results may take together; 500 of the largest would take 2 GB.
+        finished_kept: finished tasks that can still be fetched.
+        finished_seconds: after which a finished task expires.
+        finished_bytes: of all their results together; 500 of the largest would take 2 GB.
         result_bytes: the largest result that is written to disk.
 
     Raises:
-        ValueError: from the constructor; a limit is no number, or below 0.
+        ValueError: from the constructor; a limit is not a number, or below 0.
     """
 
     task_seconds: float = TASK_SECONDS
@@ -49,7 +49,7 @@ class TaskIndex:
     def __init__(self, limits: TaskLimits) -> None:
         self._limits = limits
         self._running: dict[str, Task] = {}  # by task_id, oldest first
-        self._per_owner: dict[str, int] = {}  # running tasks by owner; nobody with none
+        self._per_owner: dict[str, int] = {}  # running tasks by owner, without owners that have none
         self._finished: dict[str, Task] = {}  # by task_id, in the order in which they ended
         self._finished_bytes = 0
 
@@ -57,7 +57,7 @@ class TaskIndex:
         return f"<TaskIndex running={len(self._running)} finished={len(self._finished)} bytes={self._finished_bytes}>"
 
     def begin(self, task: Task) -> bool:
-        """Takes a running task; returns False, and takes nothing, where there are too many or its owner is too long."""
+        """Adds a running task; returns False, and adds nothing, above the limits or where its owner is too long."""
         if len(task.owner) > MAX_OWNER:
             return False
         owned = self._per_owner.get(task.owner, 0)
@@ -68,11 +68,11 @@ class TaskIndex:
         return True
 
     def end(self, task: Task) -> tuple[Task, list[str]]:
-        """Takes a finished task, whether it ran here or was kept from before.
+        """Adds a finished task, whether it ran here or was restored.
 
         Returns:
-            The task, without its result where that alone takes too much; and the ids of those that had to go, which
-            may be its own.
+            The task, without its result where that alone is too large; and the ids of evicted tasks, which may be its
+            own.
         """
         limits = self._limits
         if self._running.pop(task.task_id, None) is not None:
@@ -80,26 +80,26 @@ class TaskIndex:
             if not self._per_owner[task.owner]:
                 del self._per_owner[task.owner]
         if task.size > limits.finished_bytes:
-            task = task.without_result(f"it is larger than all that is kept ({limits.finished_bytes} bytes)")
+            task = task.without_result(f"it is larger than the limit finished_bytes = {limits.finished_bytes}")
         self._finished[task.task_id] = task
         self._finished_bytes += task.size
-        gone = []
+        evicted = []
         while len(self._finished) > limits.finished_kept or self._finished_bytes > limits.finished_bytes:
-            gone.append(self._drop_oldest())
-        return task, gone
+            evicted.append(self._drop_oldest())
+        return task, evicted
 
     def expire(self, now: float) -> list[str]:
-        """Lets go of finished tasks that are too old. Returns their ids."""
-        gone = []
+        """Drops finished tasks that are too old. Returns their ids."""
+        expired = []
         while self._finished:
             oldest = next(iter(self._finished.values()))
             if oldest.ended is not None and oldest.ended + self._limits.finished_seconds > now:
                 break
-            gone.append(self._drop_oldest())
-        return gone
+            expired.append(self._drop_oldest())
+        return expired
 
     def find(self, task_id: str, owner: str | None = None) -> Task | None:
-        """Returns a task; None where there is none, or none of this owner (None: whoever's it is)."""
+        """Returns a task; None where the id is unknown, or the task is another owner's (owner None: not checked)."""
         task = self._running.get(task_id) or self._finished.get(task_id)
         return task if task is not None and owner in (None, task.owner) else None
 
@@ -119,10 +119,10 @@ class TaskIndex:
 
 
 def check_limit(name: str, value: object) -> None:
-    """Refuses what cannot be a limit.
+    """Checks the value of a limit.
 
     Raises:
-        ValueError: says which, and what it has to be.
+        ValueError: it is not a number of at least 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:  # NaN fails this too
-        raise ValueError(f"{name} is {value!r}, it must be a number of at least 0: leave it out for the default")
+        raise ValueError(f"{name} is {value!r}, it must be a number of at least 0: omit it for the default")

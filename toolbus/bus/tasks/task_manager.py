@@ -1,11 +1,11 @@
-"""Work that outlives its caller's patience: begun here, kept here, asked for later.
+"""Manages background tasks: starts them, holds their results, cancels them and notifies subscribers.
 
-Work comes in two ways. The dispatcher hands over a call that is still running at its soft timeout (`adopt`). A program
+Work comes in two ways. The dispatcher hands over a call that is still running at its soft deadline (`adopt`). A program
 has an awaitable of its own run (`execute`), as Stargazer's programs do. Either way a task ends once: with a result, in
-failure, cancelled, or at its limit.
+failure, cancelled, or at its time limit.
 
-One lock guards the ledger and what stands behind running tasks. Nothing of others' is called while it is held, and
-nobody waits for the disk (`store`), so every method but the constructor and `close` may be called on an event loop.
+One lock guards the index and the work behind running tasks. No foreign code is called while it is held, and no method
+waits for the disk (`task_store`), so every method but the constructor and `close` may be called on an event loop.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from toolbus.bus.tasks.task import (
     CANCELLED,
     ENDED_WITH_PROCESS,
     Task,
-    compact,
     envelope,
+    error_text,
     new_id,
     result_of,
-    sentence,
     text_of,
 )
 from toolbus.bus.tasks.task_caller import TaskCaller, owner_of_call
@@ -40,6 +39,7 @@ from toolbus.bus.tasks.task_index import TaskIndex, TaskLimits, check_limit
 from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.bus.tasks.task_watchers import OnFinished, TaskEvents, TaskWatchers
 from toolbus.errors import SetupError
+from toolbus.text import dump_json
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -54,18 +54,18 @@ DEFAULTS = TaskLimits()
 
 @dataclass(slots=True)
 class _Work:
-    """What stands behind a running task."""
+    """The work behind a running task."""
 
-    stop: Callable[[], None]  # has it end, from any thread; may come after it has ended
-    caller: TaskCaller | None = None  # who takes its result; None where `execute` does
-    target: Target | None = None  # where its result is sent by itself; None: nowhere
+    stop: Callable[[], None]  # cancels it, from any thread; may be called after it has ended
+    caller: TaskCaller | None = None  # receives its result; None where `execute` does
+    target: Target | None = None  # where its result is delivered; None: nowhere
     waiters: set[asyncio.Future[Task]] = field(default_factory=set)
 
 
 class TaskManager:
     """The tasks of one bus, or of one program. Safe from any thread.
 
-    Owners are checked where ``user_id`` is given (None: not): somebody else's task is as if there were none.
+    Owners are checked where ``user_id`` is not None: another owner's task is treated like an unknown id.
 
     Args:
         timeout: how long `execute` waits before work becomes a task. It ends no work.
@@ -74,7 +74,7 @@ class TaskManager:
         clock: seconds since the epoch.
 
     Raises:
-        ValueError: from the constructor; the timeout or a limit is no number, or below 0.
+        ValueError: from the constructor; the timeout or a limit is not a number, or below 0.
         SetupError: from the constructor; the file cannot be used.
     """
 
@@ -106,36 +106,36 @@ class TaskManager:
         self._index = TaskIndex(self.limits)
         self._work: dict[str, _Work] = {}  # by task_id, as long as it runs
         self._watchers = TaskWatchers()
-        self._events: set[TaskEvents] = set()  # streams that nobody has closed
+        self._events: set[TaskEvents] = set()  # streams that are open
         self._delivery = Delivery()
         self._closed = False
         self._store: TaskStore | None = None  # what survives a restart; None: nothing does
         if path is not None:
-            self.keep_in(path)
+            self.persist_in(path)
 
     def __repr__(self) -> str:
         return f"<TaskManager {self._index!r}{' closed' if self._closed else ''}>"
 
-    def keep_in(self, path: Path) -> None:
-        """Keeps tasks in an SQLite file from now on, and takes in what it holds; blocks for as long as that takes.
+    def persist_in(self, path: Path) -> None:
+        """Persists tasks in an SQLite file from now on, and restores what it holds; blocks for as long as that takes.
 
         A task that was running when the file was last written has failed: its program has ended.
 
         Raises:
-            SetupError: the file cannot be used, or there is one already.
+            SetupError: the file cannot be used, or tasks are persisted in another file already.
         """
         if self._store is not None:
-            raise SetupError(f"tasks are kept in {self._store.path} already, not in {path}: name one file")
+            raise SetupError(f"tasks are persisted in {self._store.path} already, not in {path}: name one file")
         store, now = TaskStore(path, self.limits.result_bytes), self._clock()
         changed, dropped = [], []
         with self._lock:
             here = self._index.all()
             for task in store.load():
-                kept = task.with_error(ENDED_WITH_PROCESS, now) if task.running else task
-                ended, gone = self._index.end(kept)
+                restored = task.with_error(ENDED_WITH_PROCESS, now) if task.running else task
+                ended, evicted = self._index.end(restored)
                 if ended is not task:
                     changed.append(ended)
-                dropped += gone
+                dropped += evicted
             for task in (*here, *changed):
                 store.put(task)
             store.remove(dropped)
@@ -153,8 +153,8 @@ class TaskManager:
                 ended. None, or no loop: a cancelled task only lets go of its call.
 
         Returns:
-            The call's caller from now on, its call_id there, and what its caller so far is answered; None where there
-            is no room for another task.
+            The call's caller from now on, its call_id there, and what its caller so far is answered; None above the
+            limits of running tasks.
         """
         started = self._clock() - (now - call.started)
         task = Task(new_id(), call.entry.name, owner_of_call(call), started)
@@ -174,18 +174,18 @@ class TaskManager:
 
         if not self._begin(task, _Work(stop, caller)):
             return None
-        return caller, task.task_id, Result(call.call_id, compact(envelope(task)))
+        return caller, task.task_id, Result(call.call_id, dump_json(envelope(task)))
 
     async def execute(
         self, awaitable: Awaitable[Any], tool_name: str, user_id: str = "", channel_id: str = "", platform: str = ""
     ) -> str:
-        """Runs some work; what takes longer than ``timeout`` goes on as a task.
+        """Runs some work; when it takes longer than ``timeout`` it goes on as a task.
 
-        Cancelling this cancels the work, unless it has become a task. Where there is no room for another task, this
-        waits for the work however long it takes.
+        Cancelling this cancels the work, unless it has become a task. Above the limits of running tasks, this waits
+        for the work until ``task_seconds``.
 
         Returns:
-            The work's result, a text as it is and all else as compact JSON; or the envelope of the task, as JSON.
+            The work's result, a text as it is and any other value as compact JSON; or the task's envelope, as JSON.
 
         Raises:
             TimeoutError: it did not end within ``task_seconds``, and never became a task.
@@ -199,7 +199,7 @@ class TaskManager:
         if not await _ends_within(work, min(self.timeout, self.limits.task_seconds)):
             task = Task(new_id(), tool_name, user_id, started, channel_id=channel_id, platform=platform)
             if self._detach(task, work, end):
-                return compact(envelope(task))
+                return dump_json(envelope(task))
             if not await _ends_within(work, end - loop.time()):
                 _cancel(work)
                 raise TimeoutError(self._too_long())
@@ -207,7 +207,7 @@ class TaskManager:
         return value if isinstance(value, str) else text_of(result_of(value))
 
     def _detach(self, task: Task, work: asyncio.Future[Any], end: float) -> bool:
-        """Has some work go on as a task; returns False where there is no room."""
+        """Makes running work a task; returns False above the limits of running tasks."""
         loop = work.get_loop()
 
         def stop() -> None:
@@ -224,21 +224,21 @@ class TaskManager:
         timer.cancel()
         if work.cancelled():
             self._end(task_id, error="its work was cancelled, or the event loop that ran it has ended")
-        elif (problem := work.exception()) is not None:
-            self._end(task_id, error=sentence(problem))
+        elif (error := work.exception()) is not None:
+            self._end(task_id, error=error_text(error))
         else:
             try:
                 self._ended_with(task_id, result_of(work.result()))
-            except TypeError as refused:  # JSON cannot hold it
-                self._end(task_id, error=sentence(refused))
+            except TypeError as type_error:  # JSON cannot hold it
+                self._end(task_id, error=error_text(type_error))
 
     def _too_long(self) -> str:
-        return f"it did not end within {self.limits.task_seconds:g} s (limit task_seconds) and was taken back"
+        return f"it did not end within {self.limits.task_seconds:g} s (limit task_seconds) and was cancelled"
 
-    # -- asking --------------------------------------------------------------------------------------------------
+    # -- fetching ------------------------------------------------------------------------------------------------
 
     def get_result(self, task_id: str, user_id: str | None = None) -> Task | None:
-        """Returns a task as it is now; None where there is none, or none of this user."""
+        """Returns a task as it is now; None where the id is unknown, or the task is another user's."""
         with self._lock:
             self._expire()
             task = self._index.find(task_id, user_id)
@@ -247,10 +247,10 @@ class TaskManager:
     async def await_result(
         self, task_id: str, timeout: float = MAX_TIMEOUT_SECONDS, user_id: str | None = None
     ) -> Task | None:
-        """Waits until a task is done. One that still runs after so many seconds (300 at most) goes on.
+        """Waits until a task has ended, for ``timeout`` seconds (300 at most). A task that still runs then goes on.
 
         Returns:
-            The task as it then is; None where there is none, or none of this user.
+            The task as it then is; None where the id is unknown, or the task is another user's.
         """
         waiter: asyncio.Future[Task] = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -279,15 +279,15 @@ class TaskManager:
             return [self._now(task) for task in self._index.of(user_id)]
 
     def cancel(self, task_id: str, user_id: str | None = None) -> bool:
-        """Ends a task as failed, at once, and its work as soon as that can be. Returns whether it was running."""
+        """Cancels a task: it fails at once, its work ends as soon as it can. Returns whether it was running."""
         with self._lock:
             task = self._index.find(task_id, user_id)
         return task is not None and task.running and self._end(task_id, error=CANCELLED)
 
-    # -- being told ----------------------------------------------------------------------------------------------
+    # -- notifications -------------------------------------------------------------------------------------------
 
     def subscribe(self, callback: OnFinished, user_id: str | None = None) -> Callable[[], None]:
-        """Has a function told of each task that ends from now on; returns what ends that.
+        """Calls a function for each task that ends from now on; returns the function that unsubscribes it.
 
         It is called with the task, on the thread on which that ended, perhaps on the bus's loop: it must not block.
         """
@@ -297,7 +297,7 @@ class TaskManager:
         """Returns a stream of the tasks that end from now on, for the running loop: ``async for task in events``.
 
         Args:
-            results: whether they come with their results, which a reader who falls behind then holds in memory.
+            results: whether they come with their results, which then stay in memory until a slow reader takes them.
         """
 
         def put(task: Task) -> None:
@@ -318,7 +318,7 @@ class TaskManager:
         return events
 
     def set_output_redirect(self, task_id: str, target: str | OnFinished | None, user_id: str | None = None) -> bool:
-        """Has a task's result sent on by itself when it ends, or at once where it has ended. The last target counts.
+        """Delivers a task's result when it ends, or at once where it has ended. The last target counts.
 
         A redirect ends with the process.
 
@@ -327,7 +327,7 @@ class TaskManager:
                 with `task_id`, `tool`, `status`, `text` and `truncated`; None for none.
 
         Returns:
-            False where there is no such task, or none of this user.
+            False where the id is unknown, or the task is another user's.
 
         Raises:
             ValueError: the URL does not lead to this machine.
@@ -348,11 +348,11 @@ class TaskManager:
     # -- beginning and ending ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends all work and writes what is left; blocks for as long as that takes. What has ended can be asked for."""
+        """Ends all work and writes the rest; blocks for as long as that takes. Finished tasks can still be fetched."""
         with self._lock:
             self._closed = True
-            left, streams = list(self._work), list(self._events)
-        for task_id in left:
+            running, streams = list(self._work), list(self._events)
+        for task_id in running:
             self._end(task_id, error=ENDED_WITH_PROCESS)
         for events in streams:
             events.close()
@@ -365,7 +365,7 @@ class TaskManager:
             if self._closed or not self._index.begin(task):
                 return False
             self._work[task.task_id] = work
-            self._keep(task)
+            self._persist(task)
         return True
 
     def _ended_with(self, task_id: str, result: Result) -> None:
@@ -380,8 +380,8 @@ class TaskManager:
             if work is None or task is None:
                 return False
             ended = task.with_error(error, now) if result is None else task.with_result(result, now)
-            ended, gone = self._index.end(ended)
-            self._keep(ended, gone)
+            ended, evicted = self._index.end(ended)
+            self._persist(ended, evicted)
             waiters = list(work.waiters)
         for waiter in waiters:
             _wake(waiter, ended)
@@ -389,30 +389,30 @@ class TaskManager:
             try:
                 work.stop()
             except Exception:
-                log.exception("a fault in ending the work of %r", ended)
+                log.exception("cancelling the work of %r failed", ended)
         self._watchers.notify(ended)
         if work.target is not None:
             self._delivery.send(ended, work.target)
         return True
 
     def _now(self, task: Task) -> Task:
-        """Returns a task with its last sign of life."""
+        """Returns a task with its last progress."""
         caller = self._work[task.task_id].caller if task.running else None
         return task if caller is None else dataclasses.replace(task, progress=caller.latest)
 
     def _expire(self) -> None:
-        gone = self._index.expire(self._clock())
-        if gone and self._store is not None:
-            self._store.remove(gone)
+        expired = self._index.expire(self._clock())
+        if expired and self._store is not None:
+            self._store.remove(expired)
 
-    def _keep(self, task: Task, gone: list[str] | None = None) -> None:
+    def _persist(self, task: Task, evicted: list[str] | None = None) -> None:
         if self._store is not None:
             self._store.put(task)
-            self._store.remove(gone or ())  # its own id may be among them
+            self._store.remove(evicted or ())  # its own id may be among them
 
 
 async def _ends_within(work: asyncio.Future[Any], seconds: float) -> bool:
-    """Waits for some work, so long at most; cancelling the wait cancels it."""
+    """Waits for some work; cancelling the wait cancels it. Returns whether it ended in time."""
     try:
         done, _ = await asyncio.wait([work], timeout=max(0.0, seconds))
     except asyncio.CancelledError:
@@ -422,9 +422,9 @@ async def _ends_within(work: asyncio.Future[Any], seconds: float) -> bool:
 
 
 def _cancel(work: asyncio.Future[Any]) -> None:
-    """Cancels some work that nobody waits for any more."""
+    """Cancels some work whose result is not needed any more."""
     work.cancel()
-    work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio would miss a reader
+    work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio logs an unread error
 
 
 def _wake(waiter: asyncio.Future[Task], task: Task) -> None:
@@ -432,5 +432,5 @@ def _wake(waiter: asyncio.Future[Task], task: Task) -> None:
         if not waiter.done():
             waiter.set_result(task)
 
-    with contextlib.suppress(RuntimeError):  # its loop is closed, and so is whoever waited
+    with contextlib.suppress(RuntimeError):  # its loop is closed, and its waiter is gone
         waiter.get_loop().call_soon_threadsafe(wake)

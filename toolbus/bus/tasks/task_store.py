@@ -1,13 +1,14 @@
-"""What of the tasks survives a restart, in one SQLite file.
+"""Persists tasks across restarts, in one SQLite file.
 
-Nobody waits for the disk: changes are handed to a thread of the shelf's own, which writes whatever has gathered in one
-transaction (``synchronous=NORMAL``). So the end of the process may cost the last moments, but never damages the file.
+No caller waits for the disk: changes are handed to a thread of the store's own, which writes all that have gathered in
+one transaction (``synchronous=NORMAL``). So the end of the process may cost the last moments, but never damages the
+file.
 
-The results of yesterday must not keep a bus from starting: a damaged file is moved aside, with an error in the log that
-says where to, and the shelf begins anew. A row whose checksum fails is left out by itself. What is not ours, written
-by a newer version or in use is refused and left as it is, because there the cure is somebody's decision.
+Old results must not keep a bus from starting: a damaged file is moved aside, with an error in the log that says where,
+and a new one begins. A row whose checksum fails is left out by itself. A file that is another program's, written by a
+newer version or in use is refused and left as it is, because there the operator has to decide.
 
-Results may hold anything, so the file is its owner's alone (0600). It is locked for as long as it is open.
+Results may hold anything, so only the owner can read the file (0600). It is locked for as long as it is open.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.storage.database import Damaged, Database, crc_of, time_bytes
+from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
 from toolbus.bus.tasks.task import Status, Task
+from toolbus.text import shorten
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.tasks")
 
 APPLICATION_ID = 0x54427461  # "TBta"
-MAX_WAITING = 2_000  # changes that wait for a disk that takes none; there are fewer tasks than that
+MAX_PENDING = 2_000  # changes that wait while the disk is full; there are fewer tasks than that
 CLOSE_SECONDS = 5.0
 
 # Script i lifts a file from version i to i + 1. Never edit one that was released.
@@ -59,33 +61,33 @@ class TaskStore:
     """The file of one program's tasks. Its methods may be called from any thread.
 
     Args:
-        path: made (0600) if need be, with its directory.
-        result_bytes: the largest result that is written; a task with a larger one is kept without.
+        path: created (0600) if it does not exist, with its directory.
+        result_bytes: the largest result that is written; a task with a larger one is written without it.
 
     Raises:
-        SetupError: from the constructor; the file cannot be used. Says the cure.
+        SetupError: from the constructor; the file cannot be used. The message says how to fix it.
     """
 
     def __init__(self, path: Path, result_bytes: int) -> None:
         self.path = path
         self._result_bytes = result_bytes
-        self._waiting: dict[str, Task | None] = {}  # changes not yet written, by task_id; None: it goes
-        self._changed = threading.Condition()  # guards what stands above and below
-        self._news = False  # whether there is more to write than at the last try
-        self._writing = False  # whether the thread is at it
+        self._pending: dict[str, Task | None] = {}  # changes not yet written, by task_id; None: deleted
+        self._changed = threading.Condition()  # guards the attributes above and below
+        self._dirty = False  # whether there is more to write than at the last attempt
+        self._writing = False  # whether the thread is writing
         self._closing = False
         self._failing = False  # whether the last write failed, so that the log says it once
         self._connection = _open(path)
-        self._thread = threading.Thread(target=self._run, name="toolbus-tasks-shelf", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="toolbus-tasks-store", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<TaskStore {self.path} waiting={len(self._waiting)}>"
+        return f"<TaskStore {self.path} pending={len(self._pending)}>"
 
     def load(self) -> Iterator[Task]:
-        """Yields what was kept: finished tasks in the order of their ends, then those that were running.
+        """Yields the persisted tasks: finished ones in the order in which they ended, then those that were running.
 
-        To be done with before the first change.
+        Must be exhausted before the first change.
         """
         rows = self._connection.execute(
             "SELECT task_id, ended, fields, result, checksum FROM tasks ORDER BY ended NULLS LAST, rowid"
@@ -94,28 +96,28 @@ class TaskStore:
         for row in rows:
             try:
                 yield _task(*row)
-            except (ValueError, TypeError, KeyError, DecodeError) as problem:
-                log.error("a task in %s is damaged and left out: %s", self.path, str(problem)[:200])
+            except (ValueError, TypeError, KeyError, DecodeError) as error:
+                log.error("a task in %s is damaged and left out: %s", self.path, shorten(str(error), 200))
                 damaged.append(row[0])
         self.remove(damaged)
 
     def put(self, task: Task) -> None:
-        """Keeps a task as it is now; returns before it is written."""
+        """Persists a task as it is now; returns before it is written."""
         self._change({task.task_id: task})
 
     def remove(self, task_ids: Iterable[str]) -> None:
-        """Forgets tasks; returns before that is written."""
+        """Deletes tasks; returns before that is written."""
         self._change(dict.fromkeys(task_ids))
 
     def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Waits until all is written; returns whether it is."""
         with self._changed:
-            self._news = bool(self._waiting)
+            self._dirty = bool(self._pending)
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not (self._waiting or self._writing), timeout)
+            return self._changed.wait_for(lambda: not (self._pending or self._writing), timeout)
 
     def close(self) -> None:
-        """Writes what waits and closes the file; may be called again."""
+        """Writes the pending changes and closes the file; may be called again."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -125,8 +127,8 @@ class TaskStore:
         if not changes:
             return
         with self._changed:
-            self._waiting.update(changes)
-            self._news = True
+            self._pending.update(changes)
+            self._dirty = True
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -134,14 +136,14 @@ class TaskStore:
             ending = False
             while not ending:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._news or self._closing)
+                    self._changed.wait_for(lambda: self._dirty or self._closing)
                     ending = self._closing
-                    batch, self._waiting = self._waiting, {}
-                    self._news, self._writing = False, True
+                    batch, self._pending = self._pending, {}
+                    self._dirty, self._writing = False, True
                 written = self._write(batch)
                 with self._changed:
-                    if not written:  # the next change tries again
-                        self._put_back(batch)
+                    if not written:  # the next change retries them
+                        self._retain(batch)
                     self._writing = False
                     self._changed.notify_all()
 
@@ -153,9 +155,9 @@ class TaskStore:
             connection.executemany("DELETE FROM tasks WHERE task_id = ?", [(task_id,) for task_id in batch])
             connection.executemany(_PUT, self._rows(batch))
             connection.execute("COMMIT")
-        except sqlite3.Error as problem:
+        except sqlite3.Error as error:
             if not self._failing:
-                log.error("tasks cannot be written to %s, they are kept in memory: %s", self.path, problem)
+                log.error("tasks cannot be written to %s, they stay in memory: %s", self.path, error)
             self._failing = True
             return False
         finally:
@@ -169,14 +171,14 @@ class TaskStore:
             try:
                 if task is not None:
                     yield _row(task, self._result_bytes)
-            except (ValueError, TypeError) as problem:  # a text that UTF-8 cannot hold; the others are sound
-                log.error("%r cannot be written: %s", task, type(problem).__name__)
+            except (ValueError, TypeError) as error:  # a text that UTF-8 cannot hold; the other tasks are valid
+                log.error("%r cannot be written: %s", task, type(error).__name__)
 
-    def _put_back(self, batch: dict[str, Task | None]) -> None:
-        """Has changes wait again, behind which newer ones may stand."""
-        self._waiting = batch | self._waiting
-        while len(self._waiting) > MAX_WAITING:
-            del self._waiting[next(iter(self._waiting))]
+    def _retain(self, batch: dict[str, Task | None]) -> None:
+        """Makes changes pending again; a newer change of the same task wins."""
+        self._pending = batch | self._pending
+        while len(self._pending) > MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -191,22 +193,22 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            file.make()
-        if not path.is_file() or path.stat().st_size:  # an empty one is left by a program that was killed as it began
-            file.must_be_ours()
+            file.create()
+        if not path.is_file() or path.stat().st_size:  # a program that was killed at its start leaves an empty one
+            file.check_owner()
         file.make_private()
         try:
             return _connect(file)
         except Damaged as damage:
             _move_aside(file, damage)
-        file.make()
+        file.create()
         return _connect(file)
-    except OSError as problem:
-        raise file.inaccessible(problem) from problem
+    except OSError as error:
+        raise file.inaccessible(error) from error
 
 
 def _connect(file: Database) -> sqlite3.Connection:
-    """Opens a file that exists, locks it and lifts it to this version.
+    """Opens a file that exists, locks it and migrates it to this version.
 
     Raises:
         Damaged: it cannot be read any more.
@@ -215,12 +217,12 @@ def _connect(file: Database) -> sqlite3.Connection:
     with file.errors():
         connection = file.connect("rw")
         try:
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second program would take our tasks for ended
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second program would mark our tasks as ended
             file.version(connection, "quick_check")
-            file.lift(connection)
-            connection.execute("PRAGMA journal_mode = WAL")  # after the header is whole: whose it is stands there
+            file.migrate(connection)
+            connection.execute("PRAGMA journal_mode = WAL")  # only now that the header has the application_id
             connection.execute("PRAGMA synchronous = NORMAL")
-            connection.executescript("BEGIN IMMEDIATE; SELECT count(*) FROM tasks; COMMIT")  # takes the lock for good
+            connection.executescript("BEGIN IMMEDIATE; SELECT count(*) FROM tasks; COMMIT")  # acquires the lock
         except BaseException:
             connection.close()
             raise
@@ -228,11 +230,11 @@ def _connect(file: Database) -> sqlite3.Connection:
 
 
 def _move_aside(file: Database, damage: Damaged) -> None:
-    aside = Path(f"{file.path}.damaged")  # one is kept: damaged disks must not fill themselves
-    for part, kept in zip(file.parts(), replace(file, path=aside).parts(), strict=True):
-        kept.unlink(missing_ok=True)
+    aside = Path(f"{file.path}.damaged")  # the newest only: a damaged disk must not fill up
+    for part, target in zip(file.parts(), replace(file, path=aside).parts(), strict=True):
+        target.unlink(missing_ok=True)
         if part.exists():
-            os.replace(part, kept)
+            os.replace(part, target)
     log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", file.path, damage.what, aside)
 
 
@@ -240,28 +242,30 @@ def _row(task: Task, result_bytes: int) -> _Row:
     result = None if task.result is None else task.result.to_wire().SerializeToString()
     if result is not None and len(result) > result_bytes:
         task = task.without_result(
-            f"it was too large to be written to disk ({result_bytes} bytes), and the program that had it has ended"
+            f"it is larger than the limit result_bytes = {result_bytes}, so it was not written to disk, and the "
+            "program that held it has ended"
         )
         result = None
+    # ASCII, so that half of a surrogate pair survives.
     fields = json.dumps({name: getattr(task, name) for name in _FIELDS}, separators=(",", ":"))
     return task.task_id, task.ended, fields, result, _checksum(task.task_id, task.ended, fields, result)
 
 
 def _task(task_id: str, ended: float | None, fields: str, result: bytes | None, checksum: int) -> Task:
-    """Reads a row.
+    """Returns the task of a row.
 
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
     """
     if checksum != _checksum(task_id, ended, fields, result):
         raise ValueError("its checksum fails")
-    read: dict[str, Any] = json.loads(fields)
-    kept = {field.name: read[field.name] for field in dataclasses.fields(Task) if field.name in read}
-    kept["status"] = Status(kept["status"])
-    kept["result"] = None if result is None else Result.from_wire(pb.ToolResult.FromString(result))
-    return Task(task_id=task_id, ended=ended, **kept)
+    stored: dict[str, Any] = json.loads(fields)
+    values = {field.name: stored[field.name] for field in dataclasses.fields(Task) if field.name in stored}
+    values["status"] = Status(values["status"])
+    values["result"] = None if result is None else Result.from_wire(pb.ToolResult.FromString(result))
+    return Task(task_id=task_id, ended=ended, **values)
 
 
 def _checksum(task_id: str, ended: float | None, fields: str, result: bytes | None) -> int:
-    when = b"" if ended is None else time_bytes(ended)
-    return crc_of(task_id.encode(), when, fields.encode(), result or b"")
+    end = b"" if ended is None else time_bytes(ended)
+    return checksum_of(task_id.encode(), end, fields.encode(), result or b"")

@@ -1,7 +1,7 @@
-"""The tools by which a model comes back to its tasks.
+"""Offers the tools by which a model checks, awaits, lists and cancels its background tasks.
 
-They are for everybody who is answered with an envelope, so a task is always looked for among those of the caller's
-owner: a foreign one is answered like one that never was. The descriptions are for small models: what, when, when not.
+Every caller that gets an envelope can use them, so a task is looked up among those of the caller's owner only: another
+owner's task is answered like an unknown id. The descriptions are for small models: what, when, when not.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.functions.declaration import llm_tool
 from toolbus.functions.reply import Err, Reply
 from toolbus.functions.scope import ToolScope
+from toolbus.text import quote
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 MAX_LISTED = 50  # a model that has more wants one of the newest
-ANSWER_SECONDS = 1.0  # before the deadline of await_task's own call, so that its caller hears what it found
-MAX_SHOWN = 80  # characters of an unknown id that its error repeats
+ANSWER_SECONDS = 1.0  # before the deadline of await_task's own call, so that its caller still gets the answer
 
 TaskId = Annotated[str, "The task_id that the tool answered with, such as task_0123456789abcdef."]
 Seconds = Annotated[float, "How many seconds to wait at most. More than 300 counts as 300."]
@@ -26,7 +26,7 @@ OneStatus = Annotated[Literal["", "running", "completed", "failed"], "Only tasks
 
 
 class TaskTools:
-    """Checking, awaiting, listing and cancelling the tasks of one TaskManager."""
+    """The tools for the tasks of one TaskManager."""
 
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
@@ -43,9 +43,9 @@ class TaskTools:
         allow_repeat=True,
     )
     async def check_task(self, task_id: TaskId, scope: ToolScope) -> Any:
-        """Answers how a task is."""
+        """Answers the status of a task."""
         task = self._tasks.get_result(task_id, owner_of_scope(scope))
-        return _unknown(task_id) if task is None else self._told(task)
+        return _unknown(task_id) if task is None else self._answer(task)
 
     @llm_tool(
         description="Waits until a background task is done and answers its result. Use it when a tool answered with "
@@ -58,15 +58,15 @@ class TaskTools:
         allow_repeat=True,
     )
     async def await_task(self, task_id: TaskId, scope: ToolScope, timeout: Seconds = MAX_TIMEOUT_SECONDS) -> Any:
-        """Answers a task's result as soon as it is there."""
-        patience = min(timeout, scope.time_left() - ANSWER_SECONDS)
-        task = await self._tasks.await_result(task_id, patience, owner_of_scope(scope))
+        """Answers a task's result as soon as it has ended."""
+        timeout = min(timeout, scope.time_left() - ANSWER_SECONDS)
+        task = await self._tasks.await_result(task_id, timeout, owner_of_scope(scope))
         if task is None:
             return _unknown(task_id)
         if task.running:
-            words = f"{task.task_id} was not done in time. It goes on: call await_task once more, or do something else"
-            return Reply(output=envelope(task), error=words)
-        return self._told(task)
+            error = f"{task.task_id} was not done in time. It goes on: call await_task once more, or do something else"
+            return Reply(output=envelope(task), error=error)
+        return self._answer(task)
 
     @llm_tool(
         description="Lists your background tasks, newest first: task_id, tool, status, seconds. Use it when you "
@@ -75,13 +75,13 @@ class TaskTools:
         read_only=True,
     )
     async def list_tasks(self, scope: ToolScope, status: OneStatus = "") -> Any:
-        """Answers which tasks there are."""
-        found = [task for task in self._tasks.list_tasks(owner_of_scope(scope)) if status in ("", task.status)]
+        """Answers the list of tasks."""
+        tasks = [task for task in self._tasks.list_tasks(owner_of_scope(scope)) if status in ("", task.status)]
         now = self._tasks.now()
-        answer: dict[str, Any] = {"count": len(found), "tasks": [task.described(now) for task in found[:MAX_LISTED]]}
-        if not found:
+        answer: dict[str, Any] = {"count": len(tasks), "tasks": [task.described(now) for task in tasks[:MAX_LISTED]]}
+        if not tasks:
             answer["note"] = f"You have no {status} tasks." if status else "You have no background tasks."
-        elif len(found) > MAX_LISTED:
+        elif len(tasks) > MAX_LISTED:
             answer["note"] = f"Only the newest {MAX_LISTED} are shown."
         return answer
 
@@ -102,8 +102,8 @@ class TaskTools:
         note = f"It was not running any more: it is {task.status.value}."
         return {"task_id": task_id, "cancelled": False, "status": task.status.value, "note": note}
 
-    def _told(self, task: Task) -> Any:
-        """Returns what a task has come to; parts of its result that JSON cannot hold stand beside it."""
+    def _answer(self, task: Task) -> Any:
+        """Returns a task with its result; content blocks, which JSON cannot hold, stand beside the output."""
         answer = task.described(self._tasks.now())
         if task.running:
             return {**answer, "message": envelope(task)["message"]}
@@ -111,18 +111,15 @@ class TaskTools:
             return answer
         try:
             answer["result"] = task.result.output
-        except ValueError:  # it is no JSON: shown as it came
+        except ValueError:  # it is not JSON: shown as it came
             answer["result"] = task.result.output_json
         return Reply(output=answer, content=task.result.content)
 
 
 def owner_of_scope(scope: ToolScope) -> str:
-    """Returns whose tasks the caller of a tool may see: those of the user it calls for, else of its own program."""
+    """Returns the owner whose tasks the caller of a tool may see: its user, else its source."""
     return owner_of(scope.context.user_id, getattr(scope, "caller_source", ""))
 
 
 def _unknown(task_id: str) -> Err:
-    shown = task_id if len(task_id) <= MAX_SHOWN else task_id[: MAX_SHOWN - 1] + "…"
-    return Err(
-        f"you have no task {shown!r}: call list_tasks to see which there are. Finished ones are kept for a while"
-    )
+    return Err(f"you have no task {quote(task_id)}: call list_tasks to see your tasks. A finished task expires later")
