@@ -21,9 +21,9 @@ from lab.benchmarks.table import Column, Line, Measured, measured, microseconds,
 from toolbus.dialects import DIALECTS, Dialect, Export, find_dialect
 from toolbus.dialects.token_cost import estimate_tokens
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
-from toolbus.loop.export_cache import Offering
+from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_settings import LoopSettings
-from toolbus.loop.loop_tools import OwnTools
+from toolbus.loop.loop_tools import LoopTools
 from toolbus.testing import running_bus
 from toolbus.tool import Result, Tool
 
@@ -84,8 +84,8 @@ async def _exported(name: str, tools: Sequence[Tool], repeats: int) -> Measured:
         return milliseconds(lambda: dialect.export(source.listed), 1)[0]
 
     changed = [after_a_change() for _ in range(repeats)]
-    offering = Offering(source, cast(Dialect, dialect), list_timeout=10.0)  # of a dialect it asks for exports only
-    own = OwnTools(LoopSettings(), None)
+    offering = ExportCache(source, cast(Dialect, dialect), list_timeout=10.0)  # of a dialect it asks for exports only
+    own = LoopTools(LoopSettings(), None)
 
     async def offered(number: int) -> Export:
         return await offering.export(own)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.searched import CATALOGUE, INDEX, names, tool
-from toolbus.loop.deferred_tools import Deferred, injection_tool
+from toolbus.loop.deferred_tools import DeferredTools, injection_tool
 from toolbus.search import (
     REQUEST_TOOL_INJECTION,
     SEARCH_TOOLS,
@@ -24,21 +24,21 @@ from toolbus.tool import Result, Tool
 META = [SEARCH_TOOLS, REQUEST_TOOL_INJECTION]
 
 
-def offered(deferred: Deferred, tools: Sequence[Tool] = CATALOGUE) -> list[str]:
+def offered(deferred: DeferredTools, tools: Sequence[Tool] = CATALOGUE) -> list[str]:
     return [each.name for each in deferred.offered(tools)]
 
 
-def inject(deferred: Deferred, *names: str) -> Any:
+def inject(deferred: DeferredTools, *names: str) -> Any:
     return deferred.inject({"names": [*names]}).output
 
 
 def test_a_conversation_starts_with_the_two_tools_and_the_pinned_ones_in_the_order_of_the_catalog() -> None:
-    assert offered(Deferred()) == META
-    assert offered(Deferred(["send_email", "get_weather", "not_there"])) == [*META, "get_weather", "send_email"]
+    assert offered(DeferredTools()) == META
+    assert offered(DeferredTools(["send_email", "get_weather", "not_there"])) == [*META, "get_weather", "send_email"]
 
 
 def test_what_is_injected_comes_last_in_the_order_it_was_asked_for_so_the_prefix_stays() -> None:
-    deferred = Deferred(["send_email"])
+    deferred = DeferredTools(["send_email"])
     seen = [offered(deferred)]
     for wanted in ("yotei", "get_weather", "kensaku"):
         inject(deferred, wanted)
@@ -49,7 +49,7 @@ def test_what_is_injected_comes_last_in_the_order_it_was_asked_for_so_the_prefix
 
 
 def test_the_catalog_is_followed_a_tool_that_comes_back_has_its_place_again() -> None:
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred)
     inject(deferred, "yotei", "kensaku")
     without = [each for each in CATALOGUE if each.name != "yotei"]
@@ -59,7 +59,7 @@ def test_the_catalog_is_followed_a_tool_that_comes_back_has_its_place_again() ->
 
 
 def test_a_tool_that_was_changed_is_offered_and_found_as_it_is_now() -> None:
-    deferred = Deferred(["get_weather"])
+    deferred = DeferredTools(["get_weather"])
     offered(deferred)
     assert names(deferred.search({"query": "volcano"}).output) == []
     changed = tool("get_weather", "Erupting volcanoes.")
@@ -68,7 +68,7 @@ def test_a_tool_that_was_changed_is_offered_and_found_as_it_is_now() -> None:
 
 
 def test_a_tool_with_the_name_of_one_of_the_two_does_not_take_its_place() -> None:
-    deferred = Deferred([SEARCH_TOOLS])
+    deferred = DeferredTools([SEARCH_TOOLS])
     tools = deferred.offered([tool(SEARCH_TOOLS, "An impostor."), *CATALOGUE])
     assert tools == [search_tool(), injection_tool()]
     assert names(deferred.search({"query": "impostor"}).output) == []
@@ -77,7 +77,7 @@ def test_a_tool_with_the_name_of_one_of_the_two_does_not_take_its_place() -> Non
 
 def test_conversations_share_the_index_of_a_catalog_but_not_what_was_injected() -> None:
     cache = IndexCache()
-    first, second = Deferred(cache=cache), Deferred(cache=cache)
+    first, second = DeferredTools(cache=cache), DeferredTools(cache=cache)
     for each in (first, second):
         offered(each)
         assert names(each.search({"query": "github"}).output) == ["repo_issues"]
@@ -98,7 +98,7 @@ def refusal(result: Result) -> str:
 
 
 def test_a_search_is_answered_with_the_index_s_own_answer() -> None:
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred)
     arguments = {"query": "weather", "mode": "keyword", "top_k": 1, "include_parameters": True}
     result = deferred.search(arguments)
@@ -109,7 +109,7 @@ def test_a_search_is_answered_with_the_index_s_own_answer() -> None:
 
 
 def test_null_counts_as_not_given_and_a_whole_float_as_an_integer() -> None:
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred)
     nulls = {"query": "weather", "mode": None, "top_k": 1.0, "include_parameters": None, "unheard_of": 1}
     assert deferred.search(nulls).output == INDEX.search("weather", top_k=1)
@@ -125,21 +125,21 @@ def test_null_counts_as_not_given_and_a_whole_float_as_an_integer() -> None:
         ({"query": "a", "top_k": True}, "top_k is True, it must be an integer"),
         ({"query": "a", "top_k": float("inf")}, "top_k is inf, it must be an integer"),
         ({"query": "a", "include_parameters": "yes"}, "include_parameters is 'yes', it must be true or false"),
-        ("{broken", "the arguments are no JSON"),
-        ("[" * 100_000, "the arguments are no JSON"),
+        ("{broken", "the arguments are not JSON"),
+        ("[" * 100_000, "the arguments are not JSON"),
         ("[1]", "the arguments are [1], they must be one JSON object"),
     ],
 )
 def test_bad_arguments_of_a_search_are_refused_with_value_rule_and_cure(arguments: Any, sentence: str) -> None:
-    assert refusal(Deferred().search(arguments)).startswith(sentence)
+    assert refusal(DeferredTools().search(arguments)).startswith(sentence)
 
 
 def test_a_search_without_a_query_finds_nothing() -> None:
-    assert Deferred().search("").output["result_count"] == 0
+    assert DeferredTools().search("").output["result_count"] == 0
 
 
 def test_injected_tools_are_told_from_those_that_were_offered_already() -> None:
-    deferred = Deferred(["send_email"])
+    deferred = DeferredTools(["send_email"])
     offered(deferred)
     assert inject(deferred, "yotei", "yotei", "send_email", SEARCH_TOOLS) == {
         "success": True,
@@ -152,7 +152,7 @@ def test_injected_tools_are_told_from_those_that_were_offered_already() -> None:
 
 
 def test_unknown_names_are_answered_with_near_ones_and_the_others_are_injected_all_the_same() -> None:
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred)
     answer = inject(deferred, "yotei", "get_wether", "email", "qqqq")
     assert (answer["success"], answer["injected"]) == (True, ["yotei"])
@@ -163,14 +163,14 @@ def test_unknown_names_are_answered_with_near_ones_and_the_others_are_injected_a
 
 
 def test_only_the_first_five_unknown_names_get_near_ones() -> None:
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred)
     unknown = inject(deferred, *(f"get_wether{number}" for number in range(20)))["unknown"]
     assert [bool(near) for near in unknown.values()] == [True] * 5 + [False] * 15
 
 
 def test_only_unknown_names_are_an_error() -> None:
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred)
     result = deferred.inject({"names": ["get_wether", "\ud800" * 9000]})
     assert "no tool has such a name" in refusal(result)
@@ -191,7 +191,7 @@ def test_only_unknown_names_are_an_error() -> None:
     ],
 )
 def test_bad_arguments_of_an_injection_are_refused_and_change_nothing(arguments: Any, sentence: str) -> None:
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred)
     assert refusal(deferred.inject(arguments)).startswith(sentence)
     assert offered(deferred) == META
@@ -199,7 +199,7 @@ def test_bad_arguments_of_an_injection_are_refused_and_change_nothing(arguments:
 
 def test_twenty_names_are_added_at_once() -> None:
     tools = [tool(f"tool_{number}") for number in range(20)]
-    deferred = Deferred()
+    deferred = DeferredTools()
     offered(deferred, tools)
     assert len(inject(deferred, *(each.name for each in tools))["injected"]) == 20
 
@@ -214,7 +214,7 @@ FIELDS = st.sampled_from(["query", "mode", "top_k", "include_parameters", "names
 
 @given(st.dictionaries(FIELDS, JSON) | JSON)
 def test_whatever_a_model_writes_both_tools_answer_with_an_object(arguments: Any) -> None:
-    deferred = Deferred(["get_weather"])
+    deferred = DeferredTools(["get_weather"])
     offered(deferred)
     for result in (deferred.search(arguments), deferred.inject(arguments)):
         assert result.is_error is not result.output["success"]

@@ -110,7 +110,7 @@ async def test_the_official_clients_are_recognised(make: Any, dialect: str) -> N
     ],
 )
 def test_a_client_that_blocks_is_refused_with_the_one_that_does_not(make: Any, instead: str) -> None:
-    with pytest.raises(SetupError, match=f"blocks the loop: give a {instead}"):
+    with pytest.raises(SetupError, match=f"blocks the event loop: give a {instead}"):
         endpoint_of(make(), "m")
 
 
@@ -183,7 +183,7 @@ async def test_an_answer_of_a_server_that_gives_no_reasons_is_whole_and_logged(
     caplog.set_level("INFO", "toolbus.loop")
     *_, turn = await answered(lambda request: _events({"delta": {"content": "Hello"}}))
     assert turn.text == "Hello"
-    assert "gave no reason for the end of an answer" in caplog.text
+    assert "gave no stop reason for an answer" in caplog.text
 
 
 @pytest.mark.parametrize(("stop", "cut"), [("stop", False), ("length", True)])

@@ -26,7 +26,7 @@ from toolbus.loop import SYNCHRONET, LoopSettings
         ({"call_timeout": 301}, "at most 300"),
         ({"call_timeout": float("nan")}, "call_timeout is nan"),
         ({"list_timeout": 0}, "list_timeout is 0"),
-        ({"forced_answer": False}, "no_convergence_text: give one"),
+        ({"forced_answer": False}, "no_convergence_text: set it"),
     ],
 )
 def test_a_setting_that_breaks_its_rule_is_an_error_that_names_it(options: dict[str, Any], says: str) -> None:

@@ -50,7 +50,7 @@ async def test_no_turn_gets_more_than_25_rounds() -> None:
     reply = await ToolLoop(Shelf(), model.endpoint, LoopSettings(extension=True)).run("?")
     assert (reply.rounds, reply.stopped) == (26, "round_limit")
     assert json.loads(model.results(2)[1]) == {"granted": 2, "rounds_in_all": 25}
-    assert "gets no more" in model.results(3)[2]
+    assert "25 rounds, the maximum" in model.results(3)[2]
 
 
 async def test_in_deferred_mode_a_model_finds_asks_for_and_calls_a_tool() -> None:

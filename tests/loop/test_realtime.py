@@ -286,7 +286,7 @@ async def test_a_tool_that_was_not_offered_is_refused_and_never_called() -> None
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [("{not json", "no JSON"), ('{"a": 1}', "ValueError"), ("", "hello")],
+    [("{not json", "not JSON"), ('{"a": 1}', "ValueError"), ("", "hello")],
 )
 async def test_bad_arguments_and_sources_that_raise_are_answered_in_words(arguments: str, words: str) -> None:
     def fussy(a: int | None = None) -> str:
@@ -327,7 +327,7 @@ async def test_the_fifth_call_within_fifteen_seconds_is_refused_in_words_and_lat
         assert len(shelf.calls) == 4
         assert [provider.outputs[f"c{n}"] for n in range(4)] == ["0", "1", "2", "3"]
         assert "4 tool calls in 15 seconds" in provider.outputs["c4"]
-        assert "for the next 5" in provider.outputs["c4"]
+        assert "possible in 5 seconds" in provider.outputs["c4"]
         now = 115.0
         await feed(session, provider.begin("r2"), provider.call("c5", "add", "r2", a=5), provider.end("r2"))
         await provider.until(lambda: provider.asked == 2)

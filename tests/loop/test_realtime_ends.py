@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from typing import Any
-from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.functions.call_context import CallContext
-from toolbus.loop import realtime_session
 from toolbus.loop.loop_events import CallEnded
 from toolbus.loop.realtime_events import Sync
 from toolbus.loop.realtime_session import RealtimeSession
@@ -260,7 +258,9 @@ class Conversation:
 
     async def play(self, steps: Iterable[str]) -> None:
         # A plain function takes answers in one step: over a network, a user may always speak in between.
-        async with RealtimeSession(OpenAIRealtime(), Shelf(tool=self.tool), self.provider.take) as session:
+        async with RealtimeSession(
+            OpenAIRealtime(), Shelf(tool=self.tool), self.provider.take, pause_seconds=0.0
+        ) as session:
             await session.sync()
             for step in steps:
                 await self.step(session, step)
@@ -272,7 +272,6 @@ class Conversation:
 @given(STEPS)
 def test_every_call_is_answered_once_and_the_model_never_asked_while_it_speaks(steps: list[str]) -> None:
     conversation = Conversation()
-    with mock.patch.object(realtime_session, "PAUSE_SECONDS", 0.0):
-        asyncio.run(conversation.play(steps))
+    asyncio.run(conversation.play(steps))
     assert conversation.provider.broken == []
     assert sorted(conversation.provider.outputs) == sorted(conversation.calls)

@@ -67,7 +67,7 @@ def test_a_rule_that_fails_is_passed_over(answer: Any, caplog: pytest.LogCapture
 
 
 def test_a_pattern_that_is_none_is_an_error_at_once() -> None:
-    with pytest.raises(SetupError, match="'weather' has no valid pattern"):
+    with pytest.raises(SetupError, match="'weather' has an invalid pattern"):
         Rule("(", "weather")
 
 

@@ -114,8 +114,8 @@ async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
     assert outcomes == [*("not_found", "invalid_arguments", "invalid_arguments", "internal", "ok", "ok", "not_found")]
     told = model.results(1)
     assert told[0] == "there is no tool 'ad'. Call one that is offered: add, …"
-    assert "no JSON" in told[1]
-    assert "NaN is not JSON" in told[2]
+    assert "not JSON" in told[1]
+    assert "JSON has no NaN" in told[2]
     assert "not for the model" not in told[3]
     assert told[4:6] == ["0", "0"]
 

@@ -173,5 +173,5 @@ def test_a_source_is_returned_as_it_is_and_takes_no_further_words() -> None:
 
 @pytest.mark.parametrize("offered", [None, 42, toolbus.SyncHost("127.0.0.1:1"), toolbus.Plugin("p")])
 def test_anything_else_is_refused_with_what_is_taken(offered: Any) -> None:
-    with pytest.raises(SetupError, match=r"is no source of tools: give a toolbus\.Bus"):
+    with pytest.raises(SetupError, match=r"is not a source of tools: give a toolbus\.Bus"):
         source_of(offered)

@@ -10,21 +10,13 @@ import pytest
 from tests.loop.played import Shelf
 from tests.loop.provider import Held, Provider, add, feed, opened, sets, settled, within
 from toolbus.dialects.openai_realtime import OpenAIRealtime
-from toolbus.loop import realtime_session
 from toolbus.loop.realtime_session import RealtimeSession
 
 ITEM, GO_ON = "conversation.item.create", "response.create"
 
 
-@pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has providers begin at once after the user has stopped, or never."""
-    monkeypatch.setattr(realtime_session, "PAUSE_SECONDS", 0.0)
-
-
-@pytest.fixture
-def endless_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realtime_session, "PAUSE_SECONDS", 60.0)
+NO_PAUSE = 0.0  # seconds: a provider begins a response at once after the user has stopped, or never
+ENDLESS_PAUSE = 60.0
 
 
 def kinds(provider: Provider) -> list[str]:
@@ -41,10 +33,9 @@ async def with_result_while_the_user_speaks(session: RealtimeSession, provider: 
     assert kinds(provider) == [ITEM]
 
 
-@pytest.mark.usefixtures("endless_pause")
 async def test_results_while_the_user_speaks_are_sent_and_the_provider_begins_by_itself() -> None:
     held, provider = Held(), Provider()
-    async with await opened(Shelf(held=held.run), provider) as session:
+    async with await opened(Shelf(held=held.run), provider, pause_seconds=ENDLESS_PAUSE) as session:
         await with_result_while_the_user_speaks(session, provider, held)
         await feed(session, provider.heard(), provider.begin("r2"), provider.end("r2"))
         await settled()
@@ -52,10 +43,9 @@ async def test_results_while_the_user_speaks_are_sent_and_the_provider_begins_by
     assert provider.broken == []
 
 
-@pytest.mark.usefixtures("no_pause")
 async def test_a_provider_that_does_not_begin_when_the_user_has_stopped_is_asked_to() -> None:
     held, provider = Held(), Provider()
-    async with await opened(Shelf(held=held.run), provider) as session:
+    async with await opened(Shelf(held=held.run), provider, pause_seconds=NO_PAUSE) as session:
         await with_result_while_the_user_speaks(session, provider, held)
         await feed(session, provider.heard(), {"type": "input_audio_buffer.committed", "item_id": "i1"})
         await provider.until(lambda: provider.asked == 1)
@@ -65,10 +55,11 @@ async def test_a_provider_that_does_not_begin_when_the_user_has_stopped_is_asked
     assert provider.broken == []
 
 
-@pytest.mark.usefixtures("endless_pause")
 async def test_results_that_come_when_the_user_has_just_stopped_wait_for_what_the_provider_begins() -> None:
     held, ended, provider = Held(), asyncio.Event(), Provider()
-    async with await opened(Shelf(held=held.run), provider, on_event=sets(ended)) as session:
+    async with await opened(
+        Shelf(held=held.run), provider, on_event=sets(ended), pause_seconds=ENDLESS_PAUSE
+    ) as session:
         await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
         await feed(session, provider.hears(), provider.heard())
         held.go.set()
@@ -81,10 +72,9 @@ async def test_results_that_come_when_the_user_has_just_stopped_wait_for_what_th
     assert provider.broken == []
 
 
-@pytest.mark.usefixtures("no_pause")
 async def test_who_speaks_again_within_the_pause_is_not_interrupted() -> None:
     held, provider = Held(), Provider()
-    async with await opened(Shelf(held=held.run), provider) as session:
+    async with await opened(Shelf(held=held.run), provider, pause_seconds=NO_PAUSE) as session:
         await with_result_while_the_user_speaks(session, provider, held)
         await session.feed(provider.heard())
         await session.feed(provider.hears())
@@ -95,10 +85,9 @@ async def test_who_speaks_again_within_the_pause_is_not_interrupted() -> None:
     assert provider.broken == []
 
 
-@pytest.mark.usefixtures("no_pause")
 async def test_a_session_that_is_closed_in_the_pause_sends_nothing() -> None:
     held, provider = Held(), Provider()
-    session = await opened(Shelf(held=held.run), provider)
+    session = await opened(Shelf(held=held.run), provider, pause_seconds=NO_PAUSE)
     await with_result_while_the_user_speaks(session, provider, held)
     await session.feed(provider.heard())
     await session.close()
@@ -146,5 +135,5 @@ async def test_a_request_of_others_that_is_refused_is_not_made_by_the_session() 
 @pytest.mark.parametrize("event", ['{"type": "response.created"}', b"{}", None, 5, ["x"]])
 async def test_what_is_no_event_is_refused_with_the_cure(event: Any) -> None:
     session = RealtimeSession(OpenAIRealtime(), Shelf(), Provider().send)
-    with pytest.raises(TypeError, match=f"a {type(event).__name__} is no event .* json.loads"):
+    with pytest.raises(TypeError, match=f"a {type(event).__name__} is not an event .* json.loads"):
         await session.feed(event)

@@ -23,7 +23,7 @@ from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.errors import Code, InvalidRequest, Stage, ToolBusError
 from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.loop.tool_source import ToolSource
-from toolbus.loop.turn_reply import refused
+from toolbus.loop.turn_reply import refusal
 from toolbus.tool import CallError, Progress, Result, Tool
 
 log = logging.getLogger("toolbus.extension")
@@ -164,7 +164,7 @@ class InlineTools:
         try:
             target = (self._export or await self.export()).resolve(name)
             if target is None:
-                return refused(Code.NOT_FOUND, f"there is no tool {name[:80]!r}: call one that is offered")
+                return refusal(Code.NOT_FOUND, f"there is no tool {name[:80]!r}: call one that is offered")
             member = None if target.member is None else target.member.described()
             result = await self._source.call(
                 target.tool_name,

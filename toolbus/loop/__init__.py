@@ -1,4 +1,4 @@
-"""What a program with a language model imports to let it call tools, each name loaded when it is first asked for."""
+"""Lists what a program with a language model imports to let it call tools; a name's module is loaded on first use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
     "Rule",
     "Reply",
     "CallDone",
-    # the same for a session that stays open
+    # a realtime session
     "RealtimeSession",
     "Sync",
     "ToolsSent",
@@ -55,7 +55,7 @@ __all__ = [
     # where tools come from
     "ToolSource",
     "source_of",
-    # whom to ask
+    # models
     "Endpoint",
     "endpoint_of",
     "openai_endpoint",
@@ -64,7 +64,7 @@ __all__ = [
     "gemini_endpoint",
     "ollama_endpoint",
     "refuses_tools",
-    # what happens meanwhile
+    # events of a turn
     "LoopEvent",
     "RoundStarted",
     "TextDelta",

@@ -1,4 +1,4 @@
-"""Bounds how many calls a model makes within a sliding length of time: one that speaks has no rounds to count."""
+"""Limits the rate of a model's calls by a sliding window: a realtime conversation has no rounds to count."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.tool import CallError, Result
 
-# More than this is a model that talks to its tools instead of its user.
+# Above this rate a model talks to its tools instead of its user.
 WINDOW_CALLS = 4
 WINDOW_SECONDS = 15.0
 
 
-class CallWindow:
-    """Counts the calls that are made. What is refused does not count, so a window frees itself.
+class CallRateLimit:
+    """Counts the calls of the last seconds. A refused call does not count, so the limit always ends.
 
     Raises:
         SetupError: from the constructor, where a limit is not above 0.
@@ -31,7 +31,7 @@ class CallWindow:
         self._made: deque[float] = deque()  # when the calls of the window were made, oldest first
 
     def refusal(self, name: str) -> Result | None:
-        """Returns what the model reads instead of a call's result; None where it may be made, which then counts.
+        """Returns the error that replaces a call's result; None where the call may be made, which then counts.
 
         Args:
             name: of the tool, as the model knows it.
@@ -45,9 +45,9 @@ class CallWindow:
         wait = self._made[0] + self._seconds - now
         error = CallError(
             Code.OVERLOADED,
-            f"{name} was not run: a live conversation has {self._calls} tool calls in {self._seconds:g} seconds, and "
-            f"they are used up for the next {math.ceil(wait)}. Call no more tools now, also not with other arguments: "
-            "tell the user what you know already.",
+            f"{name} was not run: a live conversation may make {self._calls} tool calls in {self._seconds:g} seconds, "
+            f"and the next call is possible in {math.ceil(wait)} seconds. Call no tool until then, also not with other "
+            "arguments: tell the user what you know already.",
             Stage.NOT_DISPATCHED,
             limit=("window_calls", float(self._calls)),
             retry_after_seconds=wait,

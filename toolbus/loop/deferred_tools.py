@@ -1,8 +1,7 @@
-"""What one conversation is shown of a catalog too large to be shown whole.
+"""Offers one conversation a few tools of a catalog that is too large to be offered whole, and adds others on request.
 
-`Deferred` starts with a few tools and adds those that the model asks for: it offers two tools of its own,
-`search_tools` and `request_tool_injection`, and answers them. It does not know where tools come from or how they are
-called.
+`DeferredTools` offers two tools of its own, `search_tools` and `request_tool_injection`, and answers them. It does not
+know where tools come from or how they are called.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from toolbus.search import (
     IndexCache,
     ToolIndex,
     search_tool,
-    sendable,
 )
+from toolbus.text import repair_utf8
 from toolbus.tool import Annotations, Result, Tool
 
 MAX_INJECTED_AT_ONCE = 20
-MAX_CORRECTED = 5  # unknown names that get near ones: comparing with 1,000 names takes 5 ms
+MAX_NAME = 200  # characters of an unknown name that an answer repeats
+MAX_CORRECTED = 5  # unknown names that get similar ones: comparing with 1,000 names takes 5 ms
 
 
 def injection_tool() -> Tool:
@@ -51,11 +51,11 @@ def injection_tool() -> Tool:
     )
 
 
-class Deferred:
-    """What one conversation in deferred mode is offered. For one thread at a time.
+class DeferredTools:
+    """The offered tools of one conversation in deferred mode. For one thread at a time.
 
-    The order is made for prompt caches: what was offered before stays in front, what was asked for comes after it. A
-    tool that leaves the catalog is not offered, and is again when it comes back.
+    The order suits prompt caches: tools that were offered before stay in front, injected tools follow. A tool that
+    leaves the catalog is offered again when it comes back.
 
     Args:
         pinned: names that are offered from the start, whenever the catalog has them.
@@ -64,24 +64,24 @@ class Deferred:
 
     def __init__(self, pinned: Iterable[str] = (), *, cache: IndexCache | None = None) -> None:
         self.pinned = frozenset(pinned)
-        self._injected: dict[str, None] = {}  # names, in the order they were asked for
+        self._injected: dict[str, None] = {}  # names, in the order of the requests
         self._own = {tool.name: tool for tool in (search_tool(), injection_tool())}
-        self._tools: dict[str, Tool] = {}  # the catalog that `offered` was last given
+        self._tools: dict[str, Tool] = {}  # the catalog of the last call of `offered`
         self._cache = cache or IndexCache()
 
     def __repr__(self) -> str:
-        return f"Deferred({len(self.pinned)} pinned, {len(self._injected)} injected of {len(self._tools)} tools)"
+        return f"DeferredTools({len(self.pinned)} pinned, {len(self._injected)} injected of {len(self._tools)} tools)"
 
     @property
     def injected(self) -> tuple[str, ...]:
-        """The names that were asked for, in that order."""
+        """The names that were requested, in that order."""
         return tuple(self._injected)
 
     def offered(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Returns what the model is to see of a catalog, which `search` and `inject` then work on.
+        """Returns the tools of a catalog that the model is offered. `search` and `inject` then use this catalog.
 
         The two tools of this mode come first, then the pinned ones in the order of the catalog, then the injected
-        ones. A tool of the catalog that has the name of one of the two cannot be reached.
+        ones. A tool of the catalog with the name of one of the two is hidden.
         """
         self._tools = {}
         for tool in tools:
@@ -92,61 +92,62 @@ class Deferred:
         return [*self._own.values(), *pinned, *injected]
 
     def search(self, arguments: Mapping[str, Any] | str) -> Result:
-        """Answers a call of `search_tools`; arguments may be what the model wrote, as JSON text."""
+        """Answers a call of `search_tools`; arguments may be the model's JSON text."""
         try:
             query, options = _search_arguments(_object(arguments))
-        except ValueError as problem:
-            return _refused(str(problem))
+        except ValueError as error:
+            return _failure(str(error))
         return _answer(self._index().search(query, **options))
 
     def inject(self, arguments: Mapping[str, Any] | str) -> Result:
-        """Answers a call of `request_tool_injection`; arguments may be what the model wrote, as JSON text."""
+        """Answers a call of `request_tool_injection`; arguments may be the model's JSON text."""
         try:
             names = _injection_arguments(_object(arguments))
-        except ValueError as problem:
-            return _refused(str(problem))
+        except ValueError as error:
+            return _failure(str(error))
         injected: list[str] = []
         already: list[str] = []
-        unknown: dict[str, list[str]] = {}  # with the names that were perhaps meant
+        unknown: dict[str, list[str]] = {}  # with similar names
         for name in names:
             if name in self._own or (name in self._tools and (name in self.pinned or name in self._injected)):
                 already.append(name)
             elif name in self._tools:
                 injected.append(name)
             else:
-                unknown[sendable(name, 200)] = self._near(name[:200]) if len(unknown) < MAX_CORRECTED else []
+                name = repair_utf8(name[:MAX_NAME])
+                unknown[name] = self._similar(name) if len(unknown) < MAX_CORRECTED else []
         self._injected.update(dict.fromkeys(injected))
         answer = {"injected": injected, "already_offered": already, "unknown": unknown}
         if injected or already:
             return _answer({"success": True, **answer})
-        why = f"no tool has such a name: take one that stands beside it under unknown, or one that {SEARCH_TOOLS} found"
+        why = f"no tool has such a name: use one of the names listed under unknown, or one that {SEARCH_TOOLS} found"
         return _answer({"success": False, "error": why, **answer})
 
     def _index(self) -> ToolIndex:
         revision = tuple((tool.name, tool.schema_hash) for tool in self._tools.values())
         return self._cache.index_of(revision, self._tools.values())
 
-    def _near(self, name: str) -> list[str]:
-        """Returns names that are written alike, else those that share a word."""
-        alike = difflib.get_close_matches(name, self._tools, n=3)
-        return alike or [hit["name"] for hit in self._index().search(name, top_k=3)["results"]]
+    def _similar(self, name: str) -> list[str]:
+        """Returns names with a similar spelling, else names that share a word."""
+        similar = difflib.get_close_matches(name, self._tools, n=3)
+        return similar or [hit["name"] for hit in self._index().search(name, top_k=3)["results"]]
 
 
 def _object(arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Returns a model's arguments; null counts as not given, because some providers make every parameter required."""
+    """Returns a model's arguments without null values, because some providers make every parameter required."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as problem:
-            raise ValueError(f"the arguments are no JSON ({problem}): send one JSON object") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the arguments are not JSON ({error}): send one JSON object") from None
     if not isinstance(arguments, Mapping):
         raise ValueError(f"the arguments are {reprlib.repr(arguments)}, they must be one JSON object")
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _search_arguments(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    options = {name: given[name] for name in ("mode", "top_k", "include_parameters") if name in given}
-    query, top_k = given.get("query", ""), options.get("top_k", 10)
+def _search_arguments(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    options = {name: arguments[name] for name in ("mode", "top_k", "include_parameters") if name in arguments}
+    query, top_k = arguments.get("query", ""), options.get("top_k", 10)
     if not isinstance(query, str):
         raise ValueError(
             f"query is {reprlib.repr(query)}, it must be a string: say in a few words what the tool should do"
@@ -162,16 +163,16 @@ def _search_arguments(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return query, {**options, "top_k": int(top_k)}
 
 
-def _injection_arguments(given: Mapping[str, Any]) -> list[str]:
-    """Returns the names that are asked for, each once; one name may stand there without its list."""
-    if "names" not in given:
-        raise ValueError(f"names is missing: give a list of tool names, taken from what {SEARCH_TOOLS} found")
-    names = given["names"]
+def _injection_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """Returns the requested names without duplicates; a single name may come without a list."""
+    if "names" not in arguments:
+        raise ValueError(f"names is missing: give a list of tool names that {SEARCH_TOOLS} found")
+    names = arguments["names"]
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"names is {reprlib.repr(names)}, it must be a list of tool names: take them from what {SEARCH_TOOLS} found"
+            f"names is {reprlib.repr(names)}, it must be a list of tool names: use names that {SEARCH_TOOLS} found"
         )
     names = list(dict.fromkeys(names))
     if len(names) > MAX_INJECTED_AT_ONCE:
@@ -181,7 +182,7 @@ def _injection_arguments(given: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _refused(why: str) -> Result:
+def _failure(why: str) -> Result:
     return _answer({"success": False, "error": why})
 
 

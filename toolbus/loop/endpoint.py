@@ -1,7 +1,7 @@
-"""Whom a loop asks: a model of a provider, as a dialect and a function that takes a request.
+"""Connects a loop to a model: an endpoint is a provider's dialect and a function that sends a request.
 
-The provider's own client makes the connection; what is here only knows how it wants to be called. No client is
-imported: a program brings the ones that it uses.
+The provider's own client makes the connection; an endpoint only knows how to call it. No client is imported here: a
+program brings the ones that it uses.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = logging.getLogger("toolbus.loop")
 
 Ask = Callable[[Json], Any]
 
-# What a loop writes into requests itself, by the words of all providers.
-_WRITTEN = frozenset(
+# The keys of requests that a loop writes itself, in the terms of all providers.
+_LOOP_KEYS = frozenset(
     (
         *("model", "messages", "input", "contents", "config", "tools", "tool_choice", "tool_config"),
         *("functions", "function_call"),
@@ -33,12 +33,12 @@ _WRITTEN = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """A model behind a connection; a program may make one of a dialect and any function that reaches a model.
+    """A model behind a connection; a program may create one from a dialect and any function that reaches a model.
 
     Attributes:
-        dialect: how its requests and answers are written.
+        dialect: the format of its requests and answers.
         ask: takes a request. Returns, or is awaited for, a whole answer or an async iterator of its events.
-        name: what errors and logs call it.
+        name: for errors and logs.
     """
 
     dialect: Dialect
@@ -51,10 +51,10 @@ class Endpoint:
     async def answer(self, request: Json, names: NameTable) -> AsyncIterator[Delta | Turn]:
         """Sends a request. Yields the answer's pieces as they come, and the whole turn last.
 
-        Whatever the client raises is passed on.
+        Errors of the client are passed on.
 
         Raises:
-            EndpointError: the provider reported a fault, or its answer broke off.
+            EndpointError: the provider reported an error, or its answer broke off.
         """
         answer = self.ask(request)
         if inspect.isawaitable(answer):
@@ -82,7 +82,7 @@ class Endpoint:
                 turn,
             )
         if not turn.stop:
-            log.info("%r gave no reason for the end of an answer, which is taken to be whole", self)
+            log.info("%r gave no stop reason for an answer, which is treated as complete", self)
         yield turn
 
 
@@ -165,7 +165,7 @@ def ollama_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     return Endpoint(Ollama(), ask, f"ollama {model}")
 
 
-# The first package of a client's class → what to make of it, and the class that does not block.
+# The first package of a client's class → its endpoint, and the class that does not block.
 _CLIENTS: dict[str, tuple[Callable[..., Endpoint], str]] = {
     "openai": (openai_endpoint, "openai.AsyncOpenAI"),
     "anthropic": (anthropic_endpoint, "anthropic.AsyncAnthropic"),
@@ -178,18 +178,19 @@ def endpoint_of(client: Any, model: str, **options: Any) -> Endpoint:
     """Returns the endpoint for a client of openai (chat completions), anthropic, google-genai or ollama.
 
     Raises:
-        SetupError: it is none of these, or one that blocks.
+        SetupError: it is not one of these, or it blocks.
     """
     for kind in type(client).__mro__:  # a client may be a subclass of a program's own
-        make, right = _CLIENTS.get(kind.__module__.partition(".")[0], (None, ""))
+        make, async_class = _CLIENTS.get(kind.__module__.partition(".")[0], (None, ""))
         if make is None:
             continue
         if "Async" not in kind.__name__ and not hasattr(client, "aio"):
-            raise SetupError(f"a {kind.__module__}.{kind.__name__} blocks the loop: give a {right}")
+            raise SetupError(f"a {kind.__module__}.{kind.__name__} blocks the event loop: give a {async_class}")
         return make(client, model, **options)
     raise SetupError(
-        f"a {type(client).__module__}.{type(client).__name__} is no client that is known here: give one of "
-        f"{', '.join(right for _, right in _CLIENTS.values())}, or make an Endpoint of a dialect and a function"
+        f"a {type(client).__module__}.{type(client).__name__} is not a known client: give one of "
+        f"{', '.join(async_class for _, async_class in _CLIENTS.values())}, or create an Endpoint from a dialect and a "
+        "function"
     )
 
 
@@ -197,20 +198,20 @@ def _fixed(options: Json) -> Json:
     """Returns the options of every request.
 
     Raises:
-        SetupError: one of them is written by the loop.
+        SetupError: the loop writes one of them itself.
     """
-    wrong = sorted(options.keys() & _WRITTEN)
-    if wrong:
-        raise SetupError(f"the loop writes {', '.join(wrong)} into every request: leave it out of the options")
+    reserved = sorted(options.keys() & _LOOP_KEYS)
+    if reserved:
+        raise SetupError(f"the loop writes {', '.join(reserved)} into every request: leave it out of the options")
     return dict(options)
 
 
 async def _close(answer: Any) -> None:
-    """Ends a stream, so that a provider stops writing what nobody will read."""
+    """Closes a stream, so that the provider stops generating an answer that is not read."""
     close = getattr(answer, "aclose", None) or getattr(answer, "close", None)
     if close is None:
         return
-    with contextlib.suppress(Exception):  # the connection is gone already: nothing is left to be closed
+    with contextlib.suppress(Exception):  # the connection is already closed
         closing = close()
         if inspect.isawaitable(closing):
             await closing

@@ -1,4 +1,4 @@
-"""What happens while a loop runs, as it happens."""
+"""Defines the events of a loop's turn, in the order in which they happen."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from toolbus.tool import Progress
 
 @dataclass(frozen=True, slots=True)
 class RoundStarted:
-    """The model is about to be asked.
+    """A request to the model is about to be sent.
 
     Attributes:
         round: from 1.
-        export: what it is offered; None where it takes no tools.
-        forced: whether it has to answer in words now.
+        export: the offered tools; None where the model takes no tools.
+        forced: whether the model must answer in text now.
     """
 
     round: int
@@ -28,21 +28,21 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of what the user reads."""
+    """A piece of the text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A piece of what the model thinks, where its provider shows it."""
+    """A piece of the model's reasoning, where its provider shows it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """The model has spoken; its calls come next."""
+    """The model has answered; its calls come next."""
 
     round: int
     turn: Turn
@@ -50,7 +50,7 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class ToolsRefused:
-    """The endpoint takes no tools: the model is asked again without them, and not offered any from now on."""
+    """The endpoint takes no tools: the request is repeated without tools, and the model is not offered any again."""
 
     error: Exception
 
@@ -66,7 +66,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallProgress:
-    """A sign of life of a call."""
+    """A progress notification of a call."""
 
     call: ModelCall
     progress: Progress

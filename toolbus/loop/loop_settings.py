@@ -1,4 +1,4 @@
-"""What a loop may do, as one frozen record, and the settings of a host that others are used to."""
+"""Configures a loop with one frozen record, and holds the settings of a host that users are used to."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from toolbus.tool import MAX_TIMEOUT_SECONDS, Tool
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How a loop goes about one turn of a conversation: from what a user said to what the user reads.
+    """The limits and texts of one turn of a conversation: from a user's message to the reply.
 
     Attributes:
-        rounds: how often the model may ask for tools.
-        forced_answer: whether the model, after those rounds, is asked once more without tools; else
+        rounds: how often the model may request tools.
+        forced_answer: whether the model, after those rounds, gets one more request without tools; else
             `no_convergence_text` is the reply.
         max_parallel: calls of one answer that run at the same time; 1 runs them in their order.
         max_calls: calls of one answer that are run; further ones are refused.
         repeats: how often the same call may succeed within a turn; 0 means any number of times.
-        extension: whether the model is offered `extend_tool_loop`, to ask for more rounds.
-        extension_most: rounds that it may ask for at once.
-        rounds_most: rounds in all, those that it asked for included.
+        extension: whether the model is offered `extend_tool_loop`, to request more rounds.
+        extension_most: rounds that it may request at once.
+        rounds_most: rounds in all, requested ones included.
         call_timeout: seconds for each call; None means the tool's own.
-        list_timeout: seconds to wait for the catalog; the one that is known is used after them.
-        no_convergence_text: the reply where the model wants tools even after the last round; "" leaves it empty.
-        no_summary_text: the reply where the model says nothing after it used tools; "" leaves it empty.
+        list_timeout: seconds to wait for the catalog; after them the last known catalog is used.
+        no_convergence_text: the reply where the model requests tools even after the last round; "" leaves it empty.
+        no_summary_text: the reply where the model's answer is empty after it used tools; "" leaves it empty.
         may_route: which tools the rules of a loop may call; by default all but those of files in a drop-in folder,
-            which nobody looked at when the rules were written.
+            which the author of the rules has not reviewed.
 
     Raises:
-        SetupError: from the constructor, where one breaks its rule.
+        SetupError: from the constructor, where a value breaks its rule.
     """
 
     rounds: int = 3
@@ -60,15 +60,15 @@ class LoopSettings:
         if self.call_timeout is not None and not 0 < self.call_timeout <= MAX_TIMEOUT_SECONDS:
             raise SetupError(
                 f"call_timeout is {self.call_timeout:g}, it must be above 0 and at most {MAX_TIMEOUT_SECONDS:g}; "
-                "None means the tool's own"
+                "None means each tool's own timeout"
             )
         if not self.list_timeout > 0:
             raise SetupError(f"list_timeout is {self.list_timeout:g}, it must be above 0")
         if not self.forced_answer and not self.no_convergence_text:
-            raise SetupError("without forced_answer the reply after the last round is no_convergence_text: give one")
+            raise SetupError("forced_answer is off, so the reply after the last round is no_convergence_text: set it")
 
 
-# As in the chat of Synchronet BBS: four calls of the model, none of them without tools, and its two sentences.
+# As in the chat of Synchronet BBS: four requests to the model, all with tools, and its two texts.
 SYNCHRONET = LoopSettings(
     rounds=4,
     forced_answer=False,

@@ -1,4 +1,4 @@
-"""What a realtime session tells beside the events of every loop, and what its `sync` found."""
+"""Defines the events of a realtime session beside those of every loop, and the outcomes of its `sync`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolbus.loop.turn_reply import CallDone
 
 
 class Sync(Enum):
-    """What `RealtimeSession.sync` found."""
+    """The outcome of `RealtimeSession.sync`."""
 
     UNCHANGED = "the session has these tools already"
     SENT = "the session has them now"
@@ -29,7 +29,7 @@ class CallRefused:
 
 @dataclass(frozen=True, slots=True)
 class ToolsSent:
-    """The session has these tools now; `export.left_out` and `export.losses` say what it could not have."""
+    """The session has these tools now; `export.left_out` and `export.losses` report what could not be expressed."""
 
     export: Export
 
@@ -43,11 +43,11 @@ class NewSessionNeeded:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """Answers or tools could not be sent, or the catalog is no longer followed. Tools go with the next `sync`."""
+    """Answers or tools could not be sent, or the catalog is no longer followed. The next `sync` sends tools again."""
 
     error: Exception
 
 
-RealtimeNews: TypeAlias = (
+SessionEvent: TypeAlias = (
     TextDelta | ReasoningDelta | CallEvent | CallRefused | ToolsSent | NewSessionNeeded | SendFailed
 )

@@ -1,4 +1,4 @@
-"""Refuses a call that has succeeded often enough already: some models ask for the same thing for ever."""
+"""Refuses a repeated call that has already succeeded often enough: some models repeat the same call without end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class RepeatGuard:
-    """Counts what succeeded within one turn of a conversation. Calls that tools make themselves never come here.
+    """Counts the successful calls of one turn. Calls that tools make themselves are not counted.
 
     Args:
-        allowed: how often the same call may succeed; 0 refuses none.
+        allowed: how often the same call may succeed; 0: any number of times.
     """
 
     def __init__(self, allowed: int) -> None:
@@ -29,13 +29,13 @@ class RepeatGuard:
         return f"<RepeatGuard allowed={self._allowed} seen={len(self._succeeded)}>"
 
     def key(self, tool: Tool, arguments: Any) -> Key | None:
-        """Returns what makes a call the same as another, neither order of keys nor white space; None: not guarded."""
+        """Returns the key that repeated calls share, whatever the order of keys and white space; None: not guarded."""
         if not self._allowed or tool.allow_repeat:
             return None
         return tool.name, _CANONICAL.encode(arguments)
 
     def refusal(self, key: Key) -> Result | None:
-        """Returns what the model reads instead of another run; None where the call may run."""
+        """Returns the error that replaces another run; None where the call may run."""
         times = self._succeeded[key]
         if times < self._allowed:
             return None

@@ -1,4 +1,4 @@
-"""Rules that call a tool before the model is asked: small models often do not see what a pattern sees at once."""
+"""Routes a user's message to a tool by rules, before the model is asked: small models often miss an obvious call."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Match: TypeAlias = Callable[[str], Mapping[str, Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Calls a tool for what a user said.
+    """Calls a tool for a user's message.
 
     Attributes:
-        match: given the text, the arguments of the call, or None where the rule does not fit. A pattern is searched for
-            in the text; its named groups are the arguments.
+        match: takes the text and returns the arguments of the call, or None where the rule does not match. A pattern is
+            searched for in the text; its named groups are the arguments.
         tool: the tool's name on the bus.
-        priority: rules are tried in ascending order; of equals the one that stands first.
+        priority: rules are tried in ascending order; of equal ones the first.
 
     Raises:
-        SetupError: from the constructor, where the pattern is none.
+        SetupError: from the constructor, where the pattern is invalid.
     """
 
     match: Match | re.Pattern[str] | str
@@ -39,25 +39,27 @@ class Rule:
         if isinstance(self.match, str):
             try:
                 object.__setattr__(self, "match", re.compile(self.match))
-            except re.error as problem:
-                raise SetupError(f"the rule for {self.tool!r} has no valid pattern: {problem}") from None
+            except re.error as error:
+                raise SetupError(
+                    f"the rule for {self.tool!r} has an invalid pattern: {error}; correct the regular expression"
+                ) from None
 
     def arguments(self, text: str) -> str | None:
-        """Returns the arguments of the call as JSON; None where the rule does not fit, or fails."""
+        """Returns the arguments of the call as JSON; None where the rule does not match, or fails."""
         try:
-            given = self._given(text)
-            return None if given is None else dump_arguments(dict(given))
-        except Exception:  # a rule is somebody's code, and the model can still be asked
-            log.exception("the rule for %r failed: it is passed over", self.tool)
+            arguments = self._match_arguments(text)
+            return None if arguments is None else dump_arguments(dict(arguments))
+        except Exception:  # a rule is the program's own code, and the model can still be asked
+            log.exception("the rule for %r failed: it is skipped", self.tool)
             return None
 
-    def _given(self, text: str) -> Mapping[str, Any] | None:
+    def _match_arguments(self, text: str) -> Mapping[str, Any] | None:
         if callable(self.match):
             return self.match(text)
-        found = re.search(self.match, text)
-        return (
-            None if found is None else {name: value for name, value in found.groupdict().items() if value is not None}
-        )
+        match = re.search(self.match, text)
+        if match is None:
+            return None
+        return {name: value for name, value in match.groupdict().items() if value is not None}
 
 
 def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
@@ -68,11 +70,11 @@ def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 def route(
     rules: Sequence[Rule], text: str, offered: Mapping[str, Tool], may_route: Callable[[Tool], bool]
 ) -> tuple[str, str] | None:
-    """Returns the tool and the arguments of the first rule that fits; None where none does.
+    """Returns the tool and the arguments of the first rule that matches; None where no rule matches.
 
     Args:
-        offered: what the model is offered: a rule cannot reach anything else.
-        may_route: which of these it may call.
+        offered: the tools that the model is offered; a rule cannot call other tools.
+        may_route: which of these a rule may call.
     """
     for rule in rules:
         tool = offered.get(rule.tool)
@@ -82,7 +84,7 @@ def route(
 
 
 def comes_from_no_file(tool: Tool) -> bool:
-    """Tells whether a tool is none of a file in a drop-in folder, as its metadata says: `{"origin": "dropin"}`."""
+    """Tells whether a tool does not come from a file of a drop-in folder, whose metadata has `{"origin": "dropin"}`."""
     if not tool.metadata_json:
         return True
     try:

@@ -1,4 +1,4 @@
-"""`ToolLoop`: asks a model, runs the tools that it calls, and asks again until it answers."""
+"""Asks a model, runs the tools that it calls, and asks again until it answers: `ToolLoop`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from toolbus.functions.call_context import CallContext
-from toolbus.loop.deferred_tools import Deferred
+from toolbus.loop.deferred_tools import DeferredTools
 from toolbus.loop.endpoint import Endpoint
-from toolbus.loop.export_cache import Offering
+from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_events import Finished, LoopEvent
 from toolbus.loop.loop_settings import LoopSettings
-from toolbus.loop.loop_tools import OwnTools
+from toolbus.loop.loop_tools import LoopTools
 from toolbus.loop.repeat_guard import RepeatGuard
-from toolbus.loop.round_calls import Caller
+from toolbus.loop.round_calls import CallRunner
 from toolbus.loop.router import Rule, in_order
 from toolbus.loop.tool_source import ToolSource, source_of
 from toolbus.loop.turn_reply import Messages, Reply, conversation
-from toolbus.loop.turn_run import ModelClient, Run, Say
+from toolbus.loop.turn_run import ModelClient, Notify, TurnRun
 from toolbus.search import IndexCache
+from toolbus.text import quote
 
 
 class ToolLoop:
-    """Answers what users say with a model and the tools of a source. Conversations may run side by side on one loop.
+    """Answers users with a model and the tools of a source. One loop may run several conversations at the same time.
 
     Args:
         source: a `toolbus.Bus`, a `toolbus.Host`, or any `ToolSource`.
-        endpoint: whom to ask; see `toolbus.loop.endpoint_of`.
+        endpoint: the model; see `toolbus.loop.endpoint_of`.
         context: what tools may know about the circumstances of calls.
-        rules: calls that are made before the model is asked, where what the user says fits.
-        pinned: names of the tools that the model sees from the start; the others it has to look for with
-            `search_tools`. None offers every tool.
+        rules: calls that are made before the model is asked, where the user's message matches.
+        pinned: names of the tools that the model is offered from the start; it finds the others with `search_tools`.
+            None offers every tool.
 
     Raises:
         TypeError: from the constructor, where `pinned` is one text.
@@ -47,8 +48,8 @@ class ToolLoop:
         rules: Iterable[Rule] = (),
         pinned: Sequence[str] | None = None,
     ) -> None:
-        if isinstance(pinned, str):  # a sequence too, of letters: nothing would be pinned
-            raise TypeError(f"pinned is {pinned!r:.80}, one text: give a list of names, [{pinned!r:.80}]")
+        if isinstance(pinned, str):  # a sequence of letters, none of which is a tool
+            raise TypeError(f"pinned is {quote(pinned)}, one text: give a list of names, [{quote(pinned)}]")
         self.endpoint = endpoint
         self.settings = settings or LoopSettings()
         self.source: ToolSource = source if isinstance(source, ToolSource) else source_of(source, context=context)
@@ -56,8 +57,8 @@ class ToolLoop:
         self._rules = in_order(rules)
         self._pinned = None if pinned is None else tuple(pinned)
         self._indexes = IndexCache()  # shared by all conversations
-        self._asker = ModelClient(endpoint)
-        self._offering = Offering(self.source, endpoint.dialect, self.settings.list_timeout)
+        self._model_client = ModelClient(endpoint)
+        self._exports = ExportCache(self.source, endpoint.dialect, self.settings.list_timeout)
 
     def __repr__(self) -> str:
         return f"<ToolLoop {self.endpoint!r} {self.source!r}>"
@@ -65,28 +66,28 @@ class ToolLoop:
     @property
     def takes_tools(self) -> bool:
         """Whether the endpoint takes tools, as far as is known: one that refused them is not offered any again."""
-        return self._asker.takes_tools
+        return self._model_client.takes_tools
 
     async def run(self, messages: Messages, *, context: CallContext | None = None) -> Reply:
         """Runs one turn. Cancelling it cancels the calls that are in flight.
 
         Args:
-            messages: what the user says, or a whole conversation: dicts with role and content, the items of an
-                earlier reply, or both.
-            context: of this turn; None means that of the loop.
+            messages: the user's message, or a whole conversation: dicts with role and content, the items of an earlier
+                reply, or both.
+            context: of this turn; None means the context of the loop.
 
         Raises:
-            InvalidRequest: the conversation is none.
+            InvalidRequest: the conversation is empty or invalid.
             PeerLost, RequestError: the tools cannot be listed.
-            EndpointError: the provider reported a fault, or its answer broke off.
-            Exception: whatever the endpoint's client raises.
+            EndpointError: the provider reported an error, or its answer broke off.
+            Exception: any error of the endpoint's client.
         """
         return await self._turn(messages, context, None)
 
     async def stream(
         self, messages: Messages, *, context: CallContext | None = None
     ) -> AsyncGenerator[LoopEvent, None]:
-        """Runs one turn as `run` does. Yields what happens, and `Finished` last. Closing it cancels the turn."""
+        """Runs one turn as `run` does. Yields its events, `Finished` last. Closing the iterator cancels the turn."""
         events: asyncio.Queue[LoopEvent | None] = asyncio.Queue()
         turn = asyncio.ensure_future(self._turn(messages, context, events.put_nowait))
         turn.add_done_callback(lambda _: events.put_nowait(None))
@@ -98,20 +99,20 @@ class ToolLoop:
             turn.cancel()
             await asyncio.gather(turn, return_exceptions=True)
 
-    async def _turn(self, messages: Messages, context: CallContext | None, say: Say | None) -> Reply:
+    async def _turn(self, messages: Messages, context: CallContext | None, notify: Notify | None) -> Reply:
         items = conversation(messages)
-        deferred = None if self._pinned is None else Deferred(self._pinned, cache=self._indexes)
-        caller = Caller(
+        deferred = None if self._pinned is None else DeferredTools(self._pinned, cache=self._indexes)
+        runner = CallRunner(
             self.source,
             self.settings,
             self._context if context is None else context,
-            OwnTools(self.settings, deferred, items),
+            LoopTools(self.settings, deferred, items),
             RepeatGuard(self.settings.repeats),
-            say,
+            notify,
         )
-        run = Run(self._asker, self._offering, caller, items, say or _nobody)
+        run = TurnRun(self._model_client, self._exports, runner, items, notify or _ignore)
         return await run.reply(self._rules)
 
 
-def _nobody(event: LoopEvent) -> None:
-    """Hears nothing: of a turn that is not watched."""
+def _ignore(event: LoopEvent) -> None:
+    """Receives the events of a turn that is not streamed."""

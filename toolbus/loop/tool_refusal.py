@@ -1,8 +1,8 @@
-"""Whether an endpoint's error means that its model takes no tools.
+"""Detects whether an endpoint's error means that its model takes no tools.
 
-Such a model can still answer, so the loop asks again without tools. Everything else (a passing fault, a limit, one
-tool's schema that breaks a rule) is an error that somebody has to see: hiding it would take the tools away in silence.
-Errors are read by their attributes, so that no provider's SDK has to be installed.
+Such a model can still answer, so the loop repeats the request without tools. Any other error (a temporary fault, a
+limit, one tool's invalid schema) must be reported: hiding it would remove the tools silently. Errors are read by their
+attributes, so that no provider's SDK has to be installed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import re
 from typing import Any
 
-# What refuses the whole idea. 500 is what llama.cpp answers with; its words are below.
+# Statuses of a permanent refusal. llama.cpp answers with 500; its phrases are below.
 STATUSES = frozenset({400, 404, 422, 501})
 
 _TOOLS = r"[`'\"]?\b(?:tools|tool(?: |_)?(?:use|calls?|calling)|functions?[ _-]?call(?:s|ing)?|functions)\b[`'\"]?"
 
-# In any answer with one of STATUSES. Each was seen from at least one server, named behind it.
+# In any answer with one of STATUSES. Each comes from at least one server, named behind it.
 PHRASES = tuple(
     re.compile(phrase, re.IGNORECASE | re.DOTALL)
     for phrase in (
@@ -32,7 +32,7 @@ PHRASES = tuple(
     )
 )
 
-# With any status: so particular to a server without tools that they mean nothing else.
+# With any status: these phrases are so specific that they always mean a server without tools.
 SERVER_PHRASES = tuple(
     re.compile(phrase, re.IGNORECASE)
     for phrase in (
@@ -43,7 +43,7 @@ SERVER_PHRASES = tuple(
 
 
 def refuses_tools(error: BaseException) -> bool:
-    """Tells whether an endpoint's error says that it takes no tools at all."""
+    """Tells whether an endpoint's error means that it takes no tools at all."""
     status = status_of(error)
     if status is None:
         return False
@@ -64,17 +64,17 @@ def status_of(error: BaseException) -> int | None:
 
 
 def text_of_error(error: BaseException) -> str:
-    """Returns everything that an error says: its text, its message and the body of the answer."""
+    """Returns all texts of an error: its string, its message and the body of the answer."""
     parts: list[Any] = [str(error)]
     parts += [getattr(error, name, None) for name in ("message", "body", "details")]
     try:
         parts.append(getattr(getattr(error, "response", None), "text", None))
-    except Exception:  # a body that was streamed and not read
+    except Exception:  # the body was streamed and not read
         pass
-    return "\n".join(_written(part) for part in parts if part)
+    return "\n".join(_as_text(part) for part in parts if part)
 
 
-def _written(part: Any) -> str:
+def _as_text(part: Any) -> str:
     if isinstance(part, str):
         return part
     try:

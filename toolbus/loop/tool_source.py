@@ -1,4 +1,4 @@
-"""Where a loop's tools come from: a protocol of three methods, and what makes a bus or a host follow it."""
+"""Adapts a bus or a host to the protocol by which a loop lists and calls tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ToolSource(Protocol):
     """Lists and calls tools. A failed call is a `Result` with its error, never an exception."""
 
     async def tools(self) -> tuple[int, Sequence[Tool]]:
-        """Returns the catalog's revision and its tools, in its order; cheap while the revision stays."""
+        """Returns the catalog's revision and its tools, in its order; fast while the revision is the same."""
 
     async def call(
         self,
@@ -31,12 +31,12 @@ class ToolSource(Protocol):
         """Calls a tool. Cancelling the task that awaits it cancels the call.
 
         Args:
-            schema_hash: of the declaration that the caller knows; "" calls whatever has the name.
+            schema_hash: of the declaration that the caller knows; "" calls any tool of that name.
             timeout: seconds; None means the tool's own.
         """
 
     def changes(self) -> AsyncIterator[int]:
-        """Yields the revision as it is, then after each change, until the source ends."""
+        """Yields the current revision, then the new one after each change, until the source ends."""
 
 
 def source_of(
@@ -47,43 +47,43 @@ def source_of(
     context: CallContext | None = None,
     background_after: float | None = None,
 ) -> ToolSource:
-    """Returns where tools come from: a `toolbus.Bus`, a `toolbus.Host`, a `toolbus.tools.ToolRegistry`, a source.
+    """Returns the tool source of a `toolbus.Bus`, a `toolbus.Host` or a `toolbus.tools.ToolRegistry`.
 
-    A source is returned as it is.
+    A tool source is returned unchanged.
 
     Args:
         role: tools of this role only.
         names: these only; None means all.
-        context: on whose behalf tools are listed, and called where a call says nothing else.
-        background_after: seconds after which a call becomes a task, whose id the model reads then; None: never.
+        context: on whose behalf tools are listed, and called where a call has no context of its own.
+        background_after: seconds after which a call becomes a task, whose id the model gets then; None: never.
 
     Raises:
-        SetupError: it is none of these, or a source that something else is asked of.
+        SetupError: it cannot be a source, or it is a source already and other options are set.
     """
     if isinstance(offered, ToolSource):
-        if any(given is not None for given in (role, names, context, background_after)):
+        if any(option is not None for option in (role, names, context, background_after)):
             raise SetupError(
-                f"{offered!r} is a source of tools already: say role, names, context and background_after where it is "
-                "made, not here"
+                f"{offered!r} is a source of tools already: set role, names, context and background_after where it is "
+                "created, not here"
             )
         return offered
     if hasattr(offered, "as_source"):  # a toolbus.tools.ToolRegistry
         return source_of(
             offered.as_source(), role=role, names=names, context=context, background_after=background_after
         )
-    wanted = None if names is None else tuple(names)
+    selected = None if names is None else tuple(names)
     if hasattr(getattr(offered, "registry", None), "revision"):
-        return _BusSource(offered, role, wanted, context, background_after)
+        return _BusSource(offered, role, selected, context, background_after)
     if all(inspect.iscoroutinefunction(getattr(offered, method, None)) for method in ("list", "call")):
-        return _HostSource(offered, role, wanted, context, background_after)
+        return _HostSource(offered, role, selected, context, background_after)
     raise SetupError(
-        f"a {type(offered).__name__} is no source of tools: give a toolbus.Bus, a toolbus.Host (a SyncHost would "
-        "block the loop), or an object with the methods of toolbus.loop.ToolSource"
+        f"a {type(offered).__name__} is not a source of tools: give a toolbus.Bus, a toolbus.Host (a SyncHost would "
+        "block the event loop), or an object with the methods of toolbus.loop.ToolSource"
     )
 
 
 class _Source:
-    """What a bus and a host have in common: how they are called, and that a revision's tools are kept."""
+    """The common part of a bus and a host: how they are called, and a cache of the newest revision's tools."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class _Source:
     def __repr__(self) -> str:
         return f"<{type(self).__name__.strip('_')} {self._offered!r} tools={len(self._tools)}>"
 
-    def _keep(self, revision: int, listed: Iterable[Any]) -> None:
+    def _cache(self, revision: int, entries: Iterable[Any]) -> None:
         by_name: dict[str, Tool] = {}
-        for line in listed:  # roles may have different tools of one name; a call finds the first of them
-            by_name.setdefault(line.tool.name, line.tool)
+        for entry in entries:  # roles may have different tools of one name; a call finds the first of them
+            by_name.setdefault(entry.tool.name, entry.tool)
         self._revision = revision
         self._tools = tuple(by_name.values())
 
@@ -139,7 +139,7 @@ class _Source:
             async for change in changes:
                 yield change.revision
         finally:
-            await changes.aclose()  # now, and not whenever the garbage collector comes by
+            await changes.aclose()  # at once, not when the garbage collector runs
 
 
 class _BusSource(_Source):
@@ -148,27 +148,27 @@ class _BusSource(_Source):
     async def tools(self) -> tuple[int, Sequence[Tool]]:
         revision = self._offered.registry.revision
         if revision != self._revision:
-            wanted = self._names
+            names = self._names
             context = self.context or NO_CONTEXT
-            listed = self._offered.list(self._role, user_id=context.user_id, level=level_of(context.attributes))
-            self._keep(revision, (line for line in listed if wanted is None or line.tool.name in wanted))
+            entries = self._offered.list(self._role, user_id=context.user_id, level=level_of(context.attributes))
+            self._cache(revision, (entry for entry in entries if names is None or entry.tool.name in names))
         return self._revision, self._tools
 
 
 class _HostSource(_Source):
-    """The tools of a bus elsewhere."""
+    """The tools of a bus in another process."""
 
     async def tools(self) -> tuple[int, Sequence[Tool]]:
-        if self._names == ():  # a list of no names would be no filter
+        if self._names == ():  # an empty list of names would not filter
             return self._revision, ()
         listing = await self._offered.list(
             self._role, names=self._names or (), if_revision=self._revision, context=self.context
         )
         if not listing.unchanged:
-            self._keep(listing.revision, listing)
+            self._cache(listing.revision, listing)
         return self._revision, self._tools
 
     def unanswered(self, seconds: float) -> PeerLost:
-        """Returns the error that nobody answered within so long, as the host says it."""
+        """Returns the host's error for a bus that did not answer within this time."""
         error: PeerLost = self._offered.unanswered(seconds)
         return error

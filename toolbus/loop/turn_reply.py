@@ -1,4 +1,4 @@
-"""What comes out of a turn: the reply, the calls that led to it, and the conversation to go on with."""
+"""Defines the outcome of a turn: the reply, its calls, and the conversation to continue with."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from toolbus.tool import CallError, Result
 Messages: TypeAlias = str | Sequence[HistoryItem]
 
 Stopped: TypeAlias = Literal["answered", "direct_reply", "round_limit", "no_convergence", "no_summary"]
-"""Why a turn ended: the model answered; a tool's own words are the reply; the model answered when it was told to, after
-the last round; it wanted tools even then; it said nothing after it had used tools."""
+"""Why a turn ended: the model answered; a tool's result is the reply; the model answered in the forced answer after the
+last round; it requested tools even then; its answer was empty after it had used tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallDone:
-    """A call of the turn, as it ended.
+    """A call of the turn that has ended.
 
     Attributes:
-        call: what the model asked for.
-        result: how it ended.
-        round: in which round; 0 for a call that a rule made before the model was asked.
+        call: the model's request.
+        result: its result.
+        round: in which round; 0 for a call that a rule made before the first request to the model.
         order: its place among the calls of the round, from 0.
         started, ended: seconds since the epoch.
     """
@@ -52,16 +52,16 @@ class CallDone:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a turn came to.
+    """The outcome of a turn.
 
     Attributes:
-        text: what the user is to read.
-        items: the conversation, with everything that came in this turn; append the user's next words to go on.
+        text: the reply to the user.
+        items: the conversation with all items of this turn; append the user's next message to continue.
         calls: every call of the turn, in order.
-        rounds: how often the model was asked.
+        rounds: the number of requests to the model.
         stopped: why the turn ended.
-        cut: whether the model's last answer ended because no more tokens were allowed: its words, or the call that it
-            was about to make, are not all there.
+        cut: whether the model's last answer was truncated because no more tokens were allowed: its text, or the call
+            that it was writing, is incomplete.
     """
 
     text: str
@@ -73,16 +73,16 @@ class Reply:
 
 
 def conversation(messages: Messages) -> list[HistoryItem]:
-    """Returns what a program hands in as a conversation: a text is what a user says.
+    """Returns a program's messages as a conversation: a text is a user's message.
 
     Raises:
-        InvalidRequest: there is nothing in it, or something that is no step of a conversation.
+        InvalidRequest: it is empty, or holds something that is not a message.
     """
     if isinstance(messages, str):
         return [Message("user", messages)]
     items = [_item(message) for message in messages]
     if not items:
-        raise InvalidRequest("the conversation is empty: give at least what the user says")
+        raise InvalidRequest("the conversation is empty: give at least the user's message")
     return items
 
 
@@ -91,18 +91,18 @@ def _item(message: Any) -> HistoryItem:
         return message
     if not isinstance(message, Mapping):
         raise InvalidRequest(
-            f"a {type(message).__name__} is no step of a conversation: give a text, "
+            f"a {type(message).__name__} is not a message of a conversation: give a text, "
             '{"role": …, "content": …}, or the items of a reply'
         )
     role, content = message.get("role"), message.get("content")
-    said = isinstance(content, str) and message.keys() == {"role", "content"}
-    if said and (role == "system" or role == "user" or role == "assistant"):
+    is_text = isinstance(content, str) and message.keys() == {"role", "content"}
+    if is_text and (role == "system" or role == "user" or role == "assistant"):
         return Message(role, str(content))
     return message
 
 
-def last_words(items: Sequence[HistoryItem]) -> str:
-    """Returns what the user said last; "" where it was not the user who spoke last, or in no words."""
+def last_user_text(items: Sequence[HistoryItem]) -> str:
+    """Returns the text of the last message; "" where it is not the user's, or has no text."""
     last = items[-1]
     if isinstance(last, Message):
         return last.text if last.role == "user" else ""
@@ -112,27 +112,27 @@ def last_words(items: Sequence[HistoryItem]) -> str:
 
 
 def without_calls(items: Iterable[HistoryItem]) -> list[HistoryItem]:
-    """Returns a conversation for a model that takes no tools: what they returned is told in words.
+    """Returns a conversation for a model that takes no tools: results become text.
 
-    Users and assistants keep taking turns in it, which the templates of such models often insist on.
+    User and assistant still alternate in it, which the templates of such models often require.
     """
-    told: list[HistoryItem] = []
+    rewritten: list[HistoryItem] = []
     for item in items:
         if isinstance(item, Turn):
             item = Message("assistant", item.text)
         elif isinstance(item, Answers):
             lines = (f"[{each.call.name} returned: {text_of(each.result)}]" for each in item.answered)
             item = Message("user", "\n".join(lines))
-        before = told[-1] if told else None
+        previous = rewritten[-1] if rewritten else None
         if not isinstance(item, Message):
-            told.append(item)
-        elif isinstance(before, Message) and before.role == item.role:
-            told[-1] = Message(item.role, f"{before.text}\n\n{item.text}")
+            rewritten.append(item)
+        elif isinstance(previous, Message) and previous.role == item.role:
+            rewritten[-1] = Message(item.role, f"{previous.text}\n\n{item.text}")
         elif item.text:
-            told.append(item)
-    return told
+            rewritten.append(item)
+    return rewritten
 
 
-def refused(code: Code, sentence: str) -> Result:
-    """Returns the answer to a call that was not made."""
-    return Result(is_error=True, error=CallError(code, sentence, Stage.NOT_DISPATCHED))
+def refusal(code: Code, text: str) -> Result:
+    """Returns the result of a call that was not made."""
+    return Result(is_error=True, error=CallError(code, text, Stage.NOT_DISPATCHED))

@@ -1,4 +1,4 @@
-"""One turn of a conversation: round after round, from what the user said to the reply."""
+"""Runs one turn of a conversation: round after round, from the user's message to the reply."""
 
 from __future__ import annotations
 
@@ -12,55 +12,57 @@ from toolbus.dialects.result_text import object_of, text_of
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code
 from toolbus.loop.endpoint import Endpoint
-from toolbus.loop.export_cache import Offering
+from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, RoundEnded, RoundStarted, TextDelta, ToolsRefused
-from toolbus.loop.round_calls import Caller
+from toolbus.loop.round_calls import CallRunner
 from toolbus.loop.router import Rule, route
 from toolbus.loop.tool_refusal import refuses_tools
-from toolbus.loop.turn_reply import CallDone, Reply, Stopped, last_words, refused, without_calls
+from toolbus.loop.turn_reply import CallDone, Reply, Stopped, last_user_text, refusal, without_calls
 from toolbus.tool import Result
 
 log = logging.getLogger("toolbus.loop")
 
-_FOR_USERS = ("error", "note")  # keys of an object under which a tool says in words what happened
+_TEXT_KEYS = ("error", "note")  # keys of a tool's output object whose text is for the user
 
-Say = Callable[[LoopEvent], object]
+Notify = Callable[[LoopEvent], object]
 
 
 class ModelClient:
-    """Asks the model of an endpoint, and remembers whether it takes tools."""
+    """Sends requests to the model of an endpoint, and remembers whether it takes tools."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.takes_tools = True  # until the endpoint says otherwise
+        self.takes_tools = True  # until the endpoint refuses them
 
-    async def ask(self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, say: Say) -> Turn:
-        """Sends the conversation. Returns what the model said.
+    async def ask(
+        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, notify: Notify
+    ) -> Turn:
+        """Sends the conversation. Returns the model's answer.
 
         Raises:
-            Exception: whatever the endpoint's client raises; but where it refuses tools, it is asked without them.
+            Exception: any error of the endpoint's client; a refusal of tools instead repeats the request without them.
         """
-        heard = False
+        answer_began = False
 
-        def hear(delta: Delta) -> None:
-            nonlocal heard
-            heard = True
-            say(TextDelta(delta.text) if delta.kind == "text" else ReasoningDelta(delta.text))
+        def on_delta(delta: Delta) -> None:
+            nonlocal answer_began
+            answer_began = True
+            notify(TextDelta(delta.text) if delta.kind == "text" else ReasoningDelta(delta.text))
 
         if self.takes_tools:
             try:
-                return await self._send(items, export, choice, hear)
+                return await self._send(items, export, choice, on_delta)
             except Exception as error:
-                if heard or export is None or not export.tools or not refuses_tools(error):
+                if answer_began or export is None or not export.tools or not refuses_tools(error):
                     raise
-                # A model that may not use tools just now and has no words for that still takes them.
+                # A request that forbids tools may be refused by a model that takes tools otherwise.
                 self.takes_tools = choice == "none"
-                log.warning("%r takes no tools: asking without them", self.endpoint)
-                say(ToolsRefused(error))
-        return await self._send(without_calls(items), None, "auto", hear)
+                log.warning("%r takes no tools: the request is repeated without tools", self.endpoint)
+                notify(ToolsRefused(error))
+        return await self._send(without_calls(items), None, "auto", on_delta)
 
     async def _send(
-        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, hear: Callable[[Delta], None]
+        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, on_delta: Callable[[Delta], None]
     ) -> Turn:
         dialect = self.endpoint.dialect
         request = dialect.request(items, export, choice)
@@ -69,120 +71,129 @@ class ModelClient:
             if isinstance(piece, Turn):
                 turn = piece
             else:
-                hear(piece)
+                on_delta(piece)
         return turn
 
 
-class Run:
-    """The state of one turn; made for one, used once.
+class TurnRun:
+    """The state of one turn; used once.
 
     Args:
-        say: hears what happens, on this loop.
+        notify: receives the events, on this event loop.
     """
 
     def __init__(
-        self, asker: ModelClient, offering: Offering, caller: Caller, items: Sequence[HistoryItem], say: Say
+        self,
+        model_client: ModelClient,
+        exports: ExportCache,
+        runner: CallRunner,
+        items: Sequence[HistoryItem],
+        notify: Notify,
     ) -> None:
-        self._asker = asker
-        self._offering = offering
-        self._caller = caller
-        self._settings = caller.settings
+        self._model_client = model_client
+        self._exports = exports
+        self._runner = runner
+        self._settings = runner.settings
         self._items = list(items)
-        self._say = say
+        self._notify = notify
         self._calls: list[CallDone] = []
-        self._round = 0  # how often the model was asked
-        self._cut = False  # whether its last answer was
-        self._export: Export | None = None  # what it is offered; None: no tools
+        self._round = 0  # requests to the model so far
+        self._cut = False  # whether its last answer was truncated
+        self._export: Export | None = None  # the offered tools; None: no tools
 
     async def reply(self, rules: Sequence[Rule]) -> Reply:
-        """Asks and calls until there is a reply."""
-        await self._offer()
+        """Asks the model and runs its calls until there is a reply."""
+        await self._update_export()
         routed = self._routed(rules)
         if routed is not None:
             if (text := await self._call(Turn(calls=(routed,)))) is not None:
-                return self._told(text, "direct_reply")
-            await self._offer()
-        while self._round < self._caller.own.extension.rounds:
+                return self._reply_with(text, "direct_reply")
+            await self._update_export()
+        while self._round < self._runner.loop_tools.extension.rounds:
             turn = await self._ask("auto")
             if not turn.calls:
                 return self._answered(turn, "answered")
             if (text := await self._call(turn)) is not None:
-                return self._told(text, "direct_reply")
-            await self._offer()
+                return self._reply_with(text, "direct_reply")
+            await self._update_export()
         if not self._settings.forced_answer:
-            return self._told(self._settings.no_convergence_text, "no_convergence")
+            return self._reply_with(self._settings.no_convergence_text, "no_convergence")
         turn = await self._ask("none")
         if not turn.calls:
             return self._answered(turn, "round_limit")
-        return self._unheard(turn)
+        return self._not_converged(turn)
 
-    async def _offer(self) -> None:
-        """Looks what there is to be offered: at first, and after calls, which take time and may ask for tools."""
-        self._export = await self._offering.export(self._caller.own) if self._asker.takes_tools else None
+    async def _update_export(self) -> None:
+        """Exports the current catalog: at first, and after calls, which take time and may inject tools."""
+        if self._model_client.takes_tools:
+            self._export = await self._exports.export(self._runner.loop_tools)
+        else:
+            self._export = None
 
     def _routed(self, rules: Sequence[Rule]) -> ModelCall | None:
-        """Returns the call of the first rule that fits what the user said."""
-        export, text = self._export, last_words(self._items)
+        """Returns the call of the first rule that matches the user's message."""
+        export, text = self._export, last_user_text(self._items)
         if export is None or not text:
             return None
-        found = route(rules, text, export.kept, self._settings.may_route)
-        if found is None:
+        routed = route(rules, text, export.kept, self._settings.may_route)
+        if routed is None:
             return None
-        name, arguments_json = found
-        # Nine letters and digits are an id that every provider takes; the number tells it from earlier ones.
+        name, arguments_json = routed
+        # Every provider accepts an id of nine letters and digits; the number makes it differ from earlier ones.
         call_id = f"routed{len(self._items) % 1000:03d}"
         return ModelCall(call_id, name, arguments_json, wire_name=export.names.wire(name))
 
     async def _ask(self, choice: ToolChoice) -> Turn:
-        """Asks the model once more, with what was offered last."""
+        """Sends one more request to the model, with the last export."""
         self._round += 1
-        self._say(RoundStarted(self._round, self._export, forced=choice == "none"))
-        turn = await self._asker.ask(self._items, self._export, choice, self._say)
-        if not self._asker.takes_tools:
+        self._notify(RoundStarted(self._round, self._export, forced=choice == "none"))
+        turn = await self._model_client.ask(self._items, self._export, choice, self._notify)
+        if not self._model_client.takes_tools:
             self._export = None
         self._cut = turn.cut
         self._items.append(turn)
-        self._say(RoundEnded(self._round, turn))
+        self._notify(RoundEnded(self._round, turn))
         return turn
 
     async def _call(self, turn: Turn) -> str | None:
-        """Runs the calls of a turn. Returns the reply where they are one by themselves."""
+        """Runs the calls of a turn. Returns the reply where the results of direct_reply tools are one."""
         if not self._round:
             self._items.append(turn)
-        done = await self._caller.run(turn.calls, self._export, self._round)
+        done = await self._runner.run(turn.calls, self._export, self._round)
         self._calls += done
         self._items.append(Answers(tuple(Answered(each.call, each.result) for each in done)))
-        kept = {} if self._export is None else self._export.kept
-        if all(each.outcome == "ok" and each.name in kept and kept[each.name].direct_reply for each in done):
-            return "\n\n".join(_shown(each.result) for each in done)
+        tools = {} if self._export is None else self._export.kept
+        if all(each.outcome == "ok" and each.name in tools and tools[each.name].direct_reply for each in done):
+            return "\n\n".join(_direct_reply_text(each.result) for each in done)
         return None
 
     def _answered(self, turn: Turn, stopped: Stopped) -> Reply:
-        """Ends with what the model said."""
+        """Ends with the model's answer."""
         if turn.text or not self._calls:
             return self._reply(turn.text, stopped)
-        return self._told(self._settings.no_summary_text, "no_summary")
+        return self._reply_with(self._settings.no_summary_text, "no_summary")
 
-    def _unheard(self, turn: Turn) -> Reply:
-        """Ends with a model that wants tools even though it was told to answer in words."""
-        refusal = refused(Code.OVERLOADED, "no more tools are called in this turn: answer with what you have")
-        self._items.append(Answers(tuple(Answered(call, refusal) for call in turn.calls)))
+    def _not_converged(self, turn: Turn) -> Reply:
+        """Ends with a model that requests tools even in the forced answer."""
+        result = refusal(Code.OVERLOADED, "no more tools are called in this turn: answer with what you have")
+        self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
         if turn.text:
             return self._reply(turn.text, "no_convergence")
-        return self._told(self._settings.no_convergence_text, "no_convergence")
+        return self._reply_with(self._settings.no_convergence_text, "no_convergence")
 
-    def _told(self, text: str, stopped: Stopped) -> Reply:
-        """Ends with words that are not the model's; it finds them in the conversation as if they were."""
+    def _reply_with(self, text: str, stopped: Stopped) -> Reply:
+        """Ends with a text that is not the model's; the conversation holds it as an answer of the model."""
         if text:
             self._items.append(Message("assistant", text))
-            self._say(TextDelta(text))
+            self._notify(TextDelta(text))
         return self._reply(text, stopped)
 
     def _reply(self, text: str, stopped: Stopped) -> Reply:
         return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped, self._cut)
 
 
-def _shown(result: Result) -> str:
-    """Returns what a user reads of a direct reply: of an object what it says in words, if it says something."""
-    said = {} if result.content else object_of(result)
-    return next((said[key] for key in _FOR_USERS if said.get(key) and isinstance(said[key], str)), text_of(result))
+def _direct_reply_text(result: Result) -> str:
+    """Returns the text of a direct reply: of an object its error or note, if it has one."""
+    output = {} if result.content else object_of(result)
+    texts = (output.get(key) for key in _TEXT_KEYS)
+    return next((text for text in texts if text and isinstance(text, str)), text_of(result))
