@@ -1,8 +1,8 @@
-"""The fixed tool set that a client under test offers (tests/vectors/README.md), on peer.py.
+"""Offers the fixed set of tools of a client under test (tests/vectors/README.md), with peer.py.
 
     TOOLBUS_ADDRESS=127.0.0.1:PORT python clients/python/conformance.py
 
-Ends with 0 when it was told to leave (SIGTERM, or a drain that says so), with 1 when the bus refused it.
+Exits with 0 after SIGTERM or a final drain of the bus, with 1 when the bus refused it.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ def conformance_peer(address: str) -> Peer:
 
     @peer.tool("Returns the context of its call.", OBJECT)
     async def context(arguments: dict[str, Any], call: Call) -> Any:
-        given = call.message.context
-        return {"user_id": given.user_id, "attributes": dict(given.attributes)}
+        message = call.message.context
+        return {"user_id": message.user_id, "attributes": dict(message.attributes)}
 
     return peer
 
 
 async def main() -> int:
-    """Serves until told to leave."""
+    """Serves until SIGTERM or a final drain."""
     peer = conformance_peer(os.environ["TOOLBUS_ADDRESS"])
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, peer.leave)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, peer.drain)
     try:
         await peer.run()
     except Refused as refusal:

@@ -1,4 +1,4 @@
-"""A host on the generated stubs alone: lists what the bus offers, then calls one tool.
+"""Lists the tools of a bus and calls one, with the generated stubs alone.
 
 python clients/python/host.py [--bus ADDRESS] [NAME [ARGUMENTS_JSON]]
 """
@@ -18,7 +18,7 @@ from peer import Peer, Refused
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-PATIENCE_SECONDS = 10.0  # how long to try before saying that there is no bus
+CONNECT_SECONDS = 10.0  # for the bus to answer
 
 
 async def show(peer: Peer, name: str, arguments: dict[str, object]) -> int:
@@ -47,21 +47,24 @@ async def session(address: str, name: str, arguments: dict[str, object]) -> int:
     running = asyncio.create_task(peer.run())
     working = asyncio.create_task(show(peer, name, arguments))
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS) as patience:
+        async with asyncio.timeout(CONNECT_SECONDS) as deadline:
             done, _ = await asyncio.wait({running, working}, return_when=asyncio.FIRST_COMPLETED)
-            patience.reschedule(None)
+            deadline.reschedule(None)
         if running in done:
             await running
         return await working
     except TimeoutError:
-        print(f"no answer from a bus at {address} within {PATIENCE_SECONDS:g} s: is it running?", file=sys.stderr)
+        print(
+            f"no bus answered at {address} within {CONNECT_SECONDS:g} s: is it running?",
+            file=sys.stderr,
+        )
         return 3
-    except (Refused, grpc.aio.AioRpcError) as problem:
-        print(f"the bus at {address} refused: {problem}", file=sys.stderr)
+    except (Refused, grpc.aio.AioRpcError) as error:
+        print(f"the bus at {address} refused: {error}", file=sys.stderr)
         return 1
     finally:
         working.cancel()
-        peer.leave()
+        peer.drain()
         await asyncio.wait({running, working})
 
 
@@ -74,8 +77,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         arguments = json.loads(options.arguments)
-    except ValueError as problem:
-        parser.error(f"ARGUMENTS_JSON is no JSON: {problem}")
+    except ValueError as error:
+        parser.error(f"ARGUMENTS_JSON is not JSON: {error}")
     if not isinstance(arguments, dict):
         parser.error(f"ARGUMENTS_JSON is {options.arguments}, it must be a JSON object")
     return asyncio.run(session(options.bus, options.name, arguments))

@@ -1,4 +1,4 @@
-"""A plugin on the generated stubs alone: converts units and measures texts. Needs nothing beyond grpcio and protobuf.
+"""Offers two tools with the generated stubs alone: converts units, measures texts. Needs only grpcio and protobuf.
 
 python clients/python/plugin.py [ADDRESS]
 """
@@ -97,7 +97,7 @@ async def main() -> int:
     )
     peer.tool("Count characters, words and sentences of a text, with its most frequent words.", TEXT)(text_statistics)
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, peer.leave)
+        asyncio.get_running_loop().add_signal_handler(number, peer.drain)
     try:
         await peer.run()
     except Refused as refusal:

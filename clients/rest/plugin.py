@@ -1,7 +1,7 @@
-"""A plugin that knows HTTP and nothing else: rolls dice. Needs httpx and the standard library.
+"""Offers a tool that rolls dice over HTTP alone. Needs httpx and the standard library.
 
-It registers a tool with a callback URL, answers what is posted there, and unregisters before it ends. Any main server
-that speaks the contract of docs/reference/rest-contract.md will do; nothing here knows which one it is.
+It registers the tool with a callback URL, answers the calls that are posted there, and unregisters before it ends. It
+works with any main server that follows docs/reference/rest-contract.md.
 
 python clients/rest/plugin.py [PORT]
 """
@@ -25,7 +25,7 @@ import httpx
 logger = logging.getLogger("dice")
 
 MAIN_SERVER = os.environ.get("MAIN_SERVER", "http://127.0.0.1:48911").rstrip("/")
-PORT = 9876  # where calls arrive; a port that stays the same is found again after this program was killed
+PORT = 9876  # of the callback; with a fixed port the registration works again after this program was killed
 PATH = "/tool_invoke"
 SOURCE = "dice"
 TOOL_NAME = "roll_dice"
@@ -54,25 +54,25 @@ TOOL = {
 
 
 def roll_dice(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Rolls, and returns the envelope that a callback answers with."""
-    said = str(arguments.get("dice", ""))
-    parts = re.fullmatch(r"(\d{0,3})d(\d{1,4})([+-]\d{1,5})?", said.replace(" ", "").lower(), re.ASCII)
+    """Rolls, and returns the body of the callback's response."""
+    notation = str(arguments.get("dice", ""))
+    parts = re.fullmatch(r"(\d{0,3})d(\d{1,4})([+-]\d{1,5})?", notation.replace(" ", "").lower(), re.ASCII)
     count, sides, bonus = (int(parts[1] or 1), int(parts[2]), int(parts[3] or 0)) if parts else (0, 0, 0)
     if not (1 <= count <= MAX_DICE and 1 <= sides <= MAX_SIDES and abs(bonus) <= MAX_BONUS):
         return failure(
-            f"{said[:80]!r} is no dice: write NdS or NdS+B, with N from 1 to {MAX_DICE}, S from 1 to {MAX_SIDES} "
+            f"{notation[:80]!r} is not dice: write NdS or NdS+B, with N from 1 to {MAX_DICE}, S from 1 to {MAX_SIDES} "
             f"and B up to {MAX_BONUS}"
         )
     rolls = [random.randint(1, sides) for _ in range(count)]
-    return {"output": {"dice": said, "rolls": rolls, "total": sum(rolls) + bonus}, "is_error": False}
+    return {"output": {"dice": notation, "rolls": rolls, "total": sum(rolls) + bonus}, "is_error": False}
 
 
 def failure(error: str) -> dict[str, Any]:
-    """The envelope that says no, with words for the model."""
+    """Returns the body of a response that fails, with a text for the model."""
     return {"output": None, "is_error": True, "error": error}
 
 
-# -- where calls arrive ------------------------------------------------------------------------------------------------
+# -- the callback ------------------------------------------------------------------------------------------------------
 
 
 class Callback(BaseHTTPRequestHandler):
@@ -86,7 +86,7 @@ class Callback(BaseHTTPRequestHandler):
         """Runs the tool."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or int(length) > MAX_BYTES:
-            self.close_connection = True  # what follows cannot be told from the next request
+            self.close_connection = True  # the rest of the body cannot be told from the next request
             return self._answer(413, failure(f"a call has a Content-Length of at most {MAX_BYTES} bytes"))
         body = self.rfile.read(int(length))
         if self.path != PATH:
@@ -100,9 +100,9 @@ class Callback(BaseHTTPRequestHandler):
             return self._answer(200, failure(f"this plugin has {TOOL_NAME}, called with an object"))
         try:
             return self._answer(200, roll_dice(arguments))
-        except Exception as problem:  # one call fails, the plugin goes on
+        except Exception as error:  # one call fails, the plugin goes on
             logger.exception("a call failed")
-            return self._answer(200, failure(f"{type(problem).__name__}: {problem}"))
+            return self._answer(200, failure(f"{type(error).__name__}: {error}"))
 
     def _answer(self, status: int, envelope: dict[str, Any]) -> None:
         content = json.dumps(envelope, ensure_ascii=False).encode()
@@ -115,43 +115,43 @@ class Callback(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing of calls that went well."""
+        """Logs requests at DEBUG instead of to standard error."""
         logger.debug(format, *args)
 
 
-# -- registered while it runs ------------------------------------------------------------------------------------------
+# -- registration ------------------------------------------------------------------------------------------------------
 
 
 async def register_with_retry(callback_url: str) -> None:
-    """Registers the tool; tries again every 2 s, for ever, until the main server is there and takes it."""
-    said = ""
+    """Registers the tool; retries every 2 s, without end, until the main server accepts it."""
+    logged = ""  # the reason of the newest log line
     async with httpx.AsyncClient(trust_env=False, timeout=REGISTER_SECONDS) as client:  # no proxy on this machine
         while True:
             try:
-                answer = await client.post(
+                response = await client.post(
                     f"{MAIN_SERVER}/api/tools/register", json={**TOOL, "callback_url": callback_url}
                 )
-                if answer.is_success and answer.json().get("ok"):
+                if response.is_success and response.json().get("ok"):
                     logger.info("registered with %s, calls come to %s", MAIN_SERVER, callback_url)
                     return
-                why = f"it answered {answer.status_code}: {answer.text[:500]}"
-            except (httpx.TransportError, httpx.InvalidURL) as problem:  # it is not up yet, or just going down
-                why = f"{type(problem).__name__}: {problem}"
+                reason = f"it answered {response.status_code}: {response.text[:500]}"
+            except (httpx.TransportError, httpx.InvalidURL) as error:  # it is starting or stopping
+                reason = f"{type(error).__name__}: {error}"
             except ValueError:
-                why = "what answers there is no main server"
-            if why != said:  # once for each reason: this may go on for hours
-                logger.warning("not registered with %s (%s), trying on every %g s", MAIN_SERVER, why, RETRY_SECONDS)
-                said = why
+                reason = "its response is not that of a main server"
+            if reason != logged:  # once for each reason: this may go on for hours
+                logger.warning("not registered with %s (%s), retrying every %g s", MAIN_SERVER, reason, RETRY_SECONDS)
+                logged = reason
             await asyncio.sleep(RETRY_SECONDS)
 
 
 async def unregister_on_shutdown() -> None:
-    """Takes the tool back, so that no model is offered it any more; a main server that is gone needs no word."""
+    """Unregisters the tool, so that it is not offered to models any more; ignores a main server that is gone."""
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=UNREGISTER_SECONDS) as client:
             await client.post(f"{MAIN_SERVER}/api/tools/unregister", json={"name": TOOL_NAME, "role": None})
-    except (httpx.HTTPError, httpx.InvalidURL) as problem:
-        logger.info("not unregistered (%s: %s)", type(problem).__name__, problem)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        logger.info("not unregistered (%s: %s)", type(error).__name__, error)
 
 
 async def main() -> int:
@@ -159,16 +159,16 @@ async def main() -> int:
     try:
         port = int(sys.argv[1]) if len(sys.argv) > 1 else PORT
         server = ThreadingHTTPServer(("127.0.0.1", port), Callback)
-    except (ValueError, OverflowError, OSError) as problem:
-        asked = " ".join(sys.argv[1:]) or PORT
-        print(f"cannot listen on port {asked}: {problem}; name another (0 picks a free one)", file=sys.stderr)
+    except (ValueError, OverflowError, OSError) as error:
+        wanted = " ".join(sys.argv[1:]) or PORT
+        print(f"cannot listen on port {wanted}: {error}; name another (0 picks a free one)", file=sys.stderr)
         return 1
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     registering = asyncio.create_task(register_with_retry(f"http://127.0.0.1:{server.server_port}{PATH}"))
-    await told.wait()
+    await stopping.wait()
     registering.cancel()
     await unregister_on_shutdown()
     server.shutdown()

@@ -226,7 +226,7 @@ async def test_the_rest_plugin_answers_calls_and_unregisters_when_it_is_told_to_
                 assert rolled.output["total"] == sum(rolled.output["rolls"]) + 2
             refused = await bus.call("roll_dice", {"dice": "seven"}, timeout=SECONDS)
             assert refused.is_error
-            assert refused.text.startswith("'seven' is no dice: write NdS")
+            assert refused.text.startswith("'seven' is not dice: write NdS")
 
             assert await end(process, signal.SIGTERM) == 0
             assert bus.list(include_offline=True) == []

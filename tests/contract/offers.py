@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from peer import Call as PeerCall
+from peer import Peer
 
-from clients.python.peer import Call as PeerCall
-from clients.python.peer import Peer
 from tests.contract.dropin_offer import DropinOffer
 from tests.contract.offer import SOURCE, Offer, as_function, on
 from tests.contract.rest_offer import RestOffer
@@ -122,7 +122,7 @@ class StubsOffer(Offer):
         running = asyncio.create_task(peer.run())
         await asyncio.wait_for(peer.attached.wait(), PATIENCE)
         if self._running:
-            self._running[-1][0].leave()
+            self._running[-1][0].drain()
         self._running.append((peer, running))
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class StubsOffer(Offer):
             await asyncio.to_thread(self._thread.stop)
 
     async def _leave(self) -> None:
-        self._running[-1][0].leave()
+        self._running[-1][0].drain()
         async with asyncio.timeout(PATIENCE):
             for _, running in self._running:
                 await running
