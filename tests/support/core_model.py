@@ -15,7 +15,7 @@ from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.policy import Policy, Principal
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
@@ -55,8 +55,7 @@ class PeerDouble:
         self.may_set_context = trusted
         self.qualified = qualified
         self.max_item_bytes = max_item_bytes
-        self.is_admin = True
-        self.may_omit_user = False
+        self.principal = Principal(source)
         self.longest_timeout = 300.0
         self.takes_calls = True
         self.pending: dict[str, Any] = {}

@@ -20,6 +20,7 @@ from typing import Any
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import Stage
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import RunSync, run_handler
@@ -180,8 +181,7 @@ class LocalCaller:
         self.in_flight: dict[str, Any] = {}
         self.pending: dict[str, Any] = {} if pending is None else pending
         self.may_set_context = pending is None
-        self.is_admin = is_admin and pending is None
-        self.may_omit_user = may_omit_user
+        self.principal = Principal(source, is_admin=is_admin and pending is None, may_omit_user=may_omit_user)
         self.longest_timeout = longest_timeout
         self.budget = dispatcher.budget(source)
         self.allowed: set[Entry] = set()

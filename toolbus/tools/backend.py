@@ -18,10 +18,10 @@ from typing import Any
 
 from toolbus.bus.calls.call_records import CallRecord, CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.catalog_view import CatalogView, Observer
+from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.listing import ToolListing
-from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.policy import Policy, Principal
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, OnProgress
 from toolbus.bus.tasks import TaskManager
@@ -36,7 +36,7 @@ IDS_PER_LOOP = 1 << 40  # dispatchers share handlers, so they must not share ids
 UNLIMITED_CALLS = 1 << 30  # calls in flight: no peer can be overloaded, so a limit would only lose calls
 # Results are not sent, so one may be larger than a message, and one source holds all of them.
 STANDALONE_LIMITS = Limits(result_bytes=64 * MIB, held_bytes_per_source=Limits().held_bytes)
-EVERYTHING = Observer(SOURCE, is_admin=False, may_omit_user=True)  # sees the tools of all users
+EVERYTHING = Principal(SOURCE, is_admin=False, may_omit_user=True)  # sees the tools of all users
 
 
 class Backend(ABC):
@@ -53,7 +53,7 @@ class Backend(ABC):
 
     registry: Registry
     view: CatalogView
-    observer: Observer
+    principal: Principal
     run_sync: Any
     limits: Limits
     slots: int
@@ -76,8 +76,8 @@ class Backend(ABC):
 
     def listings(self, user_id: str | None) -> Sequence[ToolListing]:
         """Returns the tools that can be called on behalf of a user, each name once; None: those of all users."""
-        observer, level = (EVERYTHING, MAX_LEVEL) if user_id is None else (self.observer, 0)
-        listings = self.view.listings(None, user_id or "", level, caller=observer)
+        observer, level = (EVERYTHING, MAX_LEVEL) if user_id is None else (self.principal, 0)
+        listings = self.view.listings(None, user_id or "", level, principal=observer)
         if len(self.registry.roles) < 2:
             return listings
         by_name: dict[str, ToolListing] = {}
@@ -110,7 +110,7 @@ class Standalone(Backend):
         self.slots = UNLIMITED_CALLS
         self.registry = Registry(grace_seconds=0.0)
         self.view = CatalogView(self.registry, self._policy)
-        self.observer = Observer(source, is_admin=False, may_omit_user=may_omit_user)
+        self.principal = Principal(source, is_admin=False, may_omit_user=may_omit_user)
 
     def dispatcher(self) -> Dispatcher:
         return self._on_this_loop()[0]
@@ -146,10 +146,10 @@ class Standalone(Backend):
         timer.sweep = dispatcher.sweep
         self._dispatchers += 1
         caller = LocalCaller(  # an admin here: the tools of the bus are its own task tools
-            self.observer.source,
+            self.principal.source,
             dispatcher,
             UNLIMITED_CALLS,
-            may_omit_user=self.observer.may_omit_user,
+            may_omit_user=self.principal.may_omit_user,
             longest_timeout=TASK_SECONDS,
         )
         return dispatcher, caller
@@ -168,7 +168,7 @@ class OnBus(Backend):
         self.registry: Registry = bus.registry
         self.view: CatalogView = bus.dispatcher.view
         self.run_sync = bus.run_sync
-        self.observer = Observer(source, is_admin=False, may_omit_user=may_omit_user)
+        self.principal = Principal(source, is_admin=False, may_omit_user=may_omit_user)
         self.limits = Limits()
         self.slots = self.limits.calls_in_flight
         self._caller = LocalCaller(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_the_checks_stand_in_one_order() -> None:
     limits = Limits(calls_in_flight=1)
     core = Core(limits=limits)
     host = core.peer("host", max_in_flight=0)
-    host.is_admin = False
+    host.principal = replace(host.principal, is_admin=False)
     plugin = core.plugin("plugin", NUMBER, max_in_flight=0)
     core.registry.register(core.peer("toolbus", shares=False), offered(NUMBER), qualified=True)
     codes = [core.refusal(host, "toolbus:n", "{", call_id="1", schema_hash="old").code]

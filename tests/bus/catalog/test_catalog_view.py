@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,9 +86,9 @@ def test_a_caller_that_may_omit_the_user_sees_everything_without_one() -> None:
     core = three()
     view = permit(core, sources={"p": []})
     host = core.peer("host")
-    host.may_omit_user = True
-    assert named(view.listings(caller=host)) == ["a", "b", "c"]
-    assert view.listings(user_id="ann", caller=host) == view.listings() == ()
+    host.principal = replace(host.principal, may_omit_user=True)
+    assert named(view.listings(principal=host.principal)) == ["a", "b", "c"]
+    assert view.listings(user_id="ann", principal=host.principal) == view.listings() == ()
 
 
 def test_offline_tools_are_shown_to_those_who_may_call_them() -> None:
@@ -103,8 +104,8 @@ def test_the_tools_of_the_bus_are_listed_for_administrators_only_and_only_by_the
     core.registry.register(core.peer("toolbus", shares=False), offered(tool("drain")), qualified=True)
     view = permit(core, tools={"toolbus:drain": [], "drain": []})
     guest = core.peer("guest")
-    guest.is_admin = False
-    assert (named(view.own()), view.own(guest)) == (["toolbus:drain"], ())
+    guest.principal = replace(guest.principal, is_admin=False)
+    assert (named(view.own()), view.own(guest.principal)) == (["toolbus:drain"], ())
     assert named(view.listings()) == ["a", "b", "c"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,9 +119,9 @@ def test_a_tool_that_one_role_hides_is_called_in_another_role_that_does_not() ->
 
 def test_a_caller_that_may_omit_the_user_still_needs_the_level() -> None:
     core, host = three()
-    host.may_omit_user = True
+    host.principal = replace(host.principal, may_omit_user=True)
     assert code_of(core, host, "sysop") is Code.NOT_FOUND
-    assert names(core, 0, caller=host) == ["open"]
+    assert names(core, 0, principal=host.principal) == ["open"]
 
 
 def test_a_missing_tool_is_refused_with_the_names_that_the_level_shows() -> None:

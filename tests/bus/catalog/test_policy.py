@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, AccessRules
+from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, AccessRules, Principal
 from toolbus.errors import Code, InvalidRequest
 from toolbus.v1 import tool_pb2 as pb
 
@@ -81,7 +82,7 @@ def test_a_call_without_a_user_passes_a_rule_only_if_its_caller_may_omit_the_use
     may_omit_user: bool, users: list[str]
 ) -> None:
     core, host = permitting(tools={"t": users})
-    host.may_omit_user = may_omit_user
+    host.principal = replace(host.principal, may_omit_user=may_omit_user)
     assert (denied(core, host, "t", "") is None) is may_omit_user
     assert denied(core, host, "t", "eve") is not None
 
@@ -191,7 +192,7 @@ def assert_alike(core: Core, caller: PeerDouble, user: str, **more: Any) -> None
     view = core.dispatcher.view
     counts = user if caller.may_set_context or more else ""
     for role in (None, *ROLES):
-        seen = {(line.tool.name, line.source) for line in view.listings(role, counts, caller=caller)}
+        seen = {(line.tool.name, line.source) for line in view.listings(role, counts, principal=caller.principal)}
         there = [line for line in core.registry.listings(role) if line.source != "toolbus"]
         for name in {line.tool.name for line in there} | {line.entry.bare_name for line in there}:
             found = reached(core, caller, name, user, role=role, **more)
@@ -199,7 +200,7 @@ def assert_alike(core: Core, caller: PeerDouble, user: str, **more: Any) -> None
                 assert name not in {known for known, _ in seen}
             else:  # a bare name may stand for a qualified one, which is listed
                 assert (found.name, found.source) in seen
-    own = {line.tool.name for line in view.own(caller)}
+    own = {line.tool.name for line in view.own(caller.principal)}
     assert (denied(core, caller, "toolbus:drain", user, **more) is None) is ("toolbus:drain" in own)
 
 
@@ -225,11 +226,12 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed_under_any
         core.registry.register(plugins[source], offered(tool(name, role=role)), qualified=source in qualified)
     middle = core.plugin("middle", tool("m"))
     host = core.peer("host")
-    host.may_set_context, host.is_admin, host.may_omit_user = rights
+    host.may_set_context, is_admin, may_omit_user = rights
+    host.principal = Principal("host", is_admin, may_omit_user)
     opener = core.peer("opener")
     core.call(opener, "m", context=pb.CallContext(user_id=user))
     parent = next(iter(middle.pending))
-    middle.is_admin = False
+    middle.principal = replace(middle.principal, is_admin=False)
     for each in rules:
         core.dispatcher.view.permit(each)  # the same callers: what they were allowed before counts for nothing
         assert_alike(core, host, user)

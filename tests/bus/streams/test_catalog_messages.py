@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.core_model import Core, offered, tool
 from toolbus.bus.calls.refusals import explain_change
-from toolbus.bus.catalog.catalog_view import OBSERVER
-from toolbus.bus.catalog.policy import AccessRules, Policy
+from toolbus.bus.catalog.policy import OBSERVER, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
 from toolbus.errors import Code, InvalidRequest, InvalidTool, LimitExceeded, UnknownRole
@@ -17,9 +18,9 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 
-def ask(core: Core, **request: object) -> wire.ListResponse:
+def ask(core: Core, **request: Any) -> wire.ListResponse:
     caller = core.peer("host")
-    return catalog_messages.list_tools(wire.ListRequest(**request), core.dispatcher.view, caller)  # type: ignore[arg-type]
+    return catalog_messages.list_tools(wire.ListRequest(**request), core.dispatcher.view, caller.principal)
 
 
 def listed(core: Core, **request: object) -> list[str]:
@@ -139,10 +140,10 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed() -> None
     core.plugin("p", tool("t"))
     core.registry.register(core.peer("toolbus", shares=False), offered(tool("drain")), qualified=True)
     operator, guest = core.peer("operator"), core.peer("guest")
-    guest.is_admin = False
+    guest.principal = replace(guest.principal, is_admin=False)
     for caller, may in ((operator, True), (guest, False)):
         request = wire.ListRequest(source="toolbus")
-        lines = catalog_messages.list_tools(request, core.dispatcher.view, caller).tools
+        lines = catalog_messages.list_tools(request, core.dispatcher.view, caller.principal).tools
         core.call(caller, "toolbus:drain", call_id="1")
         assert (len(lines) == 1) is may
         assert ("1" in caller.in_flight) is may

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import Handler
+from toolbus.bus.catalog.policy import Principal
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -27,15 +28,14 @@ class Budget:
 class Caller(Protocol):
     """Whoever asks for calls: a stream, a program in this process, the gateway."""
 
-    source: str
+    source: str  # the principal's
+    principal: Principal  # who it is, for the policy
     budget: Budget  # shared by the callers of a source: Dispatcher.budget
     allowed: set[Entry]  # what the policy lets it call, as of the revision allowed_at
     allowed_at: int
     max_in_flight: int
     in_flight: dict[str, Any]  # its active calls, by its own call_id
     pending: dict[str, Any]  # calls that it owes as a handler; empty for one that only asks
-    is_admin: bool  # whether it may call the bus's own tools
-    may_omit_user: bool  # whether its calls without a user pass where users are named
     longest_timeout: float  # seconds; a call that asks for more gets this
     max_item_bytes: int  # the largest result that it can receive
 

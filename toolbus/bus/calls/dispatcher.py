@@ -356,7 +356,7 @@ class Dispatcher:
     ) -> Refused:
         name, role, (user_id, level) = call.name, call.role, _user_of(caller, call, parent)
         if entry is not None and not self._policy.hides(entry, level):
-            denied = self._policy.denial(caller, entry, user_id, level)
+            denied = self._policy.denial(caller.principal, entry, user_id, level)
             if denied is not None:  # else it would be waited for in vain
                 return Refused(Code.PERMISSION_DENIED, denied)
             why = f" ({entry.last_error})" if entry.last_error else ""
@@ -377,7 +377,7 @@ class Dispatcher:
                 retry_safe=True,
                 retry_after_seconds=RETRY_SECONDS,
             )
-        seen = self.view.listings(role or None, user_id, level, caller=caller)
+        seen = self.view.listings(role or None, user_id, level, principal=caller.principal)
         there = some(listing.tool.name for listing in seen)
         where = f" in role {role!r}" if role else ""
         return Refused(Code.NOT_FOUND, f"there is no tool {name[:80]!r}{where}; there are: {there}")
@@ -389,13 +389,13 @@ class Dispatcher:
             Refused: it may call none.
         """
         user_id, level = _user_of(caller, call, parent)
-        denied = self._policy.denial(caller, entry, user_id, level)
+        denied = self._policy.denial(caller.principal, entry, user_id, level)
         if denied is None:
             if not self._policy.depends_on_user(entry):
                 caller.allowed.add(entry)
             return entry
         for other in () if call.role else self._registry.find_all(call.name):
-            if self._policy.denial(caller, other, user_id, level) is None:
+            if self._policy.denial(caller.principal, other, user_id, level) is None:
                 return other
         if self._policy.hides(entry, level):
             raise self._missing(caller, call, parent, None, now)

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.listing import ToolListing, listing_of
-from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy, Principal
+from toolbus.bus.catalog.policy import MAX_USER, OBSERVER, AccessRules, Policy, Principal
 from toolbus.bus.catalog.registry import Registry
 
 MAX_CACHED = 256  # lists of listings that are cached per revision
-
-
-@dataclass(frozen=True, slots=True)
-class Observer:
-    """A principal that lists tools and does not call; by default it sees what a plain call over the wire can reach."""
-
-    source: str = ""
-    is_admin: bool = True
-    may_omit_user: bool = False
-
-
-OBSERVER = Observer()
 
 
 class CatalogView:
@@ -65,7 +53,7 @@ class CatalogView:
         user_id: str = "",
         level: int = 0,
         *,
-        caller: Principal = OBSERVER,
+        principal: Principal = OBSERVER,
         include_offline: bool = False,
     ) -> tuple[ToolListing, ...]:
         """Returns what a caller could call, without the bus's own tools, in the order in which names came.
@@ -75,11 +63,11 @@ class CatalogView:
         """
         revision = self._registry.revision  # first: rules that change meanwhile raise it
         user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
-        key = (role, include_offline, user, level, caller.is_admin, caller.may_omit_user)
+        key = (role, include_offline, user, level, principal.is_admin, principal.may_omit_user)
         cached = self._cache.get(key)
         if cached is None or cached[0] != revision:
             listings = self._registry.listings(role, include_offline=include_offline)
-            visible = (self.visible(each, user_id, level, caller) for each in listings if each.source != BUS_SOURCE)
+            visible = (self.visible(each, user_id, level, principal) for each in listings if each.source != BUS_SOURCE)
             # Sorted again: a name may have come later to the roles that remain in a listing.
             ordered = sorted((listing for listing in visible if listing is not None), key=lambda listing: listing.place)
             cached = (revision, tuple(ordered))
@@ -101,20 +89,20 @@ class CatalogView:
         matches = [listing for name in dict.fromkeys(names) for listing in indexed[1].get(name, ())]
         return sorted(matches, key=lambda listing: listing.place)
 
-    def own(self, caller: Principal = OBSERVER) -> tuple[ToolListing, ...]:
+    def own(self, principal: Principal = OBSERVER) -> tuple[ToolListing, ...]:
         """Returns the bus's own tools, where the caller may use them."""
-        if not caller.is_admin:
+        if not principal.is_admin:
             return ()
         return tuple(listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
 
     def visible(
-        self, listing: ToolListing, user_id: str = "", level: int = 0, caller: Principal = OBSERVER
+        self, listing: ToolListing, user_id: str = "", level: int = 0, principal: Principal = OBSERVER
     ) -> ToolListing | None:
         """Returns a listing with only the roles in which the caller may call the tool; None where it may in none."""
         if not self._policy.permissions and listing.source != BUS_SOURCE and level >= _highest_level(listing):
             return listing
         entries = tuple(
-            entry for entry in listing.entries if self._policy.denial(caller, entry, user_id, level) is None
+            entry for entry in listing.entries if self._policy.denial(principal, entry, user_id, level) is None
         )
         if not entries or len(entries) == len(listing.entries):
             return listing if entries else None

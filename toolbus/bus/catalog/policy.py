@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeGuard
+from typing import Literal, TypeGuard
 
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE
@@ -25,20 +25,22 @@ Kind = Literal["tools", "roles", "sources"]
 KINDS: tuple[Kind, ...] = ("tools", "roles", "sources")
 
 
-class Principal(Protocol):
-    """What the policy knows about who calls or lists."""
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls or lists, as far as the policy knows; by default what a plain call over the wire can reach.
 
-    @property
-    def source(self) -> str:
-        """The source that calls or lists."""
+    Attributes:
+        source: the source that calls or lists; "" for one that only lists.
+        is_admin: whether it may call the bus's own tools.
+        may_omit_user: whether its calls without a user pass rules that name users, as Stargazer treats the user "".
+    """
 
-    @property
-    def is_admin(self) -> bool:
-        """Whether it may call the bus's own tools."""
+    source: str = ""
+    is_admin: bool = True
+    may_omit_user: bool = False
 
-    @property
-    def may_omit_user(self) -> bool:
-        """Whether its calls without a user pass rules that name users, as Stargazer treats the user ""."""
+
+OBSERVER = Principal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +171,20 @@ class Policy:
         """Tells whether a tool is above a user's access level: for that user it does not exist."""
         return level < entry.min_level
 
-    def denial(self, caller: Principal, entry: Entry, user_id: str = "", level: int = 0) -> str | None:
-        """Returns why a caller may not call a tool on behalf of a user, as a sentence; None where it may.
+    def denial(self, principal: Principal, entry: Entry, user_id: str = "", level: int = 0) -> str | None:
+        """Returns why a principal may not call a tool on behalf of a user, as a sentence; None where it may.
 
         Args:
             user_id: "" where the caller names no user, or may not name one.
             level: the user's access level, set by the host; the lowest where it sets none.
         """
         if entry.source == BUS_SOURCE:
-            if entry.bare_name in PUBLIC_TOOLS or (caller.is_admin and not self.is_untrusted(caller.source)):
+            if entry.bare_name in PUBLIC_TOOLS or (principal.is_admin and not self.is_untrusted(principal.source)):
                 return None
-            return f"{entry.name!r} administers the bus, and {caller.source!r} is not an administrator of it"
+            return f"{entry.name!r} administers the bus, and {principal.source!r} is not an administrator of it"
         if self.hides(entry, level):
             return f"there is no tool {entry.name!r} for this caller"
-        if not user_id and caller.may_omit_user:
+        if not user_id and principal.may_omit_user:
             return None
         for kind, name, users in self.permissions.rules_for(entry):
             if EVERYONE not in users and user_id not in users:

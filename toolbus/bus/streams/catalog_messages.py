@@ -82,7 +82,7 @@ def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:
     return wire.ClearResponse(removed=outcome.count, source=source, affected_roles=outcome.roles, ok=True)
 
 
-def list_tools(request: wire.ListRequest, view: CatalogView, caller: Principal) -> wire.ListResponse:
+def list_tools(request: wire.ListRequest, view: CatalogView, principal: Principal) -> wire.ListResponse:
     """Builds one page of the response of List.
 
     Raises:
@@ -95,13 +95,13 @@ def list_tools(request: wire.ListRequest, view: CatalogView, caller: Principal) 
         return response
     start = _page_start(request.page_token)
     if request.source == BUS_SOURCE:
-        listings = view.own(caller)
+        listings = view.own(principal)
     else:
         listings = view.listings(
             request.role or None,
             request.context.user_id,
             level_of(request.context.attributes),
-            caller=caller,
+            principal=principal,
             include_offline=request.include_offline,
         )
     size = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_permission
@@ -84,6 +85,7 @@ class Handshake:
         may_offer = self._policy.may_offer(attach.source)
         tools = catalog_messages.read_tools(attach.tools, self._limits, qualified=attach.qualified) if may_offer else []
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
+        peer.principal = replace(peer.principal, source=attach.source)
         peer.untrusted |= self._policy.is_untrusted(attach.source)
         peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MAX_NOTICES])
         peer.budget = self._dispatcher.budget(peer.source)

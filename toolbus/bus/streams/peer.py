@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import Stage
 from toolbus.session import Session, Side, State
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Limits
@@ -29,10 +30,10 @@ class Peer(Session[wire.InvokeResponse]):
         "budget",
         "close",
         "instance",
-        "is_admin",
         "leave_by",
         "notices",
         "offers_tools",
+        "principal",
         "qualified",
         "session_id",
         "source",
@@ -43,7 +44,6 @@ class Peer(Session[wire.InvokeResponse]):
     shares = True
     remote = True
     persisted = False
-    may_omit_user = False
     longest_timeout = MAX_TIMEOUT_SECONDS
 
     def __init__(self, limits: Limits, now: float) -> None:
@@ -59,7 +59,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.allowed: set[Entry] = set()  # what it may call, as of allowed_at
         self.allowed_at = 0  # the revision for which allowed holds
         self.untrusted = False  # see Policy.is_untrusted
-        self.is_admin = True  # whether it may administer the bus; all peers on loopback may
+        self.principal = Principal()  # set when attached; all peers on loopback may administer the bus
         self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
         self.leave_by = math.inf  # when a session that was asked to drain is ended
         self.close: Callable[[str, str], None] = _no_rpc  # ends the RPC with a gRPC status name and a text

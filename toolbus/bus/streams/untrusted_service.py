@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.policy import Principal
 from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
@@ -46,7 +47,7 @@ class UntrustedService(ToolBusService):
             )
         if not attach.token:
             raise NotPermitted(f"the attach of {quote(source)} carries no token, but this port of the bus requires one")
-        peer.untrusted, peer.is_admin = True, False
+        peer.untrusted, peer.principal = True, Principal(is_admin=False)
         super()._attach(peer, attach, now)
 
     def _register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:

@@ -17,6 +17,7 @@ from toolbus.v1 import tool_pb2 as pb
 if TYPE_CHECKING:  # at run time it would bring the whole core along
     from toolbus.bus.calls.call import Budget, Call
     from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.policy import Principal
 
 MAX_MESSAGE = 1_024  # characters of a progress message: 1,000 tasks may run, and models read it
 
@@ -33,8 +34,8 @@ class TaskCaller:
     """
 
     __slots__ = (
-        *("_ended", "is_admin", "allowed", "allowed_at", "in_flight", "budget", "latest", "longest_timeout"),
-        *("max_in_flight", "max_item_bytes", "pending", "source", "may_set_context", "may_omit_user"),
+        *("_ended", "allowed", "allowed_at", "in_flight", "budget", "latest", "longest_timeout"),
+        *("max_in_flight", "max_item_bytes", "pending", "source", "principal", "may_set_context"),
     )
 
     def __init__(self, source: str, budget: Budget, ended: Callable[[str, Result], object]) -> None:
@@ -47,8 +48,7 @@ class TaskCaller:
         self.max_in_flight = 1
         self.max_item_bytes = 1 << 62  # nothing is sent anywhere
         self.longest_timeout = TASK_SECONDS
-        self.is_admin = False
-        self.may_omit_user = False
+        self.principal = Principal(source, is_admin=False)
         self.may_set_context = False
         self.latest: Progress | None = None
         self._ended = ended
