@@ -94,10 +94,10 @@ def test_every_defect_of_the_table_has_its_test() -> None:
     ],
 )
 def test_the_numbers_of_the_page_are_those_of_the_code(sentence: str, number: int) -> None:
-    assert [int(found.replace(",", "")) for found in re.findall(sentence, PAGE)] == [number]
+    assert [int(found.replace(",", "")) for found in re.findall(sentence, " ".join(PAGE.split()))] == [number]
 
 
 def test_the_words_for_numbers_are_true() -> None:
     words = {"ten": len(bundled_prompt_tools()), "three times in all": ATTEMPTS, "twelve": len(ANN.described())}
     assert words == {"ten": 10, "three times in all": 3, "twelve": 12}
-    assert all(word in PAGE for word in words)
+    assert all(word in " ".join(PAGE.split()) for word in words)
