@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,19 +11,28 @@ from tests.support.core_model import PeerDouble, offered
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.upstream import Upstream, sync, sync_state, upstream_client
+from toolbus.bus.upstream import Upstream
+from toolbus.bus.upstream.upstream_timings import UpstreamTimings
 from toolbus.tool import Tool
 
 BASE = "http://127.0.0.1:48916"
+SHORT = UpstreamTimings(
+    poll_seconds=0.03,
+    debounce_seconds=0.002,
+    first_backoff_seconds=0.01,
+    max_backoff_seconds=0.05,
+    first_retry_seconds=0.03,
+)
 
 
 class Side:
-    """Our side: a real registry whose changes wake the room, as the bus does it."""
+    """Our side: a real registry whose changes wake the upstream, as the bus does it."""
 
     def __init__(self, *roles: str, grace_seconds: float = 0.0) -> None:
         self.registry = Registry(roles or ("default",), grace_seconds=grace_seconds)
         self.view = CatalogView(self.registry, Policy())
-        self.told = 0  # how often watchers were told of warnings
+        self.warning_changes = 0  # how often the upstream said that warnings changed
+        self.timings = SHORT  # of the upstream, until it connects
         self.upstream: Upstream | None = None
         self._watchers: list[asyncio.Event] = []
         self._warned = asyncio.Event()
@@ -49,8 +59,8 @@ class Side:
             await event.wait()
             event.clear()
 
-    def _tell(self) -> None:
-        self.told += 1
+    def _on_warning(self) -> None:
+        self.warning_changes += 1
         self._warned.set()
         self.changed()
 
@@ -62,7 +72,8 @@ class Side:
             callback_base=base,
             bus_id="b1",
             changed=self.watch,
-            on_warning=self._tell,
+            on_warning=self._on_warning,
+            timings=self.timings,
         )
         await self.upstream.start()
         return self.upstream
@@ -80,14 +91,6 @@ class Side:
         return entry.warnings.get("upstream", "")
 
 
-@pytest.fixture(autouse=True)
-def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "POLL_SECONDS", 0.03)
-    monkeypatch.setattr(sync, "DEBOUNCE_SECONDS", 0.002)
-    monkeypatch.setattr(sync, "BACKOFF_SECONDS", (0.01, 0.05))
-    monkeypatch.setattr(sync_state, "FIRST_RETRY_SECONDS", 0.03)
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[MainServer]:
     async with MainServer() as running:
@@ -103,6 +106,6 @@ async def side() -> AsyncIterator[Side]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests end after a tenth of a second."""
-    monkeypatch.setattr(upstream_client, "REQUEST_SECONDS", 0.1)
+def short_requests(side: Side) -> None:
+    """Requests time out after a tenth of a second."""
+    side.timings = replace(side.timings, request_seconds=0.1)

@@ -1,4 +1,4 @@
-"""The ledger beside a model of the other side: whatever happens to both, a few looks bring them in step."""
+"""The state beside a model of the other side: whatever happens to both, a few looks bring them in step."""
 
 from __future__ import annotations
 
@@ -11,51 +11,52 @@ import pytest
 from tests.support.core_model import PeerDouble, offered, tool
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.upstream.plan import make_plan
-from toolbus.bus.upstream.sync_state import RETRY_SECONDS, Register, SyncState
-from toolbus.bus.upstream.upstream_answers import Held, Theirs
+from toolbus.bus.upstream.sync_state import RegisterStep, SyncState
+from toolbus.bus.upstream.upstream_responses import UpstreamListing, UpstreamTool
+from toolbus.bus.upstream.upstream_timings import DEFAULT_TIMINGS
 
 BASE, UPSTREAM = "http://127.0.0.1:48916", "http://127.0.0.1:48911"
 ROLES = ("r1", "r2", "r3")
-FOREIGN = Held("somebody", "http://127.0.0.1:1/x", "")
+FOREIGN = UpstreamTool("somebody", "http://127.0.0.1:1/x", "")
 
 
 @dataclass
 class Model:
-    """Registry, ledger and what the other side has, without a network between them."""
+    """Registry, sync_state and what the other side has, without a network between them."""
 
     registry: Registry = field(default_factory=lambda: Registry(ROLES))
-    ledger: SyncState = field(default_factory=lambda: SyncState(BASE))
-    tools: dict[str, dict[str, Held]] = field(default_factory=lambda: {role: {} for role in ROLES})
+    sync_state: SyncState = field(default_factory=lambda: SyncState(BASE))
+    tools: dict[str, dict[str, UpstreamTool]] = field(default_factory=lambda: {role: {} for role in ROLES})
     full: set[str] = field(default_factory=set)  # roles that take nothing
     now: float = 0.0
 
-    def theirs(self) -> Theirs:
-        names: dict[str, dict[str, Held]] = {}
+    def theirs(self) -> UpstreamListing:
+        names: dict[str, dict[str, UpstreamTool]] = {}
         for role, tools in self.tools.items():
             for name, held in tools.items():
                 names.setdefault(name, {})[role] = held
-        return Theirs(tuple(self.tools), names)
+        return UpstreamListing(tuple(self.tools), names)
 
     def look(self) -> int:
         """Does one look and what follows from it. Returns the number of steps."""
         listings = [item for role in self.registry.roles for item in self.registry.listings(role)]
-        self.ledger.plan = make_plan(sorted(listings, key=lambda item: item.entry.place), BASE, UPSTREAM)
+        self.sync_state.plan = make_plan(sorted(listings, key=lambda item: item.entry.place), BASE, UPSTREAM)
         theirs = self.theirs()
-        steps = self.ledger.decide(theirs, self.now)
+        steps = self.sync_state.decide(theirs, self.now)
         for step in steps:
             roles = [step.role] if step.role else list(self.tools)
-            if isinstance(step, Register):
+            if isinstance(step, RegisterStep):
                 body = json.loads(step.wanted.body(step.role, "b"))
-                held = Held(body["source"], body["callback_url"], body["description"])
+                held = UpstreamTool(body["source"], body["callback_url"], body["description"])
                 failed = frozenset(role for role in roles if role in self.full or role not in self.tools)
                 for role in set(roles) - failed:
                     self.tools[role][body["name"]] = held
                 if failed == set(roles):
-                    self.ledger.refused(step, theirs, "full", self.now)
+                    self.sync_state.note_refused(step, theirs, "full", self.now)
                 else:
-                    self.ledger.took(step, theirs, failed, "full" if failed else "", self.now)
+                    self.sync_state.note_accepted(step, theirs, failed, "full" if failed else "", self.now)
             else:
-                self.ledger.asked_to_withdraw(step, self.now)
+                self.sync_state.note_unregister(step, self.now)
                 for role in roles:
                     self.tools[role].pop(step.name, None)
         return len(steps)
@@ -65,24 +66,24 @@ class Model:
         for _ in range(6):
             if not self.look():
                 return
-        raise AssertionError(f"there is always something to do: {self.ledger.decide(self.theirs(), self.now)}")
+        raise AssertionError(f"there is always something to do: {self.sync_state.decide(self.theirs(), self.now)}")
 
     def missing(self) -> list[tuple[str, str]]:
         """What should be there and is not, but for roles that are full and names that others took."""
-        wanted = self.ledger.plan.wanted
+        wanted = self.sync_state.plan.wanted
         found = []
         for role, tools in self.tools.items():
-            for name in self.ledger.plan.by_name:
+            for name in self.sync_state.plan.by_name:
                 one = wanted.get((name, role)) or wanted.get((name, None))
                 held = tools.get(name)
                 if one is None or role in self.full or held is FOREIGN:
                     continue
-                if held != Held(one.source, one.callback_url, one.tool.description):
+                if held != UpstreamTool(one.source, one.callback_url, one.tool.description):
                     found.append((role, name))
         return found
 
     def left_over(self) -> list[tuple[str, str]]:
-        wanted = self.ledger.plan.wanted
+        wanted = self.sync_state.plan.wanted
         return [
             (role, name)
             for role, tools in self.tools.items()
@@ -111,7 +112,7 @@ def _disturb(model: Model, draw: random.Random) -> None:
             model.tools[role][name] = FOREIGN
         case 7:
             model.full ^= {role}
-            model.now += draw.choice((0.0, RETRY_SECONDS))
+            model.now += draw.choice((0.0, DEFAULT_TIMINGS.retry_seconds))
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -122,10 +123,10 @@ def test_whatever_happens_to_both_sides_a_few_looks_bring_them_in_step(seed: int
             _disturb(model, draw)
         model.settle()
     model.full.clear()
-    model.now += RETRY_SECONDS
+    model.now += DEFAULT_TIMINGS.retry_seconds
     model.settle()
     assert (model.missing(), model.left_over()) == ([], [])
-    model.now += 10 * RETRY_SECONDS
+    model.now += 10 * DEFAULT_TIMINGS.retry_seconds
     assert model.look() == 0
 
 
@@ -153,13 +154,13 @@ def test_a_role_that_was_full_has_the_tool_after_a_minute() -> None:
     model = Model(full={"r2"})
     offer(model, "a", tool("t"))
     model.settle()
-    assert model.ledger.problems == {("t", None): "full"}
+    assert model.sync_state.problems == {("t", None): "full"}
     model.full.clear()
     assert model.look() == 0
-    model.now += RETRY_SECONDS
+    model.now += DEFAULT_TIMINGS.retry_seconds
     assert model.look() == 1
     model.settle()
-    assert (model.missing(), model.ledger.problems) == ([], {})
+    assert (model.missing(), model.sync_state.problems) == ([], {})
 
 
 def test_a_role_that_comes_later_gets_the_tools_for_all_roles() -> None:
@@ -188,18 +189,18 @@ def test_a_role_that_failed_is_not_tried_again_once_somebody_else_has_the_name_t
     model.full.clear()
     model.tools["r2"]["t"] = FOREIGN
     model.settle()
-    model.now += RETRY_SECONDS
+    model.now += DEFAULT_TIMINGS.retry_seconds
     model.settle()
     assert model.tools["r2"]["t"] is FOREIGN
-    assert model.ledger.problems["t", None].startswith("replaced upstream by source 'somebody' (role 'r2')")
+    assert model.sync_state.problems["t", None].startswith("replaced upstream by source 'somebody' (role 'r2')")
 
 
 def test_names_of_sources_over_there_are_fit_for_a_log_however_long() -> None:
     model = Model()
     offer(model, "a", tool("t"))
     model.settle()
-    model.tools["r1"]["t"] = Held("x\n" * 10_000, "", "")
+    model.tools["r1"]["t"] = UpstreamTool("x\n" * 10_000, "", "")
     model.settle()
-    text = model.ledger.problems["t", None]
+    text = model.sync_state.problems["t", None]
     assert "\n" not in text
     assert len(text) < 500

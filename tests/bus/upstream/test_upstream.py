@@ -4,18 +4,20 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from tests.bus.upstream.conftest import BASE, Side
+from tests.bus.upstream.conftest import BASE, SHORT, Side
 from tests.bus.upstream.main_server import Answer, MainServer, Misbehaviour
 from tests.support.core_model import offered, tool
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.upstream import Upstream, sync, sync_state, upstream_client
+from toolbus.bus.upstream import Upstream, sync, upstream_client
+from toolbus.bus.upstream.upstream_timings import UpstreamTimings
 
 FOREIGN = {"name": "t", "description": "theirs", "source": "somebody", "callback_url": "http://127.0.0.1:1/x"}
 
@@ -43,7 +45,7 @@ async def test_the_tools_of_the_bus_are_registered_in_their_order(server: MainSe
     assert {body["via"][0] for body in server.bodies("register")} == {"b1"}
     await quiet(server)
     assert upstream.state == "connected"
-    assert "connected: wanted=20 registered=20 warned=0" in repr(upstream)
+    assert "connected: wanted=20 registered=20 warnings=0" in repr(upstream)
 
 
 async def test_tools_that_come_and_go_are_kept_in_step(server: MainServer, side: Side) -> None:
@@ -60,10 +62,8 @@ async def test_tools_that_come_and_go_are_kept_in_step(server: MainServer, side:
     assert [body["role"] for body in server.bodies("unregister")] == [None, None, None]
 
 
-async def test_a_change_is_sent_at_once_and_not_at_the_next_poll(
-    server: MainServer, side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync, "POLL_SECONDS", 60.0)
+async def test_a_change_is_sent_at_once_and_not_at_the_next_poll(server: MainServer, side: Side) -> None:
+    side.timings = replace(side.timings, poll_seconds=60.0)
     await side.connect(server.url)
     await server.until(lambda: server.counted("list") >= 1)
     side.offer("a", tool("t"))
@@ -122,10 +122,9 @@ async def test_a_changed_description_over_there_is_put_right(server: MainServer,
 
 
 async def test_after_a_restart_everything_is_back_within_three_seconds(
-    server: MainServer, side: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sync, "POLL_SECONDS", 2.0)
-    monkeypatch.setattr(sync, "BACKOFF_SECONDS", (0.25, 5.0))
+    side.timings = UpstreamTimings()
     side.offer("a", tool("t"), tool("u"))
     await side.connect(server.url)
     await server.until(lambda: server.names() == ["t", "u"])
@@ -158,8 +157,8 @@ async def test_a_server_that_comes_late_and_goes_is_logged_once_each_time(
     assert side.warning("t") == ""
 
 
-async def test_changes_do_not_hammer_a_server_that_is_down(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "BACKOFF_SECONDS", (60.0, 60.0))
+async def test_changes_do_not_hammer_a_server_that_is_down(side: Side) -> None:
+    side.timings = replace(side.timings, first_backoff_seconds=60.0, max_backoff_seconds=60.0)
     async with MainServer() as server:
         server.misbehave["list"] = server.answering(500, {"detail": "starting"})
         upstream = await side.connect(server.url)
@@ -173,11 +172,8 @@ async def test_changes_do_not_hammer_a_server_that_is_down(side: Side, monkeypat
         assert "HTTP 500: starting" in upstream.state
 
 
-async def test_a_burst_of_changes_costs_few_looks(
-    server: MainServer, side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync, "POLL_SECONDS", 60.0)
-    monkeypatch.setattr(sync, "DEBOUNCE_SECONDS", 0.05)
+async def test_a_burst_of_changes_costs_few_looks(server: MainServer, side: Side) -> None:
+    side.timings = replace(side.timings, poll_seconds=60.0, debounce_seconds=0.05)
     await side.connect(server.url)
     await server.until(lambda: server.counted("list") >= 2)
     before = server.counted("list")
@@ -246,7 +242,7 @@ async def test_a_role_that_fails_is_shown_and_the_others_have_the_tool(caplog: p
         upstream = await side.connect(server.url)
         await server.until(lambda: server.names("r1") == ["t"])
         await quiet(server)
-        assert side.warning("t") == f"upstream {server.url}: not taken in every role: role 'r2': LimitExceeded: full"
+        assert side.warning("t") == f"upstream {server.url}: not accepted in every role: role 'r2': LimitExceeded: full"
         assert logged(caplog, "LimitExceeded: full") == 1
         del server.tools["r1"]["t"]
         await server.until(lambda: server.names("r1") == ["t"])
@@ -414,6 +410,7 @@ async def test_a_real_bus_is_kept_in_step(server: MainServer, tmp_path: Path) ->
             bus_id="b",
             changed=bus.watch,
             on_warning=lambda: None,
+            timings=SHORT,
         )
         await upstream.start()
 
@@ -446,10 +443,10 @@ VALIDATION = {"detail": [{"type": "x", "loc": ["body", "callback_url"], "msg": "
         (500, "Internal\x1b[31m\nServer Error", "HTTP 500: Internal�[31m Server Error"),
         (503, "", "HTTP 503"),
         (307, "", "HTTP 307"),
-        (200, "<html>", "a body that is no answer of the contract: <html>"),
-        (200, [1], "a body that is no answer of the contract: [1]"),
-        (200, {"ok": "yes"}, "a body that is no answer of the contract"),
-        (200, "", "a body that is no answer of the contract: nothing"),
+        (200, "<html>", "a body that breaks the REST contract: <html>"),
+        (200, [1], "a body that breaks the REST contract: [1]"),
+        (200, {"ok": "yes"}, "a body that breaks the REST contract"),
+        (200, "", "a body that breaks the REST contract: empty"),
     ],
 )
 async def test_a_refusal_is_shown_once_and_others_are_not_stopped(
@@ -468,7 +465,7 @@ async def test_a_refusal_is_shown_once_and_others_are_not_stopped(
     assert words in side.warning("bad")
     assert side.warning("good") == ""
     assert logged(caplog, "tool='bad'") == 1
-    assert side.told == 1
+    assert side.warning_changes == 1
     server.misbehave.clear()
     side.offer("a", tool("bad", "changed"))
     await server.until(lambda: "bad" in server.names())
@@ -477,9 +474,9 @@ async def test_a_refusal_is_shown_once_and_others_are_not_stopped(
 
 
 async def test_a_refused_tool_is_tried_again_after_a_while_and_told_of_once(
-    server: MainServer, side: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sync_state, "RETRY_SECONDS", 0.05)
+    side.timings = replace(side.timings, retry_seconds=0.05)
     server.misbehave["register"] = server.answering(422, {"detail": "no"})
     side.offer("a", tool("t"))
     await side.connect(server.url)
@@ -506,7 +503,7 @@ async def test_a_server_that_takes_a_tool_and_does_not_list_it_is_not_asked_for_
     await side.connect(server.url)
     await server.until(lambda: server.counted("register") == 2)
     await quiet(server)
-    assert "took the tool and does not list it as it was sent: role 'default'" in side.warning("t")
+    assert "accepted the tool and does not list it as it was sent: role 'default'" in side.warning("t")
 
 
 async def test_a_server_that_does_not_unregister_is_asked_less_and_less_and_logged_once(
@@ -557,17 +554,17 @@ async def test_a_listing_that_is_none_counts_as_unreachable_and_the_loop_goes_on
 async def test_an_endless_answer_is_cut_off(
     verb: str, server: MainServer, side: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(upstream_client, "MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr(upstream_client, "MAX_RESPONSE_BYTES", 1 << 20)
     server.misbehave[verb] = server.endless
     side.offer("a", tool("t"))
     await side.connect(server.url)
     await server.until(lambda: server.counted(verb) >= 2)
-    assert logged(caplog, "an answer has more than 1048576 bytes") == 1
+    assert logged(caplog, "a response has more than 1048576 bytes") == 1
     server.misbehave.clear()
     await server.until(lambda: server.names() == ["t"])
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_requests")
 async def test_one_registration_that_hangs_does_not_stop_the_others(server: MainServer, side: Side) -> None:
     async def register(request: web.Request, body: dict[str, Any]) -> Answer | None:
         return await server.hang(request, body) if body["name"].startswith("bad") else None
@@ -583,7 +580,7 @@ async def test_one_registration_that_hangs_does_not_stop_the_others(server: Main
     assert len(server.names()) == 5
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_requests")
 async def test_a_server_that_hangs_is_unreachable_until_it_answers(server: MainServer, side: Side) -> None:
     server.misbehave["list"] = server.hang
     side.offer("a", tool("t"))
@@ -606,7 +603,7 @@ async def test_a_server_that_dies_in_the_middle_has_refused_nothing(server: Main
     side.offer("a", tool("t"), tool("u"))
     await side.connect(server.url)
     await server.until_asked("list", 3)
-    assert (side.warning("t"), side.told) == ("", 0)
+    assert (side.warning("t"), side.warning_changes) == ("", 0)
     server.misbehave.clear()
     await server.until(lambda: server.names() == ["t", "u"])
 
@@ -616,11 +613,9 @@ async def test_an_exception_of_ours_is_logged_and_the_loop_goes_on(
 ) -> None:
     def broken(*_: object) -> None:
         monkeypatch.undo()
-        monkeypatch.setattr(sync, "POLL_SECONDS", 0.03)
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(sync, "make_plan", broken)
-    monkeypatch.setattr(sync, "POLL_SECONDS", 0.01)
     side.offer("a", tool("t"))
     await side.connect(server.url)
     await server.until(lambda: server.names() == ["t"])
@@ -639,7 +634,14 @@ async def test_a_catalog_that_stops_telling_of_changes_is_polled(
         yield None
 
     upstream = Upstream(
-        server.url, side.registry, side.view, callback_base=BASE, bus_id="b", changed=broken, on_warning=lambda: None
+        server.url,
+        side.registry,
+        side.view,
+        callback_base=BASE,
+        bus_id="b",
+        changed=broken,
+        on_warning=lambda: None,
+        timings=SHORT,
     )
     await upstream.start()
     await server.until_asked("list", 2)
@@ -723,7 +725,7 @@ async def test_a_stop_does_not_wait_for_a_server_that_hangs(
     started = time.monotonic()
     await upstream.stop(0.2)
     assert time.monotonic() - started < 1.0
-    assert logged(caplog, "did not answer in 0.2 s") == 1
+    assert logged(caplog, "did not respond in 0.2 s") == 1
 
 
 async def test_a_stop_while_the_server_is_away_ends_at_once(server: MainServer, side: Side) -> None:

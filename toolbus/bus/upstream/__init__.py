@@ -1,4 +1,4 @@
-"""Another host's main server: our tools offered to it by its own REST contract."""
+"""Offers the tools of the bus to another host's main server, by its own REST contract."""
 
 from toolbus.bus.upstream.sync import Upstream
 

@@ -1,6 +1,6 @@
-"""Which of the bus's tools another main server should have, and as what (REST-3, REST-51).
+"""Plans which tools of the bus a main server should have, and under which names (REST-3, REST-51).
 
-Pure: listings in, registrations out. Nothing here knows what the other side has, or that there is a network.
+Pure: listings in, registrations out. It knows neither what the main server has nor the network.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 
-PREFIX = "plugin:"  # of every source over there; set once, never doubled (REST-51)
+PREFIX = "plugin:"  # of every source at the main server; set once, never doubled (REST-51)
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
-# Our own limit ends the call first and says so; the other side's would only say `ReadTimeout:` (REST-53).
+# Our own timeout ends the call first, with a useful error; the main server's would only say `ReadTimeout:` (REST-53).
 MARGIN_SECONDS = 2.0
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]", re.ASCII)  # what model providers refuse in a function's name
-_DOTS = (".", "..")  # as a part of a path they are taken out of it by every client
+_DOTS = (".", "..")  # every HTTP client removes these from a path
 
 _SAME_HOST = frozenset({"localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1"})
 
-Key = tuple[str, str | None]  # name over there, role; None is all roles
-Print = tuple[str, str, str, float]  # all that a registration says, for comparing
+Key = tuple[str, str | None]  # name at the main server, role; None is all roles
+Fingerprint = tuple[str, str, str, float]  # the content of a registration, for comparing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WantedTool:
-    """One registration that the other side should have.
+    """One registration that the main server should have.
 
     Attributes:
-        name: over there.
+        name: at the main server.
         entries: the tool's entries, one for each of our roles that has it.
     """
 
@@ -53,21 +53,21 @@ class WantedTool:
 
     @property
     def timeout_seconds(self) -> float:
-        """How long the other side should wait for an answer of ours."""
+        """How long the main server should wait for our response."""
         return min(MAX_TIMEOUT_SECONDS, (self.tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS) + MARGIN_SECONDS)
 
     @property
-    def print(self) -> Print:
+    def fingerprint(self) -> Fingerprint:
         return self.source, self.callback_url, self.tool.schema_hash, self.timeout_seconds
 
     def body(self, role: str | None, via: str) -> bytes:
-        """Returns the body that registers it; the schema stands in it byte for byte as its author wrote it.
+        """Returns the body that registers it; the schema is in it byte for byte as its author wrote it.
 
         Args:
             role: may be narrower than its own.
-            via: the name of this bus, by which buses know what must not go round in circles.
+            via: the name of this bus, by which buses detect tools that would go round in a circle.
         """
-        rest = {
+        fields = {
             "name": self.name,
             "description": self.tool.description,
             "callback_url": self.callback_url,
@@ -76,19 +76,19 @@ class WantedTool:
             "timeout_seconds": self.timeout_seconds,
             "via": [via],
         }
-        return f'{json.dumps(rest)[:-1]}, "parameters": {self.tool.parameters_json}}}'.encode()
+        return f'{json.dumps(fields)[:-1]}, "parameters": {self.tool.parameters_json}}}'.encode()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpstreamPlan:
-    """What the other side should have.
+    """What the main server should have.
 
     Attributes:
         wanted: in the order in which it should be registered.
-        by_name: the same, by name and then by role, None first: a registration for all roles takes the place of
-            those for one role (REST-5), so those have to follow it.
-        refused: tools that it cannot have, with the reason.
-        sources: of all that is wanted, as they are called over there.
+        by_name: the same, by name and then by role, None first: a registration for all roles replaces those for one
+            role (REST-5), so those have to follow it.
+        refused: tools that cannot be registered there, with the reason.
+        sources: of all that is wanted, as they are named at the main server.
     """
 
     wanted: dict[Key, WantedTool] = field(default_factory=dict)
@@ -98,40 +98,40 @@ class UpstreamPlan:
 
 
 def make_plan(listings: Iterable[ToolListing], callback_base: str, upstream: str) -> UpstreamPlan:
-    """Decides which tools the other side should have.
+    """Decides which tools the main server should have.
 
     Args:
         listings: in catalog order; the same tool may come several times, once for each role.
         callback_base: scheme and authority of our own gateway.
-        upstream: the URL of the other side. Tools that came from there are not sent back.
+        upstream: the URL of the main server. Tools that came from it are not sent back.
     """
     plan = UpstreamPlan()
-    back = parse_callback_url(upstream)
-    offered = [listing for listing in listings if _is_offered(listing, back)]
-    # A name as it is goes before one that had to be spelled in another way, however late it came.
+    main_server = parse_callback_url(upstream)
+    offered = [listing for listing in listings if _is_offered(listing, main_server)]
+    # An unchanged name has precedence over one that had to be spelled in another way, however late it came.
     owners = {listing.tool.name: listing.tool.name for listing in offered if not _is_qualified(listing)}
     for listing in offered:
-        name, fault = _name(listing, owners)
-        if not fault:
-            fault = _put(plan, listing, name, callback_base)
-        if fault:
-            plan.refused[listing.entry] = fault
+        name, refusal = _name(listing, owners)
+        if not refusal:
+            refusal = _add(plan, listing, name, callback_base)
+        if refusal:
+            plan.refused[listing.entry] = refusal
     for name, by_role in plan.by_name.items():
         plan.by_name[name] = dict(sorted(by_role.items(), key=lambda item: item[0] is not None))
     return plan
 
 
-def _is_offered(listing: ToolListing, back: CallbackUrl) -> bool:
+def _is_offered(listing: ToolListing, main_server: CallbackUrl) -> bool:
     entry, tool = listing.entry, listing.tool
     if listing.source == BUS_SOURCE or (entry.current is None and entry.suspended is not None):
         return False
-    if tool.callback_url and _leads_to(parse_callback_url(tool.callback_url), back):
+    if tool.callback_url and _leads_to(parse_callback_url(tool.callback_url), main_server):
         return False
     return not _came_from_a_bus(tool)
 
 
 def _leads_to(target: CallbackUrl, server: CallbackUrl) -> bool:
-    """Whether a callback leads to a server that may listen under every common address of this machine."""
+    """Returns whether a callback leads to a server that may listen on every common address of this machine."""
     hosts = {target.host, server.host}
     return target.port == server.port and (len(hosts) == 1 or hosts <= _SAME_HOST)
 
@@ -151,7 +151,7 @@ def _is_qualified(listing: ToolListing) -> bool:
 
 
 def _name(listing: ToolListing, owners: dict[str, str]) -> tuple[str, str]:
-    """Returns the name over there and why it will not do, or nothing."""
+    """Returns the name at the main server, and why it is refused, or ""."""
     listed = listing.tool.name
     name = _UNFIT.sub("_", listed) if _is_qualified(listing) else listed
     if len(name) > MAX_NAME:
@@ -161,12 +161,12 @@ def _name(listing: ToolListing, owners: dict[str, str]) -> tuple[str, str]:
         )
     owner = owners.setdefault(name, listed)
     if owner != listed:
-        return name, f"its name there would be {name!r}, which {owner!r} has: rename one of them"
+        return name, f"its name there would be {name!r}, which {owner!r} has already: rename one of them"
     return name, ""
 
 
-def _put(plan: UpstreamPlan, listing: ToolListing, name: str, callback_base: str) -> str:
-    """Adds a registration to the plan. Returns why it cannot be, or nothing."""
+def _add(plan: UpstreamPlan, listing: ToolListing, name: str, callback_base: str) -> str:
+    """Adds a registration to the plan. Returns why it is refused, or ""."""
     tool, entry = listing.tool, listing.entry
     plugin = listing.source.removeprefix(PREFIX)
     for label, part in (("source", plugin), ("name", entry.bare_name)):
@@ -177,9 +177,9 @@ def _put(plan: UpstreamPlan, listing: ToolListing, name: str, callback_base: str
         url += f"?role={quote(tool.role, safe='')}"
     wanted = WantedTool(name, tool.role, f"{PREFIX}{plugin}", url, tool)
     known = plan.wanted.setdefault(wanted.key, wanted)
-    if known.print != wanted.print:
+    if known.fingerprint != wanted.fingerprint:
         role = "all roles" if tool.role is None else f"role {tool.role!r}"
-        return f"{name!r} is wanted for {role} in another form too, of source {known.source!r}: keep one of them"
+        return f"{name!r} is offered for {role} by source {known.source!r} too, with other fields: keep one of them"
     known.entries.append(entry)
     plan.by_name.setdefault(name, {})[tool.role] = known
     plan.sources.add(known.source)

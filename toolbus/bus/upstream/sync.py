@@ -1,9 +1,9 @@
-"""Keeps another main server in step with the bus: its tools are registered there and called back through our gateway.
+"""Synchronizes the tools of the bus to a main server: registers them there, to be called back through our gateway.
 
-A loop looks at what the other side lists, at every change of the catalog and every two seconds, and does what is
-missing (`ledger`). So a server that restarts, forgets or was not up yet needs nobody's attention (REST-53). What it
-refuses is shown as a warning of the tool and in the log, and tried again. The other side is a stranger: whatever it
-answers, the loop goes on.
+A loop lists the tools of the main server, at every change of the catalog and every two seconds, and sends what is
+missing (`sync_state`). So a server that restarts, loses registrations or starts late needs no operator (REST-53). A
+refusal is shown as a warning of the tool and in the log, and is retried. The main server is not trusted: whatever it
+responds, the loop goes on.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.upstream.plan import UpstreamPlan, make_plan
-from toolbus.bus.upstream.sync_state import Register, Step, SyncState, Unregister
-from toolbus.bus.upstream.upstream_answers import Taken, Theirs, Trouble, read_change, read_listing
-from toolbus.bus.upstream.upstream_client import Client
+from toolbus.bus.upstream.sync_state import RegisterStep, Step, SyncState, UnregisterStep
+from toolbus.bus.upstream.upstream_client import UpstreamClient
+from toolbus.bus.upstream.upstream_responses import (
+    ChangeResponse,
+    UpstreamError,
+    UpstreamListing,
+    read_change_response,
+    read_listing,
+)
+from toolbus.bus.upstream.upstream_timings import DEFAULT_TIMINGS, UpstreamTimings
 
 log = logging.getLogger("toolbus.upstream")
 
-POLL_SECONDS = 2.0  # between two looks at a quiet server: what it forgot is back after that
-DEBOUNCE_SECONDS = 0.05  # a plugin that registers one by one causes few looks
-BACKOFF_SECONDS = (0.25, 5.0)  # first and longest wait before an unreachable server is asked again
-LOOKS = 2  # a second look in the same round is the proof of the first one's steps
-TROUBLES_IN_A_ROW = 3  # requests that broke off, before the server is looked at again
-ABOUT = "upstream"  # who says our warnings
+MAX_PASSES = 2  # of listing and steps in one round; the second one confirms the steps of the first
+MAX_FAILURES_IN_A_ROW = 3  # requests without a response, before the server is listed again
+TOPIC = "upstream"  # of the warnings that are set on tools
 
 
 class Upstream:
@@ -38,9 +42,9 @@ class Upstream:
 
     Args:
         url: ``http://HOST:PORT`` of the main server, on loopback.
-        view: of the registry: only what a call that names no user may call is offered, since its calls name none.
+        view: of the registry: offered is what a call without a user may call, since a main server names no user.
         callback_base: ``http://127.0.0.1:PORT`` of our own gateway.
-        bus_id: sent with every registration, so that buses see what came from a bus.
+        bus_id: sent with every registration, so that buses detect tools that came from a bus.
         changed: yields at once and after every change of the catalog; what it yields does not matter.
         on_warning: called after warnings of tools have changed.
     """
@@ -55,6 +59,7 @@ class Upstream:
         bus_id: str,
         changed: Callable[[], AsyncIterator[object]],
         on_warning: Callable[[], None],
+        timings: UpstreamTimings = DEFAULT_TIMINGS,
     ) -> None:
         self._url = url
         self._registry = registry
@@ -63,142 +68,144 @@ class Upstream:
         self._bus_id = bus_id
         self._changed = changed
         self._on_warning = on_warning
-        self._sync_state = SyncState(callback_base)
-        self._planned_at = -1  # the revision that the plan shows
-        self._warned: dict[Entry, str] = {}  # what tools are said to have now
-        self._client: Client | None = None  # None until started, and after the stop
+        self._timings = timings
+        self._sync_state = SyncState(callback_base, timings=timings)
+        self._planned_revision = -1  # of the catalog that the plan shows
+        self._warnings: dict[Entry, str] = {}  # that are set on tools now
+        self._client: UpstreamClient | None = None  # None until started, and after the stop
         self._tasks: list[asyncio.Task[None]] = []  # the loop first; empty until started
         self._wake = asyncio.Event()  # something changed
-        self._halt = asyncio.Event()  # nothing new is begun
-        self._connected = False  # whether the last round went well
-        self._lost_at = 0.0  # when the outage began, by the monotonic clock; 0: there is none
+        self._stopping = asyncio.Event()  # no further request is sent
+        self._connected = False  # whether the last round succeeded
+        self._lost_at = 0.0  # when the outage began, by the monotonic clock; 0: no outage
         self._state = "not started"
 
     def __repr__(self) -> str:
-        ledger = self._sync_state
+        state = self._sync_state
         return (
-            f"<Upstream {self._url} {self._state}: wanted={len(ledger.plan.wanted)} "
-            f"registered={ledger.registered} warned={len(self._warned)}>"
+            f"<Upstream {self._url} {self._state}: wanted={len(state.plan.wanted)} "
+            f"registered={state.registered} warnings={len(self._warnings)}>"
         )
 
     @property
     def state(self) -> str:
-        """How it stands, for people."""
+        """The state of the connection, as a text for operators."""
         return self._state
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Starts to offer. Never waits for the other side."""
+        """Starts to offer the tools. Never waits for the main server."""
         self._state = "connecting"
-        self._sync_state = SyncState(self._callback_base, time.monotonic() + self._registry.grace_seconds)
-        self._client = Client(self._url)
+        settled_at = time.monotonic() + self._registry.grace_seconds
+        self._sync_state = SyncState(self._callback_base, settled_at, self._timings)
+        self._client = UpstreamClient(self._url, self._timings.request_seconds)
         self._tasks = [
-            asyncio.create_task(self._keep_in_step(), name="toolbus upstream"),
-            asyncio.create_task(self._listen(), name="toolbus upstream changes"),
+            asyncio.create_task(self._synchronize(), name="toolbus upstream"),
+            asyncio.create_task(self._follow_changes(), name="toolbus upstream changes"),
         ]
 
-    async def stop(self, patience: float = 2.0) -> None:
-        """Takes everything back and ends.
+    async def stop(self, timeout: float = 2.0) -> None:
+        """Clears our tools at the main server and ends.
 
         Args:
-            patience: seconds, in all, for a server that answers slowly.
+            timeout: seconds, in all, for a server that responds slowly.
         """
         client, self._client = self._client, None
         if client is None:
             return
-        until = asyncio.get_running_loop().time() + patience
-        self._halt.set()
+        deadline = asyncio.get_running_loop().time() + timeout
+        self._stopping.set()
         self._wake.set()
         try:
-            # A request on its way is let finish: cancelled, it may still arrive there after the clear.
-            await asyncio.wait(self._tasks[:1], timeout=patience / 2)
+            # A request in flight may finish: cancelled, it could still arrive at the server after the clear.
+            await asyncio.wait(self._tasks[:1], timeout=timeout / 2)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 await asyncio.gather(*(_clear(client, source) for source in sorted(self._sync_state.sources)))
         except TimeoutError:
-            log.info("upstream %s did not answer in %g s: it may list tools of a bus that is gone", self._url, patience)
+            log.info("upstream %s did not respond in %g s: it may still list tools of this bus", self._url, timeout)
         finally:
             self._state = "stopped"
             await client.close()
 
-    async def _listen(self) -> None:
+    async def _follow_changes(self) -> None:
         while True:
             try:
                 async for _ in self._changed():
                     self._wake.set()
             except Exception:
-                log.exception("a fault of the bus in what tells its upstream of changes")
-            await asyncio.sleep(POLL_SECONDS)
+                log.exception("a fault of the bus in the watch of the catalog for its upstream")
+            await asyncio.sleep(self._timings.poll_seconds)
 
-    async def _keep_in_step(self) -> None:
-        assert self._client is not None  # it is there until this task is asked to end
+    async def _synchronize(self) -> None:
+        assert self._client is not None  # until `stop`, which ends this task
         client, failures = self._client, 0
-        while not self._halt.is_set():
+        while not self._stopping.is_set():
             self._wake.clear()
             try:
                 await self._round(client)
-            except Trouble as trouble:
-                self._lost(str(trouble))
-                # Not cut short by changes: a server that is down is not asked more often because plugins come.
-                await _within(self._halt, _backoff(failures))
+            except UpstreamError as error:
+                self._note_outage(str(error))
+                # Not cut short by changes: an unreachable server gets no more requests because plugins connect.
+                await _within(self._stopping, self._backoff(failures))
                 failures += 1
                 continue
             except Exception:
-                log.exception("a fault of the bus in its upstream's loop")
-                await _within(self._halt, POLL_SECONDS)
+                log.exception("a fault of the bus in the loop of its upstream")
+                await _within(self._stopping, self._timings.poll_seconds)
                 continue
             failures = 0
-            self._found()
-            if await _within(self._wake, POLL_SECONDS):
-                await _within(self._halt, DEBOUNCE_SECONDS)
+            self._note_connected()
+            if await _within(self._wake, self._timings.poll_seconds):
+                await _within(self._stopping, self._timings.debounce_seconds)
 
-    def _lost(self, why: str) -> None:
+    def _note_outage(self, reason: str) -> None:
         self._connected = False
         if not self._lost_at:
             self._lost_at = time.monotonic()
-            self._sync_state.start_anew()
-            log.warning("upstream %s unreachable: %s; it is tried again until it answers", self._url, why)
+            self._sync_state.retry_all()
+            log.warning("upstream %s unreachable: %s; the bus retries until it responds", self._url, reason)
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (time.monotonic() - self._lost_at)))
-        self._state = f"unreachable since {since}: {why}"
+        self._state = f"unreachable since {since}: {reason}"
 
-    def _found(self) -> None:
+    def _note_connected(self) -> None:
         if self._connected:
             return
         count = self._sync_state.registered
         if self._lost_at:
-            away = time.monotonic() - self._lost_at
-            log.info("upstream %s is back after %.1f s, tools=%d", self._url, away, count)
+            outage = time.monotonic() - self._lost_at
+            log.info("upstream %s is back after %.1f s, tools=%d", self._url, outage, count)
         else:
             log.info("upstream %s connected, tools=%d", self._url, count)
         self._connected, self._lost_at, self._state = True, 0.0, "connected"
 
     # -- one round -----------------------------------------------------------------------------------------------
 
-    async def _round(self, client: Client) -> None:
-        """Looks at what the other side has and makes it what it should be.
+    async def _round(self, client: UpstreamClient) -> None:
+        """Lists the tools of the main server and sends what is missing.
 
         Raises:
-            Trouble: it cannot be asked.
+            UpstreamError: it is unreachable.
         """
         self._sync_state.plan = self._plan()
-        theirs = read_listing(*await client.ask("GET", "/api/tools"))
-        steps = self._sync_state.decide(theirs, time.monotonic())
-        for _ in range(LOOKS):
-            if not steps or self._halt.is_set():
+        listing = read_listing(*await client.send("GET", "/api/tools"))
+        steps = self._sync_state.decide(listing, time.monotonic())
+        for _ in range(MAX_PASSES):
+            if not steps or self._stopping.is_set():
                 break
-            broken = await self._take(client, steps, theirs)
-            before, theirs = theirs, read_listing(*await client.ask("GET", "/api/tools"))
-            for step, why in broken:  # noted only now: a server that is down has refused nothing
-                self._sync_state.refused(step, before, why, time.monotonic(), broke_off=True)
-            steps = self._sync_state.decide(theirs, time.monotonic())
-        self._show()
+            failed = await self._send_steps(client, steps, listing)
+            before, listing = listing, read_listing(*await client.send("GET", "/api/tools"))
+            for step, error in failed:  # noted only now: an unreachable server has refused nothing
+                self._sync_state.note_refused(step, before, error, time.monotonic(), no_response=True)
+            steps = self._sync_state.decide(listing, time.monotonic())
+        self._warn()
 
     def _plan(self) -> UpstreamPlan:
         view = self._view
-        if self._planned_at == view.revision:
+        if self._planned_revision == view.revision:
             return self._sync_state.plan
         revision = view.revision
         # Role by role: a listing of all roles joins what a source declared for several roles under one of them.
@@ -207,78 +214,84 @@ class Upstream:
         ]
         listings.sort(key=lambda listing: listing.entry.place)
         plan = make_plan(listings, self._callback_base, self._url)
-        self._planned_at = revision
+        self._planned_revision = revision
         return plan
 
-    async def _take(self, client: Client, steps: Sequence[Step], theirs: Theirs) -> list[tuple[Register, str]]:
-        """Takes steps one after another, so that places there follow ours. Returns registrations that broke off."""
-        broken: list[tuple[Register, str]] = []
+    async def _send_steps(
+        self, client: UpstreamClient, steps: Sequence[Step], listing: UpstreamListing
+    ) -> list[tuple[RegisterStep, str]]:
+        """Sends the steps one by one, so that the order there is ours. Returns registrations without a response."""
+        failed: list[tuple[RegisterStep, str]] = []
         in_a_row = 0
         for step in steps:
-            if self._halt.is_set():
+            if self._stopping.is_set():
                 break
             try:
-                if isinstance(step, Register):
-                    await self._register(client, step, theirs)
+                if isinstance(step, RegisterStep):
+                    await self._register(client, step, listing)
                 else:
                     await self._unregister(client, step)
                 in_a_row = 0
-            except Trouble as trouble:
+            except UpstreamError as error:
                 in_a_row += 1
-                if isinstance(step, Register):
-                    broken.append((step, str(trouble)))
-                if in_a_row >= TROUBLES_IN_A_ROW:
-                    break  # the next look tells whether the server is down; if not, the others have their turn then
-        return broken
+                if isinstance(step, RegisterStep):
+                    failed.append((step, str(error)))
+                if in_a_row >= MAX_FAILURES_IN_A_ROW:
+                    break  # the next listing tells whether the server is down; if not, the other steps follow then
+        return failed
 
-    async def _register(self, client: Client, step: Register, theirs: Theirs) -> None:
+    async def _register(self, client: UpstreamClient, step: RegisterStep, listing: UpstreamListing) -> None:
         wanted = step.wanted
-        self._sync_state.sources.add(wanted.source)  # before: without an answer, it may be there all the same
-        taken = await _change(client, "register", wanted.body(step.role, self._bus_id))
-        if taken.ok:
-            self._sync_state.took(step, theirs, taken.failed, taken.problem, time.monotonic())
+        self._sync_state.sources.add(wanted.source)  # first: without a response, it may be registered nevertheless
+        response = await _change(client, "register", wanted.body(step.role, self._bus_id))
+        if response.ok:
+            self._sync_state.note_accepted(step, listing, response.failed, response.problem, time.monotonic())
         else:
-            self._sync_state.refused(step, theirs, taken.problem, time.monotonic())
+            self._sync_state.note_refused(step, listing, response.problem, time.monotonic())
 
-    async def _unregister(self, client: Client, step: Unregister) -> None:
-        first = self._sync_state.asked_to_withdraw(step, time.monotonic())
-        taken = await _change(client, "unregister", json.dumps({"name": step.name, "role": step.role}).encode())
-        if taken.problem and first:
-            log.warning("upstream %s does not unregister tool=%r: %s", self._url, step.name, taken.problem)
+    async def _unregister(self, client: UpstreamClient, step: UnregisterStep) -> None:
+        first = self._sync_state.note_unregister(step, time.monotonic())
+        response = await _change(client, "unregister", json.dumps({"name": step.name, "role": step.role}).encode())
+        if response.problem and first:
+            log.warning("upstream %s does not unregister tool=%r: %s", self._url, step.name, response.problem)
 
-    def _show(self) -> None:
-        """Tells operators what is wrong, once for each tool and reason."""
-        ledger = self._sync_state
-        said = {entry: f"not offered upstream: {why}" for entry, why in ledger.plan.refused.items()}
-        for key, problem in ledger.problems.items():
-            said |= dict.fromkeys(ledger.plan.wanted[key].entries, f"upstream {self._url}: {problem}")
-        logged: set[tuple[str, str]] = set()  # of several roles one line
+    def _warn(self) -> None:
+        """Sets the warnings of tools, and logs each once for each tool and reason."""
+        state = self._sync_state
+        warnings = {entry: f"not offered upstream: {reason}" for entry, reason in state.plan.refused.items()}
+        for key, problem in state.problems.items():
+            warnings |= dict.fromkeys(state.plan.wanted[key].entries, f"upstream {self._url}: {problem}")
+        logged: set[tuple[str, str]] = set()  # one line for all roles
         changed = False
-        for entry in {**self._warned, **said}:
-            text = said.get(entry, "")
-            if entry.warnings.get(ABOUT, "") == text or entry.table.entries.get(entry.name) is not entry:
+        for entry in {**self._warnings, **warnings}:
+            text = warnings.get(entry, "")
+            if entry.warnings.get(TOPIC, "") == text or entry.table.entries.get(entry.name) is not entry:
                 continue
             changed = True
-            self._registry.warn(entry, ABOUT, text)
+            self._registry.warn(entry, TOPIC, text)
             if text and (entry.name, text) not in logged:
                 logged.add((entry.name, text))
                 log.warning("upstream tool=%r source=%r: %s", entry.name, entry.source, text)
-        self._warned = said
+        self._warnings = warnings
         if changed:
             self._on_warning()
 
+    def _backoff(self, failures: int) -> float:
+        longest = self._timings.max_backoff_seconds
+        return min(longest, self._timings.first_backoff_seconds * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)
 
-async def _change(client: Client, verb: str, body: bytes) -> Taken:
-    return read_change(*await client.ask("POST", f"/api/tools/{verb}", body))
+
+async def _change(client: UpstreamClient, verb: str, body: bytes) -> ChangeResponse:
+    return read_change_response(*await client.send("POST", f"/api/tools/{verb}", body))
 
 
-async def _clear(client: Client, source: str) -> None:
+async def _clear(client: UpstreamClient, source: str) -> None:
     """Clears one source, as a plugin that stops should (REST-52)."""
     try:
-        taken = await _change(client, "clear", json.dumps({"source": source}).encode())
-        problem = taken.problem
-    except Trouble as trouble:
-        problem = str(trouble)
+        response = await _change(client, "clear", json.dumps({"source": source}).encode())
+        problem = response.problem
+    except UpstreamError as error:
+        problem = str(error)
     if problem:
         log.info("upstream did not clear source=%r: %s", source, problem)
 
@@ -291,8 +304,3 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _backoff(failures: int) -> float:
-    first, longest = BACKOFF_SECONDS
-    return min(longest, first * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)
