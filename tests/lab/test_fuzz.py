@@ -110,7 +110,7 @@ def _takes_all_hosts(patch: pytest.MonkeyPatch) -> None:
 
 def _follows_dots(patch: pytest.MonkeyPatch) -> None:
     """A manifest that grants its own folder to be written."""
-    patch.setattr(file_grants, "_writable", lambda text, where, folder: (folder / text).resolve())
+    patch.setattr(file_grants, "_read_writable", lambda reader, folder: (folder / reader.value).resolve())
 
 
 def _keeps_unknown(patch: pytest.MonkeyPatch) -> None:
