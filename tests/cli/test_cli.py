@@ -1,4 +1,4 @@
-"""The command line as scripts meet it: what is printed where, and the exit codes. Real processes, one bus for most."""
+"""The command line as scripts see it: what is printed where, and the exit codes. Real processes, one bus for most."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_prints_one_line_and_ends_well_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+def test_serve_prints_one_line_and_ends_with_0_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     sock = tmp_path / "bus" / "bus.sock"
     with _serving(tmp_path, "--grpc", "127.0.0.1:0", "--grpc", f"unix:{sock}", "--http", "127.0.0.1:0") as serving:
         assert toolbus("list", "--bus", f"unix:{sock}").returncode == 0
@@ -94,7 +94,7 @@ def test_serve_prints_one_line_and_ends_well_on_a_signal(tmp_path: Path, number:
     assert BUS_LOG.search(serving.err)
 
 
-def test_a_signal_lets_calls_finish_and_a_second_one_does_not(tmp_path: Path) -> None:
+def test_a_signal_lets_calls_finish_and_a_second_one_ends_them(tmp_path: Path) -> None:
     file = tmp_path / "weather.py"
     file.write_text(PLUGIN)
     with (
@@ -113,7 +113,7 @@ def test_a_signal_lets_calls_finish_and_a_second_one_does_not(tmp_path: Path) ->
             assert json.loads(calling.out)["error"]["code"] == "UNAVAILABLE"
 
 
-def test_serve_prints_events_and_logs_lines_of_json_where_asked(tmp_path: Path) -> None:
+def test_serve_prints_events_and_log_as_json_lines_on_request(tmp_path: Path) -> None:
     words = ("--ephemeral", "--grpc", "127.0.0.1:0", "--http", "off", "--json", "--log-json")
     with Running(tmp_path, "serve", *words) as serving:
         serving.says('"ready"')
@@ -125,7 +125,7 @@ def test_serve_prints_events_and_logs_lines_of_json_where_asked(tmp_path: Path) 
     assert {"time", "level", "logger", "message"} <= set(logged[0])
 
 
-def test_a_taken_port_is_a_sentence_and_exit_code_1(bus: str) -> None:
+def test_a_port_in_use_is_an_error_text_and_exit_code_1(bus: str) -> None:
     ended = toolbus("serve", "--ephemeral", "--grpc", bus, "--http", "off")
     assert ended.returncode == 1
     assert ended.stdout == ""
@@ -133,7 +133,7 @@ def test_a_taken_port_is_a_sentence_and_exit_code_1(bus: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_taken_http_port_leaves_nothing_behind() -> None:
+def test_an_http_port_in_use_ends_serve() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = toolbus("serve", "--ephemeral", "--grpc", "127.0.0.1:0", "--http", address)
@@ -142,7 +142,7 @@ def test_a_taken_http_port_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (("--grpc", "0.0.0.0:1"), "is not on loopback"),
         (("--http", "everywhere"), "is not HOST:PORT or off"),
@@ -153,11 +153,11 @@ def test_a_taken_http_port_leaves_nothing_behind() -> None:
         (("--no-such-flag",), "No such option"),
     ],
 )
-def test_serve_refuses_wrong_settings_with_exit_code_2(words: tuple[str, ...], said: str) -> None:
+def test_serve_refuses_invalid_settings_with_exit_code_2(words: tuple[str, ...], error: str) -> None:
     ended = toolbus("serve", *words)
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert said in ended.stderr
+    assert error in ended.stderr
 
 
 def test_roles_come_from_flags(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_roles_come_from_flags(tmp_path: Path) -> None:
 # -- list, watch, tools ----------------------------------------------------------------------------------------------
 
 
-def test_list_aligns_a_table_where_nobody_watches(bus: str) -> None:
+def test_list_prints_an_aligned_table_outside_of_a_terminal(bus: str) -> None:
     lines = toolbus("list", "get_weather", "nap", "--bus", bus).stdout.splitlines()
     assert lines[0].split() == ["NAME", "STATE", "SOURCE", "ROLES", "SESSIONS", "IN", "FLIGHT", "DESCRIPTION"]
     assert lines[1].split()[:6] == ["get_weather", "live", "weather", "default", "1", "0"]
@@ -188,13 +188,13 @@ def test_list_prints_one_json_document(bus: str) -> None:
     assert toolbus("list", "--source", "nobody", "--json", "--bus", bus).stdout.count('"name"') == 0
 
 
-def test_the_buss_own_tools_are_in_tools_only(bus: str) -> None:
+def test_only_tools_lists_the_buss_own_tools(bus: str) -> None:
     names = [tool["name"] for tool in json.loads(toolbus("tools", "--json", "--bus", bus).stdout)["tools"]]
     assert "toolbus:drain" in names
     assert "toolbus:" not in toolbus("list", "--all", "--bus", bus).stdout
 
 
-def test_watch_shows_everything_and_then_changes_until_ctrl_c(bus: str, tmp_path: Path) -> None:
+def test_watch_prints_all_tools_and_then_changes_until_ctrl_c(bus: str, tmp_path: Path) -> None:
     file = tmp_path / "more.py"
     file.write_text("from toolbus.sdk import llm_tool\n@llm_tool(description='')\ndef more() -> int:\n    return 1\n")
     with Running(tmp_path, "watch", "--bus", bus) as people, Running(tmp_path, "watch", "--json", "--bus", bus) as pipe:
@@ -229,14 +229,14 @@ def test_call_takes_arguments_from_standard_input_and_files(bus: str, tmp_path: 
     assert big.stdout == "123456789012345678901234567890\n"
 
 
-def test_a_tool_that_says_no_is_exit_code_1_and_its_words(bus: str) -> None:
+def test_a_tool_that_raises_is_exit_code_1_with_its_error_text(bus: str) -> None:
     ended = toolbus("call", "refuse", "--bus", bus)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "not today" in ended.stderr
     assert "code=TOOL stage=ACCEPTED retry_safe=false" in ended.stderr
 
 
-def test_a_failed_call_says_code_stage_and_limit_in_json(bus: str) -> None:
+def test_a_failed_call_has_code_stage_and_limit_in_json(bus: str) -> None:
     ended = toolbus("call", "nap", "seconds=60", "--timeout", "0.2", "--json", "--bus", bus)
     assert ended.returncode == 1
     error = json.loads(ended.stdout)["error"]
@@ -245,7 +245,7 @@ def test_a_failed_call_says_code_stage_and_limit_in_json(bus: str) -> None:
     assert "limit=timeout_seconds=0.2" in plain.stderr
 
 
-def test_an_unknown_tool_and_wrong_arguments_are_told_apart(bus: str) -> None:
+def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) -> None:
     assert "code=NOT_FOUND stage=NOT_DISPATCHED" in toolbus("call", "nothing", "--bus", bus).stderr
     assert "code=INVALID_ARGUMENTS" in toolbus("call", "get_weather", "city=1", "--bus", bus).stderr
 
@@ -272,7 +272,7 @@ def test_ctrl_c_cancels_the_call(bus: str, tmp_path: Path) -> None:
         (('{"a": 1}', "a=2"), '{"a": 2}'),
     ],
 )
-def test_words_become_arguments(words: tuple[str, ...], text: str | None) -> None:
+def test_words_of_the_command_line_become_arguments(words: tuple[str, ...], text: str | None) -> None:
     if text is not None:
         assert read_arguments(words) == text
     else:
@@ -281,23 +281,23 @@ def test_words_become_arguments(words: tuple[str, ...], text: str | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (("city",), "'city' is not KEY=VALUE"),
         (("=1",), "is not KEY=VALUE"),
-        (("{a}",), "is no JSON: "),
-        (('{"a": NaN}',), "NaN is not JSON"),
+        (("{a}",), "is not JSON: "),
+        (('{"a": NaN}',), "JSON has no NaN"),
         (("a=1", '{"b": 1}'), "before all pairs"),
         (("@/nowhere",), "cannot read /nowhere"),
     ],
 )
-def test_words_that_make_no_arguments_are_wrong_usage(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+def test_words_that_are_not_arguments_are_wrong_usage(
+    words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as ended:
         read_arguments(words)
     assert ended.value.exit_code == terminal.USAGE
-    assert said in capsys.readouterr().err
+    assert error in capsys.readouterr().err
 
 
 # -- health, calls, drain --------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_health_watches_until_ctrl_c(bus: str, tmp_path: Path) -> None:
         assert watching.err == ""
 
 
-def test_calls_shows_the_newest_first(bus: str) -> None:
+def test_calls_prints_the_newest_first(bus: str) -> None:
     toolbus("call", "echo", "value=1", "--bus", bus)
     lines = toolbus("calls", "--source", "weather", "--bus", bus).stdout.splitlines()
     assert lines[0].split() == ["OUTCOME", "MS", "SOURCE", "CALLER", "USER", "ROUND", "IN", "OUT", "CALL", "NAME"]
@@ -332,7 +332,7 @@ def test_calls_shows_the_newest_first(bus: str) -> None:
     assert lines[1].split()[-1] == "echo"
 
 
-def test_drain_sends_a_source_away_for_good_and_then_the_bus(tmp_path: Path) -> None:
+def test_drain_ends_a_source_and_then_the_bus(tmp_path: Path) -> None:
     file = tmp_path / "weather.py"
     file.write_text(PLUGIN)
     with (
@@ -341,9 +341,9 @@ def test_drain_sends_a_source_away_for_good_and_then_the_bus(tmp_path: Path) -> 
     ):
         address = _address(serving)
         until(lambda: "refuse" in toolbus("list", "--bus", address).stdout, "the plugin's tools")
-        nobody = toolbus("drain", "nobody", "--bus", address)
-        assert nobody.returncode == 1
-        assert "no session of source 'nobody'" in nobody.stderr
+        unknown = toolbus("drain", "nobody", "--bus", address)
+        assert unknown.returncode == 1
+        assert "no session of source 'nobody'" in unknown.stderr
         drained = toolbus("drain", "weather", "--json", "--bus", address)
         assert json.loads(drained.stdout) == {"source": "weather", "sessions": 1}
         assert plugin.code() == 0
@@ -352,13 +352,13 @@ def test_drain_sends_a_source_away_for_good_and_then_the_bus(tmp_path: Path) -> 
         assert toolbus("list", "--bus", address).returncode == 3
 
 
-# -- what holds for all ----------------------------------------------------------------------------------------------
+# -- every command ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "words", [("list",), ("watch",), ("tools",), ("call", "x"), ("health",), ("calls",), ("drain", "x")]
 )
-def test_no_bus_is_exit_code_3_and_says_how_to_get_one(words: tuple[str, ...]) -> None:
+def test_no_bus_is_exit_code_3_with_how_to_start_one(words: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ended = toolbus(*words, "--bus", f"127.0.0.1:{port}")
@@ -368,7 +368,7 @@ def test_no_bus_is_exit_code_3_and_says_how_to_get_one(words: tuple[str, ...]) -
     assert toolbus(*words, "--bus", "unix:/nowhere.sock").returncode == 3
 
 
-def test_an_address_without_sense_is_wrong_usage() -> None:
+def test_an_invalid_address_is_wrong_usage() -> None:
     for address in ("localhost", "127.0.0.1:x", "unix:", "127.0.0.1:0"):
         ended = toolbus("list", "--bus", address)
         assert ended.returncode == 2
@@ -407,7 +407,9 @@ def test_help_imports_neither_grpc_nor_protobuf_nor_the_bus() -> None:
         ({"TOOLBUS_GRPC_EXPERIMENTS": "keep"}, "None"),
     ],
 )
-def test_the_grpc_switch_is_set_unless_told_not_to(env: dict[str, str], expected: str, tmp_path: Path) -> None:
+def test_the_grpc_experiments_are_set_unless_the_environment_prevents_it(
+    env: dict[str, str], expected: str, tmp_path: Path
+) -> None:
     file = tmp_path / "asks.py"
     file.write_text("import os\nprint(os.environ.get('GRPC_EXPERIMENTS'), flush=True)\nos._exit(0)\n")
     kept = {key: value for key, value in environment(env).items() if key != "GRPC_EXPERIMENTS" or key in env}
@@ -428,8 +430,8 @@ def test_completion_scripts_are_offered() -> None:
     assert "complete" in shown.stdout
 
 
-def _in_a_terminal(*words: str, **env: str) -> str:
-    """What a command prints to a terminal of its own."""
+def _run_in_terminal(*words: str, **env: str) -> str:
+    """Returns what a command prints to a terminal of its own."""
     ours, theirs = pty.openpty()
     kept = {key: value for key, value in environment(env).items() if key != "NO_COLOR" or key in env}
     with subprocess.Popen(
@@ -443,19 +445,19 @@ def _in_a_terminal(*words: str, **env: str) -> str:
         try:
             while read := os.read(ours, 65536):
                 shown += read
-        except OSError:  # how Linux says that nobody has the other end any more
+        except OSError:  # how Linux reports that the other end is closed
             pass
     os.close(ours)
     return shown.decode()
 
 
-def test_a_terminal_gets_a_coloured_table_unless_it_asks_for_none(bus: str) -> None:
-    coloured = _in_a_terminal("list", "--bus", bus)
+def test_a_terminal_gets_a_coloured_table_unless_no_color_is_set(bus: str) -> None:
+    coloured = _run_in_terminal("list", "--bus", bus)
     assert "\x1b[32mlive" in coloured
     assert "get_weather" in coloured
-    assert "\x1b[3" not in _in_a_terminal("list", "--bus", bus, NO_COLOR="1")
+    assert "\x1b[3" not in _run_in_terminal("list", "--bus", bus, NO_COLOR="1")
 
 
-def test_words_of_others_cannot_steer_a_terminal() -> None:
+def test_control_characters_are_replaced() -> None:
     bad = "\N{REPLACEMENT CHARACTER}"
     assert terminal.clean("a\x1b[31mb\r\n  c\u202ed\udc80") == f"a{bad}[31mb c{bad}d{bad}"

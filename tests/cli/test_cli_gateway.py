@@ -17,7 +17,7 @@ from tests.bus.gateway.free_port import free_port
 from tests.support.processes import Running, toolbus, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.serve_settings import settle
-from toolbus.cli import catalog_commands, serve_command, terminal
+from toolbus.cli import catalog_commands, serve_log, terminal
 from toolbus.errors import SetupError
 from toolbus.sdk.listing import ListedTool
 from toolbus.tool import Tool
@@ -46,11 +46,11 @@ def _register(http: str, name: str, url: str) -> None:
     assert _post(http, "/api/tools/register", {"name": name, "callback_url": url, "source": "legacy"})["ok"]
 
 
-def test_requests_to_a_sidecar_have_no_line_each_in_the_log_of_a_bus() -> None:
+def test_the_log_of_a_bus_has_no_line_for_each_request_to_a_sidecar() -> None:
     names = ("httpx", "uvicorn", "asyncio")
     before = [logging.getLogger(name).level for name in names]
     try:
-        serve_command._log_to_stderr(settle({}, {}, None))
+        serve_log.log_to_stderr(settle({}, {}, None))
         assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
     finally:
         for name, level in zip(names, before, strict=True):
@@ -58,20 +58,22 @@ def test_requests_to_a_sidecar_have_no_line_each_in_the_log_of_a_bus() -> None:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """A callback URL where nobody listens."""
+def dead_url() -> Iterator[str]:
+    """A callback URL where no server listens."""
     with free_port() as port:
         yield CALLBACK.format(port)
 
 
-def test_callback_tools_are_listed_with_their_url_and_offline_after_three_failures(tmp_path: Path, nobody: str) -> None:
+def test_callback_tools_are_listed_with_their_url_and_offline_after_three_failures(
+    tmp_path: Path, dead_url: str
+) -> None:
     home = tmp_path / "home"
     with _serving(tmp_path, "--ephemeral", HOME=str(home), XDG_DATA_HOME=str(home / "share")) as serving:
         grpc, http = _addresses(serving)
-        _register(http, "天気", nobody)
+        _register(http, "天気", dead_url)
         found = json.loads(toolbus("list", "--json", "--bus", grpc).stdout)["tools"]
         assert [(each["name"], each["state"], each["source"], each["callback_url"]) for each in found] == [
-            ("天気", "live", "legacy", nobody)
+            ("天気", "live", "legacy", dead_url)
         ]
         assert found[0]["warnings"] == []
         for _ in range(3):
@@ -80,15 +82,15 @@ def test_callback_tools_are_listed_with_their_url_and_offline_after_three_failur
         lines = toolbus("list", "--all", "--bus", grpc).stdout.splitlines()
         assert lines[1].split()[:3] == ["天気", "offline", "legacy"]
         assert "accepts no connection" in lines[1]
-    assert not home.exists()  # nothing was kept
+    assert not home.exists()  # nothing was stored
 
 
 def test_a_data_directory_keeps_callback_tools_over_a_kill_and_takes_one_bus_at_a_time(
-    tmp_path: Path, nobody: str
+    tmp_path: Path, dead_url: str
 ) -> None:
     folder = str(tmp_path / "data")
     with _serving(tmp_path, "--data-dir", folder) as serving:
-        _register(_addresses(serving)[1], "kept", nobody)
+        _register(_addresses(serving)[1], "kept", dead_url)
         second = toolbus("serve", "--grpc", "127.0.0.1:0", "--http", "off", "--data-dir", folder)
         assert (second.returncode, second.stdout) == (1, "")
         assert folder in second.stderr
@@ -98,18 +100,20 @@ def test_a_data_directory_keeps_callback_tools_over_a_kill_and_takes_one_bus_at_
         serving.code()
     with _serving(tmp_path, TOOLBUS_DATA_DIR=folder) as serving:
         found = json.loads(toolbus("list", "--all", "--json", "--bus", _addresses(serving)[0]).stdout)["tools"]
-        assert [(each["name"], each["state"], each["callback_url"]) for each in found] == [("kept", "offline", nobody)]
+        assert [(each["name"], each["state"], each["callback_url"]) for each in found] == [
+            ("kept", "offline", dead_url)
+        ]
 
 
-def test_upstream_offers_the_tools_to_a_main_server_and_a_refusal_is_a_warning(tmp_path: Path, nobody: str) -> None:
+def test_upstream_offers_the_tools_to_a_main_server_and_a_refusal_is_a_warning(tmp_path: Path, dead_url: str) -> None:
     with (
         _serving(tmp_path, "--ephemeral") as main,  # a main server to the other one
         _serving(tmp_path, "--ephemeral", "--upstream", f"http://{_addresses(main)[1]}") as serving,
     ):
         grpc, http = _addresses(serving)
-        _register(http, "first", nobody)
+        _register(http, "first", dead_url)
         until(lambda: "first" in toolbus("list", "--bus", _addresses(main)[0]).stdout, "the tool upstream")
-        _register(http, "..", nobody)  # no URL can name it
+        _register(http, "..", dead_url)  # no URL can name it
         listed: list[dict[str, Any]] = []
 
         def warned() -> bool:
@@ -123,7 +127,7 @@ def test_upstream_offers_the_tools_to_a_main_server_and_a_refusal_is_a_warning(t
         assert f"(warning: {listed[1]['warnings'][0]})" in lines[2]
 
 
-def test_an_upstream_that_cannot_be_is_wrong_usage() -> None:
+def test_an_upstream_without_http_is_wrong_usage() -> None:
     words = ("--upstream", "http://127.0.0.1:1", "--http", "off")
     ended = toolbus("serve", "--ephemeral", "--grpc", "127.0.0.1:0", *words)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -153,19 +157,19 @@ def _listed(**more: Any) -> ListedTool:
     return ListedTool(Tool("t", "Does it."), "s", "live", ("default",), "hash", sessions=1, **more)
 
 
-def test_a_warning_stands_before_the_description_and_after_nothing_else() -> None:
+def test_warnings_come_before_the_description_and_the_last_error() -> None:
     assert catalog_commands._row(_listed())[-1] == "Does it."
     assert catalog_commands._row(_listed(warnings=("a", "b")))[-1] == "(warning: a) (warning: b) Does it."
     assert catalog_commands._row(_listed(warnings=("a",), last_error="lost"))[-1] == "(warning: a) (lost) Does it."
     assert catalog_commands.as_record(_listed(warnings=("a",)))["warnings"] == ("a",)
 
 
-def test_a_terminal_shows_warnings_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_prints_warnings_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Terminal()
     monkeypatch.setattr("sys.stdout", shown)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    terminal.table(("NAME", "DESCRIPTION"), [("a", "fine"), ("b", "(warning: odd) fine")], {1})
+    terminal.print_table(("NAME", "DESCRIPTION"), [("a", "fine"), ("b", "(warning: odd) fine")], {1})
     fine, odd = shown.getvalue().splitlines()[-2:]
     assert "\x1b[33m" not in fine
     assert "\x1b[33m(warning: odd) fine" in odd

@@ -79,8 +79,8 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def nobody() -> str:
-    """An address where nothing listens."""
+def unused_address() -> str:
+    """An address where no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
@@ -94,9 +94,9 @@ def _json(bus: str, *words: str) -> Any:
 # -- calls ---------------------------------------------------------------------------------------------------------
 
 
-def test_calls_shows_for_whom_and_in_which_round_a_call_was_made(bus: str) -> None:
-    said = ("--user", "ada", "--context", "round=2", "--context", "order=1")
-    toolbus("call", "get.weather", "city=Oslo", *said, "--bus", bus)
+def test_calls_shows_the_user_and_the_round_of_a_call(bus: str) -> None:
+    context = ("--user", "ada", "--context", "round=2", "--context", "order=1")
+    toolbus("call", "get.weather", "city=Oslo", *context, "--bus", bus)
     shown = toolbus("calls", "--user", "ada", "--name", "get.weather", "--bus", bus).stdout.splitlines()
     assert shown[0].split() == ["OUTCOME", "MS", "SOURCE", "CALLER", "USER", "ROUND", "IN", "OUT", "CALL", "NAME"]
     cells = shown[1].split()
@@ -115,14 +115,14 @@ def test_calls_are_found_by_caller_and_outcome(bus: str) -> None:
     assert _json(bus, "calls", "--caller", "nobody") == []
 
 
-def test_an_outcome_that_there_is_not_is_wrong_usage(bus: str) -> None:
+def test_an_unknown_outcome_is_wrong_usage(bus: str) -> None:
     ended = toolbus("calls", "--outcome", "bad", "--bus", bus)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "'bad'" in ended.stderr
     assert "OK, TOOL," in ended.stderr
 
 
-def test_contents_are_shown_where_asked_without_secrets(bus: str) -> None:
+def test_contents_are_printed_on_request_without_secrets(bus: str) -> None:
     toolbus("call", "get.weather", "city=Lima", "api_key=abc123", "--user", "eve", "--bus", bus)
     (bare,) = _json(bus, "calls", "--user", "eve")
     assert "arguments" not in bare
@@ -134,7 +134,7 @@ def test_contents_are_shown_where_asked_without_secrets(bus: str) -> None:
     assert table[1].endswith('{"city":"Lima"}')
 
 
-def test_long_contents_are_cut_in_a_table() -> None:
+def test_long_contents_are_shortened_in_a_table() -> None:
     record = dict.fromkeys(("outcome", "source", "caller", "user_id", "call_id", "name"), "x")
     sizes = {"seconds": 0.0, "round": 0, "order": 0, "arguments_size": 1, "output_size": 1}
     row = calls_command._row({**record, **sizes, "arguments": "a" * 99, "output": "b"}, contents=True)
@@ -142,7 +142,7 @@ def test_long_contents_are_cut_in_a_table() -> None:
     assert calls_command._row({**record, **sizes}, contents=True)[-2:] == ("-", "-")
 
 
-def test_follow_shows_each_call_as_it_ends_until_ctrl_c(bus: str, tmp_path: Path) -> None:
+def test_follow_prints_each_call_as_it_ends_until_ctrl_c(bus: str, tmp_path: Path) -> None:
     words = ("calls", "--follow", "--user", "fay", "--bus", bus)
     toolbus("call", "get.weather", "city=Before", "--user", "fay", "--bus", bus)
     with Running(tmp_path, *words) as people, Running(tmp_path, *words, "--contents", "--json") as pipe:
@@ -161,7 +161,7 @@ def test_follow_shows_each_call_as_it_ends_until_ctrl_c(bus: str, tmp_path: Path
     assert [line.split()[-1] for line in people.out.splitlines()[1:]] == ["get.weather"] * 3
 
 
-def test_a_bus_ends_though_somebody_follows_its_calls(tmp_path: Path) -> None:
+def test_a_bus_ends_although_a_command_follows_its_calls(tmp_path: Path) -> None:
     with (
         _serving(tmp_path, "--ephemeral") as serving,
         Running(tmp_path, "calls", "--follow", "--contents", "--bus", _address(serving)) as following,
@@ -175,7 +175,7 @@ def test_a_bus_ends_though_somebody_follows_its_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("contents", [False, True])
-async def test_those_who_ask_for_records_are_not_in_them_and_push_none_out(contents: bool) -> None:
+async def test_requests_for_records_are_not_recorded_and_evict_none(contents: bool) -> None:
     async with running_bus(record_contents=contents) as bus:
         await bus.call("toolbus:stats")
         for _ in range(RECORDS_KEPT + 1):
@@ -187,18 +187,18 @@ async def test_those_who_ask_for_records_are_not_in_them_and_push_none_out(conte
         assert (await bus.call("toolbus:stats")).output["outcomes"] == {"OK": 1}
         assert (await bus.call("toolbus:calls", {"limit": "x"})).error is not None
         assert [(record.number, record.name) for record in bus.records] == [
-            *((3, "toolbus:calls"), (2, "toolbus:stats"), (1, "toolbus:stats"))  # what was refused, is told
+            *((3, "toolbus:calls"), (2, "toolbus:stats"), (1, "toolbus:stats"))  # a refused request is recorded
         ]
 
 
-async def test_a_number_of_an_earlier_bus_shows_a_follower_everything() -> None:
+async def test_a_number_of_an_earlier_bus_returns_all_records() -> None:
     async with running_bus() as bus:
         await bus.call("toolbus:stats")
         found = (await bus.call("toolbus:calls", {"since": 1000})).output
         assert [each["number"] for each in found] == [1]
 
 
-def test_a_bus_that_keeps_no_contents_says_so(tmp_path: Path) -> None:
+def test_contents_of_a_bus_that_records_none_are_a_note(tmp_path: Path) -> None:
     with _serving(tmp_path, "--ephemeral") as serving:
         toolbus("call", "toolbus:stats", "--bus", _address(serving))
         ended = toolbus("calls", "--contents", "--bus", _address(serving))
@@ -209,7 +209,7 @@ def test_a_bus_that_keeps_no_contents_says_so(tmp_path: Path) -> None:
 # -- export and search ---------------------------------------------------------------------------------------------
 
 
-def test_export_shows_names_on_the_wire_tokens_and_losses(bus: str) -> None:
+def test_export_prints_names_on_the_wire_tokens_and_losses(bus: str) -> None:
     ended = toolbus("export", "get.weather", "list_tasks", "--dialect", "gemini", "--bus", bus)
     assert (ended.returncode, ended.stderr) == (0, "")
     *rows, total = ended.stdout.splitlines()[1:]
@@ -220,7 +220,7 @@ def test_export_shows_names_on_the_wire_tokens_and_losses(bus: str) -> None:
     assert "get_weather" in toolbus("export", "get.weather", "--dialect", "openai", "--bus", bus).stdout
 
 
-def test_export_prints_the_tools_of_a_request_and_says_what_is_left_out(bus: str) -> None:
+def test_export_prints_the_tools_of_a_request_and_lists_what_is_left_out(bus: str) -> None:
     ended = toolbus("export", "forecast", "get.weather", "--dialect", "anthropic", "--json", "--bus", bus)
     assert ended.returncode == 0
     assert [tool["name"] for tool in json.loads(ended.stdout)] == ["get_weather"]
@@ -230,25 +230,25 @@ def test_export_prints_the_tools_of_a_request_and_says_what_is_left_out(bus: str
     assert "城市" in left_out[1]
 
 
-def test_export_names_what_nobody_offers_on_standard_error(bus: str) -> None:
+def test_export_names_tools_that_are_not_offered_on_standard_error(bus: str) -> None:
     words = ("export", "get.weather", "nothing", "nothing", "--dialect", "openai", "--bus", bus)
     ended = toolbus(*words, "--user", "kim")
     assert ended.returncode == 0
-    assert ended.stderr == "toolbus: nobody offers 'nothing' to user 'kim': `toolbus list` shows what there is\n"
-    assert "nobody offers 'nothing': " in toolbus(*words, "--json").stderr
+    assert ended.stderr == "toolbus: not offered to user 'kim': 'nothing'; `toolbus list` shows the tools\n"
+    assert "not offered: 'nothing'; " in toolbus(*words, "--json").stderr
 
 
-def test_an_unknown_dialect_is_wrong_usage_that_names_those_there_are(nobody: str) -> None:
-    ended = toolbus("export", "--dialect", "morse", "--bus", nobody)
+def test_an_unknown_dialect_is_wrong_usage_that_lists_the_known_ones(unused_address: str) -> None:
+    ended = toolbus("export", "--dialect", "morse", "--bus", unused_address)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "'morse'" in ended.stderr
     assert all(name in ended.stderr for name in DIALECTS)
 
 
-def test_the_manual_names_every_dialect_and_mode() -> None:
-    shown = export_command.MANUAL.replace(",", " ").replace(".", " ").split()
+def test_help_names_every_dialect_and_mode() -> None:
+    shown = export_command.EPILOG.replace(",", " ").replace(".", " ").split()
     assert set(DIALECTS) <= set(shown)
-    assert all(mode in search_command.MANUAL for mode in MODES)
+    assert all(mode in search_command.EPILOG for mode in MODES)
     assert search_command.MAX_RESULTS == MAX_RESULTS
 
 
@@ -261,18 +261,18 @@ def test_search_finds_tools_by_what_they_do(bus: str) -> None:
     assert [each["name"] for each in found["results"]] == ["forecast"]
 
 
-def test_search_says_when_another_mode_answered(bus: str) -> None:
+def test_search_notes_when_another_mode_was_used(bus: str) -> None:
     ended = toolbus("search", "tomorrow", "--mode", "semantic", "--bus", bus)
     assert ended.returncode == 0
-    assert "cannot rank by semantic, so bm25 answered" in ended.stderr
+    assert "cannot rank by semantic, so it ranked by bm25" in ended.stderr
     assert toolbus("search", "x", "--mode", "magic", "--bus", bus).returncode == 2
 
 
 # -- tasks ---------------------------------------------------------------------------------------------------------
 
 
-def _begun(bus: str, year: int, *words: str) -> str:
-    """Begins a report that becomes a task; returns its id."""
+def _start_task(bus: str, year: int, *words: str) -> str:
+    """Starts a report that becomes a task; returns its id."""
     toolbus("call", "release", "again=true", "--bus", bus)
     ended = toolbus("call", "report", f"year={year}", "--background-after", "0.1", *words, "--bus", bus)
     assert ended.returncode == 0, ended.stderr
@@ -281,44 +281,44 @@ def _begun(bus: str, year: int, *words: str) -> str:
     return ended.stdout.strip()
 
 
-def test_a_call_goes_on_as_a_task_and_is_awaited(bus: str) -> None:
-    task = _begun(bus, 2026)
+def test_a_call_continues_as_a_task_and_is_awaited(bus: str) -> None:
+    task = _start_task(bus, 2026)
     assert toolbus("tasks", "--bus", bus).stdout.splitlines()[1].split()[:2] == [task, "running"]
     running = toolbus("tasks", "check", task, "--bus", bus)
     assert running.returncode == 0
     assert re.search(rf"^{task} +running +[\d.]+ +report$", running.stdout, re.MULTILINE)
     late = toolbus("tasks", "await", task, "--timeout", "0.1", "--bus", bus)
     assert (late.returncode, late.stdout) == (1, "")
-    assert f"{task} was not done in time" in late.stderr
+    assert f"{task} did not end in time and continues" in late.stderr
     toolbus("call", "release", "--bus", bus)
     done = toolbus("tasks", "await", task, "--bus", bus)
     assert (done.returncode, done.stdout, done.stderr) == (0, '"report of 2026"\n', "")
     assert _json(bus, "tasks", "check", task)["status"] == "completed"
 
 
-def test_a_task_is_shown_with_its_last_sign_of_life_or_its_error() -> None:
+def test_a_task_is_printed_with_its_latest_progress_or_its_error() -> None:
     task = {"task_id": "task_1", "status": "running", "seconds": 2.04, "tool": "report"}
     assert tasks_command._row(task) == ("task_1", "running", "2.0", "report", "")
-    sign = {"done": 1.0, "total": 3.0, "message": "counting"}
-    assert tasks_command._row({**task, "progress": sign})[-1] == "1/3 counting"
-    assert tasks_command._row({**task, "progress": {**sign, "total": 0.0}})[-1] == "1 counting"
+    progress = {"done": 1.0, "total": 3.0, "message": "counting"}
+    assert tasks_command._row({**task, "progress": progress})[-1] == "1/3 counting"
+    assert tasks_command._row({**task, "progress": {**progress, "total": 0.0}})[-1] == "1 counting"
     assert tasks_command._row({**task, "error": "lost"})[-1] == "lost"
 
 
 def test_a_task_is_shown_to_its_user_only(bus: str) -> None:
-    task = _begun(bus, 2027, "--user", "gus")
+    task = _start_task(bus, 2027, "--user", "gus")
     assert [each["task_id"] for each in _json(bus, "tasks", "--user", "gus")["tasks"]] == [task]
     foreign = toolbus("tasks", "check", task, "--bus", bus)
     assert (foreign.returncode, foreign.stdout) == (1, "")
-    assert foreign.stderr.startswith(f"toolbus: there is no task '{task}': `toolbus tasks` lists those there are")
+    assert foreign.stderr.startswith(f"toolbus: unknown task '{task}': `toolbus tasks` lists tasks")
     assert toolbus("tasks", "cancel", task, "--user", "gus", "--bus", bus).stdout == f"cancelled {task}\n"
     again = toolbus("tasks", "cancel", task, "--user", "gus", "--bus", bus)
     assert (again.returncode, again.stdout) == (1, "")
     assert "is failed already" in again.stderr
 
 
-def test_a_task_that_failed_is_exit_code_1_and_its_words(bus: str) -> None:
-    task = _begun(bus, 13)
+def test_a_failed_task_is_exit_code_1_with_its_error_text(bus: str) -> None:
+    task = _start_task(bus, 13)
     toolbus("call", "release", "--bus", bus)
     ended = toolbus("tasks", "await", task, "--bus", bus)
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -326,23 +326,23 @@ def test_a_task_that_failed_is_exit_code_1_and_its_words(bus: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["check", "await", "cancel"])
-def test_a_task_that_there_is_not_is_said_once_and_in_words_of_the_command_line(verb: str, bus: str) -> None:
+def test_an_unknown_task_is_one_error_in_words_of_the_command_line(verb: str, bus: str) -> None:
     ended = toolbus("tasks", verb, "task_x", "--user", "lea", "--bus", bus)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("toolbus: there is no task 'task_x' of user 'lea': `toolbus tasks --user lea` lists")
+    assert ended.stderr.startswith("toolbus: unknown task 'task_x' of user 'lea': `toolbus tasks --user lea` lists")
     assert ended.stderr.count("\n") == 1
-    told = toolbus("tasks", verb, "task_x", "--json", "--bus", bus)
-    assert (told.returncode, json.loads(told.stdout)["error"]["code"]) == (1, "TOOL")
+    as_json = toolbus("tasks", verb, "task_x", "--json", "--bus", bus)
+    assert (as_json.returncode, json.loads(as_json.stdout)["error"]["code"]) == (1, "TOOL")
 
 
-def test_an_error_says_a_sentence_once(bus: str) -> None:
+def test_an_error_text_is_printed_once(bus: str) -> None:
     ended = toolbus("call", "toolbus:check_task", "task_id=task_x", "--bus", bus)
     assert ended.stderr.count("you have no task") == 1
     assert "reason=" not in ended.stderr
 
 
-def test_ctrl_c_ends_the_waiting_and_not_the_task(bus: str, tmp_path: Path) -> None:
-    task = _begun(bus, 2028)
+def test_ctrl_c_ends_the_wait_and_not_the_task(bus: str, tmp_path: Path) -> None:
+    task = _start_task(bus, 2028)
     with Running(tmp_path, "tasks", "await", task, "--bus", bus) as waiting:
         until(lambda: _in_flight(bus, "toolbus:await_task") == 1, "the question")
         waiting.send(signal.SIGINT)
@@ -357,7 +357,7 @@ def _in_flight(bus: str, name: str) -> int:
     return sum(each["in_flight"] for each in tools if each["name"] == name)
 
 
-def test_a_call_that_is_quick_enough_stays_a_call(bus: str) -> None:
+def test_a_call_that_ends_in_time_does_not_become_a_task(bus: str) -> None:
     ended = toolbus("call", "get.weather", "city=Oslo", "--background-after", "20", "--bus", bus)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert json.loads(ended.stdout) == {"city": "Oslo"}
@@ -365,36 +365,38 @@ def test_a_call_that_is_quick_enough_stays_a_call(bus: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (("tasks", "check"), "check needs the ID of a task"),
-        (("tasks", "--timeout", "1"), "--timeout goes with await"),
-        (("tasks", "await", "x", "--timeout", "nan"), "more than 0"),
+        (("tasks", "--timeout", "1"), "--timeout needs await"),
+        (("tasks", "await", "x", "--timeout", "nan"), "a number of seconds above 0"),
         (("tasks", "forget", "x"), "forget"),
         (("call", "x", "--background-after", "0"), "--background-after is 0"),
-        (("call", "x", "--user", "a", "--context", "user_id=b"), "say the same"),
-        (("permit", "tools", "x"), "say who may"),
-        (("permit", "tools", "x", "--user", "a", "--nobody"), "say who may"),
+        (("call", "x", "--user", "a", "--context", "user_id=b"), "set the same field"),
+        (("permit", "tools", "x"), "use exactly one of --user"),
+        (("permit", "tools", "x", "--user", "a", "--nobody"), "use exactly one of --user"),
         (("permit", "tools", "x", "--user", ""), "--user is empty"),
         (("permit", "tools", "", "--nobody"), "NAME is empty"),
         (("permit", "doors", "x", "--nobody"), "doors"),
     ],
 )
-def test_words_without_sense_are_wrong_usage(words: tuple[str, ...], said: str, nobody: str) -> None:
-    ended = toolbus(*words, "--bus", nobody)
+def test_contradicting_or_invalid_options_are_wrong_usage(
+    words: tuple[str, ...], error: str, unused_address: str
+) -> None:
+    ended = toolbus(*words, "--bus", unused_address)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert said in ended.stderr
+    assert error in ended.stderr
 
 
 # -- permissions ---------------------------------------------------------------------------------------------------
 
 
-def test_permit_is_in_force_at_once_for_lists_and_calls(bus: str) -> None:
+def test_permit_applies_at_once_to_lists_and_calls(bus: str) -> None:
     def names(*words: str) -> set[str]:
         return {each["name"] for each in _json(bus, "list", *words)["tools"]}
 
-    said = toolbus("permit", "tools", "forecast", "--user", "hal", "--user", "ida", "--bus", bus)
-    assert (said.returncode, said.stdout, said.stderr) == (0, "tools forecast: hal, ida\n", "")
+    permitted = toolbus("permit", "tools", "forecast", "--user", "hal", "--user", "ida", "--bus", bus)
+    assert (permitted.returncode, permitted.stdout, permitted.stderr) == (0, "tools forecast: hal, ida\n", "")
     rows = [line.split() for line in toolbus("permissions", "--bus", bus).stdout.splitlines()]
     assert rows == [["KIND", "NAME", "USERS"], ["tools", "forecast", "hal,", "ida"]]
     assert "forecast" not in names()
@@ -410,11 +412,11 @@ def test_permit_is_in_force_at_once_for_lists_and_calls(bus: str) -> None:
     assert "forecast" in names()
 
 
-def test_a_rule_for_a_tool_that_nobody_offers_is_noted(bus: str) -> None:
+def test_a_rule_for_an_unknown_tool_is_noted(bus: str) -> None:
     for option in ("--nobody", "--everyone", "--user=hal"):
-        said = toolbus("permit", "tools", "nothing", option, "--bus", bus)
-        assert said.returncode == 0
-        assert said.stderr == "toolbus: nobody offers such a tool now: the rule for 'nothing' waits for one\n"
+        permitted = toolbus("permit", "tools", "nothing", option, "--bus", bus)
+        assert permitted.returncode == 0
+        assert permitted.stderr == "toolbus: nobody offers such a tool now: the rule for 'nothing' waits for one\n"
     for words in (
         ("tools", "nothing", "--no-rule"),
         ("sources", "nobody", "--nobody"),
@@ -423,7 +425,7 @@ def test_a_rule_for_a_tool_that_nobody_offers_is_noted(bus: str) -> None:
         assert toolbus("permit", *words, "--bus", bus).stderr == ""
 
 
-def test_the_permissions_of_the_documents_are_in_force_and_permit_outlives_a_restart(tmp_path: Path) -> None:
+def test_the_permissions_of_the_documents_apply_and_permit_is_kept_over_a_restart(tmp_path: Path) -> None:
     (text,) = re.findall(
         r"^```toml\n(.*?)^```$", (ROOT / "docs/start/permissions.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -444,14 +446,14 @@ def test_the_permissions_of_the_documents_are_in_force_and_permit_outlives_a_res
     assert again == {**tables, "sources": {**tables["sources"], "more": []}, "silenced": []}
 
 
-def test_a_group_of_tools_that_there_is_not_is_wrong_usage() -> None:
+def test_an_unknown_group_of_tools_is_wrong_usage() -> None:
     ended = toolbus("serve", "--ephemeral", "--offer", "drain")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "'drain'" in ended.stderr
     assert "tasks and search" in ended.stderr
 
 
-# -- what holds for all --------------------------------------------------------------------------------------------
+# -- every command --------------------------------------------------------------------------------------------
 
 COMMANDS = (
     *(("export", "--dialect", "mcp"), ("search", "x"), ("tasks",), ("tasks", "await", "x"), ("permissions",)),
@@ -460,10 +462,10 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_no_bus_is_exit_code_3(words: tuple[str, ...], nobody: str) -> None:
-    ended = toolbus(*words, "--bus", nobody)
+def test_no_bus_is_exit_code_3(words: tuple[str, ...], unused_address: str) -> None:
+    ended = toolbus(*words, "--bus", unused_address)
     assert ended.returncode == 3
-    assert f"no bus at {nobody}" in ended.stderr
+    assert f"no bus at {unused_address}" in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["export", "search", "tasks", "permissions", "permit", "calls"])
@@ -473,36 +475,36 @@ def test_help_shows_examples_and_exit_codes(command: str) -> None:
 
 
 @pytest.mark.parametrize("words", [("list", "--user"), ("call", "x", "--user"), ("export", "--dialect", "mcp")])
-def test_words_that_are_not_utf_8_are_wrong_usage(words: tuple[str, ...], bus: str) -> None:
+def test_options_that_are_not_utf_8_are_wrong_usage(words: tuple[str, ...], bus: str) -> None:
     ended = toolbus(*words, "\udcff", "--bus", bus)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "toolbus: '\\udcff' is not UTF-8: write it in the terminal's encoding\n"
 
 
-def test_words_of_others_cannot_steer_a_terminal_that_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.row(["a\x1b[31m", "b\nc"], [8, 0])
+def test_control_characters_in_a_row_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_row(["a\x1b[31m", "b\nc"], [8, 0])
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[31m    b c\n"
 
 
 # -- levels ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tool_that_asks_for_a_level_is_there_with_it_and_not_without(bus: str) -> None:
-    for words, there in (((), False), (("--level", "49"), False), (("--level", "50"), True)):
+def test_a_tool_with_a_min_level_is_found_with_that_level_only(bus: str) -> None:
+    for words, visible in (((), False), (("--level", "49"), False), (("--level", "50"), True)):
         listed = [each["name"] for each in _json(bus, "list", *words)["tools"]]
         found = [each["name"] for each in _json(bus, "search", "restart the station", *words)["results"]]
         called = toolbus("call", "restart", *words, "--bus", bus)
         exported = toolbus("export", "restart", "--dialect", "openai", *words, "--bus", bus).stdout
-        assert ["restart" in each for each in (listed, found, called.stdout, exported)] == [there] * 4
-        assert called.returncode == (0 if there else 1)
+        assert ["restart" in each for each in (listed, found, called.stdout, exported)] == [visible] * 4
+        assert called.returncode == (0 if visible else 1)
 
 
-def test_a_level_that_is_said_twice_or_is_none_is_refused(bus: str) -> None:
+def test_a_level_that_is_set_twice_or_invalid_is_refused(bus: str) -> None:
     for words in (("--level", "5", "--context", "level=3"), ("--level", "-1"), ("--level", "high")):
         assert toolbus("call", "restart", *words, "--bus", bus).returncode == terminal.USAGE
 
 
-# -- rights ----------------------------------------------------------------------------------------------------------
+# -- grant and revoke -----------------------------------------------------------------------------------------------
 
 
 def test_a_source_loses_its_tools_and_gets_them_back(bus: str) -> None:
@@ -516,7 +518,7 @@ def test_a_source_loses_its_tools_and_gets_them_back(bus: str) -> None:
     until(lambda: len([each for each in _json(bus, "list")["tools"] if each["source"] == "weather"]) == 4, "its tools")
 
 
-def test_revoking_from_a_source_that_is_not_here_is_noted_and_one_that_is_none_is_refused(bus: str) -> None:
+def test_revoking_from_an_absent_source_is_noted_and_from_an_invalid_one_refused(bus: str) -> None:
     revoked = toolbus("revoke", "wether", "--bus", bus)
     assert (revoked.returncode, "no source 'wether' is here now" in revoked.stderr) == (0, True)
     assert _json(bus, "permissions")["silenced"] == ["wether"]

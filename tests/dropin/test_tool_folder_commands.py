@@ -56,7 +56,7 @@ def _call(address: str, name: str) -> object:
         return result.error or result.output
 
 
-def test_run_offers_a_folder_and_says_so(tmp_path: Path, tools: Path, bus: str) -> None:
+def test_run_offers_a_folder_and_prints_its_events(tmp_path: Path, tools: Path, bus: str) -> None:
     (tools / "bad.py").write_text("1/0")
     with Running(tmp_path, "run", tools, "--bus", bus) as running:
         running.says("dropin#1 * offers one (")
@@ -69,7 +69,7 @@ def test_run_offers_a_folder_and_says_so(tmp_path: Path, tools: Path, bus: str) 
         assert "dropin#1 * ended (exit code 0)\n" in running.err
 
 
-def test_run_says_everything_in_lines_of_json(tmp_path: Path, tools: Path, bus: str) -> None:
+def test_run_prints_everything_as_json_lines(tmp_path: Path, tools: Path, bus: str) -> None:
     (tools / "a.py").write_text(tool("one", "1", "print('hello')"))
     with Running(tmp_path, "run", tools, "--bus", bus, "--json") as running:
         running.says('"offered"')
@@ -81,7 +81,7 @@ def test_run_says_everything_in_lines_of_json(tmp_path: Path, tools: Path, bus: 
         assert running.err == ""
 
 
-def test_the_exit_code_says_that_a_process_was_given_up(tmp_path: Path, tools: Path, bus: str) -> None:
+def test_a_process_that_was_given_up_is_exit_code_1(tmp_path: Path, tools: Path, bus: str) -> None:
     (tools / "a.py").write_text("import os\nos._exit(3)\n")
     with Running(tmp_path, "run", tools, "--once", "--bus", bus) as running:
         running.says("dropin#1 * died (exit code 3)")
@@ -89,7 +89,7 @@ def test_the_exit_code_says_that_a_process_was_given_up(tmp_path: Path, tools: P
         assert running.code() == 1
 
 
-def test_the_exit_code_is_good_again_once_the_file_is(tmp_path: Path, tools: Path, bus: str) -> None:
+def test_the_exit_code_is_0_again_once_the_file_is_fixed(tmp_path: Path, tools: Path, bus: str) -> None:
     (tools / "a.py").write_text("import os\nos._exit(3)\n")
     with Running(tmp_path, "run", tools, "--once", "--bus", bus) as running:
         running.says("dropin#1 * died (exit code 3)")
@@ -105,7 +105,7 @@ def test_a_folder_beside_files_is_wrong_usage(tools: Path) -> None:
     assert "name one folder of drop-in tools, or files" in ended.stderr
 
 
-def test_serve_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_serve_refuses_a_missing_folder(tmp_path: Path) -> None:
     ended = toolbus("serve", "--tools-dir", tmp_path / "none")
     assert ended.returncode == 2
     assert "is not a folder: create it or name another one" in ended.stderr
@@ -183,21 +183,21 @@ def test_nothing_outlives_a_killed_bus_and_the_next_one_has_the_tools_again(tmp_
         assert _call(address, "one") == "1"
 
 
-@pytest.mark.parametrize("taken", [False, True], ids=["its port is free", "its port is taken"])
-def test_a_folder_that_is_run_comes_back_after_the_bus_does(tmp_path: Path, tools: Path, taken: bool) -> None:
+@pytest.mark.parametrize("taken", [False, True], ids=["its port is free", "its port is in use"])
+def test_a_folder_is_offered_again_after_the_bus_restarts(tmp_path: Path, tools: Path, taken: bool) -> None:
     with _serve(tmp_path) as first, Running(tmp_path, "run", tools, "--bus", address := _address(first)) as running:
         running.says("offers one")
-        entrance = _call(address, "toolbus:dropin_address")
+        dropin_address = _call(address, "toolbus:dropin_address")
         first.send(signal.SIGKILL)
         first.code()
         with ExitStack() as ends:
             if taken:
-                host, _, port = str(entrance).rpartition(":")
+                host, _, port = str(dropin_address).rpartition(":")
                 ends.enter_context(socket.create_server((host, int(port))))
             second = ends.enter_context(_serve(tmp_path, grpc=address))
             second.says("attached source=dropin")
             assert _call(address, "one") == "1"
-            assert (_call(address, "toolbus:dropin_address") == entrance) is not taken
+            assert (_call(address, "toolbus:dropin_address") == dropin_address) is not taken
             old, *new = _pids(running)
             assert len(new) == int(taken)
             until(lambda: alive(old) is not taken, "the end of the process that knew the other port")
@@ -205,7 +205,7 @@ def test_a_folder_that_is_run_comes_back_after_the_bus_does(tmp_path: Path, tool
             assert running.code() == 0
 
 
-def test_a_folder_that_is_run_waits_for_a_bus_and_says_so(tmp_path: Path, tools: Path) -> None:
+def test_run_waits_for_a_bus_and_reports_it(tmp_path: Path, tools: Path) -> None:
     with _serve(tmp_path) as first:
         address = _address(first)
     with Running(tmp_path, "run", tools, "--bus", address) as running:
@@ -235,7 +235,7 @@ def test_a_process_does_not_know_the_address_of_the_bus_itself(tmp_path: Path, t
         assert str(_call(bus, "toolbus:dropin_address")) in line
 
 
-def test_serve_logs_what_happens_to_its_tools(tmp_path: Path, tools: Path) -> None:
+def test_serve_logs_the_reports_of_its_tools(tmp_path: Path, tools: Path) -> None:
     with _serve(tmp_path, "--tools-dir", tools, "--json") as running:
         running.says("offers one")
         (pid,) = _pids(running)
@@ -247,7 +247,7 @@ def test_serve_logs_what_happens_to_its_tools(tmp_path: Path, tools: Path) -> No
         assert "Traceback" not in running.err
 
 
-def test_serve_logs_what_its_tools_log_at_their_own_level(tmp_path: Path, tools: Path) -> None:
+def test_serve_logs_lines_of_its_tools_at_their_own_level(tmp_path: Path, tools: Path) -> None:
     speaks = """
 import logging, sys
 log = logging.getLogger("speaks")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes import alive, until
 from tests.support.tool_folders import SECONDS, Offered, offered, tool
-from toolbus.cli.serve_command import _log_report
+from toolbus.cli.serve_log import log_report
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 from toolbus.sdk import Host
@@ -243,5 +243,5 @@ def test_what_needs_somebody_is_a_warning_in_the_log_of_the_bus(
     happened: ReportKind, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        _log_report(PluginReport("dropin#1", happened, "so it is"))
+        log_report(PluginReport("dropin#1", happened, "so it is"))
     assert [(each.levelno, each.getMessage()) for each in caplog.records] == [(level, "dropin#1: so it is")]

@@ -1,4 +1,4 @@
-"""The command line: ``toolbus serve`` runs a bus, everything else asks one. One file a group of commands."""
+"""Implements the command line: ``toolbus serve`` runs a bus, the other commands connect to one."""
 
 from toolbus.cli.command_line import main
 

@@ -1,4 +1,4 @@
-"""``python -m toolbus.cli``, for where the script is not installed."""
+"""Runs ``python -m toolbus.cli``, where the script is not installed."""
 
 from toolbus.cli import main
 

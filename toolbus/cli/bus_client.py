@@ -1,6 +1,6 @@
-"""How commands find a bus and ask it: the address, whether anything listens there, and the channel.
+"""Connects commands to a bus: finds the address, checks that a server listens there, opens the channel or a host.
 
-A refused connection is told at once by a plain socket, before grpc is imported: most mistakes end here.
+A plain socket reports a refused connection at once, before grpc is imported: most mistakes end here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS = "127.0.0.1:48930"
 CONNECT_SECONDS = 5.0
-SOURCE = "toolbus-cli"  # in the bus's records
-ANSWER_SECONDS = 10.0  # for anything but a tool call
-_ANOTHER_SERVER = "what listens there is a gRPC server, but no toolbus, or one of another version"
+SOURCE = "toolbus-cli"  # in the bus's call records
+REPLY_SECONDS = 10.0  # timeout of every request but a tool call
+_OTHER_SERVER = "a gRPC server listens there, but it is not a toolbus, or one of another version"
 
 BusOption = Annotated[
     str | None,
@@ -33,28 +33,30 @@ BusOption = Annotated[
         metavar="ADDR",
         envvar="TOOLBUS_ADDRESS",
         show_default=False,
-        help=f"Where the bus is: HOST:PORT or unix:PATH (default: {DEFAULT_ADDRESS}).",
+        help=f"Address of the bus: HOST:PORT or unix:PATH (default: {DEFAULT_ADDRESS}).",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
-UserOption = Annotated[str | None, typer.Option("--user", metavar="ID", help="On behalf of this user.")]
+UserOption = Annotated[
+    str | None, typer.Option("--user", metavar="ID", help="Act on behalf of this user (default: no user).")
+]
 LevelOption = Annotated[
-    int | None, typer.Option("--level", min=0, metavar="N", help="With this access level (default: 0, the lowest).")
+    int | None, typer.Option("--level", min=0, metavar="N", help="Act with this access level (default: 0, the lowest).")
 ]
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 
-def check_shape(address: str | None) -> str:
-    """Returns an address as it was given, or the default one; ends the command where it has no sense."""
+def check_address(address: str | None) -> str:
+    """Returns the address, or the default one; ends the command if it is not an address."""
     address = address or DEFAULT_ADDRESS
     host, colon, port = address.rpartition(":")
     if address.startswith("unix:"):
-        well = address != "unix:"
+        valid = address != "unix:"
     else:
-        well = bool(colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535)
-    if not well:
+        valid = bool(colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535)
+    if not valid:
         terminal.fail(
             f"the bus address {address!r} is not HOST:PORT or unix:PATH: write for example {DEFAULT_ADDRESS}",
             terminal.USAGE,
@@ -62,9 +64,9 @@ def check_shape(address: str | None) -> str:
     return address
 
 
-def reach(address: str | None) -> str:
-    """Returns the address of a bus where something listens; ends the command where nothing does."""
-    address = check_shape(address)
+def check_listening(address: str | None) -> str:
+    """Returns the address of the bus; ends the command if no server listens there."""
+    address = check_address(address)
     try:
         if address.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as attempt:
@@ -73,69 +75,69 @@ def reach(address: str | None) -> str:
         else:
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError as problem:
-        no_bus(address, problem.strerror or str(problem))
+    except OSError as error:
+        fail_without_bus(address, error.strerror or str(error))
     return address
 
 
-def no_bus(address: str, why: str) -> NoReturn:
-    """Ends the command: there is no bus."""
+def fail_without_bus(address: str, reason: str) -> NoReturn:
+    """Ends the command: no bus answers at the address."""
     terminal.fail(
-        f"no bus at {address} ({why.rstrip('.')}): start one with `toolbus serve`, or name its address with "
+        f"no bus at {address} ({reason.rstrip('.')}): start one with `toolbus serve`, or set its address with "
         "--bus or TOOLBUS_ADDRESS",
         terminal.NO_BUS,
     )
 
 
-def ask(address: str | None, question: Callable[[grpc.Channel], Answer]) -> Answer:
-    """Asks a question over a channel of its own; ends the command where the bus says no or is not there."""
-    address = reach(address)
+def query(address: str | None, request: Callable[[grpc.Channel], Reply]) -> Reply:
+    """Sends a request over a channel of its own; ends the command if the bus refuses or does not answer."""
+    address = check_listening(address)
     import grpc
 
     options = (("grpc.max_receive_message_length", 64 * 1024 * 1024),)
     with grpc.insecure_channel(address, options=options) as channel:
         try:
-            return question(channel)
+            return request(channel)
         except grpc.RpcError as error:
-            refused(address, error)
+            _fail_rpc(address, error)
 
 
-def refused(address: str, error: Any) -> NoReturn:
-    """Ends the command with what an RPC ended in."""
+def _fail_rpc(address: str, error: Any) -> NoReturn:
+    """Ends the command with the error of an RPC."""
     import grpc
 
     status, text = error.code(), error.details() or ""
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        no_bus(address, f"something listens there but does not answer: {text}")
+        fail_without_bus(address, f"a server listens there but does not answer: {text}")
     if status is grpc.StatusCode.UNIMPLEMENTED:
-        no_bus(address, _ANOTHER_SERVER)
+        fail_without_bus(address, _OTHER_SERVER)
     terminal.fail(text or status.name.lower())
 
 
-def with_host(address: str | None, work: Callable[[Host], Coroutine[Any, Any, Answer]]) -> Answer:
-    """Runs something with a host that is connected, to its end or to Ctrl-C, which cancels what is under way.
+def with_host(address: str | None, work: Callable[[Host], Coroutine[Any, Any, Reply]]) -> Reply:
+    """Runs a coroutine with a connected host, to its end or to Ctrl-C, which cancels it.
 
-    Ends the command where the bus says no or is not there.
+    Ends the command if the bus refuses or does not answer.
     """
-    address = reach(address)
+    address = check_listening(address)
     from toolbus.errors import NotOffered, PeerLost, ToolBusError
 
     try:
         return asyncio.run(_with_host(address, work))
     except KeyboardInterrupt:
         raise typer.Exit(terminal.INTERRUPTED) from None
-    except PeerLost as lost:
-        terminal.fail(str(lost), terminal.NO_BUS)
+    except PeerLost as error:
+        terminal.fail(str(error), terminal.NO_BUS)
     except NotOffered:
-        no_bus(address, _ANOTHER_SERVER)
+        fail_without_bus(address, _OTHER_SERVER)
     except ToolBusError as error:
         terminal.fail(str(error))
-    except UnicodeEncodeError as problem:  # the only texts that are ours came as words
-        terminal.fail(f"{problem.object[:80]!r} is not UTF-8: write it in the terminal's encoding", terminal.USAGE)
+    except UnicodeEncodeError as error:  # only the words of the command line can hold such a text
+        terminal.fail(f"{error.object[:80]!r} is not UTF-8: write it in the terminal's encoding", terminal.USAGE)
 
 
-def on_behalf(user: str | None, level: int | None = None) -> CallContext | None:
-    """Returns the context of what is asked on behalf of a user with an access level; None where neither is said."""
+def call_context(user: str | None, level: int | None = None) -> CallContext | None:
+    """Returns the context of a call for a user with an access level; None if neither is given."""
     if not user and level is None:
         return None
     from toolbus.sdk import CallContext
@@ -144,17 +146,17 @@ def on_behalf(user: str | None, level: int | None = None) -> CallContext | None:
 
 
 def listing(address: str | None, user: str | None, level: int | None, **conditions: Any) -> Listing:
-    """Lists what can be called on behalf of a user; ends the command where the bus says no or is not there."""
-    context = on_behalf(user, level)
-    return with_host(address, lambda host: host.list(context=context, timeout=ANSWER_SECONDS, **conditions))
+    """Lists what can be called on behalf of a user; ends the command if the bus refuses or does not answer."""
+    context = call_context(user, level)
+    return with_host(address, lambda host: host.list(context=context, timeout=REPLY_SECONDS, **conditions))
 
 
-async def _with_host(address: str, work: Callable[[Host], Coroutine[Any, Any, Answer]]) -> Answer:
+async def _with_host(address: str, work: Callable[[Host], Coroutine[Any, Any, Reply]]) -> Reply:
     from toolbus.sdk import Host
 
     async with Host(address, source=SOURCE) as host:
         try:
-            await asyncio.wait_for(host.ready(), ANSWER_SECONDS)
+            await asyncio.wait_for(host.ready(), REPLY_SECONDS)
         except TimeoutError:
-            no_bus(address, f"what listens there gave no answer within {ANSWER_SECONDS:g} s")
+            fail_without_bus(address, f"the server there did not answer within {REPLY_SECONDS:g} s")
         return await work(host)

@@ -1,4 +1,4 @@
-"""``toolbus call``: one call of one tool, from the words of the command line to the result."""
+"""Implements ``toolbus call``: reads the arguments from the command line, calls one tool, and prints the result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import typer
 
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
-from toolbus.cli.help_text import manual
+from toolbus.cli.help_text import epilog
+from toolbus.text import parse_json, repair_utf8
 
 if TYPE_CHECKING:
     from toolbus.functions.call_context import CallContext
     from toolbus.tool import CallError, Result
     from toolbus.v1 import tool_pb2 as pb
 
-MANUAL = manual(
+EPILOG = epilog(
     (
         "toolbus call get_weather city=Paris days=3",
         """toolbus call get_weather '{"city": "Paris"}' --timeout 5 --json""",
@@ -30,48 +31,51 @@ MANUAL = manual(
         "toolbus call report year=2026 --user u-17 --background-after 5",
     ),
     """
-    Arguments are a JSON object, @FILE or - (standard input), and then KEY=VALUE pairs, which win over it. A value
-    counts as JSON where it is JSON (3, true, null, [1,2], "3"), else as a string. Ctrl-C cancels the call.
+    Arguments are a JSON object, @FILE or - (standard input), then KEY=VALUE pairs, which override it. A value that is
+    JSON (3, true, null, [1,2], "3") is read as JSON, any other value is a string. Ctrl-C cancels the call.
 
-    The output goes to standard output as JSON. An error goes to standard error, with its code, how far the call had
-    got (stage), whether it is safe to call again (retry_safe), and the limit that ended it. With --json both are in
-    one document: output, is_error, error, content.
+    The output is printed to standard output as JSON. An error is printed to standard error, with its code, the stage
+    that the call had reached, whether it is safe to call again (retry_safe), and the limit that ended it. With --json
+    both are in one document: output, is_error, error, content.
 
-    With --background-after a call that takes longer becomes a task and goes on without this command. Its id goes to
-    standard output, as it is and not as JSON; with --json it stands in the output as task_id. `toolbus tasks await ID`
-    gets the result, with the same --user.
+    With --background-after a call that takes longer becomes a task and continues without this command. Its id is
+    printed to standard output as plain text; with --json it is in the output as task_id. `toolbus tasks await ID` gets
+    the result; it needs the same --user.
     """,
-    "0 done, 1 the tool or the bus said no, 2 wrong usage, 3 no bus there, 130 cancelled by Ctrl-C.",
+    "0 done, 1 the tool or the bus refused, 2 wrong usage, 3 no bus found, 130 cancelled by Ctrl-C.",
 )
-_ENVELOPE = {"status", "task_id", "tool", "message"}  # the keys of what a call is answered with that became a task
+_TASK_KEYS = {"status", "task_id", "tool", "message"}  # of the output of a call that became a task
 
 
 def call(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `toolbus list` shows it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the tool, as in `toolbus list`.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGUMENT...", help="JSON, @FILE or -, then KEY=VALUE; none means {}."),
+        typer.Argument(metavar="ARGUMENT...", help="A JSON object, @FILE or -, then KEY=VALUE (default: {})."),
     ] = None,
     bus: BusOption = None,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="How long the call may take (default: the tool's own).")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Timeout of the call in seconds (default: that of the tool)."),
     ] = None,
-    role: Annotated[str | None, typer.Option(metavar="NAME", help="Look only at tools of this role.")] = None,
+    role: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Find the tool in this role only (default: all roles).")
+    ] = None,
     context: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Tell the tool about the circumstances; may be repeated. user_id and traceparent are fields of their "
-            "own, anything else is an attribute.",
+            help="Add to the context of the call; may be repeated. user_id and traceparent are fields of the context, "
+            "other keys are attributes.",
         ),
     ] = None,
     user: UserOption = None,
     level: LevelOption = None,
     background_after: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Let it go on as a task after so long.")
+        float | None, typer.Option(metavar="SECONDS", help="Continue the call as a task after this many seconds.")
     ] = None,
     progress: Annotated[
-        bool, typer.Option("--progress", help="Show progress and chunks of output on standard error.")
+        bool, typer.Option("--progress", help="Print progress and chunks of output to standard error.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -79,9 +83,9 @@ def call(
     text = read_arguments(arguments or [])
     pairs = [_pair(word, "--context") for word in context or []]
     if user and "user_id" in dict(pairs):
-        terminal.fail("--user and --context user_id=… say the same: drop one", terminal.USAGE)
+        terminal.fail("--user and --context user_id=… set the same field: remove one", terminal.USAGE)
     if level is not None and "level" in dict(pairs):
-        terminal.fail("--level and --context level=… say the same: drop one", terminal.USAGE)
+        terminal.fail("--level and --context level=… set the same field: remove one", terminal.USAGE)
     check_seconds("--timeout", timeout)
     check_seconds("--background-after", background_after)
     options: dict[str, Any] = {"timeout": timeout, "role": role, "background_after": background_after}
@@ -98,21 +102,24 @@ def call(
     else:
         print(task_id)
         owner = dict(pairs).get("user_id")
-        await_it = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
-        print(terminal.clean(f"toolbus: {name} goes on as a task: `{await_it}` gets its result"), file=sys.stderr)
+        await_command = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
+        print(
+            terminal.clean(f"toolbus: {name} continues as a task: get its result with `{await_command}`"),
+            file=sys.stderr,
+        )
 
 
 def check_seconds(option: str, seconds: float | None) -> None:
-    """Ends the command where an option is no length of time."""
+    """Ends the command if an option is not a positive number of seconds."""
     if seconds is not None and not 0 < seconds < math.inf:
-        terminal.fail(f"{option} is {seconds:g}, it must be a finite number of seconds, more than 0", terminal.USAGE)
+        terminal.fail(f"{option} is {seconds:g}, it must be a number of seconds above 0", terminal.USAGE)
 
 
-def administer(
+def call_bus_tool(
     bus: str | None, name: str, arguments: Mapping[str, Any], user: str | None = None, level: int | None = None
 ) -> Any:
-    """Calls one of the bus's own tools and returns its output; ends the command where that fails."""
-    context = bus_client.on_behalf(user, level)
+    """Calls one of the bus's own tools and returns its output; ends the command if that fails."""
+    context = bus_client.call_context(user, level)
     result = bus_client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments, context=context))
     if result.is_error:
         show(result, as_json=False)
@@ -120,25 +127,27 @@ def administer(
 
 
 def read_arguments(words: Sequence[str]) -> str:
-    """Returns the JSON text of the arguments; ends the command where the words make none."""
+    """Returns the JSON text of the arguments; ends the command if the words are not arguments."""
     if not words:
         return "{}"
     document = words[0] if words[0] == "-" or words[0].startswith(("{", "@")) else ""
     pairs = dict(_pair(word, "argument") for word in words[1 if document else 0 :])
     if not document:
         return _dumped(pairs)
-    where, text = _document(document)
+    place, text = _document(document)
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as problem:
-        terminal.fail(f"{where} is no JSON: {problem}", terminal.USAGE)
-    if not isinstance(found, dict):
-        terminal.fail(f"{where} is no JSON object: arguments have names, write for example city=Paris", terminal.USAGE)
-    return _dumped({**found, **pairs}) if pairs else text  # as it was written, where nothing was added
+        arguments = parse_json(text)
+    except (ValueError, RecursionError) as error:
+        terminal.fail(f"{place} is not JSON: {error}", terminal.USAGE)
+    if not isinstance(arguments, dict):
+        terminal.fail(
+            f"{place} is not a JSON object: arguments have names, write for example city=Paris", terminal.USAGE
+        )
+    return _dumped({**arguments, **pairs}) if pairs else text  # unchanged if no pair was added
 
 
 def _document(word: str) -> tuple[str, str]:
-    """Returns where a document stands, for error texts, and its text."""
+    """Returns the place of a document, for error texts, and its text."""
     if word == "-":
         return "standard input", sys.stdin.read()
     if not word.startswith("@"):
@@ -146,26 +155,22 @@ def _document(word: str) -> tuple[str, str]:
     try:
         with open(word[1:], encoding="utf-8") as opened:
             return word[1:], opened.read()
-    except (OSError, UnicodeDecodeError) as problem:
-        terminal.fail(f"cannot read {word[1:]}: {getattr(problem, 'strerror', None) or problem}", terminal.USAGE)
+    except (OSError, UnicodeDecodeError) as error:
+        terminal.fail(f"cannot read {word[1:]}: {getattr(error, 'strerror', None) or error}", terminal.USAGE)
 
 
 def _pair(word: str, what: str) -> tuple[str, Any]:
     key, equals, value = word.partition("=")
     if not key or not equals:
         terminal.fail(
-            f"{what} {word!r} is not KEY=VALUE, nor a JSON object, @FILE or - before all pairs", terminal.USAGE
+            f"{what} {word!r} is not KEY=VALUE; a JSON object, @FILE or - comes before all pairs", terminal.USAGE
         )
     if what == "--context":
         return key, value
     try:
-        return key, json.loads(value, parse_constant=_refuse_constant)
+        return key, parse_json(value)
     except (ValueError, RecursionError):
         return key, value
-
-
-def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _dumped(arguments: dict[str, Any]) -> str:
@@ -175,21 +180,21 @@ def _dumped(arguments: dict[str, Any]) -> str:
 def _context(pairs: Sequence[tuple[str, str]]) -> CallContext:
     from toolbus.functions.call_context import CallContext
 
-    said = dict(pairs)
-    user_id, traceparent = said.pop("user_id", ""), said.pop("traceparent", "")
-    return CallContext(user_id=user_id, attributes=said, traceparent=traceparent)
+    attributes = dict(pairs)
+    user_id, traceparent = attributes.pop("user_id", ""), attributes.pop("traceparent", "")
+    return CallContext(user_id=user_id, attributes=attributes, traceparent=traceparent)
 
 
-# -- what comes back -------------------------------------------------------------------------------------------------
+# -- the result --------------------------------------------------------------------------------------------------
 
 
 def show(result: Result, as_json: bool) -> None:
-    """Prints a result; ends the command where the call failed."""
+    """Prints a result; ends the command if the call failed."""
     if as_json:
-        terminal.say_json(_as_record(result))
+        terminal.print_json(_as_record(result))
     else:
         if not result.is_error or result.output_json not in ("", "null"):
-            terminal.say_json(_parsed(result))
+            terminal.print_json(_parsed(result))
         show_content(result)
         if result.is_error:
             _show_error(result.error)
@@ -198,31 +203,31 @@ def show(result: Result, as_json: bool) -> None:
 
 
 def show_content(result: Result) -> None:
-    """Says on standard error what a result holds beside its output."""
+    """Prints to standard error the content that a result has besides its output."""
     for block in result.content:
         print(_described(block), file=sys.stderr)
 
 
 def _task_of(result: Result) -> str | None:
-    """Returns the id of the task that a call became; None where the result is the tool's own."""
-    found = _parsed(result)
-    if not isinstance(found, dict) or found.keys() != _ENVELOPE or found["status"] != "running":
+    """Returns the id of the task that a call became; None if the result is the tool's own."""
+    output = _parsed(result)
+    if not isinstance(output, dict) or output.keys() != _TASK_KEYS or output["status"] != "running":
         return None
-    return terminal.clean(str(found["task_id"]))
+    return terminal.clean(str(output["task_id"]))
 
 
 def _show_error(error: CallError | None) -> None:
     if error is None:
-        print("toolbus: the tool calls its output an error", file=sys.stderr)
+        print("toolbus: the tool reported its output as an error", file=sys.stderr)
         return
-    said = [f"code={error.code.name}", f"stage={error.stage.name}", f"retry_safe={str(error.retry_safe).lower()}"]
+    fields = [f"code={error.code.name}", f"stage={error.stage.name}", f"retry_safe={str(error.retry_safe).lower()}"]
     if error.limit is not None:
-        said.append(f"limit={error.limit[0]}={error.limit[1]:g}")
+        fields.append(f"limit={error.limit[0]}={error.limit[1]:g}")
     if error.retry_after_seconds:
-        said.append(f"retry_after_seconds={error.retry_after_seconds:g}")
+        fields.append(f"retry_after_seconds={error.retry_after_seconds:g}")
     if error.reason and error.reason != error.message:
-        said.append(f"reason={terminal.clean(error.reason)}")
-    print(f"toolbus: {terminal.utf8(error.message)}\n{' '.join(said)}", file=sys.stderr)
+        fields.append(f"reason={terminal.clean(error.reason)}")
+    print(f"toolbus: {repair_utf8(error.message)}\n{' '.join(fields)}", file=sys.stderr)
 
 
 def _as_record(result: Result) -> dict[str, Any]:
@@ -241,14 +246,14 @@ def _as_record(result: Result) -> dict[str, Any]:
 
 
 def content_of(result: Result) -> dict[str, Any]:
-    """Returns what a result holds beside its output, as JSON shows it; empty where there is nothing."""
+    """Returns the content that a result has besides its output, for JSON; empty if there is none."""
     return {"content": [_block(block) for block in result.content]} if result.content else {}
 
 
 def _parsed(result: Result) -> Any:
     try:
         return result.output
-    except (ValueError, RecursionError):  # a plugin that sends something else than JSON
+    except (ValueError, RecursionError):  # a plugin that does not send JSON
         return result.output_json
 
 
@@ -270,7 +275,7 @@ def _block(block: pb.ContentBlock) -> dict[str, Any]:
 def _described(block: pb.ContentBlock) -> str:
     match block.WhichOneof("kind"):
         case "text":
-            return terminal.utf8(block.text.text)
+            return repair_utf8(block.text.text)
         case "image" | "audio" as kind:
             part = block.image if kind == "image" else block.audio
             return f"({kind}, {terminal.clean(part.mime_type)}, {len(part.data)} bytes; --json prints it as base64)"
@@ -285,4 +290,4 @@ def _show_progress(progress: Any) -> None:
         part = f"{progress.progress:g}" + (f"/{progress.total:g}" if progress.total else "")
         print(f"… {part} {terminal.clean(progress.message)}".rstrip(), file=sys.stderr, flush=True)
     if progress.chunk:
-        print(terminal.utf8(progress.chunk), end="", file=sys.stderr, flush=True)
+        print(repair_utf8(progress.chunk), end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""``toolbus calls``: how the newest calls ended, and each further one as it does."""
+"""Implements ``toolbus calls``: prints how the newest calls ended, and follows further ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import typer
 
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption
-from toolbus.cli.call_command import administer, show
-from toolbus.cli.help_text import manual
+from toolbus.cli.call_command import call_bus_tool, show
+from toolbus.cli.help_text import epilog
+from toolbus.text import shorten
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host
 
-MANUAL = manual(
+EPILOG = epilog(
     (
         "toolbus calls",
         "toolbus calls --limit 10 --source weather --json",
@@ -24,22 +25,23 @@ MANUAL = manual(
         "toolbus calls --outcome TOOL --contents",
     ),
     """
-    Newest first, of the last 1,000. ROUND is the round of a model's turn that asked for the call, from 1, and the
-    call's place in it, from 0. IN and OUT are the characters of arguments and output.
+    The bus keeps records of the last 1,000 calls; the newest is printed first. ROUND is the round of a model's turn,
+    from 1, and the position of the call in it, from 0. IN and OUT are the lengths of arguments and output in
+    characters.
 
-    With --follow the newest come first, oldest of them on top, and then each call as it ends, until Ctrl-C; it goes on
-    across restarts of the bus.
+    With --follow the newest calls are printed in the order in which they ended, and then each further call as it ends,
+    until Ctrl-C. It continues when the bus is restarted.
 
-    Arguments and outputs are kept by a bus that was started with `toolbus serve --record-contents` only, without what
-    looks like a secret; the table cuts them to 60 characters, --json shows what is kept, up to 4,096.
+    Arguments and outputs are recorded only by a bus that was started with `toolbus serve --record-contents`, without
+    what looks like a secret. The table shortens them to 60 characters, --json prints up to 4,096.
     """,
-    "0 done, 1 the bus said no, 2 wrong usage, 3 no bus there, 130 after Ctrl-C.",
+    "0 done, 1 the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
 )
 
-FOLLOW_SECONDS = 30.0  # how long one question waits for news
-_READER = "toolbus:calls"  # its own calls are not recorded
+FOLLOW_SECONDS = 30.0  # how long one request waits for further calls
+_CALLS_TOOL = "toolbus:calls"  # its own calls are not recorded
 MAX_SHOWN = 60  # characters of arguments or output in a table
-# Heads, with the width that a column has while nobody knows what is still to come.
+# Headings, with the width of each column with --follow, which cannot know the rows that follow.
 _COLUMNS = (
     ("OUTCOME", 17), ("MS", 8), ("SOURCE", 12), ("CALLER", 12), ("USER", 8), ("ROUND", 5), ("IN", 5), ("OUT", 5),
     ("CALL", 10), ("NAME", 16),
@@ -49,37 +51,45 @@ _CONTENTS = (("ARGUMENTS", MAX_SHOWN), ("OUTPUT", 0))
 
 def calls(
     bus: BusOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many; with --follow, to begin with.")] = 50,
-    source: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this source's tools.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Print at most this many calls; with --follow, to begin with.")
+    ] = 50,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of tools of this source.")] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this tool.")] = None,
     caller: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls by this source.")] = None,
     user: Annotated[str | None, typer.Option(metavar="ID", help="Only calls on behalf of this user.")] = None,
     outcome: Annotated[
-        str | None, typer.Option(metavar="OK|CODE", help="Only calls that ended so: OK, TOOL, UNAVAILABLE …")
+        str | None,
+        typer.Option(
+            metavar="OK|CODE", help="Only calls with this outcome: OK, or an error code such as TOOL or UNAVAILABLE."
+        ),
     ] = None,
-    contents: Annotated[bool, typer.Option("--contents", help="Show arguments and outputs, where kept.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on, and show each call as it ends.")] = False,
+    contents: Annotated[bool, typer.Option("--contents", help="Print recorded arguments and outputs too.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue, and print each call as it ends.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document; with --follow, JSON lines.")
     ] = False,
 ) -> None:
     """Show the newest calls and how they ended."""
-    wanted: dict[str, Any] = {"limit": limit, "source": source or "", "name": name or "", "caller": caller or ""}
-    wanted |= {"user_id": user or "", "outcome": _outcome(outcome)}
+    filters: dict[str, Any] = {"limit": limit, "source": source or "", "name": name or "", "caller": caller or ""}
+    filters |= {"user_id": user or "", "outcome": _outcome(outcome)}
     if follow:
         columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
         if not as_json:
-            terminal.row([head for head, _ in columns], [width for _, width in columns])
-        bus_client.with_host(bus, lambda host: _follow(host, wanted, lambda each: _say(each, contents, as_json)))
+            terminal.print_row([head for head, _ in columns], [width for _, width in columns])
+        bus_client.with_host(bus, lambda host: _follow(host, filters, lambda each: _print(each, contents, as_json)))
         return
-    found = administer(bus, "calls", wanted)
+    records = call_bus_tool(bus, "calls", filters)
     if as_json:
-        terminal.say_json([_record(each, contents) for each in found])
+        terminal.print_json([_record(each, contents) for each in records])
         return
     heads = [head for head, _ in (_COLUMNS + _CONTENTS if contents else _COLUMNS)]
-    terminal.table(heads, [_row(each, contents) for each in found])
-    if contents and found and not any("arguments" in each for each in found):
-        print("toolbus: this bus keeps no contents: start it with `toolbus serve --record-contents`", file=sys.stderr)
+    terminal.print_table(heads, [_row(each, contents) for each in records])
+    if contents and records and not any("arguments" in each for each in records):
+        print(
+            "toolbus: this bus does not record contents: start it with `toolbus serve --record-contents`",
+            file=sys.stderr,
+        )
 
 
 def _outcome(word: str | None) -> str:
@@ -93,44 +103,44 @@ def _outcome(word: str | None) -> str:
     return word.upper()
 
 
-async def _follow(host: Host, wanted: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
-    found = (await _asked(host, wanted))[::-1]
+async def _follow(host: Host, filters: Mapping[str, Any], show_record: Callable[[Mapping[str, Any]], None]) -> None:
+    records = (await _request(host, filters))[::-1]
     since = 0
     while True:
-        for record in found:
+        for record in records:
             since = record["number"]
-            say(record)
-        found = await _asked(host, {**wanted, "since": since, "wait_seconds": FOLLOW_SECONDS})
+            show_record(record)
+        records = await _request(host, {**filters, "since": since, "wait_seconds": FOLLOW_SECONDS})
 
 
-async def _asked(host: Host, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Asks until there is an answer: a bus that is away for a while is waited for, like in `watch`."""
+async def _request(host: Host, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Sends a request until it succeeds: waits for a bus that is restarted, like `watch`."""
     from toolbus.errors import Code
 
     while True:
-        result = await host.call(_READER, arguments, timeout=FOLLOW_SECONDS + bus_client.ANSWER_SECONDS)
+        result = await host.call(_CALLS_TOOL, arguments, timeout=FOLLOW_SECONDS + bus_client.REPLY_SECONDS)
         if result.error is None:
-            found: list[dict[str, Any]] = result.output
-            return found
+            records: list[dict[str, Any]] = result.output
+            return records
         if result.error.code not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
             show(result, as_json=False)
 
 
-def _say(record: Mapping[str, Any], contents: bool, as_json: bool) -> None:
+def _print(record: Mapping[str, Any], contents: bool, as_json: bool) -> None:
     if as_json:
-        terminal.say_json(_record(record, contents), line=True)
+        terminal.print_json(_record(record, contents), line=True)
     else:
         columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
-        terminal.row(_row(record, contents), [width for _, width in columns])
+        terminal.print_row(_row(record, contents), [width for _, width in columns])
 
 
 def _record(record: Mapping[str, Any], contents: bool) -> dict[str, Any]:
-    """Returns a record as JSON shows it: arguments and output only where they were asked for."""
+    """Returns a record for JSON; arguments and output only with --contents."""
     return {key: value for key, value in record.items() if contents or key not in ("arguments", "output")}
 
 
 def _row(record: Mapping[str, Any], contents: bool) -> tuple[str, ...]:
-    """Returns a record as cells; `-` is what nobody said."""
+    """Returns a record as cells; `-` for an unknown value."""
     place = f"{record['round']}.{record['order']}" if record["round"] or record["order"] else "-"
     cells = (
         *(str(record["outcome"]).lower(), f"{record['seconds'] * 1000:.1f}"),
@@ -139,8 +149,4 @@ def _row(record: Mapping[str, Any], contents: bool) -> tuple[str, ...]:
     )
     if not contents:
         return cells
-    return (*cells, *(_cut(str(record.get(key, "-"))) for key in ("arguments", "output")))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+    return (*cells, *(shorten(str(record.get(key, "-")), MAX_SHOWN) for key in ("arguments", "output")))

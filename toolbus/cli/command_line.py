@@ -1,6 +1,6 @@
-"""The commands put together, and what holds for all of them.
+"""Registers the commands of ``toolbus``, and sets what applies to all of them.
 
-Modules of commands import nothing heavy before a command runs, so that help and completion cost what typer costs.
+Modules of commands import nothing heavy before a command runs, so that help and completion take as long as typer does.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from toolbus.cli import (
     terminal,
     tools_commands,
 )
-from toolbus.cli.help_text import manual
+from toolbus.cli.help_text import epilog
 
-# An unsupported switch of grpcio that halves a round trip (197 → 110 µs).
+# Switches of grpcio without documentation, which halve a round trip (197 → 110 µs).
 _EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 _HELP = "A tool bus for LLM applications: plugins offer tools, hosts call them."
-_MANUAL = manual(
+_MANUAL = epilog(
     ("toolbus serve", "toolbus run weather.py", "toolbus list", "toolbus call get_weather city=Paris"),
     """
-    Commands find the bus by --bus, then TOOLBUS_ADDRESS, then 127.0.0.1:48930. GRPC_EXPERIMENTS is set, where it is
-    not, to what makes calls fastest; TOOLBUS_GRPC_EXPERIMENTS=keep leaves it alone.
+    `toolbus COMMAND --help` shows the options of a command, with examples. Commands find the bus by --bus, then
+    TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+
+    If GRPC_EXPERIMENTS is not set, it is set to the values that make calls fastest; TOOLBUS_GRPC_EXPERIMENTS=keep
+    prevents that.
     """,
-    "of every command: 0 done, 1 the tool or the bus said no, 2 wrong usage, 3 no bus there, 130 after Ctrl-C.",
+    "of every command: 0 done, 1 the tool or the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
 )
 
 app = typer.Typer(
@@ -47,8 +50,8 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from toolbus import __version__
 
         print(f"toolbus {__version__}")
@@ -58,27 +61,27 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-app.command(epilog=serve_command.MANUAL)(serve_command.serve)
-app.command(epilog=run_command.MANUAL)(run_command.run)
-app.command("list", epilog=catalog_commands.LIST_MANUAL)(catalog_commands.list_)
-app.command(epilog=catalog_commands.WATCH_MANUAL)(catalog_commands.watch)
-app.command(epilog=search_command.MANUAL)(search_command.search)
-app.command(epilog=export_command.MANUAL)(export_command.export)
-app.command(epilog=call_command.MANUAL)(call_command.call)
-app.command(epilog=tasks_command.MANUAL)(tasks_command.tasks)
-app.command(epilog=calls_command.MANUAL)(calls_command.calls)
-app.command(epilog=health_command.MANUAL)(health_command.health)
-app.command(epilog=permission_commands.MANUAL)(permission_commands.permissions)
-app.command(epilog=permission_commands.PERMIT_MANUAL)(permission_commands.permit)
-app.command(epilog=permission_commands.RIGHT_MANUAL)(permission_commands.grant)
-app.command(epilog=permission_commands.RIGHT_MANUAL)(permission_commands.revoke)
-app.command(epilog=drain_command.MANUAL)(drain_command.drain)
+app.command(epilog=serve_command.EPILOG)(serve_command.serve)
+app.command(epilog=run_command.EPILOG)(run_command.run)
+app.command("list", epilog=catalog_commands.LIST_EPILOG)(catalog_commands.list_)
+app.command(epilog=catalog_commands.WATCH_EPILOG)(catalog_commands.watch)
+app.command(epilog=search_command.EPILOG)(search_command.search)
+app.command(epilog=export_command.EPILOG)(export_command.export)
+app.command(epilog=call_command.EPILOG)(call_command.call)
+app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
+app.command(epilog=calls_command.EPILOG)(calls_command.calls)
+app.command(epilog=health_command.EPILOG)(health_command.health)
+app.command(epilog=permission_commands.EPILOG)(permission_commands.permissions)
+app.command(epilog=permission_commands.PERMIT_EPILOG)(permission_commands.permit)
+app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)
+app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
+app.command(epilog=drain_command.EPILOG)(drain_command.drain)
 app.add_typer(tools_commands.app, name="tools")
 
 
@@ -86,7 +89,7 @@ def main() -> None:
     """Runs the command line; the entry point of the script."""
     if os.environ.get("TOOLBUS_GRPC_EXPERIMENTS") != "keep":
         os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)  # read when grpc is imported
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said by us, in a sentence
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the commands print their own error texts
     try:
         app()
     except KeyboardInterrupt:

@@ -8,43 +8,46 @@ import typer
 
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
-from toolbus.cli.call_command import administer
-from toolbus.cli.help_text import manual
+from toolbus.cli.call_command import call_bus_tool
+from toolbus.cli.help_text import epilog
 
-MANUAL = manual(
+EPILOG = epilog(
     ("toolbus drain weather", "toolbus drain"),
     """
-    A drained session takes no new calls, finishes those it has and closes; a plugin that was drained does not come
-    back by itself. Without a source the bus itself drains and then ends.
+    A drained session takes no new calls, finishes those in flight and closes. A plugin that was drained does not
+    reconnect by itself. Without a source the bus itself is drained, and then ends.
     """,
-    "0 done, 1 the bus said no (no session of that source, say), 2 wrong usage, 3 no bus there.",
+    "0 done, 1 the bus refused (the source has no session, for example), 2 wrong usage, 3 no bus found.",
 )
 
 
 def drain(
     source: Annotated[
-        str | None, typer.Argument(metavar="SOURCE", help="Whose sessions (default: the whole bus).")
+        str | None, typer.Argument(metavar="SOURCE", help="Drain the sessions of this source (default: the whole bus).")
     ] = None,
     bus: BusOption = None,
     grace_seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="How long calls in flight may take; only with SOURCE.")
+        float | None,
+        typer.Option(
+            min=0.0, help="How long calls in flight may take, in seconds; only with SOURCE (default: set by the bus)."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a source, or the whole bus, finish its calls and leave."""
+    """Shut down a source, or the whole bus, gracefully: calls in flight are finished."""
     if source is not None and not source:
-        terminal.fail("SOURCE is empty: name one, or leave it out to drain the whole bus", terminal.USAGE)
+        terminal.fail("SOURCE is empty: name a source, or leave it out to drain the whole bus", terminal.USAGE)
     if grace_seconds is not None and source is None:
-        terminal.fail("--grace-seconds goes with SOURCE; a whole bus takes its own drain_seconds", terminal.USAGE)
+        terminal.fail("--grace-seconds needs SOURCE: the whole bus uses its setting drain_seconds", terminal.USAGE)
     arguments: dict[str, Any] = {"source": source or ""}
     if grace_seconds is not None:
         arguments["grace_seconds"] = grace_seconds
-    found = administer(bus, "drain", arguments)
+    result = call_bus_tool(bus, "drain", arguments)
     if as_json:
-        terminal.say_json(found)
+        terminal.print_json(result)
     elif source is None:
-        print(f"draining the bus (sessions: {found['sessions']})")
-    elif found["sessions"]:
-        print(f"draining {source} (sessions: {found['sessions']})")
-    if source is not None and not found["sessions"]:
+        print(f"draining the bus (sessions: {result['sessions']})")
+    elif result["sessions"]:
+        print(f"draining {source} (sessions: {result['sessions']})")
+    if source is not None and not result["sessions"]:
         terminal.fail(f"no session of source {source!r} is attached: `toolbus list` shows the sources")

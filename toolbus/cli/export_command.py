@@ -9,12 +9,12 @@ import typer
 
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
-from toolbus.cli.help_text import manual
+from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
     from toolbus.dialects import Dialect, Export, RealtimeDialect
 
-MANUAL = manual(
+EPILOG = epilog(
     (
         "toolbus export --dialect openai",
         "toolbus export get_weather --dialect gemini --json > tools.json",
@@ -24,40 +24,45 @@ MANUAL = manual(
     Dialects: openai, openai-responses, anthropic, gemini, ollama, mcp, and for realtime sessions openai-realtime, grok,
     glm-realtime, qwen-realtime, stepfun-realtime, gemini-live.
 
-    The table shows what each tool is called on the wire, about how many tokens it costs, and what its schema loses; the
-    bus checks arguments against the whole schema all the same. Below it stand the tokens of all. Tools that the dialect
-    cannot express are listed with the reason on standard error, and names that nobody offers. With --json the tools
-    themselves are printed, as they stand in a request.
+    The table has each tool's name on the wire, its estimated cost in tokens, and what its schema loses in this dialect;
+    the bus still checks arguments against the whole schema. The last line is the sum of the tokens. Tools that the
+    dialect cannot express, and names that are not offered, are printed to standard error with the reason. With --json
+    the tools are printed as they are in a request.
     """,
-    "0 done (also where tools are left out), 1 the bus said no (an unknown role, say), 2 wrong usage, 3 no bus there.",
+    "0 done (also if tools are left out), 1 the bus refused (an unknown role, for example), 2 wrong usage, "
+    "3 no bus found.",
 )
 
 
 def export(
-    dialect: Annotated[str, typer.Option(metavar="NAME", help="Whose form, see below.")],
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Only these tools.")] = None,
+    dialect: Annotated[str, typer.Option(metavar="NAME", help="Format of the provider, see below.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Only these tools (default: all).")
+    ] = None,
     bus: BusOption = None,
-    role: Annotated[str | None, typer.Option(metavar="NAME", help="Only tools of this role.")] = None,
+    role: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only tools of this role (default: all roles).")
+    ] = None,
     user: UserOption = None,
     level: LevelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the tools in the form of a model's provider."""
+    """Show the tools in the format of a model provider."""
     writer = _dialect(dialect)
     listing = bus_client.listing(bus, user, level, names=names or (), role=role)
     exported = writer.export(listed.tool for listed in listing)
     if as_json:
-        terminal.say_json(list(exported.tools))
+        terminal.print_json(list(exported.tools))
     else:
         _show(exported)
     if unknown := [name for name in names or () if name not in {listed.name for listed in listing}]:
         whom = f" to user {user!r}" if user else ""
-        told = ", ".join(map(repr, dict.fromkeys(unknown)))
-        print(
-            terminal.clean(f"toolbus: nobody offers {told}{whom}: `toolbus list` shows what there is"), file=sys.stderr
-        )
+        missing = ", ".join(map(repr, dict.fromkeys(unknown)))
+        print(terminal.clean(f"toolbus: not offered{whom}: {missing}; `toolbus list` shows the tools"), file=sys.stderr)
     if exported.left_out:
-        terminal.table(("LEFT OUT", "WHY"), [(each.tool, each.why) for each in exported.left_out], stream=sys.stderr)
+        terminal.print_table(
+            ("LEFT OUT", "WHY"), [(each.tool, each.why) for each in exported.left_out], stream=sys.stderr
+        )
 
 
 def _dialect(name: str) -> Dialect | RealtimeDialect:
@@ -66,8 +71,8 @@ def _dialect(name: str) -> Dialect | RealtimeDialect:
 
     try:
         return find_dialect(name)
-    except InvalidRequest as problem:
-        terminal.fail(str(problem), terminal.USAGE)
+    except InvalidRequest as error:
+        terminal.fail(str(error), terminal.USAGE)
 
 
 def _show(exported: Export) -> None:
@@ -81,5 +86,5 @@ def _show(exported: Export) -> None:
         (name, exported.names.to_wire[name], str(tokens), "; ".join(lost.get(name, ())))
         for name, tokens in cost.items()
     ]
-    terminal.table(("NAME", "ON THE WIRE", "TOKENS", "LOSSES"), rows)
+    terminal.print_table(("NAME", "ON THE WIRE", "TOKENS", "LOSSES"), rows)
     print(f"about {sum(cost.values())} tokens in all")

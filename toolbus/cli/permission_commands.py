@@ -1,4 +1,4 @@
-"""``toolbus permissions``, ``permit``, ``grant`` and ``revoke``: who may call what, and who may offer tools."""
+"""Implements ``toolbus permissions``, ``permit``, ``grant``, ``revoke``: who may call tools, and who may offer them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import typer
 
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
-from toolbus.cli.call_command import administer
-from toolbus.cli.help_text import manual
+from toolbus.cli.call_command import call_bus_tool
+from toolbus.cli.help_text import epilog
 
-MANUAL = manual(
+EPILOG = epilog(
     ("toolbus permissions", "toolbus permissions --json"),
     """
-    Where there is no rule, everyone may. A call has to pass the rules for its tool, its role and its source, as far as
-    there are any; one that names no user passes no rule but that for everyone. Sources that may not offer tools are
-    listed too.
+    Without a rule, everyone may call a tool. A call has to pass the rule for its tool, the rule for its role and the
+    rule for its source, as far as these exist. A call without a user passes only a rule for everyone. Sources that may
+    not offer tools are listed too.
     """,
-    "0 done, 1 the bus said no, 2 wrong usage, 3 no bus there.",
+    "0 done, 1 the bus refused, 2 wrong usage, 3 no bus found.",
 )
-PERMIT_MANUAL = manual(
+PERMIT_EPILOG = epilog(
     (
         "toolbus permit tools send_email --user u-17 --user u-18",
         "toolbus permit roles Lanlan --everyone",
@@ -31,26 +31,27 @@ PERMIT_MANUAL = manual(
         "toolbus permit tools send_email --no-rule",
     ),
     """
-    Replaces the rule for one tool, for the tools of a role, or for those of a source. It is in force at once, for calls
-    and listings, and across restarts where the bus has a data directory; it counts more than a rule in the bus's
-    configuration. A rule for a name that nobody has yet waits for it; of a tool it is said on standard error.
+    Replaces the rule for one tool, for the tools of a role, or for those of a source. It applies at once, to calls and
+    listings. A bus with a data directory keeps it over restarts, and it overrides a rule of the bus's configuration. A
+    rule for an unknown name applies as soon as that name is registered; for a tool, a note is printed to standard
+    error.
     """,
-    "0 done, 1 the bus said no (it could not write the rule down, say), 2 wrong usage, 3 no bus there.",
+    "0 done, 1 the bus refused (it could not save the rule, for example), 2 wrong usage, 3 no bus found.",
 )
-RIGHT_MANUAL = manual(
+OFFER_EPILOG = epilog(
     ("toolbus revoke plugin:mail", "toolbus grant plugin:mail"),
     """
-    Every source may offer tools unless the bus's configuration (silenced) or an operator says otherwise. Where the
-    right is revoked, the source's tools are withdrawn at once and its plugins stay connected; where it is granted
-    again, they offer their tools again. Both are in force across restarts where the bus has a data directory.
+    Every source may offer tools unless the bus's configuration (silenced) or an operator forbids it. After `revoke` the
+    source's tools are withdrawn at once, and its plugins stay connected; after `grant` they offer their tools again. A
+    bus with a data directory keeps both over restarts.
     """,
-    "0 done, 1 the bus said no (it could not write it down, say), 2 wrong usage, 3 no bus there.",
+    "0 done, 1 the bus refused (it could not save the change, for example), 2 wrong usage, 3 no bus found.",
 )
-EVERYONE = "*"  # in a rule
+EVERYONE = "*"  # in the list of users of a rule
 
 
 class RuleKind(StrEnum):
-    """What a rule is for."""
+    """What a rule applies to."""
 
     TOOLS = "tools"
     ROLES = "roles"
@@ -59,42 +60,42 @@ class RuleKind(StrEnum):
 
 def permissions(bus: BusOption = None, as_json: JsonOption = False) -> None:
     """Show which users may call what."""
-    tables = administer(bus, "permissions", {})
+    tables = call_bus_tool(bus, "permissions", {})
     if as_json:
-        terminal.say_json(tables)
+        terminal.print_json(tables)
         return
     silenced = tables.pop("silenced")
     rows = [(kind, name, _who(users)) for kind, table in tables.items() for name, users in table.items()]
     rows += [("source", name, "(may not offer tools)") for name in silenced]
-    terminal.table(("KIND", "NAME", "USERS"), rows)
+    terminal.print_table(("KIND", "NAME", "USERS"), rows)
 
 
 def permit(
-    kind: Annotated[RuleKind, typer.Argument(metavar="tools|roles|sources", help="What the rule is for.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, role or source.")],
+    kind: Annotated[RuleKind, typer.Argument(metavar="tools|roles|sources", help="What the rule applies to.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the tool, role or source.")],
     bus: BusOption = None,
-    user: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="This user may, and nobody else; may be repeated.")
-    ] = None,
-    everyone: Annotated[bool, typer.Option("--everyone", help="Everyone may, also calls that name no user.")] = False,
-    nobody: Annotated[bool, typer.Option("--nobody", help="Nobody may.")] = False,
-    no_rule: Annotated[bool, typer.Option("--no-rule", help="Take the rule away.")] = False,
+    user: Annotated[list[str] | None, typer.Option(metavar="ID", help="Allow this user only; may be repeated.")] = None,
+    everyone: Annotated[bool, typer.Option("--everyone", help="Allow everyone, and calls without a user.")] = False,
+    nobody: Annotated[bool, typer.Option("--nobody", help="Allow no user.")] = False,
+    no_rule: Annotated[bool, typer.Option("--no-rule", help="Remove the rule.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which users may call a tool, or the tools of a role or source."""
+    """Set which users may call a tool, or the tools of a role or source."""
     if [bool(user), everyone, nobody, no_rule].count(True) != 1:
         terminal.fail(
-            "say who may, in one way: --user ID (may be repeated), --everyone, --nobody or --no-rule", terminal.USAGE
+            "use exactly one of --user ID (may be repeated), --everyone, --nobody and --no-rule", terminal.USAGE
         )
     if "" in (user or ()):
-        terminal.fail("--user is empty: give a user's id; --everyone lets calls pass that name none", terminal.USAGE)
+        terminal.fail(
+            "--user is empty: give the id of a user; calls without a user are allowed by --everyone", terminal.USAGE
+        )
     if not name:
         terminal.fail(f"NAME is empty: name one of the {kind}", terminal.USAGE)
     users = None if no_rule else [EVERYONE] if everyone else list(user or ())
-    tables = administer(bus, "permit", {"kind": kind.value, "name": name, "users": users})
+    tables = call_bus_tool(bus, "permit", {"kind": kind.value, "name": name, "users": users})
     note = tables.pop("note", "")
     if as_json:
-        terminal.say_json(tables)
+        terminal.print_json(tables)
     else:
         print(terminal.clean(f"{kind} {name}: {'(no rule)' if users is None else _who(tables[kind][name])}"))
     if note:
@@ -102,31 +103,31 @@ def permit(
 
 
 def grant(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Whose tools, as `toolbus list` shows it.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
     bus: BusOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a source offer tools again."""
-    said = administer(bus, "grant", {"source": source})
+    """Allow a source to offer tools again."""
+    result = call_bus_tool(bus, "grant", {"source": source})
     if as_json:
-        terminal.say_json(said)
+        terminal.print_json(result)
     else:
         print(terminal.clean(f"{source} may offer tools"))
 
 
 def revoke(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Whose tools, as `toolbus list` shows it.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
     bus: BusOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Withdraw a source's tools and forbid it to offer any."""
-    said = administer(bus, "revoke", {"source": source})
+    result = call_bus_tool(bus, "revoke", {"source": source})
     if as_json:
-        terminal.say_json(said)
+        terminal.print_json(result)
     else:
-        print(terminal.clean(f"{source} may not offer tools; {said['removed']} withdrawn"))
-        if "note" in said:
-            print(terminal.clean(f"toolbus: {said['note']}"), file=sys.stderr)
+        print(terminal.clean(f"{source} may not offer tools; {result['removed']} withdrawn"))
+        if "note" in result:
+            print(terminal.clean(f"toolbus: {result['note']}"), file=sys.stderr)
 
 
 def _who(users: Sequence[str]) -> str:

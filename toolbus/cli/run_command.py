@@ -1,4 +1,4 @@
-"""``toolbus run``: plugin files as supervised processes."""
+"""Implements ``toolbus run``: runs plugin files, or a folder of drop-in tools, as supervised processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, check_shape
-from toolbus.cli.help_text import manual
+from toolbus.cli.bus_client import BusOption, check_address
+from toolbus.cli.help_text import epilog
+from toolbus.text import repair_utf8
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,29 +26,29 @@ if TYPE_CHECKING:
     from toolbus.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervised_plugin import PluginReport
 
-MANUAL = manual(
+EPILOG = epilog(
     (
         "toolbus run weather.py",
         "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
         "toolbus run tools/",
     ),
     """
-    Each file is a process of its own; what it prints comes out with its name. One that dies is restarted after a
-    backoff that doubles from 0.25 s to 30 s; one that dies 5 times within 30 s (a crash loop) or cannot start is given
-    up, and the others go on. A plugin that ends by itself with exit code 0 is done.
+    Each plugin file runs in its own process; its output is printed with its name. A plugin that dies is restarted after
+    a backoff, which doubles from 0.25 s to 30 s. One that dies 5 times within 30 s, or cannot start, is given up, and
+    the others continue. A plugin that ends by itself with exit code 0 is not restarted.
 
-    A folder holds drop-in tools: files with a function each, run in sandboxed processes. Adding, changing or removing
-    a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a file may
-    write nothing, start nothing and connect to nothing but a port that the bus has for such tools.
+    A folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding, changing or
+    removing a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a
+    file can write no file, start no process, and connect only to the bus's port for drop-in tools.
 
-    SIGINT and SIGTERM end them all. Each is asked first: it withdraws its tools and finishes its calls. What has not
-    ended after --stop-seconds is told to (SIGTERM to it and all that it started), and killed 5 s later; a second signal
-    kills at once. The plugins need not find a bus at once; they attach when there is one.
+    SIGINT and SIGTERM shut all plugins down gracefully: each withdraws its tools and finishes its calls. After
+    --stop-seconds those that still run get SIGTERM, with all processes that they started, and SIGKILL 5 s later. A
+    second signal kills them at once. The bus may be started later; plugins attach as soon as it runs.
     """,
-    "0 all ended as asked, 1 a plugin was given up, 2 wrong usage.",
+    "0 all plugins ended as requested, 1 a plugin was given up, 2 wrong usage.",
 )
 
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the terminal: cyan, yellow, green, magenta, blue, and bright
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI codes: cyan, yellow, green, magenta, blue, and bright
 
 
 def run(
@@ -59,32 +60,32 @@ def run(
     require_manifest: Annotated[
         bool, typer.Option("--require-manifest", help="Load nothing from a folder without a _manifest.json.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Start nothing again that has died.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Do not restart a plugin that died.")] = False,
     stop_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long a plugin gets to finish its calls when it is asked to end.")
+        float, typer.Option(min=0.0, help="How long plugins may take to finish their calls, in seconds.")
     ] = 12.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print output and events as JSON lines on standard output.")
+        bool, typer.Option("--json", help="Print output and events as JSON lines to standard output.")
     ] = False,
 ) -> None:
-    """Run plugin files and start again what dies."""
+    """Run plugin files or a folder of drop-in tools, and restart what dies."""
     folder = _folder(files)
-    address = check_shape(bus)
+    address = check_address(bus)
     from toolbus.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervised_plugin import Command
     from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
 
-    emit = _say_json if as_json else _Prefixed()
-    how: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
+    emit = _print_json if as_json else _PrefixedOutput()
+    options: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
     plugins: Supervisor | ToolFolder
     if folder is None:
-        plugins = Supervisor(emit, **how)
-        # Nobody else can claim the sources of these plugins while they run, a restart of one included.
+        plugins = Supervisor(emit, **options)
+        # No other program can attach as the sources of these plugins while they run, restarts included.
         environment = {"TOOLBUS_TOKEN": secrets.token_hex(16), **os.environ, "TOOLBUS_ADDRESS": address}
         for name, file in zip(plugin_names(files), files, strict=True):
             plugins.add(name, Command.of_file(file, environment))
     else:
-        plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **how)
+        plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **options)
 
     async def until_stopped() -> bool:
         loop = asyncio.get_running_loop()
@@ -96,11 +97,11 @@ def run(
             return await plugins.run()
 
     try:
-        well = asyncio.run(until_stopped())
-    except* BrokenPipeError:  # whoever read our output has gone; the plugins have been ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
-        well = False
-    if not well:
+        succeeded = asyncio.run(until_stopped())
+    except* BrokenPipeError:  # the reader of our output has ended; the plugins are ended too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports it at exit
+        succeeded = False
+    if not succeeded:
         raise typer.Exit(terminal.REFUSED)
 
 
@@ -135,7 +136,7 @@ async def _following_address(bus: str, folder: ToolFolder, emit: Callable[[Plugi
 
 
 def _folder(files: list[Path]) -> Path | None:
-    """Returns the folder of drop-in tools that was named; None where plugin files were."""
+    """Returns the folder of drop-in tools; None if plugin files were named."""
     folders = [file for file in files if file.is_dir()]
     if folders and len(files) > 1:
         terminal.fail(f"{folders[0]} is a folder: name one folder of drop-in tools, or files", terminal.USAGE)
@@ -145,8 +146,8 @@ def _folder(files: list[Path]) -> Path | None:
     return folders[0] if folders else None
 
 
-class _Prefixed:
-    """Prints lines of output where they belong and events to standard error, each with the plugin's name."""
+class _PrefixedOutput:
+    """Prints lines of output to their stream and events to standard error, each with the plugin's name."""
 
     def __init__(self) -> None:
         self._width = 0  # of the longest name so far
@@ -154,16 +155,16 @@ class _Prefixed:
     def __call__(self, report: PluginReport) -> None:
         stream = sys.stdout if report.stream == "stdout" else sys.stderr
         self._width = max(self._width, len(report.plugin))
-        mark = "|" if report.stream else "*"
-        head = f"{report.plugin.ljust(self._width)} {mark}"
+        separator = "|" if report.stream else "*"
+        prefix = f"{report.plugin.ljust(self._width)} {separator}"
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             colour = _COLOURS[zlib.crc32(report.plugin.encode()) % len(_COLOURS)]
-            head = f"\x1b[{colour}m{head}\x1b[0m"
-        print(head, terminal.utf8(report.text), file=stream, flush=True)
+            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+        print(prefix, repair_utf8(report.text), file=stream, flush=True)
 
 
-def _say_json(report: PluginReport) -> None:
+def _print_json(report: PluginReport) -> None:
     event: dict[str, str] = {"plugin": report.plugin, "event": report.kind.value}
     if report.stream:
         event["stream"] = report.stream
-    terminal.say_json({**event, "text": report.text}, line=True)
+    terminal.print_json({**event, "text": report.text}, line=True)

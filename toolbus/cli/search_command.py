@@ -9,26 +9,26 @@ import typer
 
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
-from toolbus.cli.call_command import administer
-from toolbus.cli.help_text import manual
+from toolbus.cli.call_command import call_bus_tool
+from toolbus.cli.help_text import epilog
 
-MANUAL = manual(
+EPILOG = epilog(
     ("toolbus search 'send an email'", "toolbus search 天气 --top-k 3", "toolbus search mail --mode keyword --json"),
     """
-    Finds tools as a model would, by the words of names, descriptions and parameters, best first. Modes: bm25 ranks by
-    words, keyword takes the query as it is, semantic ranks by meaning where the bus can, and by words where it cannot.
-    With --user and --level it looks at what that user may call. A score compares results of one answer only.
+    Searches the words of names, descriptions and parameters, as a model would; the best match comes first. Modes: bm25
+    ranks by words, keyword takes the query as one phrase, semantic ranks by meaning if the bus can, else by words. With
+    --user and --level it searches what that user may call. Scores can be compared within one result only.
     """,
-    "0 done (also where nothing is found), 1 the bus said no, 2 wrong usage, 3 no bus there.",
+    "0 done (also if no tool is found), 1 the bus refused, 2 wrong usage, 3 no bus found.",
 )
-MAX_RESULTS = 50  # that the bus answers with
+MAX_RESULTS = 50  # of one request to the bus
 
 
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What the tool should do, in a few words.")],
     bus: BusOption = None,
-    mode: Annotated[str, typer.Option(metavar="bm25|keyword|semantic", help="How to rank.")] = "bm25",
-    top_k: Annotated[int, typer.Option(min=1, max=MAX_RESULTS, help="At most this many.")] = 10,
+    mode: Annotated[str, typer.Option(metavar="bm25|keyword|semantic", help="How to rank the tools.")] = "bm25",
+    top_k: Annotated[int, typer.Option(min=1, max=MAX_RESULTS, help="Print at most this many tools.")] = 10,
     user: UserOption = None,
     level: LevelOption = None,
     as_json: JsonOption = False,
@@ -38,11 +38,11 @@ def search(
 
     if mode not in MODES:
         terminal.fail(f"--mode is {mode!r}, it must be one of {', '.join(MODES)}", terminal.USAGE)
-    found = administer(bus, "search_tools", {"query": query, "mode": mode, "top_k": top_k}, user, level)
+    result = call_bus_tool(bus, "search_tools", {"query": query, "mode": mode, "top_k": top_k}, user, level)
     if as_json:
-        terminal.say_json(found)
+        terminal.print_json(result)
         return
-    rows = [(f"{each['score']:.3f}", each["name"], each["description"]) for each in found["results"]]
-    terminal.table(("SCORE", "NAME", "DESCRIPTION"), rows)
-    if found["fallback"]:
-        print(f"toolbus: this bus cannot rank by {mode}, so {found['mode']} answered", file=sys.stderr)
+    rows = [(f"{each['score']:.3f}", each["name"], each["description"]) for each in result["results"]]
+    terminal.print_table(("SCORE", "NAME", "DESCRIPTION"), rows)
+    if result["fallback"]:
+        print(f"toolbus: this bus cannot rank by {mode}, so it ranked by {result['mode']}", file=sys.stderr)

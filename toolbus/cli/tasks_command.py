@@ -1,4 +1,4 @@
-"""``toolbus tasks``: calls that became tasks, and their results."""
+"""Implements ``toolbus tasks``: lists calls that became background tasks, and gets their results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import typer
 
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
-from toolbus.cli.call_command import administer, check_seconds, content_of, show, show_content
-from toolbus.cli.help_text import manual
+from toolbus.cli.call_command import call_bus_tool, check_seconds, content_of, show, show_content
+from toolbus.cli.help_text import epilog
+from toolbus.text import repair_utf8
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host
     from toolbus.tool import Result
 
-MANUAL = manual(
+EPILOG = epilog(
     (
         "toolbus tasks",
         "toolbus tasks --user u-17 --json",
@@ -29,23 +30,24 @@ MANUAL = manual(
         "toolbus tasks cancel task_0123456789abcdef",
     ),
     """
-    Without a verb it lists tasks, newest first. A task belongs to the user it was begun for, else to the program that
-    began it: give the --user of the call; without it the tasks are those of `toolbus call`. A task of somebody else is
-    as if there were none.
+    Without a verb it lists tasks, newest first. A task belongs to the user whom it was started for, or to the program
+    that started it: use the same --user as for the call. Without --user the tasks are those of `toolbus call`. Tasks
+    of others are not shown.
 
-    check looks at once, await waits for the end, without --timeout for as long as it takes; Ctrl-C ends the waiting,
-    not the task. Both print the result to standard output as `toolbus call` does; with --json the whole answer.
+    check prints the state of a task, await waits until it ends; without --timeout it waits without limit. Ctrl-C ends
+    the wait, not the task. Both print the result to standard output, like `toolbus call`; with --json they print the
+    whole state.
     """,
-    "0 done (check: also where it still runs), 1 the task failed, its result is lost, it did not end in time, or there "
-    "was nothing to cancel, 2 wrong usage, 3 no bus there, 130 after Ctrl-C.",
+    "0 done (check: also if the task still runs), 1 the task failed, its result is lost, it did not end in time, or it "
+    "could not be cancelled, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
 )
 
-WAIT_SECONDS = 60.0  # how long one question waits for the end
-_HEADS = ("TASK", "STATUS", "SECONDS", "TOOL", "ABOUT")
+WAIT_SECONDS = 60.0  # how long one request waits for the end
+_HEADINGS = ("TASK", "STATUS", "SECONDS", "TOOL", "ABOUT")
 
 
 class Verb(StrEnum):
-    """What to do about one task."""
+    """What to do with one task."""
 
     CHECK = "check"
     AWAIT = "await"
@@ -56,109 +58,111 @@ def tasks(
     verb: Annotated[
         Verb | None, typer.Argument(metavar="check|await|cancel", help="What to do (default: list tasks).")
     ] = None,
-    task_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Which task, as `toolbus tasks` shows it.")
-    ] = None,
+    task_id: Annotated[str | None, typer.Argument(metavar="ID", help="Id of the task, as in `toolbus tasks`.")] = None,
     bus: BusOption = None,
-    user: Annotated[str | None, typer.Option(metavar="ID", help="Whose tasks (default: this program's).")] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="How long to wait, with await.")] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="ID", help="Tasks of this user (default: those of this program).")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long await waits, in seconds (default: no limit).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List background tasks, look at one, wait for it, or cancel it."""
     if timeout is not None and verb is not Verb.AWAIT:
-        terminal.fail("--timeout goes with await: toolbus tasks await ID --timeout SECONDS", terminal.USAGE)
+        terminal.fail("--timeout needs await: toolbus tasks await ID --timeout SECONDS", terminal.USAGE)
     check_seconds("--timeout", timeout)
     if verb is None:
-        _list(administer(bus, "list_tasks", {}, user), as_json)
+        _list(call_bus_tool(bus, "list_tasks", {}, user), as_json)
         return
     if not task_id:
         terminal.fail(f"{verb} needs the ID of a task: `toolbus tasks` lists them", terminal.USAGE)
     if verb is Verb.AWAIT:
         result = bus_client.with_host(bus, lambda host: _await(host, task_id, user, timeout))
     else:
-        result = bus_client.with_host(bus, lambda host: _ask(host, f"{verb}_task", user, {"task_id": task_id}))
-    if result.is_error and not _runs(result.output):
-        _refused(result, task_id, user, as_json)
+        result = bus_client.with_host(bus, lambda host: _request(host, f"{verb}_task", user, {"task_id": task_id}))
+    if result.is_error and not _is_running(result.output):
+        _fail(result, task_id, user, as_json)
     if verb is Verb.CANCEL:
-        _cancelled(result.output, as_json)
+        _show_cancelled(result.output, as_json)
     else:
-        _told(result, as_json)
+        _show_task(result, as_json)
 
 
-def _list(answer: Mapping[str, Any], as_json: bool) -> None:
+def _list(reply: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        terminal.say_json(answer)
+        terminal.print_json(reply)
     else:
-        terminal.table(_HEADS, [_row(each) for each in answer["tasks"]])
+        terminal.print_table(_HEADINGS, [_row(each) for each in reply["tasks"]])
 
 
 def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
-    sign = task.get("progress", {})
-    part = f"{sign['done']:g}" + (f"/{sign['total']:g}" if sign["total"] else "") if sign else ""
-    about = task.get("error") or f"{part} {sign.get('message', '')}".strip()
+    progress = task.get("progress", {})
+    part = f"{progress['done']:g}" + (f"/{progress['total']:g}" if progress["total"] else "") if progress else ""
+    about = task.get("error") or f"{part} {progress.get('message', '')}".strip()
     return task["task_id"], task["status"], f"{task['seconds']:.1f}", task["tool"], about
 
 
-async def _ask(host: Host, tool: str, user: str | None, arguments: Mapping[str, Any], **options: Any) -> Result:
-    return await host.call(f"toolbus:{tool}", arguments, context=bus_client.on_behalf(user), **options)
+async def _request(host: Host, tool: str, user: str | None, arguments: Mapping[str, Any], **options: Any) -> Result:
+    return await host.call(f"toolbus:{tool}", arguments, context=bus_client.call_context(user), **options)
 
 
 async def _await(host: Host, task_id: str, user: str | None, timeout: float | None) -> Result:
-    """Asks again and again: one call may not take as long as a task."""
+    """Sends requests until the task ends: one call may not take as long as a task."""
     until = None if timeout is None else time.monotonic() + timeout
     while True:
         left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, max(0.0, until - time.monotonic()))
         arguments = {"task_id": task_id, "timeout": round(left, 3)}
-        result = await _ask(host, "await_task", user, arguments, timeout=left + bus_client.ANSWER_SECONDS)
-        over = until is not None and time.monotonic() >= until
-        if over or not result.is_error or not _runs(result.output):
+        result = await _request(host, "await_task", user, arguments, timeout=left + bus_client.REPLY_SECONDS)
+        timed_out = until is not None and time.monotonic() >= until
+        if timed_out or not result.is_error or not _is_running(result.output):
             return result
 
 
-def _runs(answer: Any) -> bool:
-    return isinstance(answer, dict) and answer.get("status") == "running"
+def _is_running(state: Any) -> bool:
+    return isinstance(state, dict) and state.get("status") == "running"
 
 
-def _refused(result: Result, task_id: str, user: str | None, as_json: bool) -> NoReturn:
-    """Ends the command: the bus said no, or there is no such task, which it tells models in their own words."""
+def _fail(result: Result, task_id: str, user: str | None, as_json: bool) -> NoReturn:
+    """Ends the command: the bus refused, or the task does not exist, which it reports in words for models."""
     from toolbus.errors import Code
 
     if not as_json and result.error is not None and result.error.code is Code.TOOL:
         whose = f" of user {user!r}" if user else ""
-        look = "toolbus tasks" + (f" --user {shlex.quote(user)}" if user else "")
+        list_command = "toolbus tasks" + (f" --user {shlex.quote(user)}" if user else "")
         terminal.fail(
             terminal.clean(
-                f"there is no task {task_id!r:.80}{whose}: `{look}` lists those there are; finished ones are kept for "
-                "a while, and a task of somebody else is as if there were none"
+                f"unknown task {task_id!r:.80}{whose}: `{list_command}` lists tasks; finished ones expire, and those "
+                "of other users are not shown"
             )
         )
     show(result, as_json)
     raise typer.Exit(terminal.REFUSED)
 
 
-def _told(result: Result, as_json: bool) -> None:
-    """Prints what became of a task; ends the command where that is no good end."""
-    answer = result.output
+def _show_task(result: Result, as_json: bool) -> None:
+    """Prints the state of a task; ends the command if the task failed or did not end in time."""
+    state = result.output
     if as_json:
-        terminal.say_json({**answer, **content_of(result)})
+        terminal.print_json({**state, **content_of(result)})
     elif result.is_error:
-        print(f"toolbus: {terminal.clean(answer['task_id'])} was not done in time; it goes on", file=sys.stderr)
-    elif _runs(answer):
-        terminal.table(_HEADS, [_row(answer)])
+        print(f"toolbus: {terminal.clean(state['task_id'])} did not end in time and continues", file=sys.stderr)
+    elif _is_running(state):
+        terminal.print_table(_HEADINGS, [_row(state)])
     else:
-        if "result" in answer:
-            terminal.say_json(answer["result"])
+        if "result" in state:
+            terminal.print_json(state["result"])
         show_content(result)
-        if "error" in answer:
-            print(f"toolbus: {terminal.utf8(answer['error'])}", file=sys.stderr)
-    if result.is_error or "error" in answer or answer["status"] == "failed":
+        if "error" in state:
+            print(f"toolbus: {repair_utf8(state['error'])}", file=sys.stderr)
+    if result.is_error or "error" in state or state["status"] == "failed":
         raise typer.Exit(terminal.REFUSED)
 
 
-def _cancelled(answer: Mapping[str, Any], as_json: bool) -> None:
+def _show_cancelled(state: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        terminal.say_json(answer)
-    elif answer["cancelled"]:
-        print(f"cancelled {terminal.clean(answer['task_id'])}")
-    if not answer["cancelled"]:
-        terminal.fail(f"nothing to cancel: {terminal.clean(answer['task_id'])} is {answer['status']} already")
+        terminal.print_json(state)
+    elif state["cancelled"]:
+        print(f"cancelled {terminal.clean(state['task_id'])}")
+    if not state["cancelled"]:
+        terminal.fail(f"nothing to cancel: {terminal.clean(state['task_id'])} is {state['status']} already")

@@ -1,4 +1,4 @@
-"""``toolbus tools``: the bus's own tools; and below it, drop-in tools that come along, to be put into a folder."""
+"""Implements ``toolbus tools``: lists the bus's own tools, and copies bundled drop-in tools into a folder."""
 
 from __future__ import annotations
 
@@ -10,85 +10,86 @@ import typer
 
 from toolbus.cli import catalog_commands, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
-from toolbus.cli.help_text import manual
+from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
     from toolbus.dropin.bundled_tools import Bundled
 
-ADD_MANUAL = manual(
+ADD_EPILOG = epilog(
     (
         "toolbus tools add this_host",
         "toolbus tools add relay_message --dir tools/",
         "toolbus tools add directory --force --json",
     ),
     """
-    Copies the file with what it needs (_common.py, its data) and enters what it may reach into DIR/_manifest.json;
-    what stands there stays. An allow list gets the file's name. A folder that is followed offers the tool at once.
+    Copies the tool file with the files that it needs (_common.py, its data), and adds its grants to DIR/_manifest.json;
+    existing grants stay. If the manifest has an allow list, the file is added to it. A running `toolbus serve
+    --tools-dir DIR` or `toolbus run DIR` offers the tool at once.
 
-    DIR is --dir, then TOOLBUS_TOOLS_DIR, then tools in the current directory; it is made where it is not there. A file
-    there that differs from what comes along is never overwritten without --force, and then nothing is changed.
+    DIR is --dir, else TOOLBUS_TOOLS_DIR, else the folder tools; it is created if it does not exist. If a file there has
+    other content, nothing is changed without --force.
     """,
-    "0 done (also where everything was there), 1 a file differs or cannot be written, 2 wrong usage.",
+    "0 done (also if nothing had to be changed), 1 a file differs or cannot be written, 2 wrong usage.",
 )
-BUNDLED_MANUAL = manual(
+BUNDLED_EPILOG = epilog(
     ("toolbus tools bundled", "toolbus tools bundled --json"),
     "",
-    "0 done, 1 this installation has none, 2 wrong usage.",
+    "0 done, 1 this installation has no bundled tools, 2 wrong usage.",
 )
 _DIR = "tools"
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
-@app.callback(epilog=catalog_commands.TOOLS_MANUAL)
+@app.callback(epilog=catalog_commands.TOOLS_EPILOG)
 def tools(context: typer.Context, bus: BusOption = None, as_json: JsonOption = False) -> None:
-    """List the bus's own tools, which `list` leaves out; or add drop-in tools that come along to a folder."""
+    """List the bus's own tools, or add bundled drop-in tools to a folder."""
     if context.invoked_subcommand is None:
         catalog_commands.tools(bus, as_json)
 
 
-@app.command(epilog=ADD_MANUAL)
+@app.command(epilog=ADD_EPILOG)
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which: see `toolbus tools bundled`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the tool, as in `toolbus tools bundled`.")],
     folder: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="The folder of drop-in tools (default: tools).")
+        Path | None, typer.Option("--dir", metavar="DIR", help="Folder of drop-in tools (default: tools).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that were changed there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that have other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a drop-in tool that comes along into a folder."""
+    """Copy a bundled drop-in tool into a folder."""
     from toolbus.dropin import bundled_tools
     from toolbus.errors import SetupError
 
-    found = {tool.name: tool for tool in _bundled()}
-    if name not in found:
-        terminal.fail(f"no tool {name!r} comes along: there are {', '.join(found)}", terminal.USAGE)
-    tool, folder = found[name], folder or Path(os.environ.get("TOOLBUS_TOOLS_DIR") or _DIR)
+    tools = {tool.name: tool for tool in _bundled()}
+    if name not in tools:
+        terminal.fail(f"unknown bundled tool {name!r}: use one of {', '.join(tools)}", terminal.USAGE)
+    tool, folder = tools[name], folder or Path(os.environ.get("TOOLBUS_TOOLS_DIR") or _DIR)
     try:
         added = bundled_tools.add(tool, folder, force=force)
     except SetupError as error:
         terminal.fail(str(error))
     if as_json:
         files = [{"file": file, "state": state} for file, state in added.files]
-        terminal.say_json(
+        terminal.print_json(
             {"name": name, "dir": str(folder), "files": files, "grants": tool.grants, "granted": added.granted}
         )
         return
     for file, state in added.files:
         print(f"{state} {folder / file}")
     if tool.grants:
-        print(f"{'granted' if added.granted else 'grants as before'}: {_grants(tool)}")
-    print(f"offered by: toolbus serve --tools-dir {folder}, or toolbus run {folder}")
+        print(f"{'granted' if added.granted else 'granted before'}: {_grants(tool)}")
+    print(f"run it with: toolbus serve --tools-dir {folder}, or toolbus run {folder}")
 
 
-@app.command(epilog=BUNDLED_MANUAL)
+@app.command(epilog=BUNDLED_EPILOG)
 def bundled(as_json: JsonOption = False) -> None:
-    """List the drop-in tools that come along."""
-    found = _bundled()
+    """List the bundled drop-in tools."""
+    tools = _bundled()
     if as_json:
-        terminal.say_json([{"name": tool.name, "about": tool.about, "grants": tool.grants} for tool in found])
+        terminal.print_json([{"name": tool.name, "about": tool.about, "grants": tool.grants} for tool in tools])
     else:
-        terminal.table(("NAME", "GRANTS", "ABOUT"), [(tool.name, _grants(tool), tool.about) for tool in found])
+        terminal.print_table(("NAME", "GRANTS", "ABOUT"), [(tool.name, _grants(tool), tool.about) for tool in tools])
 
 
 def _bundled() -> list[Bundled]:
@@ -102,5 +103,5 @@ def _bundled() -> list[Bundled]:
 
 
 def _grants(tool: Bundled) -> str:
-    said = [f"{key} {', '.join(map(str, value))}" for key, value in tool.grants.items()]
-    return "; ".join(said) or "nothing"
+    grants = [f"{key} {', '.join(map(str, value))}" for key, value in tool.grants.items()]
+    return "; ".join(grants) or "nothing"

@@ -1,0 +1,71 @@
+"""Writes the log of ``toolbus serve`` to standard error, as text or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolbus.bus.serve_settings import ServeSettings
+    from toolbus.processes.supervised_plugin import PluginReport
+
+_LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}
+_RECORD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+
+
+class _Lines(logging.Formatter):
+    """Formats ``12:00:00 info toolbus: text key=value``; with the date if the log does not go to a terminal."""
+
+    def __init__(self, date: bool) -> None:
+        super().__init__()
+        self._date = "%Y-%m-%dT%H:%M:%S%z" if date else "%H:%M:%S"
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime(self._date, time.localtime(record.created))
+        fields = "".join(f" {key}={value}" for key, value in _extra_fields(record).items())
+        text = f"{when} {record.levelname.lower()} {record.name}: {record.getMessage()}{fields}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _JsonLines(logging.Formatter):
+    """Formats each record as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extra_fields(record),
+            **({"exception": self.formatException(record.exc_info)} if record.exc_info else {}),
+        }
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _RECORD_FIELDS}
+
+
+def log_to_stderr(settings: ServeSettings) -> None:
+    """Sends the log of this process to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if settings.log_json else _Lines(date=not sys.stderr.isatty()))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the bus logs its own start and stop
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # at info it has a line for each request to a sidecar
+    logging.getLogger("asyncio").setLevel(logging.WARNING)  # at debug it logs which selector it uses
+
+
+def log_report(report: PluginReport) -> None:
+    """Logs a report of the drop-in tools' processes; a line of a process's own log keeps its level."""
+    from toolbus.processes.supervised_plugin import ReportKind
+
+    is_problem = report.stream == "stderr" or report.kind in (ReportKind.DIED, ReportKind.GIVEN_UP)
+    level, text = logging.WARNING if is_problem else logging.INFO, report.text
+    level_name, _, rest = text.partition(" ")
+    if report.stream == "stderr" and rest and level_name in _LEVELS:
+        level, text = _LEVELS[level_name], rest
+    logging.getLogger("toolbus.dropin").log(level, "%s: %s", report.plugin, text)
