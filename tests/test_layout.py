@@ -19,7 +19,7 @@ PACKAGE = ROOT / "toolbus"
 # From the ground up: a module imports from its own floor and from those above it in this list, never from one below.
 FLOORS = (
     "v1",
-    "errors limits tool text newest reader mailbox lazy session",
+    "errors cancellation limits tool text newest reader mailbox lazy session",
     "functions",  # a Python function as a tool; no connection, no bus
     "sdk",  # what plugin and host authors import
     "search",
@@ -58,6 +58,7 @@ LIBRARIES = {
     "tool": {"google.protobuf"},
     "text": set[str](),
     "newest": set[str](),
+    "cancellation": set[str](),
     "mailbox": set[str](),
     "limits": set[str](),
     "reader": set[str](),

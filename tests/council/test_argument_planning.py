@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.council.shelf import Model
-from toolbus.council.argument_planning import coerced, missing_required, plan_arguments, read_arguments
+from tests.council.fake_tool_source import Model
+from toolbus.council.argument_planning import coerce_arguments, missing_required, plan_arguments, read_arguments
 from toolbus.council.language_model import Completion, LanguageModel, Question
 from toolbus.council.member import Member
-from toolbus.council.sidecar import SidecarSettings
+from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.errors import ToolBusError
 from toolbus.tool import Tool
 
@@ -243,14 +243,14 @@ async def test_an_error_names_a_tool_without_a_display_name_by_its_name() -> Non
     ],
 )
 def test_texts_become_what_the_top_of_the_schema_asks_for(kind: Any, text: Any, value: Any) -> None:
-    found = coerced({"x": text}, {"properties": {"x": {"type": kind}}})["x"]
+    found = coerce_arguments({"x": text}, {"properties": {"x": {"type": kind}}})["x"]
     assert (found, type(found)) == (value, type(value))
 
 
 def test_only_the_top_level_is_turned_and_a_closed_schema_keeps_strangers_out() -> None:
     schema = {"properties": {"a": {"type": "object", "properties": {"n": {"type": "integer"}}}, "b": True}}
-    assert coerced({"a": {"n": "5"}, "b": "5", "c": "5"}, schema) == {"a": {"n": "5"}, "b": "5", "c": "5"}
-    assert coerced({"a": {}, "c": "5"}, schema | {"additionalProperties": False}) == {"a": {}}
+    assert coerce_arguments({"a": {"n": "5"}, "b": "5", "c": "5"}, schema) == {"a": {"n": "5"}, "b": "5", "c": "5"}
+    assert coerce_arguments({"a": {}, "c": "5"}, schema | {"additionalProperties": False}) == {"a": {}}
 
 
 @pytest.mark.parametrize(

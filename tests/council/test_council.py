@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.council.shelf import USER, Asked, Rolls, Shelf, failed, member, settings, tool
-from toolbus.council.tool_runner import cut
+from tests.council.fake_tool_source import USER, Asked, Rolls, Shelf, failed, member, settings, tool
+from toolbus.council.tool_runner import truncate
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.extension import (
     Completion,
@@ -203,8 +203,8 @@ async def test_one_tool_cannot_fill_the_main_models_context() -> None:
 
 
 def test_a_text_that_just_fits_is_not_cut() -> None:
-    assert cut("é" * 512, 1024) == "é" * 512
-    assert cut("half \ud83d", 1024) == "half \ufffd"
+    assert truncate("é" * 512, 1024) == "é" * 512
+    assert truncate("half \ud83d", 1024) == "half \ufffd"
 
 
 async def test_without_a_catalog_the_buss_tools_fail_and_prompt_tools_still_run() -> None:
@@ -233,7 +233,7 @@ async def test_a_catalog_that_never_comes_costs_no_more_than_the_settings_time()
 async def test_a_source_that_keeps_to_no_time_costs_little_more_than_the_settings_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolbus.council.tool_runner._LATER_SECONDS", 0.01)
+    monkeypatch.setattr("toolbus.council.tool_runner._EXTRA_SECONDS", 0.01)
 
     async def never(asked: Asked) -> str:
         await asyncio.Event().wait()
@@ -364,7 +364,7 @@ async def test_a_prompt_tools_result_is_kept_under_its_variable() -> None:
 
 
 async def test_a_model_that_raises_anything_ends_one_tool_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.prompt_tool.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("toolbus.council.prompt_tool.BACKOFF_SECONDS", 0.0)
     problems = itertools.cycle([RuntimeError("no credit"), asyncio.CancelledError(), TypeError()])
 
     async def broken(question: Question) -> str:
@@ -442,7 +442,7 @@ async def test_arguments_are_planned_where_the_settings_say_so() -> None:
 
 
 def test_planning_without_a_model_is_refused_at_once() -> None:
-    with pytest.raises(SetupError, match=r"turn it off, or give one \(no sidecar model: the settings name no conn"):
+    with pytest.raises(SetupError, match=r"turn it off, or give a model \(no sidecar model: the settings name no conn"):
         Council(Shelf(), settings(plan_arguments=True))
     with pytest.raises(SetupError, match="is no source of tools"):
         Council(object(), settings())
@@ -511,7 +511,7 @@ async def test_an_on_event_that_raises_is_logged_and_ends_nothing(
 
 
 async def test_an_on_event_that_never_returns_holds_up_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.council_events.ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("toolbus.council.council_events.EVENT_SECONDS", 0.01)
     told: list[Any] = []
 
     async def on_event(event: Any) -> None:
@@ -589,8 +589,11 @@ async def test_a_retry_can_be_told_which_of_the_failed_ones_it_is_for() -> None:
 @pytest.mark.parametrize(
     ("only", "words"),
     [
-        ([], "only names nothing to be run again: leave it out to retry all; what failed in this run is: ann look"),
-        ([("ann", "look"), ("ann", "listen")], "only names ann listen, which did not fail here: what failed"),
+        ([], "only is empty: leave it out to retry all; failed in this run: ann look"),
+        (
+            [("ann", "look"), ("ann", "listen")],
+            "only names ann listen, which did not fail in this run: failed in this run: ann look",
+        ),
         ([("nobody", "look")], "only names nobody look"),
     ],
 )

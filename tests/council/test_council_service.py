@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.council.shelf import Shelf, failed, tool
+from tests.council.fake_tool_source import Shelf, failed, tool
 from tests.council.test_sidecar import KEY, says, server_of
-from toolbus.council import council_service as service_room
 from toolbus.council.council_file import CouncilFile
 from toolbus.council.council_service import MAX_RUNS, CouncilService
 from toolbus.council.council_watcher import LOST, MAX_WAITING
-from toolbus.council.sidecar import API_KEY_VARIABLE
+from toolbus.council.sidecar_settings import API_KEY_VARIABLE
 from toolbus.errors import Code, PeerLost, SetupError
 
 ADA = {"id": "m1", "name": "Ada", "tools": ["ext:look"]}
@@ -76,8 +75,9 @@ def test_a_file_holds_members_settings_model_and_prompt_tools(tmp_path: Path) ->
 
 
 def test_the_file_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "rest.md").read_text("utf-8")
-    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text("utf-8")
+    blocks = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (shown,) = (block for block in blocks if "[[members]]" in block)
     (tmp_path / "prompts").mkdir()
     written(tmp_path / "prompts", json.dumps(PROMPT), "feel.json")
     told = loaded(written(tmp_path, shown))
@@ -116,7 +116,7 @@ def test_the_model_may_be_described_where_hosts_keep_it_and_its_connection_named
         ("timeout_ms = 'soon'", "council settings: timeout_ms is 'soon', it must be a number"),
         ("[[members]]\nrole = 'x'", "members[0]: it has no name: give it one"),
         ("sidecar = 5", "sidecar is 5, it must be an object"),
-        ("[sidecar]\nconnection = 'home'\nmodel = 'm'", "the name of a connection (there are: none)"),
+        ("[sidecar]\nconnection = 'home'\nmodel = 'm'", "the name of a connection (known: none)"),
         ("[sidecar]\n[sidecarSettings]", "under sidecar and sidecarSettings, which mean the same"),
         (f"[sidecar]\napi_key = '{KEY}'", f"settings hold no key: take it out, and set {API_KEY_VARIABLE} in the env"),
         (f"[sidecar]\nconnection = 'http://u:{KEY}@h/v1'", f"leave them out, and set {API_KEY_VARIABLE} in the env"),
@@ -195,9 +195,9 @@ async def test_a_run_s_settings_and_members_are_its_own() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"members": None}, "there are no members"),
+        ({"members": None}, "the council has no members"),
         ({"members": [{"name": "Ada"}]}, "no member has tools"),
-        ({"members": [{**ADA, "chance": 0}]}, "the dice left everybody out"),
+        ({"members": [{**ADA, "chance": 0}]}, "the dice chose no member"),
         ({"settings": {"mode": "inline"}}, "the mode is inline: the main model calls the tools itself"),
     ],
 )
@@ -211,7 +211,7 @@ async def test_a_run_whose_tools_are_all_gone_is_not_active_and_says_which_they_
     service = CouncilService(Shelf(tool("ext:look")))
     answer = await ran(service, members=[{**ADA, "tools": ["ext:loook"]}])
     assert (answer["active"], answer["results"]) == (False, [])
-    assert "skipped says why" in answer["reason"]
+    assert "see skipped for the reasons" in answer["reason"]
     assert [(each["memberId"], each["toolName"]) for each in answer["skipped"]] == [("m1", "ext:loook")]
     assert service.find(answer["runId"]) == answer
 
@@ -240,10 +240,10 @@ async def test_keys_that_mean_nothing_are_named_in_the_answer() -> None:
     [
         ({"members": [{"name": "x", "chance": 10**400}]}, "must be a number"),
         ({"members": [ADA, ADA]}, "is the id of two members"),
-        ({"settings": {"members": []}}, "members stand beside the settings"),
-        ({"settings": {"Members": []}}, "members stand beside the settings"),
+        ({"settings": {"members": []}}, "members are a field of the body"),
+        ({"settings": {"Members": []}}, "members are a field of the body"),
         ({"members": [{**ADA, "definition": "\ud800"}]}, "holds half of a surrogate pair"),
-        ({"settings": {"plan_arguments": True}}, "there is no model that plans"),
+        ({"settings": {"plan_arguments": True}}, "the council has no model"),
         ({"settings": {"mode": "sideways"}}, "must be one of sidecar, inline"),
     ],
 )
@@ -287,7 +287,7 @@ async def test_a_retry_takes_the_run_s_own_members_messages_and_user() -> None:
     assert (run["successCount"], run["failedCount"]) == (1, 1)
     shelf.answers["look"] = "a wolf"
     for useless in ([("m1", "ext:listen")], []):
-        with pytest.raises(SetupError, match="what failed in this run is: m1 ext:look"):
+        with pytest.raises(SetupError, match="failed in this run: m1 ext:look"):
             service.begin_retry(run["runId"], useless)
     for only, times in (([("m1", "ext:look")], 3), (None, 3)):
         start = service.begin_retry(run["runId"], only)
@@ -346,35 +346,35 @@ async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> Non
     assert (await asyncio.wait_for(start(None), 5))["failedCount"] == 0
 
 
-async def test_the_newest_runs_are_kept_and_fewer_of_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_newest_runs_can_be_retried() -> None:
     service = CouncilService(Shelf(tool("ext:look")))
     ids = [(await ran(service))["runId"] for _ in range(MAX_RUNS + 1)]
     assert [service.find(run_id) is not None for run_id in ids] == [False, *([True] * MAX_RUNS)]
-    monkeypatch.setattr(service_room, "MAX_CHARACTERS", 10)
-    newest = (await ran(service))["runId"]
+
+
+async def test_of_large_runs_fewer_can_be_retried_and_the_newest_always() -> None:
+    service = CouncilService(Shelf(tool("ext:look")), max_characters=10)
+    older, newest = (await ran(service))["runId"], (await ran(service))["runId"]
     assert service.find(newest) is not None
-    assert service.find(ids[-1]) is None
+    assert service.find(older) is None
 
 
 @pytest.mark.parametrize(
     "more",
     [{"world_info": "x" * 5000}, {"members": [{**ADA, "definition": "x" * 5000}]}, {"attributes": {"a": "x" * 5000}}],
 )
-async def test_what_was_asked_counts_towards_the_size_of_the_runs_that_are_kept(
-    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_room, "MAX_CHARACTERS", 9000)
-    service = CouncilService(Shelf(tool("ext:look")))
+async def test_the_request_counts_towards_the_size_of_a_run(more: dict[str, Any]) -> None:
+    service = CouncilService(Shelf(tool("ext:look")), max_characters=9000)
     older, newer = (await ran(service, **more))["runId"], (await ran(service, **more))["runId"]
     assert (service.find(older), service.find(newer) is not None) == (None, True)
 
 
-async def test_a_crowd_of_names_that_are_nobodys_does_not_hold_up_the_bus() -> None:
+async def test_many_unknown_tool_names_do_not_block_the_bus() -> None:
     service = CouncilService(Shelf(*(tool(f"ext:t{number}") for number in range(200))))
-    crowd = {**ADA, "tools": [f"q{number}" for number in range(100_000)] + ["t7"]}
+    member = {**ADA, "tools": [f"q{number}" for number in range(100_000)] + ["t7"]}
     began = time.process_time()
-    run = await ran(service, members=[crowd])
-    assert time.process_time() - began < 5  # a look at every tool for every name takes longer
+    run = await ran(service, members=[member])
+    assert time.process_time() - began < 5  # comparing every name with every tool takes longer
     assert [each["toolName"] for each in run["results"]] == ["t7"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.council.shelf import Shelf, failed, member, tool
+from tests.council.fake_tool_source import Shelf, failed, member, tool
 from tests.loop.played import PlayedModel, call, says
 from toolbus.dialects import find_dialect
 from toolbus.errors import Code, InvalidRequest, PeerLost
@@ -186,8 +186,8 @@ def raising(problem: BaseException) -> Any:
         (failed(Code.DEADLINE_EXCEEDED, "too slow"), Code.DEADLINE_EXCEEDED, "too slow"),
         (raising(PeerLost("the bus is gone")), Code.UNAVAILABLE, "the bus is gone"),
         (raising(TimeoutError()), Code.DEADLINE_EXCEEDED, "timed out"),
-        (raising(ValueError("a fault")), Code.INTERNAL, "failed on its way: ValueError"),
-        (raising(asyncio.CancelledError()), Code.CANCELLED, "cancelled on its way"),
+        (raising(ValueError("a fault")), Code.INTERNAL, "failed: ValueError"),
+        (raising(asyncio.CancelledError()), Code.CANCELLED, "cancelled before it had a result"),
     ],
 )
 async def test_whatever_goes_wrong_is_a_result_and_the_turn_goes_on(answer: Any, code: Code, words: str) -> None:

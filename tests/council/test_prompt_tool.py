@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.council.shelf import Model
+from tests.council.fake_tool_source import Model
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.language_model import Completion, Question
 from toolbus.council.member import Member
-from toolbus.council.prompt_tool import PromptTool, PromptTools, instructions, read_prompt_tools, run_prompt_tool
-from toolbus.council.sidecar import SidecarError, SidecarSettings
+from toolbus.council.prompt_files import PromptTools, read_prompt_tools
+from toolbus.council.prompt_tool import PromptTool, instructions, run_prompt_tool
+from toolbus.council.sidecar import SidecarError
+from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.errors import InvalidTool, ToolBusError
 
 ADA = Member(
@@ -104,7 +106,7 @@ async def test_a_failure_or_an_empty_answer_is_asked_again_after_a_pause(bad: An
         (RuntimeError("busy"), "busy"),
         (KeyError(), "KeyError"),
         ("", "the model's answer was empty"),
-        (asyncio.CancelledError(), "cancelled on its way"),
+        (asyncio.CancelledError(), "was cancelled"),
     ],
 )
 async def test_after_three_attempts_the_last_failure_is_told(bad: Any, why: str) -> None:
@@ -197,12 +199,12 @@ def test_a_display_name_is_made_of_the_name_where_there_is_none() -> None:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ({"name": "a b", "prompt": "p"}, "'a b': its name has to be 1 to 64 of [A-Za-z0-9_.-]"),
-        ({"name": "source:x", "prompt": "p"}, "its name has to be"),
-        ({"name": 7, "prompt": "p"}, "7: its name has to be"),
-        ({"name": "x"}, "it has no prompt: say what the model is to do"),
-        ({"name": "x", "prompt": 7}, "prompt is 7, it must be a text: quote it"),
-        ({"name": "x", "prompt": "p", "category": ["a"]}, "category is ['a'], it must be a text"),
+        ({"name": "a b", "prompt": "p"}, "'a b': its name must be 1 to 64 of [A-Za-z0-9_.-]"),
+        ({"name": "source:x", "prompt": "p"}, "its name must be"),
+        ({"name": 7, "prompt": "p"}, "7: its name must be"),
+        ({"name": "x"}, "it has no prompt: write what the model should do"),
+        ({"name": "x", "prompt": 7}, "prompt is 7, it must be text: put it in quotes"),
+        ({"name": "x", "prompt": "p", "category": ["a"]}, "category is ['a'], it must be text"),
         ({"name": "x", "prompt": "p", "deliberates": "no"}, "deliberates is 'no', it must be true or false"),
         ({"name": "x", "prompt": "p", "parameters": 5}, "parameters are 5, they must be a JSON Schema"),
     ],
@@ -266,7 +268,7 @@ def test_a_broken_schema_becomes_that_of_no_arguments_with_a_warning(tmp_path: P
     found = read_prompt_tools(written(tmp_path / "a.json", [entry("one", input_schema=schema), entry("two")]))
     assert names(found) == ["one", "two"]
     assert dict(found.tools[0].parameters) == {"type": "object", "properties": {}}
-    assert "is no JSON Schema of an object: the tool is taken without parameters" in found.warnings[0]
+    assert "is not a JSON Schema of an object: the tool is used without parameters" in found.warnings[0]
     assert "a.json, tool 1" in found.warnings[0]
     assert not found.problems
 
@@ -274,13 +276,13 @@ def test_a_broken_schema_becomes_that_of_no_arguments_with_a_warning(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("{", "is left out: it is no JSON ("),
+        ("{", "is left out: it is not JSON ("),
         ("[" * 100_000, "is left out: it is nested too deep"),
-        ("7", "7 is no prompt tool: write an object with name and prompt"),
+        ("7", "7 is not a prompt tool: write an object with name and prompt"),
         ({"tools": {}}, "tools are {}, they must be a list"),
-        ([entry("bad name")], "tool 1: prompt tool 'bad name': its name has to be"),
+        ([entry("bad name")], "tool 1: prompt tool 'bad name': its name must be"),
         ([{"prompt": "p"}], "a prompt tool without a name"),
-        (["x"], "'x' is no prompt tool"),
+        (["x"], "'x' is not a prompt tool"),
         ("x" * (1024 * 1024 + 1), "it has more than 1048576 bytes"),
     ],
 )
@@ -301,9 +303,9 @@ def test_what_is_broken_is_a_problem_and_the_rest_is_read(
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.toml", b"name =", "it is no TOML ("),
-        ("a.json", b"\xff\xfe", "it is no UTF-8 text"),
-        ("a.yaml", b"name: x", "it is no .json or .toml file"),
+        ("a.toml", b"name =", "it is not TOML ("),
+        ("a.json", b"\xff\xfe", "it is not UTF-8 text"),
+        ("a.yaml", b"name: x", "it is not a .json or .toml file"),
     ],
 )
 def test_a_file_of_another_kind_is_a_problem(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
@@ -316,7 +318,7 @@ def test_a_file_of_another_kind_is_a_problem(tmp_path: Path, name: str, content:
 def test_a_path_that_is_not_there_is_a_problem_and_no_exception(tmp_path: Path) -> None:
     for gone in ("gone.json", "gone"):
         (problem,) = read_prompt_tools(tmp_path / gone).problems
-        assert problem == f"{tmp_path / gone} is not there: write it, or name a file or folder that is"
+        assert problem == f"{tmp_path / gone} does not exist: write it, or name a file or folder that does"
 
 
 def test_of_two_with_one_name_the_later_counts_in_the_place_of_the_first(tmp_path: Path) -> None:
@@ -324,7 +326,7 @@ def test_of_two_with_one_name_the_later_counts_in_the_place_of_the_first(tmp_pat
     written(tmp_path / "b.json", entry("one", display_name="Newer"))
     found = read_prompt_tools(tmp_path)
     assert [tool.display_name for tool in found.tools] == ["Newer", "Two"]
-    assert "prompt tool 'one' is there twice, the later one counts" in found.warnings[0]
+    assert "prompt tool 'one' appears twice, the later one is used" in found.warnings[0]
 
 
 def test_parameters_cannot_be_changed_from_outside() -> None:

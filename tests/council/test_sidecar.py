@@ -14,8 +14,9 @@ from aiohttp import web
 
 from tests.loop.model_server import Recording, Refuses, serving
 from tests.loop.official import official
-from toolbus.council.language_model import Completion, Question, completed
-from toolbus.council.sidecar import SidecarError, SidecarSettings, model_of, sidecar_model
+from toolbus.council.language_model import Completion, Question, completion_of
+from toolbus.council.sidecar import SidecarError, model_of, sidecar_model
+from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.mcp import Mcp
 from toolbus.dialects.openai_chat import OpenAIChat
@@ -79,7 +80,7 @@ async def server_of(*answers: tuple[int, Any]) -> AsyncIterator[Server]:
 async def ask(server: Server, question: Question = QUESTION, **options: Any) -> Completion:
     model = sidecar_model(SidecarSettings(server.url, "small"), **options)
     assert model is not None
-    return completed(await model(question))
+    return completion_of(await model(question))
 
 
 async def failure_of(*answers: tuple[int, Any], **options: Any) -> SidecarError:
@@ -185,7 +186,7 @@ async def test_a_connection_may_be_a_name_and_a_client_stays_open() -> None:
         settings = SidecarSettings("local", "m")
         model = sidecar_model(settings, client=client, connections={"local": f"{server.url}/chat/completions/"})
         assert model is not None
-        assert [completed(await model(QUESTION)).text for _ in range(2)] == ["One.", "Two."]
+        assert [completion_of(await model(QUESTION)).text for _ in range(2)] == ["One.", "Two."]
         assert not client.is_closed
 
 
@@ -209,8 +210,8 @@ async def test_what_a_server_refuses_to_be_told_is_left_out_from_then_on(
     async with server_of(refusal, (200, says("Hi.")), (200, says("Again."))) as server:
         model = sidecar_model(SidecarSettings(server.url, "m"))
         assert model is not None
-        assert completed(await model(CALLING)).text == "Hi."
-        assert completed(await model(CALLING)).text == "Again."
+        assert completion_of(await model(CALLING)).text == "Hi."
+        assert completion_of(await model(CALLING)).text == "Again."
     for request in server.requests[1:]:
         assert not gone & request.keys()
         assert there.items() <= request.items()
@@ -231,7 +232,7 @@ async def test_two_questions_at_once_both_survive_a_refusal_that_each_meets_by_i
 
     model = model_of(Endpoint(OpenAIChat(), answer, "m"))
     answers = await asyncio.wait_for(asyncio.gather(model(QUESTION), model(QUESTION)), 5)
-    assert [completed(each).text for each in answers] == ["Hi.", "Hi."]
+    assert [completion_of(each).text for each in answers] == ["Hi.", "Hi."]
 
 
 async def test_a_refusal_that_names_nothing_of_the_request_is_passed_on_at_once() -> None:
@@ -254,7 +255,7 @@ async def test_a_refusal_that_names_nothing_of_the_request_is_passed_on_at_once(
         (200, {"error": {"message": f"overloaded {KEY}"}}, "overloaded [hidden]"),
         (302, b"", "answered 302"),
         (500, b"", "no reason given"),
-        (500, b"x" * 2000, "xxx..."),
+        (500, b"x" * 2000, "xxx…"),
         (200, b"x" * (4 * 1024 * 1024 + 1), "answered with more than 4096 KiB"),
     ],
 )
@@ -303,7 +304,7 @@ async def hanging() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("connection", ["locl", "ftp://x/v1", "http://", "http://[::1", "127.0.0.1:8080"])
 def test_a_connection_that_is_neither_url_nor_known_is_refused_with_those_that_are(connection: str) -> None:
-    with pytest.raises(SetupError, match=r"give the base URL .* or the name of a connection \(there are: local\)"):
+    with pytest.raises(SetupError, match=r"give the base URL .* or the name of a connection \(known: local\)"):
         sidecar_model(SidecarSettings(connection, "m"), connections={"local": "http://localhost/v1"})
 
 
@@ -369,8 +370,8 @@ FORCED: dict[str, dict[str, Any]] = {
 async def test_each_official_client_is_told_everything_where_its_provider_looks_for_it(flavour: str) -> None:
     async with serving(flavour, "one", "text") as server, official(server) as endpoint:
         model = model_of(endpoint)
-        called = completed(await model(CALLING))
-        said = completed(await model(QUESTION))
+        called = completion_of(await model(CALLING))
+        said = completion_of(await model(QUESTION))
     assert called.arguments is not None
     assert isinstance(json.loads(str(called.arguments)), dict)
     assert said.text
@@ -386,7 +387,7 @@ async def test_each_official_client_is_told_everything_where_its_provider_looks_
 async def test_a_server_without_tools_is_asked_for_words(flavour: str) -> None:
     refusal = Recording.read(flavour).refusal
     async with serving(flavour, Refuses(**refusal), "text") as server, official(server) as endpoint:
-        said = completed(await model_of(endpoint)(CALLING))
+        said = completion_of(await model_of(endpoint)(CALLING))
     assert said.text
     assert not server.requests[1].get("tools")
 

@@ -1,6 +1,6 @@
-"""Council, member and context of role-play hosts: tools that speak with the voice of a member.
+"""Runs councils of role-play hosts: members that run tools before the model answers. The public names.
 
-Each name is loaded when it is first asked for.
+Each name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from toolbus.lazy import lazily
 if TYPE_CHECKING:
     from toolbus.council.argument_planning import plan_arguments
     from toolbus.council.available_tools import AvailableTool
-    from toolbus.council.context import Scene
     from toolbus.council.council import Council
     from toolbus.council.council_events import CouncilCompleted, CouncilEvent, CouncilStarted, MemberDone, ToolsFailed
-    from toolbus.council.council_result import Deliberation, ToolOutcome
+    from toolbus.council.council_history import CouncilHistory, HistoryEntry
     from toolbus.council.council_settings import CouncilSettings, read_member
-    from toolbus.council.deliberation import deliberation_block
-    from toolbus.council.history import CouncilHistory, HistoryEntry
+    from toolbus.council.deliberation import Deliberation, ToolOutcome
+    from toolbus.council.deliberation_text import deliberation_block
     from toolbus.council.inline_tools import InlineExport, InlineTarget, InlineTools
     from toolbus.council.language_model import Completion, LanguageModel, Question
     from toolbus.council.member import Member
-    from toolbus.council.prompt_tool import PromptTool, bundled_prompt_tools, read_prompt_tools
-    from toolbus.council.sidecar import SidecarSettings, model_of, sidecar_model
+    from toolbus.council.prompt_files import bundled_prompt_tools, read_prompt_tools
+    from toolbus.council.prompt_tool import PromptTool
+    from toolbus.council.scene import Scene
+    from toolbus.council.sidecar import model_of, sidecar_model
+    from toolbus.council.sidecar_settings import SidecarSettings
 
 __all__ = [
     # the council
@@ -34,12 +36,12 @@ __all__ = [
     "Scene",
     "CouncilHistory",
     "HistoryEntry",
-    # what became of a run
+    # the result of a run
     "Deliberation",
     "ToolOutcome",
     "AvailableTool",
     "deliberation_block",
-    # what happens meanwhile
+    # events
     "CouncilEvent",
     "CouncilStarted",
     "MemberDone",
@@ -49,7 +51,7 @@ __all__ = [
     "InlineExport",
     "InlineTools",
     "InlineTarget",
-    # tools that are a prompt
+    # prompt tools
     "PromptTool",
     "read_prompt_tools",
     "bundled_prompt_tools",
@@ -67,16 +69,18 @@ _HOMES = {
     "council.council": ("Council",),
     "council.council_settings": ("CouncilSettings", "read_member"),
     "council.member": ("Member",),
-    "council.context": ("Scene",),
-    "council.history": ("CouncilHistory", "HistoryEntry"),
-    "council.council_result": ("Deliberation", "ToolOutcome"),
+    "council.scene": ("Scene",),
+    "council.council_history": ("CouncilHistory", "HistoryEntry"),
+    "council.deliberation": ("Deliberation", "ToolOutcome"),
     "council.available_tools": ("AvailableTool",),
-    "council.deliberation": ("deliberation_block",),
+    "council.deliberation_text": ("deliberation_block",),
     "council.council_events": ("CouncilCompleted", "CouncilEvent", "CouncilStarted", "MemberDone", "ToolsFailed"),
     "council.inline_tools": ("InlineExport", "InlineTarget", "InlineTools"),
-    "council.prompt_tool": ("PromptTool", "bundled_prompt_tools", "read_prompt_tools"),
+    "council.prompt_tool": ("PromptTool",),
+    "council.prompt_files": ("bundled_prompt_tools", "read_prompt_tools"),
     "council.language_model": ("Completion", "LanguageModel", "Question"),
-    "council.sidecar": ("SidecarSettings", "model_of", "sidecar_model"),
+    "council.sidecar": ("model_of", "sidecar_model"),
+    "council.sidecar_settings": ("SidecarSettings",),
     "council.argument_planning": ("plan_arguments",),
 }
 

@@ -1,7 +1,7 @@
-"""Arguments for a tool that nobody called: a model is asked for them, and whatever it answers is made to fit.
+"""Plans the arguments of a tool that a council runs: a model writes them, and they are coerced to the schema.
 
-One question with a forced function, at most one more to repair what is missing. Small models and servers without
-function calling answer in words, so the words are read too.
+One question with a forced function, at most one more for missing arguments. Small models and servers without function
+calling answer in text, so arguments are also read from text.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from toolbus.council.cancellation import being_cancelled
-from toolbus.council.language_model import Completion, LanguageModel, Question, asked
+from toolbus.cancellation import is_being_cancelled
+from toolbus.council.language_model import Completion, LanguageModel, Question, ask
 from toolbus.council.member import Member
-from toolbus.council.sidecar import SidecarSettings
+from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.errors import ToolBusError
 from toolbus.text import join_surrogates_in_json
 from toolbus.tool import Tool
 
 FUNCTION = "call_tool"
-_HOTTEST = 0.2  # arguments are to be right, not original
-_LEAST_TOKENS = 128
-_TOKENS_PER_SECOND = 10  # a plan that takes the whole time a tool has is of no use
+_MAX_TEMPERATURE = 0.2  # arguments should be right, not original
+_MIN_TOKENS = 128
+_TOKENS_PER_SECOND = 10  # of a slow model: a plan must not use up the tool's timeout
 _REPAIR_TOKENS = 192
 
 _FENCED = re.compile(r"```[a-zA-Z]*+(.*?)```", re.DOTALL)
@@ -43,15 +43,15 @@ async def plan_arguments(
     timeout_seconds: float,
     sidecar: SidecarSettings,
 ) -> dict[str, Any]:
-    """Returns arguments for a tool, as a model chose them from what was said so far.
+    """Returns arguments for a tool, chosen by a model from the conversation.
 
-    A tool without parameters gets `{}`, and no model is asked.
+    A tool without parameters gets `{}` without a question.
 
     Args:
-        timeout_seconds: for all of it.
+        timeout_seconds: for both questions together.
 
     Raises:
-        ToolBusError: there are none: the model failed, took too long, or left out what is required.
+        ToolBusError: the model failed, took too long, or left out a required argument.
     """
     schema = tool.parameters
     if not properties_of(schema):
@@ -59,36 +59,36 @@ async def plan_arguments(
     try:
         async with asyncio.timeout(timeout_seconds):
             arguments = await _planned(_question(tool, member, context_text, timeout_seconds, sidecar), schema, model)
-    except asyncio.CancelledError as problem:
-        if being_cancelled():
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
             raise
-        raise _failed(tool) from problem  # what the model does broke off by itself
-    except Exception as problem:
-        raise _failed(tool) from problem
+        raise _failed(tool) from error  # the model cancelled itself
+    except Exception as error:
+        raise _failed(tool) from error
     if missing_required(arguments, schema):
         raise _failed(tool)
     return arguments
 
 
 async def _planned(question: Question, schema: Mapping[str, Any], model: LanguageModel) -> dict[str, Any]:
-    """Asks, and where something required is missing once more."""
-    answer = await asked(model, question)
-    arguments = coerced(read_arguments(answer, schema), schema)
+    """Asks once, and once more if a required argument is missing."""
+    answer = await ask(model, question)
+    arguments = coerce_arguments(read_arguments(answer, schema), schema)
     missing = missing_required(arguments, schema)
     if not missing:
         return arguments
-    said = answer.text or json.dumps(arguments, ensure_ascii=False)
+    previous = answer.text or json.dumps(arguments, ensure_ascii=False)
     again = (
         f"This lacks {', '.join(missing)}. Call {FUNCTION} again with all required arguments, or answer with their "
         "JSON object and nothing else."
     )
     repair = replace(
         question,
-        messages=(*question.messages, {"role": "assistant", "content": said}, {"role": "user", "content": again}),
+        messages=(*question.messages, {"role": "assistant", "content": previous}, {"role": "user", "content": again}),
         temperature=0.0,
         max_tokens=_REPAIR_TOKENS,
     )
-    repaired = coerced(read_arguments(await asked(model, repair), schema), schema)
+    repaired = coerce_arguments(read_arguments(await ask(model, repair), schema), schema)
     return arguments | {name: value for name, value in repaired.items() if not _empty(value)}
 
 
@@ -116,9 +116,9 @@ def _question(
             "description": tool.description or f"Uses {tool.display_name or tool.name}.",
             "parameters": schema,
         },
-        temperature=min(sidecar.temperature, _HOTTEST),
+        temperature=min(sidecar.temperature, _MAX_TEMPERATURE),
         top_p=sidecar.top_p,
-        max_tokens=min(sidecar.max_tokens, max(_LEAST_TOKENS, int(timeout_seconds * _TOKENS_PER_SECOND))),
+        max_tokens=min(sidecar.max_tokens, max(_MIN_TOKENS, int(timeout_seconds * _TOKENS_PER_SECOND))),
         model=sidecar.model,
     )
 
@@ -131,20 +131,20 @@ def _failed(tool: Tool) -> ToolBusError:
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the properties at the top of a schema; none where it says none."""
+    """Returns the properties at the top level of a schema, empty where it has none."""
     properties = schema.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
 
 def read_arguments(answer: Completion, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that an answer holds, `{}` where it holds none.
+    """Returns the arguments of an answer, `{}` where none are found.
 
-    Looked for in this order: in the call; as JSON in the words, alone, fenced, or from the first brace to the last; as
-    lines `name: value`; and where exactly one property is required and it is a text, all the words are that.
+    In this order: the arguments of the call; JSON in the text, alone, fenced, or from the first brace to the last;
+    lines `name: value`; and the whole text, where exactly one property is required and it is a string.
     """
     for text in _json_texts(answer):
-        if found := _object(text):
-            return found
+        if arguments := _object(text):
+            return arguments
     if lines := _lines(answer.text, properties_of(schema)):
         return lines
     required = required_of(schema)
@@ -153,23 +153,23 @@ def read_arguments(answer: Completion, schema: Mapping[str, Any]) -> dict[str, A
     return {}
 
 
-def coerced(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments with texts turned into the number, integer or boolean that the schema's top level asks for.
+def coerce_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments with texts converted to the number, integer or boolean that the schema's top level declares.
 
-    What cannot be turned stays as it is: whoever checks arguments says what is wrong with it. Names that a closed
-    schema does not know are left out.
+    A text that cannot be converted stays as it is, for validation to report. Names that a closed schema does not
+    declare are left out.
     """
     properties = properties_of(schema)
     closed = schema.get("additionalProperties") is False
     return {
-        name: _coerced(value, _types(schema, name))
+        name: _coerce(value, _types(schema, name))
         for name, value in arguments.items()
         if not closed or name in properties
     }
 
 
 def required_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names that a schema requires at its top."""
+    """Returns the names that a schema requires at its top level."""
     required = schema.get("required")
     return (
         tuple(dict.fromkeys(name for name in required if isinstance(name, str))) if isinstance(required, list) else ()
@@ -177,7 +177,7 @@ def required_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def missing_required(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns which required arguments are not there, or are a blank text or a null that the schema does not allow."""
+    """Returns the required arguments that are missing, blank, or null where the schema does not allow null."""
     return tuple(
         name
         for name in required_of(schema)
@@ -191,14 +191,14 @@ def _empty(value: object) -> bool:
 
 
 def _json_texts(answer: Completion) -> Iterator[str]:
-    """Yields what may be the JSON of arguments, the likeliest first."""
-    given = answer.arguments
-    if isinstance(given, Mapping):
+    """Yields texts that may be the JSON of arguments, the likeliest first."""
+    arguments = answer.arguments
+    if isinstance(arguments, Mapping):
         try:
-            yield json.dumps(dict(given))
-        except (TypeError, ValueError, RecursionError):  # what is no JSON is no arguments
+            yield json.dumps(dict(arguments))
+        except (TypeError, ValueError, RecursionError):  # JSON cannot hold it
             pass
-    for text in (given if isinstance(given, str) else "", answer.text):
+    for text in (arguments if isinstance(arguments, str) else "", answer.text):
         yield text
         yield from _FENCED.findall(text)
         first, last = text.find("{"), text.rfind("}")
@@ -207,12 +207,12 @@ def _json_texts(answer: Completion) -> Iterator[str]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Returns a text as a JSON object that can be written again, `{}` where it is none."""
+    """Returns a text as a JSON object that can be sent, `{}` where it is not one."""
     try:
-        found = json.loads(text)
-        if isinstance(found, dict):
-            json.dumps(found, allow_nan=False)  # 1e999 is read as Infinity
-            return dict(join_surrogates_in_json(found))
+        value = json.loads(text)
+        if isinstance(value, dict):
+            json.dumps(value, allow_nan=False)  # 1e999 is read as Infinity
+            return dict(join_surrogates_in_json(value))
     except (ValueError, RecursionError):
         pass
     return {}
@@ -220,13 +220,13 @@ def _object(text: str) -> dict[str, Any]:
 
 def _lines(text: str, properties: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the lines `name: value` of a text that name a property."""
-    found = (_LINE.fullmatch(line.rstrip()) for line in text.splitlines())
-    pairs = ((match[1], match[2].strip().rstrip(",").strip("\"'`*").strip()) for match in found if match)
+    matches = (_LINE.fullmatch(line.rstrip()) for line in text.splitlines())
+    pairs = ((match[1], match[2].strip().rstrip(",").strip("\"'`*").strip()) for match in matches if match)
     return {name: value for name, value in pairs if name in properties}
 
 
 def _types(schema: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Returns the types that a property may have, as far as the schema's top level says."""
+    """Returns the types of a property that the schema's top level declares."""
     declared = properties_of(schema).get(name)
     types = declared.get("type") if isinstance(declared, Mapping) else None
     if isinstance(types, str):
@@ -234,14 +234,14 @@ def _types(schema: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(each for each in types if isinstance(each, str)) if isinstance(types, list) else ()
 
 
-def _coerced(value: Any, types: tuple[str, ...]) -> Any:
+def _coerce(value: Any, types: tuple[str, ...]) -> Any:
     if not isinstance(value, str) or "string" in types:
         return value
     for kind in types:
         read = _READERS.get(kind)
-        found = read(value.strip()) if read is not None else None
-        if found is not None:
-            return found
+        converted = read(value.strip()) if read is not None else None
+        if converted is not None:
+            return converted
     return value
 
 

@@ -1,4 +1,4 @@
-"""Which tools members can be assigned: those of the bus that are meant for councils, and prompt tools over them."""
+"""Lists the tools that can be assigned to members: tools of the bus that are meant for councils, and prompt tools."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from toolbus.council.prompt_tool import PromptTool
-from toolbus.council.sidecar import SidecarSettings
+from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.tool import Tool
 
-# Settings that name a model, and none was made of them: only a program can do that.
+# The settings name a model, but the program gave the council none.
 _NOT_GIVEN = "no language model answers prompt tools here: give the council the one that its settings name, as model="
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableTool:
-    """One tool, as a member is assigned it.
+    """One tool that can be assigned to a member.
 
     Attributes:
-        name: as it is assigned.
-        qualified_name: with its source in front, where that is known.
+        name: by which it is assigned.
+        qualified_name: with its source in front, if that is known.
         display_name: for people.
-        source: whose tool it is; "" where the bus lists it without, and for prompt tools.
-        category: as the tool says, else its kind.
-        kind: `extension` for a tool of the bus, `prompt` for one that a language model answers.
+        source: of the tool; "" where the bus lists it without a source, and for prompt tools.
+        category: of the tool, else its kind.
+        kind: `extension` for a tool of the bus, `prompt` for a prompt tool.
         available: whether it can run now.
-        reason: why it cannot, a sentence; "" where it can.
-        tool: the declaration behind it; None for one that could not even be looked up.
+        reason: why it cannot run, a sentence; "" if it can.
+        tool: the declaration behind it; None for a tool that does not exist.
     """
 
     name: str
@@ -44,7 +44,7 @@ class AvailableTool:
 
     @property
     def bare_name(self) -> str:
-        """The name without its source, as the plugin knows it."""
+        """The name without its source."""
         return self.name.rpartition(":")[2]
 
     def described(self) -> dict[str, Any]:
@@ -67,33 +67,33 @@ def available_tools(
 ) -> dict[str, AvailableTool]:
     """Returns the tools by the name under which they are assigned.
 
-    Of one name the later counts, in the place of the first: prompt tools over those of the bus, and among prompt tools
-    whichever was given last.
+    Of several tools with one name the last is used, in the place of the first: a prompt tool goes before a tool of the
+    bus, and a later prompt tool before an earlier one.
 
     Args:
-        no_model: why no language model answers prompt tools; "" where one does.
+        no_model: why no language model answers prompt tools; "" if one does.
     """
-    found = {tool.name: _of_bus(tool) for tool in listed if tool.council_eligible}
+    tools = {tool.name: _of_bus(tool) for tool in listed if tool.council_eligible}
     for prompt_tool in prompt_tools:
-        found[prompt_tool.name] = _of_prompt(prompt_tool, no_model)
-    return found
+        tools[prompt_tool.name] = _of_prompt(prompt_tool, no_model)
+    return tools
 
 
 def no_model(sidecar: SidecarSettings) -> str:
-    """Returns why a council that was given no model has none, a sentence with the cure."""
+    """Returns why a council has no model, a sentence that says how to fix it."""
     return sidecar.unavailable or _NOT_GIVEN
 
 
 def by_any_name(tools: Mapping[str, AvailableTool]) -> dict[str, AvailableTool]:
-    """Returns the tools by all names that assign one: its own, else as a bare name that of the first which has it."""
-    found = dict(tools)
+    """Returns the tools by every name that assigns one: by their names, and the first of each bare name by that."""
+    by_name = dict(tools)
     for tool in tools.values():
-        found.setdefault(tool.bare_name, tool)
-    return found
+        by_name.setdefault(tool.bare_name, tool)
+    return by_name
 
 
 def missing_tool(name: str, reason: str) -> AvailableTool:
-    """Returns a stand-in for a tool that could not be looked up."""
+    """Returns a stand-in for a tool that does not exist; it fails with the reason."""
     bare = name.rpartition(":")[2]
     return AvailableTool(name, name, bare, available=False, reason=reason)
 

@@ -1,7 +1,7 @@
-"""A council: members that run tools before a main model is asked, and what became of it.
+"""Runs the tools of a council's members before the main model answers: `Council`.
 
-Stands above a source of tools and, where there is one, a language model; knows neither networks nor providers. A tool
-that fails, in whatever way, is an outcome like any other: nothing but cancellation ends a run.
+It uses a source of tools and, if there is one, a language model; it knows neither networks nor providers. A tool that
+fails is an outcome like any other: only cancellation ends a run.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from toolbus.council.assigned_tools import assigned_tools, gone, warned
+from toolbus.cancellation import is_being_cancelled
+from toolbus.council.assigned_tools import assigned_tools, log_skipped, missing_outcome
 from toolbus.council.available_tools import AvailableTool, available_tools, by_any_name, no_model
-from toolbus.council.cancellation import being_cancelled
-from toolbus.council.context import NO_SCENE, Scene, context_messages
-from toolbus.council.council_events import CouncilCompleted, CouncilStarted, MemberDone, OnEvent, ToolsFailed, tell
-from toolbus.council.council_result import Deliberation, SkippedTool, ToolOutcome
+from toolbus.council.council_events import CouncilCompleted, CouncilStarted, MemberDone, OnEvent, ToolsFailed, notify
+from toolbus.council.council_history import CouncilHistory
 from toolbus.council.council_settings import CouncilSettings
-from toolbus.council.deliberation import deliberation_block, named_results
-from toolbus.council.dice import Randomness, rolled
-from toolbus.council.history import CouncilHistory
+from toolbus.council.deliberation import Deliberation, SkippedTool, ToolOutcome
+from toolbus.council.deliberation_text import deliberation_block, named_results
 from toolbus.council.language_model import LanguageModel
-from toolbus.council.member import Member
+from toolbus.council.member import Member, Randomness, participants
 from toolbus.council.prompt_tool import PromptTool
-from toolbus.council.regeneration import RetainedRuns, fingerprint
-from toolbus.council.sidecar import SidecarSettings
+from toolbus.council.retained_runs import RetainedRuns, fingerprint
+from toolbus.council.scene import NO_SCENE, Scene, context_messages
+from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.council.tool_runner import ToolRunner
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.call_context import CallContext, ContextMessage
@@ -51,13 +50,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is the same for all tools of a run.
+    """What all tools of a run share.
 
     Attributes:
         members: of the council, whether they take part or not.
         text: the context's messages as one.
-        mark: the fingerprint of what the outcome depends on; "" where no run is used again.
-        began: by `time.perf_counter`.
+        fingerprint: of everything that the outcome depends on; "" where runs are not reused.
+        started: by `time.perf_counter`.
     """
 
     run_id: str
@@ -65,13 +64,13 @@ class _Run:
     members: tuple[Member, ...]
     context: CallContext
     text: str
-    mark: str
+    fingerprint: str
     on_event: OnEvent | None
-    began: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=time.perf_counter)
 
 
 class Council:
-    """Runs the tools of its members. Several runs may go on at the same time."""
+    """Runs the tools of its members. Several runs may be in flight at the same time."""
 
     def __init__(
         self,
@@ -89,21 +88,21 @@ class Council:
         Args:
             tools: a `toolbus.Bus`, a `toolbus.Host`, or a `toolbus.loop.ToolSource`.
             model: answers prompt tools and plans arguments; None: prompt tools are listed as unavailable.
-            sidecar: how that model is asked; None means the defaults.
-            prompt_tools: of one name the last counts, so give the bundled ones after those of files.
-            rng: what the dice are rolled with; None means chance.
-            history: earlier results of the chats; None keeps none.
+            sidecar: settings for requests to that model; None means the defaults.
+            prompt_tools: of one name the last is used, so give the bundled ones after those of files.
+            rng: rolls the dice; None means `random.Random()`.
+            history: earlier results of the chats; None means no history.
 
         Raises:
-            SetupError: `tools` is no source of tools, or arguments are to be planned without a model.
+            SetupError: `tools` is not a source of tools, or `plan_arguments` is on without a model.
         """
         self._sidecar = sidecar or SidecarSettings()
-        _check_plans(settings, model, self._sidecar)
+        _check_planning(settings, model, self._sidecar)
         self.settings = settings
         self._source = source_of(tools)
         self._offered = tools
-        # A source is somebody's already; of a bus or a host each user may see other tools.
-        self._asks_for_user = self._source is not tools and not hasattr(tools, "as_source")
+        # A source belongs to one user already; of a bus or a host each user may see other tools.
+        self._is_per_user = self._source is not tools and not hasattr(tools, "as_source")
         self._model = model
         self._prompt_tools = tuple(prompt_tools)
         self._rng: Randomness = rng or random.Random()
@@ -115,25 +114,25 @@ class Council:
         return f"<Council {mode} members={members} prompt_tools={len(self._prompt_tools)} {self._source!r}>"
 
     def changed(self, settings: CouncilSettings, *, remembers: bool = True) -> Council:
-        """Returns a council with other settings that shares all the rest with this one, runs that it retains too.
+        """Returns a council with other settings that shares everything else with this one, retained runs included.
 
         Args:
-            remembers: whether it shares the history; else it keeps none.
+            remembers: whether it shares the history; else it has none.
 
         Raises:
             SetupError: as for the constructor.
         """
-        _check_plans(settings, self._model, self._sidecar)
+        _check_planning(settings, self._model, self._sidecar)
         other = copy.copy(self)
         other.settings = settings
         other._history = self._history if remembers else None
         return other
 
     async def available(self, user_id: str = "", attributes: Mapping[str, str] = _NO_ATTRIBUTES) -> list[AvailableTool]:
-        """Returns what members can be assigned, the bus's tools first.
+        """Returns the tools that can be assigned to members, those of the bus first.
 
         Args:
-            user_id, attributes: on whose behalf; a user is shown what it may call.
+            user_id, attributes: on whose behalf; only tools that the user may call are listed.
 
         Raises:
             ToolBusError: the tools could not be listed.
@@ -153,38 +152,42 @@ class Council:
         regenerates: bool = False,
         on_event: OnEvent | None = None,
     ) -> Deliberation | None:
-        """Rolls the dice and runs the tools of whoever takes part.
+        """Rolls the dice and runs the tools of the members that take part.
 
         Args:
             messages: the conversation, oldest first, as providers write it.
-            scene: which chat it is, and texts that go before the messages.
-            user_id, attributes: what tools may know of the circumstances.
+            scene: the chat, and texts that go before the messages.
+            user_id, attributes: on whose behalf; tools get both.
             members: instead of those of the settings.
-            run_id: for events and records; None draws one.
-            regenerates: whether the reply is made again: the chat's last run may be used, if the settings say so, or
-                else what it said is no earlier turn's any more.
-            on_event: told what happens, sync or async; one that raises, or takes longer than 5 s, ends nothing.
+            run_id: for events and records; None means a new one.
+            regenerates: whether the reply is regenerated: the chat's last run is reused, if the settings allow it and
+                nothing has changed; else its results are dropped from the history.
+            on_event: called with each event, sync or async; an error, or more than 5 s, ends nothing.
 
         Returns:
-            None where nobody takes part, and in inline mode, where the main model calls the tools; no events then.
+            None if no member takes part, and in inline mode, where the main model calls the tools; no events then.
 
         Raises:
             SetupError: two of `members` have one id.
         """
         if self.settings.mode == "inline":
             return None
-        run = self._begun(messages, scene, user_id, attributes, members, run_id, on_event)
-        if regenerates and run.mark and (found := self._retained.find(run.chat_id, run.mark)) is not None:
-            return found[0] and replace(found[0], run_id=run.run_id, seconds=0.0, reused=True)
+        run = self._prepare(messages, scene, user_id, attributes, members, run_id, on_event)
+        if (
+            regenerates
+            and run.fingerprint
+            and (stored := self._retained.find(run.chat_id, run.fingerprint)) is not None
+        ):
+            return stored[0] and replace(stored[0], run_id=run.run_id, seconds=0.0, reused=True)
         if self._history is not None:
             self._history.begin(run.chat_id, run.run_id, replaces=regenerates)
-        active = rolled(run.members, self._rng)
+        active = participants(run.members, self._rng)
         if not active:
-            self._keep(run, None)
+            self._retain(run, None)
             return None
         outcomes, skipped = await self._outcomes(run, active, again=False)
-        warned(run.run_id, skipped)
-        return await self._concluded(run, outcomes, outcomes, skipped=skipped)
+        log_skipped(run.run_id, skipped)
+        return await self._finish(run, outcomes, outcomes, skipped=skipped)
 
     async def retry(
         self,
@@ -198,34 +201,34 @@ class Council:
         members: Iterable[Member] | None = None,
         on_event: OnEvent | None = None,
     ) -> Deliberation:
-        """Runs again what failed, without dice, and puts the outcomes in the places of the failed ones.
+        """Runs the failed tools again, without dice, and replaces their outcomes.
 
-        A tool that is gone fails again, with a sentence that says so.
+        A tool that no longer exists fails again, with that reason.
 
         Args:
-            only: those of the failed that are run again, as (member id, tool); None means all.
+            only: which of the failed tools, as (member id, tool); None means all.
 
         Raises:
-            SetupError: `only` names nothing, or what did not fail; two of `members` have one id.
+            SetupError: `only` is empty or names a tool that did not fail; two of `members` have one id.
         """
-        wanted = deliberation.chosen(only)
-        if not wanted:
+        chosen = deliberation.chosen(only)
+        if not chosen:
             return deliberation
-        run = self._begun(messages, scene, user_id, attributes, members, deliberation.run_id, on_event)
+        run = self._prepare(messages, scene, user_id, attributes, members, deliberation.run_id, on_event)
         again = [
             replace(member, tools=tools)
             for member in run.members
-            if (tools := tuple(tool for tool in member.tools if (member.id, tool) in wanted))
+            if (tools := tuple(tool for tool in member.tools if (member.id, tool) in chosen))
         ]
         fresh, _ = await self._outcomes(run, again, again=True)
         by_key = {outcome.key: outcome for outcome in fresh}
         for outcome in deliberation.failed:
-            if outcome.key in wanted:
-                by_key.setdefault(outcome.key, gone(outcome))
+            if outcome.key in chosen:
+                by_key.setdefault(outcome.key, missing_outcome(outcome))
         merged = tuple(by_key.get(outcome.key, outcome) for outcome in deliberation.outcomes)
-        return await self._concluded(run, merged, fresh, deliberation, skipped=deliberation.skipped)
+        return await self._finish(run, merged, fresh, deliberation, skipped=deliberation.skipped)
 
-    def _begun(
+    def _prepare(
         self,
         messages: Messages,
         scene: Scene,
@@ -236,25 +239,25 @@ class Council:
         on_event: OnEvent | None,
     ) -> _Run:
         settings = self.settings if members is None else replace(self.settings, members=tuple(members))
-        told = context_messages(messages, settings, scene)
-        context = CallContext(user_id=user_id, attributes=MappingProxyType(dict(attributes)), messages=told)
+        shown = context_messages(messages, settings, scene)
+        context = CallContext(user_id=user_id, attributes=MappingProxyType(dict(attributes)), messages=shown)
         retains = settings.retain_results_for_regens
         return _Run(
             run_id=run_id or uuid.uuid4().hex,
             chat_id=scene.chat_id,
             members=settings.members,
             context=context,
-            text=context_text(told),
-            mark=fingerprint(settings, self._sidecar, context) if retains else "",
+            text=context_text(shown),
+            fingerprint=fingerprint(settings, self._sidecar, context) if retains else "",
             on_event=on_event,
         )
 
     def _source_for(self, context: CallContext) -> ToolSource:
-        """Returns the tools as the user of a run may call them."""
-        if not self._asks_for_user:
+        """Returns the tools that the user of a run may call."""
+        if not self._is_per_user:
             return self._source
-        whose = CallContext(user_id=context.user_id, attributes=context.attributes)  # no messages: they may be long
-        return source_of(self._offered, context=whose)
+        user = CallContext(user_id=context.user_id, attributes=context.attributes)  # no messages: they may be long
+        return source_of(self._offered, context=user)
 
     async def _tools(self, source: ToolSource) -> dict[str, AvailableTool]:
         seconds = self.settings.timeout_seconds
@@ -266,31 +269,31 @@ class Council:
         return self._available(listed)
 
     def _available(self, listed: Iterable[Tool]) -> dict[str, AvailableTool]:
-        lacks = no_model(self._sidecar) if self._model is None else ""
-        return available_tools(listed, self._prompt_tools, no_model=lacks)
+        reason = no_model(self._sidecar) if self._model is None else ""
+        return available_tools(listed, self._prompt_tools, no_model=reason)
 
     async def _listed(self, source: ToolSource) -> tuple[dict[str, AvailableTool], str]:
-        """Returns the tools of a run, and why those of the bus are not among them, "" where they are."""
+        """Returns the tools of a run, and why those of the bus could not be listed, "" if they were."""
         try:
             return await self._tools(source), ""
         except asyncio.CancelledError:
-            if being_cancelled():
+            if is_being_cancelled():
                 raise
-            why = "listing the tools broke off"
-        except Exception as problem:
-            why = f"the tools cannot be listed: {problem}"
-        log.warning("a council runs without the tools of the bus: %s", why)
-        return self._available(()), why
+            reason = "listing the tools was cancelled"
+        except Exception as error:
+            reason = f"the tools cannot be listed: {error}"
+        log.warning("a council runs without the tools of the bus: %s", reason)
+        return self._available(()), reason
 
     async def _outcomes(
         self, run: _Run, active: Sequence[Member], *, again: bool
     ) -> tuple[tuple[ToolOutcome, ...], tuple[SkippedTool, ...]]:
-        """Runs all tools of some members. Returns outcomes, by members and their tools, and what is not there.
+        """Runs all tools of some members. Returns outcomes, in the order of members and tools, and skipped tools.
 
         Args:
-            again: what is gone has failed then.
+            again: whether it is a retry, where a missing tool fails instead of being skipped.
         """
-        await tell(run.on_event, CouncilStarted(run.run_id, run.chat_id, len(active)))
+        await notify(run.on_event, CouncilStarted(run.run_id, run.chat_id, len(active)))
         source = self._source_for(run.context)
         runner = ToolRunner(source, self.settings, self._model, self._sidecar)
         listed, unlisted = await self._listed(source)
@@ -300,32 +303,32 @@ class Council:
 
         async def of_tool(member: Member, name: str, tool: AvailableTool) -> ToolOutcome:
             async with gate:
-                return await runner.outcome(member, name, tool, run.context, run.text)
+                return await runner.run(member, name, tool, run.context, run.text)
 
         async def of_member(member: Member) -> tuple[ToolOutcome, ...]:
             jobs = (partial(of_tool, member, name, tool) for name, tool in assigned[member.id])
             outcomes = tuple(await self._each(jobs))
-            await tell(run.on_event, MemberDone(run.run_id, run.chat_id, member, outcomes))
+            await notify(run.on_event, MemberDone(run.run_id, run.chat_id, member, outcomes))
             return outcomes
 
         of_members = await self._each(partial(of_member, member) for member in active)
         return tuple(outcome for outcomes in of_members for outcome in outcomes), tuple(skipped)
 
     async def _each(self, jobs: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
-        """Does jobs one after the other or, if the settings say so, at the same time. Cancelling it cancels them."""
+        """Runs jobs one after the other or, if the settings say so, in parallel. Cancelling it cancels them."""
         if self.settings.parallel:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_done(job)) for job in jobs]
+                tasks = [group.create_task(_run_job(job)) for job in jobs]
             return [task.result() for task in tasks]
-        done = []
+        results = []
         for job in jobs:
-            await asyncio.sleep(0)  # tools that never wait leave a cancellation no other place to come through
-            done.append(await job())
-            if being_cancelled():  # and some keep it to themselves
+            await asyncio.sleep(0)  # so that a cancellation arrives although no tool waits
+            results.append(await job())
+            if is_being_cancelled():  # some tools suppress it
                 raise asyncio.CancelledError
-        return done
+        return results
 
-    async def _concluded(
+    async def _finish(
         self,
         run: _Run,
         outcomes: tuple[ToolOutcome, ...],
@@ -334,13 +337,13 @@ class Council:
         *,
         skipped: tuple[SkippedTool, ...],
     ) -> Deliberation:
-        """Puts a run's outcomes together, keeps what is to be kept, and says that it is over."""
+        """Puts the outcomes of a run together, records and retains them, and sends the events of its end."""
         history = before.history if before is not None else ""
         if self._history is not None:
-            if before is None:  # else its own results would be among the earlier ones
+            if before is None:  # or its own results would be among the earlier ones
                 history = self._history.block(run.chat_id, run.members)
             self._history.record(run.chat_id, run.members, fresh, run.run_id)
-        seconds = time.perf_counter() - run.began + (before.seconds if before is not None else 0.0)
+        seconds = time.perf_counter() - run.started + (before.seconds if before is not None else 0.0)
         deliberation = Deliberation(
             run_id=run.run_id,
             outcomes=outcomes,
@@ -350,26 +353,26 @@ class Council:
             history=history,
             skipped=skipped,
         )
-        self._keep(run, deliberation)
+        self._retain(run, deliberation)
         failures = len(deliberation.failed)
         log.info(
             "council run %.80r ended results=%d failed=%d seconds=%.2f", run.run_id, len(outcomes), failures, seconds
         )
-        await tell(run.on_event, CouncilCompleted(run.run_id, run.chat_id, seconds, len(outcomes)))
+        await notify(run.on_event, CouncilCompleted(run.run_id, run.chat_id, seconds, len(outcomes)))
         if failed := deliberation.failed:
-            await tell(run.on_event, ToolsFailed(run.run_id, run.chat_id, failed, len(outcomes) - len(failed)))
+            await notify(run.on_event, ToolsFailed(run.run_id, run.chat_id, failed, len(outcomes) - len(failed)))
         return deliberation
 
-    def _keep(self, run: _Run, outcome: Deliberation | None) -> None:
-        if run.mark:
-            self._retained.keep(run.chat_id, run.mark, outcome)
+    def _retain(self, run: _Run, deliberation: Deliberation | None) -> None:
+        if run.fingerprint:
+            self._retained.store(run.chat_id, run.fingerprint, deliberation)
 
 
-def _check_plans(settings: CouncilSettings, model: LanguageModel | None, sidecar: SidecarSettings) -> None:
+def _check_planning(settings: CouncilSettings, model: LanguageModel | None, sidecar: SidecarSettings) -> None:
     if settings.plan_arguments and model is None:
-        why = "plan_arguments is on, and there is no model that plans"
-        raise SetupError(f"{why}: turn it off, or give one ({no_model(sidecar)})", ("plan_arguments",))
+        fix = f"turn it off, or give a model ({no_model(sidecar)})"
+        raise SetupError(f"plan_arguments is on, and the council has no model: {fix}", ("plan_arguments",))
 
 
-async def _done(job: Callable[[], Awaitable[_T]]) -> _T:
+async def _run_job(job: Callable[[], Awaitable[_T]]) -> _T:
     return await job()

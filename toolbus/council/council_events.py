@@ -1,4 +1,4 @@
-"""What happens while a council runs, as it happens. Nothing waits for an answer: a host that wants to stop cancels."""
+"""Notifies a host of what happens while a council runs. No run waits for the host, which can cancel it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from toolbus.council.cancellation import being_cancelled
-from toolbus.council.council_result import ToolOutcome
+from toolbus.cancellation import is_being_cancelled
+from toolbus.council.deliberation import ToolOutcome
 from toolbus.council.member import Member
 
-ANSWER_SECONDS = 5.0  # that an async on_event has for one event
+EVENT_SECONDS = 5.0  # timeout of an async on_event for one event
 
 log = logging.getLogger("toolbus.extension")
 
 
 @dataclass(frozen=True, slots=True)
 class CouncilStarted:
-    """The dice have fallen and at least one member takes part."""
+    """At least one member takes part."""
 
     run_id: str
     chat_id: str
@@ -33,7 +33,7 @@ class CouncilStarted:
 
 @dataclass(frozen=True, slots=True)
 class MemberDone:
-    """All tools of a member have ended; members that run side by side end in any order."""
+    """All tools of a member have ended; members that run in parallel end in any order."""
 
     run_id: str
     chat_id: str
@@ -74,7 +74,7 @@ class CouncilCompleted:
 
 @dataclass(frozen=True, slots=True)
 class ToolsFailed:
-    """Some tools failed, after `CouncilCompleted`; the host goes on with what there is, or has them retried."""
+    """Some tools failed. Follows `CouncilCompleted`; the host uses the other results, or retries."""
 
     run_id: str
     chat_id: str
@@ -112,18 +112,18 @@ def _head(event: str, run_id: str, chat_id: str) -> dict[str, Any]:
     return {"event": event, "generationId": run_id, "chatId": chat_id}
 
 
-async def tell(on_event: OnEvent | None, event: CouncilEvent) -> None:
-    """Tells a host what happened; what it does then is its own affair."""
+async def notify(on_event: OnEvent | None, event: CouncilEvent) -> None:
+    """Sends an event to a host; an error or a timeout of its handler is logged and ends nothing."""
     if on_event is None:
         return
     try:
-        answer = on_event(event)
-        if inspect.isawaitable(answer):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await answer
+        pending = on_event(event)
+        if inspect.isawaitable(pending):
+            async with asyncio.timeout(EVENT_SECONDS):
+                await pending
     except asyncio.CancelledError:
-        if being_cancelled():
+        if is_being_cancelled():
             raise
-        log.warning("a council's on_event broke off at %s", type(event).__name__)
+        log.warning("on_event of a council was cancelled at %s", type(event).__name__)
     except Exception:
-        log.exception("a council's on_event failed at %s", type(event).__name__)
+        log.exception("on_event of a council failed at %s", type(event).__name__)

@@ -14,8 +14,10 @@ from typing import Any
 
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.language_model import LanguageModel
-from toolbus.council.prompt_tool import PromptTool, bundled_prompt_tools, read_prompt_tools
-from toolbus.council.sidecar import API_KEY_VARIABLE, SidecarSettings, sidecar_model
+from toolbus.council.prompt_files import bundled_prompt_tools, read_prompt_tools
+from toolbus.council.prompt_tool import PromptTool
+from toolbus.council.sidecar import sidecar_model
+from toolbus.council.sidecar_settings import API_KEY_VARIABLE, SidecarSettings
 from toolbus.errors import SetupError
 from toolbus.reader import Reader, read_file
 

@@ -1,211 +1,173 @@
-"""The council of a bus: what programs without Python ask for, in JSON's own types.
+"""Offers the council of a bus to programs without Python, in JSON's own types: runs, retries, events.
 
-One council with its history and retained runs, the newest runs for retries, and whoever watches. Whoever offers this
-to others, as the HTTP gateway does, hands in what it was sent and hands out what it gets.
+It owns one council with its history and retained runs, the newest runs for retries, and the watchers. The HTTP gateway
+passes requests in and results out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from toolbus.cancellation import is_being_cancelled
 from toolbus.council.available_tools import no_model
-from toolbus.council.cancellation import being_cancelled
-from toolbus.council.context import Scene, message_of
 from toolbus.council.council import Council
 from toolbus.council.council_events import CouncilEvent, OnEvent
 from toolbus.council.council_file import CouncilFile
-from toolbus.council.council_result import Deliberation
+from toolbus.council.council_history import CouncilHistory
+from toolbus.council.council_run import FinishedRun, RunRequest
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.council_watcher import Watcher
-from toolbus.council.history import CouncilHistory
+from toolbus.council.deliberation import Deliberation
+from toolbus.council.scene import Scene, message_of
 from toolbus.errors import PeerLost, SetupError
-from toolbus.functions.call_context import ContextMessage
+from toolbus.newest import NewestCacheBySize
 from toolbus.text import quote
 from toolbus.tool import MIB
 
-MAX_RUNS = 100  # that are kept for retries
-MAX_CHARACTERS = 32 * MIB  # of the runs that are kept, in all; the newest is kept whatever it has
-MAX_IGNORED = 20  # keys that an answer names
+MAX_RUNS = 100  # that can be retried
+MAX_CHARACTERS = 32 * MIB  # of these runs; the newest stays whatever it has
+MAX_IGNORED = 20  # keys that a response names
 _INLINE = (
     "the mode is inline: the main model calls the tools itself, which toolbus.council.InlineTools offers in Python"
 )
-_NOT_THERE = "none of the tools of those who take part is there: skipped says why"
+_ALL_SKIPPED = "no tool of the members that take part exists: see skipped for the reasons"
 
 log = logging.getLogger("toolbus.extension")
 
-Said = Mapping[str, Any]
-Tell = Callable[[Said], object]  # is told of events in JSON's form
-Start = Callable[[Tell | None], Awaitable[dict[str, Any]]]
+Body = Mapping[str, Any]
+OnJsonEvent = Callable[[Body], object]  # called with events in JSON's form
+Start = Callable[[OnJsonEvent | None], Awaitable[dict[str, Any]]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A run as somebody asked for it.
-
-    Attributes:
-        council: with the settings and members of this run.
-        ignored: keys of the request that mean nothing here.
-    """
-
-    council: Council
-    messages: tuple[ContextMessage, ...]
-    scene: Scene
-    user_id: str
-    attributes: Mapping[str, str]
-    regenerates: bool
-    ignored: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A run that has ended, with what a retry needs.
-
-    Attributes:
-        retrying: held by the retry that runs, so that none is lost to another.
-    """
-
-    asked: _Asked
-    deliberation: Deliberation
-    retrying: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def characters(self) -> int:
-        """How much text it keeps in memory."""
-        asked = self.asked
-        texts = [each.content for each in asked.messages]
-        texts += [asked.scene.persona, asked.scene.character, asked.scene.world_info, *asked.attributes.values()]
-        for member in asked.council.settings.members:
-            texts += [member.role, member.definition, member.personality, member.behavior, *member.tools]
-        return sum(map(len, texts)) + self.deliberation.characters
-
-
 class CouncilService:
-    """Runs the council of a bus for others. Everything belongs to one loop."""
+    """Runs the council of a bus for its clients. Belongs to one event loop."""
 
-    def __init__(self, tools: Any, told: CouncilFile | None = None) -> None:
-        """Makes it.
+    def __init__(
+        self, tools: Any, council_file: CouncilFile | None = None, *, max_characters: int = MAX_CHARACTERS
+    ) -> None:
+        """Makes a service.
 
         Args:
             tools: as for `Council`.
-            told: what the council is made of; None means no members, no model, and the bundled prompt tools.
+            council_file: the parts of the council; None means no members, no model, and the bundled prompt tools.
+            max_characters: of the runs that can be retried.
 
         Raises:
             SetupError: as for `Council`.
         """
-        told = told or CouncilFile()
-        self._sidecar = told.sidecar
-        self._has_model = told.model is not None
+        council_file = council_file or CouncilFile()
+        self._sidecar = council_file.sidecar
+        self._has_model = council_file.model is not None
         self._council = Council(
             tools,
-            told.settings,
-            model=told.model,
-            sidecar=told.sidecar,
-            prompt_tools=told.prompt_tools,
+            council_file.settings,
+            model=council_file.model,
+            sidecar=council_file.sidecar,
+            prompt_tools=council_file.prompt_tools,
             history=CouncilHistory(),
         )
-        self._runs: OrderedDict[str, _Kept] = OrderedDict()  # by run id, the newest last
+        self._runs = NewestCacheBySize[str, FinishedRun](MAX_RUNS, max_characters, lambda run: run.characters)  # by id
         self._watchers: set[Watcher] = set()
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     @classmethod
     def of_file(cls, tools: Any, path: Path | None) -> Self:
-        """Makes it of a council file; None means without one.
+        """Makes a service of a council file; None means without one.
 
         Raises:
             SetupError: naming the file, and what is wrong in it.
         """
         if path is None:
             return cls(tools)
-        told = CouncilFile.load(path)
+        council_file = CouncilFile.load(path)
         try:
-            return cls(tools, told)
-        except SetupError as problem:
-            raise SetupError(f"{path}: {problem}") from None
+            return cls(tools, council_file)
+        except SetupError as error:
+            raise SetupError(f"{path}: {error}") from None
 
     def __repr__(self) -> str:
         counts = f"runs={len(self._runs)} running={len(self._running)} watchers={len(self._watchers)}"
         return f"<CouncilService {self._council!r} {counts}>"
 
     def described(self) -> dict[str, Any]:
-        """Returns settings and members in force, spelled so that a run takes them as its own."""
-        settings = _shown(self._council.settings)
+        """Returns the settings and members in force, spelled as a run takes them."""
+        settings = _fields_of(self._council.settings)
         members = settings.pop("members")
-        why = "" if self._has_model else no_model(self._sidecar)
+        reason = "" if self._has_model else no_model(self._sidecar)
         return {
             "settings": settings,
-            "members": [_shown(member) for member in members],
-            "sidecar": {**_shown(self._sidecar), "available": self._has_model, "reason": why},
+            "members": [_fields_of(member) for member in members],
+            "sidecar": {**_fields_of(self._sidecar), "available": self._has_model, "reason": reason},
         }
 
     async def tools(self, user_id: str = "", attributes: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """Returns what members can be assigned for a user."""
+        """Returns the tools that can be assigned to members, on behalf of a user."""
         return [tool.described() for tool in await self._council.available(user_id, attributes or {})]
 
-    def begin(self, said: Said) -> Start:
-        """Returns what runs the council, when it is called.
+    def begin(self, body: Body) -> Start:
+        """Checks a request. Returns a function that runs the council.
 
         Args:
-            said: `messages`, and what else there is of `chat_id`, `persona`, `character`, `world_info`, `user_id`,
-                `attributes`, `members` and `settings` (instead of those in force), `regenerates`; under `unknown` the
-                names of what else was said.
+            body: `messages`; optional are `chat_id`, `persona`, `character`, `world_info`, `user_id`, `attributes`,
+                `members` and `settings` (instead of those in force), `regenerates`; under `unknown` the names of the
+                request's other keys.
 
         Raises:
-            SetupError: naming what is wrong in members or settings, and where in `said` it stands.
+            SetupError: naming what is wrong in members or settings, and its place in the body.
         """
-        chat_id = said.get("chat_id", "")
-        ignored = _shown_keys(said.get("unknown", ()))
-        asked = _Asked(
+        chat_id = body.get("chat_id", "")
+        ignored = _shown_keys(body.get("unknown", ()))
+        request = RunRequest(
             # Without a chat's name the earlier results of each client would be shown to all.
-            council=self._changed(said, ignored, remembers=bool(chat_id)),
-            messages=tuple(message_of(each) for each in said["messages"]),
-            scene=Scene(chat_id, *(said.get(name, "") for name in ("persona", "character", "world_info"))),
-            user_id=said.get("user_id", ""),
-            attributes=said.get("attributes") or {},
-            regenerates=said.get("regenerates", False),
+            council=self._changed(body, ignored, remembers=bool(chat_id)),
+            messages=tuple(message_of(each) for each in body["messages"]),
+            scene=Scene(chat_id, *(body.get(name, "") for name in ("persona", "character", "world_info"))),
+            user_id=body.get("user_id", ""),
+            attributes=body.get("attributes") or {},
+            regenerates=body.get("regenerates", False),
             ignored=tuple(ignored[:MAX_IGNORED]),
         )
         if ignored:
-            log.warning("a council request: unknown keys are ignored: %s", ", ".join(asked.ignored))
-        return partial(self._run, asked)
+            log.warning("a council request: unknown keys are ignored: %s", ", ".join(request.ignored))
+        return partial(self._run, request)
 
     def begin_retry(
         self, run_id: str, only: Iterable[tuple[str, str]] | None = None, unknown: Iterable[str] = ()
     ) -> Start | None:
-        """Returns what runs again what failed in a run, when it is called; None where no such run is kept.
+        """Checks a retry. Returns a function that runs the failed tools again; None for an unknown run.
 
         Args:
-            only: those of the failed that are run again, as (member id, tool); None means all.
-            unknown: names of what else the request said.
+            only: which of the failed tools, as (member id, tool); None means all.
+            unknown: names of unknown keys of the request.
 
         Raises:
-            SetupError: `only` names nothing, or what did not fail.
+            SetupError: `only` is empty or names a tool that did not fail.
         """
-        if (kept := self._runs.get(run_id)) is None:
+        if (run := self._runs.get(run_id)) is None:
             return None
         chosen = None if only is None else tuple(only)
         try:
-            kept.deliberation.chosen(chosen)
-        except SetupError as problem:
-            raise SetupError(str(problem), ("only",)) from None
-        return partial(self._retry, kept, chosen, tuple(_shown_keys(unknown)))
+            run.deliberation.chosen(chosen)
+        except SetupError as error:
+            raise SetupError(str(error), ("only",)) from None
+        return partial(self._retry, run, chosen, tuple(_shown_keys(unknown)))
 
     def find(self, run_id: str) -> dict[str, Any] | None:
-        """Returns what became of a run; None where no such run is kept."""
-        kept = self._runs.get(run_id)
-        return _answered(kept.deliberation) if kept is not None else None
+        """Returns the result of a run; None for an unknown run."""
+        run = self._runs.get(run_id)
+        return _response(run.deliberation) if run is not None else None
 
     def watch(self, chat_id: str = "") -> Watcher:
-        """Returns the events of all chats, or of one, from now on; whoever asks closes it."""
+        """Returns the events of all chats, or of one, from now on; the caller closes it."""
         watcher = Watcher(chat_id, self._watchers.discard)
         self._watchers.add(watcher)
         if self._closed:
@@ -213,7 +175,7 @@ class CouncilService:
         return watcher
 
     def close(self) -> None:
-        """Ends what runs, and tells watchers no more; may be called again."""
+        """Cancels the runs and closes the watchers; may be called again."""
         self._closed = True
         for task in self._running:
             task.cancel()
@@ -222,48 +184,52 @@ class CouncilService:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    async def _run(self, asked: _Asked, tell: Tell | None) -> dict[str, Any]:
+    async def _run(self, request: RunRequest, on_event: OnJsonEvent | None) -> dict[str, Any]:
         deliberation = await self._unless_closed(
-            asked.council.run(
-                asked.messages,
-                scene=asked.scene,
-                user_id=asked.user_id,
-                attributes=asked.attributes,
-                regenerates=asked.regenerates,
-                on_event=self._told(tell),
+            request.council.run(
+                request.messages,
+                scene=request.scene,
+                user_id=request.user_id,
+                attributes=request.attributes,
+                regenerates=request.regenerates,
+                on_event=self._publisher(on_event),
             )
         )
         if deliberation is not None:
-            self._keep(_Kept(asked, deliberation))
-            return _answered(deliberation, asked.ignored)
-        nothing = {"ok": True, "active": False, "results": [], "reason": _why_nobody(asked.council.settings)}
-        return _and_ignored(nothing, asked.ignored)
+            self._runs[deliberation.run_id] = FinishedRun(request, deliberation)
+            return _response(deliberation, request.ignored)
+        inactive = {"ok": True, "active": False, "results": [], "reason": _inactive_reason(request.council.settings)}
+        return _with_ignored(inactive, request.ignored)
 
     async def _retry(
-        self, kept: _Kept, only: tuple[tuple[str, str], ...] | None, ignored: tuple[str, ...], tell: Tell | None
+        self,
+        run: FinishedRun,
+        only: tuple[tuple[str, str], ...] | None,
+        ignored: tuple[str, ...],
+        on_event: OnJsonEvent | None,
     ) -> dict[str, Any]:
-        asked = kept.asked
-        async with kept.retrying:
+        request = run.request
+        async with run.retry_lock:
             if only is not None:  # another retry may have succeeded meanwhile
-                failed = kept.deliberation.chosen(None)
+                failed = run.deliberation.chosen(None)
                 only = tuple(pair for pair in only if pair in failed)
                 if not only:
-                    return _answered(kept.deliberation, ignored)
-            kept.deliberation = await self._unless_closed(
-                asked.council.retry(
-                    kept.deliberation,
-                    asked.messages,
+                    return _response(run.deliberation, ignored)
+            run.deliberation = await self._unless_closed(
+                request.council.retry(
+                    run.deliberation,
+                    request.messages,
                     only,
-                    scene=asked.scene,
-                    user_id=asked.user_id,
-                    attributes=asked.attributes,
-                    on_event=self._told(tell),
+                    scene=request.scene,
+                    user_id=request.user_id,
+                    attributes=request.attributes,
+                    on_event=self._publisher(on_event),
                 )
             )
-            self._keep(kept)
-            return _answered(kept.deliberation, ignored)
+            self._runs[run.deliberation.run_id] = run
+            return _response(run.deliberation, ignored)
 
-    def _changed(self, said: Said, ignored: list[str], *, remembers: bool) -> Council:
+    def _changed(self, body: Body, ignored: list[str], *, remembers: bool) -> Council:
         """Returns the council with the settings and members of a request.
 
         Args:
@@ -272,19 +238,19 @@ class CouncilService:
         Raises:
             SetupError: as for `begin`.
         """
-        changes = dict(said.get("settings") or {})
+        changes = dict(body.get("settings") or {})
         for key in changes:
             if str(key).lower() == "members":
-                why = "settings: members stand beside the settings, not in them: move them there"
-                raise SetupError(why, ("settings", key))
-        if said.get("members") is not None:
-            changes["members"] = said["members"]
+                rule = "settings: members are a field of the body, not of the settings: move them there"
+                raise SetupError(rule, ("settings", key))
+        if body.get("members") is not None:
+            changes["members"] = body["members"]
         unknown: list[str] = []
         try:
             council = self._council.changed(self._council.settings.changed(changes, unknown), remembers=remembers)
-        except SetupError as problem:
-            if problem.loc[:1] != ("members",):
-                problem.loc = "settings", *problem.loc
+        except SetupError as error:
+            if error.loc[:1] != ("members",):
+                error.loc = "settings", *error.loc
             raise
         ignored += sorted(
             (key if key.startswith("members[") else f"settings.{key}" for key in unknown),
@@ -293,7 +259,7 @@ class CouncilService:
         return council
 
     async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does what cancelling this, or closing the service, ends.
+        """Runs a coroutine that `close` cancels.
 
         Raises:
             PeerLost: the service was closed.
@@ -305,49 +271,44 @@ class CouncilService:
         try:
             return await task
         except asyncio.CancelledError:
-            if self._closed and not being_cancelled():
-                raise PeerLost("the bus stopped, and the run with it: ask again when it is back") from None
+            if self._closed and not is_being_cancelled():
+                raise PeerLost("the bus stopped, and the run with it: try again when the bus is back") from None
             raise
         finally:
             self._running.discard(task)
 
-    def _told(self, tell: Tell | None) -> OnEvent:
-        def on_event(event: CouncilEvent) -> object:
-            said = event.described()
+    def _publisher(self, on_event: OnJsonEvent | None) -> OnEvent:
+        """Returns the handler that sends each event to the watchers and to the client of the run."""
+
+        def publish(event: CouncilEvent) -> object:
+            body = event.described()
             for watcher in self._watchers:
-                watcher.put(said)
-            return tell(said) if tell is not None else None
+                watcher.put(body)
+            return on_event(body) if on_event is not None else None
 
-        return on_event
-
-    def _keep(self, kept: _Kept) -> None:
-        self._runs[kept.deliberation.run_id] = kept
-        self._runs.move_to_end(kept.deliberation.run_id)
-        characters = sum(each.characters for each in self._runs.values())
-        while len(self._runs) > 1 and (len(self._runs) > MAX_RUNS or characters > MAX_CHARACTERS):
-            characters -= self._runs.popitem(last=False)[1].characters
+        return publish
 
 
-def _answered(deliberation: Deliberation, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
-    answer = {"ok": True, "active": bool(deliberation.outcomes), **deliberation.described()}
+def _response(deliberation: Deliberation, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
+    response = {"ok": True, "active": bool(deliberation.outcomes), **deliberation.described()}
     if not deliberation.outcomes:
-        answer["reason"] = _NOT_THERE
-    return _and_ignored(answer, ignored)
+        response["reason"] = _ALL_SKIPPED
+    return _with_ignored(response, ignored)
 
 
-def _and_ignored(answer: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
-    return {**answer, "ignored": list(ignored)} if ignored else answer
+def _with_ignored(response: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
+    return {**response, "ignored": list(ignored)} if ignored else response
 
 
-def _why_nobody(settings: CouncilSettings) -> str:
-    """Returns why nobody took part, a sentence."""
+def _inactive_reason(settings: CouncilSettings) -> str:
+    """Returns why no member took part, a sentence."""
     if settings.mode == "inline":
         return _INLINE
     if not settings.members:
-        return "there are no members: give the run some, or the council file"
+        return "the council has no members: give the run some, or the council file"
     if not any(member.tools for member in settings.members):
         return "no member has tools: assign some"
-    return "the dice left everybody out: chance says how likely a member takes part"
+    return "the dice chose no member: a member takes part as often as its chance says"
 
 
 def _shown_keys(names: Iterable[str]) -> list[str]:
@@ -355,7 +316,7 @@ def _shown_keys(names: Iterable[str]) -> list[str]:
     return [quote(name)[1:-1] for name in islice(names, MAX_IGNORED)]
 
 
-def _shown(record: Any) -> dict[str, Any]:
-    """Returns a record's fields by their names, as its reader takes them."""
+def _fields_of(record: Any) -> dict[str, Any]:
+    """Returns a record's fields by name, as its reader takes them."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}

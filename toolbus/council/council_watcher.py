@@ -1,4 +1,4 @@
-"""Follows what councils do: the events of all chats or of one, for one reader that may be slow."""
+"""Delivers the events of councils to one watcher, which may read slowly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from toolbus.mailbox import Mailbox
 
-MAX_WAITING = 100  # events that one watcher has not taken yet
+MAX_WAITING = 100  # events that one watcher has not read yet
 LOST = "COUNCIL_EVENTS_LOST"
 
 
@@ -22,7 +22,7 @@ class Watcher(Mailbox[Mapping[str, Any]]):
         """Makes a watcher.
 
         Args:
-            chat_id: whose events; "" means all.
+            chat_id: of the events; "" means all chats.
             on_close: called when it is closed.
         """
         super().__init__(
@@ -33,5 +33,5 @@ class Watcher(Mailbox[Mapping[str, Any]]):
         self._chat_id = chat_id
 
     def put(self, item: Mapping[str, Any]) -> int:
-        """Adds an event, where it is of the watcher's chat."""
+        """Adds an event of the watcher's chat; others are ignored."""
         return super().put(item) if self._chat_id in ("", item["chatId"]) else 0

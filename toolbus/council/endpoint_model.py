@@ -1,11 +1,11 @@
-"""The model behind an endpoint of the tool loop, asked one question at a time, whatever the provider."""
+"""Asks the model behind an endpoint of the tool loop one question at a time, for every provider."""
 
 from __future__ import annotations
 
 import json
 
 from toolbus.council.language_model import Completion, Question
-from toolbus.council.sampling import place_of, refused_places, wishes, written
+from toolbus.council.sampling import place_of, refused_places, sampling_options, with_options
 from toolbus.dialects.conversation import HistoryItem, Json, Message, Turn
 from toolbus.dialects.export import Export
 from toolbus.dialects.wire_names import NameTable
@@ -14,16 +14,16 @@ from toolbus.tool import Tool
 
 
 class EndpointModel:
-    """Answers questions with the model of an endpoint, and remembers what it refused to be told.
+    """Answers questions with the model of an endpoint, and remembers the options that it refuses.
 
     Args:
-        model: asked instead of the endpoint's; "" for that.
+        model: instead of the endpoint's own; "" for that one.
     """
 
     def __init__(self, endpoint: Endpoint, model: str) -> None:
         self._endpoint = endpoint
-        self._model = model  # "" leaves it to the endpoint
-        self._refused: set[str] = set()  # places in requests that this endpoint does not take
+        self._model = model  # "": the endpoint's own
+        self._refused: set[str] = set()  # places of options that this endpoint refuses
 
     def __repr__(self) -> str:
         return f"<model of {self._endpoint!r}>"
@@ -35,21 +35,21 @@ class EndpointModel:
             refused = frozenset(self._refused)  # another question may learn more while this one waits
             export = self._export(question)
             wire = next(iter(export.names.to_bus), "") if export is not None else ""
-            wanted = wishes(dialect.name, question, wire)
-            request = written(dialect.request(items, export), dialect.name, wanted, refused)
+            options = sampling_options(dialect.name, question, wire)
+            request = with_options(dialect.request(items, export), dialect.name, options, refused)
             if model := question.model or self._model:
                 request["model"] = model
             try:
                 return _completion(await self._turn(request, export))
             except Exception as error:
-                places = {place_of(dialect.name, wish, refused) for wish in wanted} - {""}
-                news = refused_places(error, places | ({"tools"} if wire else set()))
-                if not news:
+                places = {place_of(dialect.name, option, refused) for option in options} - {""}
+                newly_refused = refused_places(error, places | ({"tools"} if wire else set()))
+                if not newly_refused:
                     raise
-                self._refused |= news  # one more each time, so this comes to an end
+                self._refused |= newly_refused  # grows each time, so the loop ends
 
     def _export(self, question: Question) -> Export | None:
-        """Returns the function to be called as the dialect offers it; None where there is none or it cannot."""
+        """Returns the function to force as the dialect exports it; None without one, or where tools are refused."""
         if question.function is None or "tools" in self._refused:
             return None
         schema = json.dumps(question.function.get("parameters") or {"type": "object"})
@@ -66,5 +66,5 @@ class EndpointModel:
 
 
 def _completion(turn: Turn) -> Completion:
-    """Returns a turn as an answer. Only one function was offered, so whatever a call names, that one is meant."""
+    """Returns a turn as a completion. Only one function was offered, so a call with any name means that one."""
     return Completion(turn.text, turn.calls[0].arguments_json if turn.calls else None)

@@ -1,8 +1,7 @@
-"""Tools offered to the main model itself, each once for every member that has it, and the way back from its calls.
+"""Offers tools to the main model itself, each once for every member that has it, and routes the model's calls.
 
-A model knows one flat list of names. Each of them stands for a tool and, where a member has it, for the member; the
-way back is a table, so no name is ever taken apart. Whatever goes wrong with a call is a result that the model reads:
-a turn never ends because of a tool.
+A model knows one flat list of names. A table maps each name to a tool and, where a member has it, to the member, so no
+name is ever parsed. Every error of a call is a result that the model reads: a turn never ends because of a tool.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolbus.cancellation import is_being_cancelled
 from toolbus.council.available_tools import available_tools, by_any_name
-from toolbus.council.cancellation import being_cancelled
 from toolbus.council.member import Member
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.errors import Code, InvalidRequest, Stage, ToolBusError
@@ -28,15 +27,15 @@ from toolbus.tool import CallError, Progress, Result, Tool
 
 log = logging.getLogger("toolbus.extension")
 
-PREFIX = 8  # characters of a member's id that begin its names; those that share them keep all of it
-EMPTY_RESULT = "(empty result)"  # some providers refuse a result without a text
+PREFIX = 8  # characters of a member's id in front of its names; ids that share them are used in full
+EMPTY_RESULT = "(empty result)"  # some providers refuse a result without text
 
 _Key = tuple[str, str]  # id of a member, "" for none; name of the tool as listed
 
 
 @dataclass(frozen=True, slots=True)
 class InlineTarget:
-    """What one offered name stands for: a tool as the bus lists it, and the member that has it; None for nobody."""
+    """What one offered name stands for: a tool as the bus lists it, and its member; None for a tool of no member."""
 
     tool_name: str
     member: Member | None = None
@@ -47,10 +46,10 @@ class InlineExport:
     """The functions for one model.
 
     Attributes:
-        tools: under the names that the model sees, the members' first, in their order; any dialect exports them. Each
-            keeps the schema_hash of the declaration behind it.
-        targets: what each of these names stands for.
-        missing: (member id, name) of what was assigned and is no tool of the bus that is meant for councils.
+        tools: by the names that the model sees, those of the members first, in their order; any dialect exports them.
+            Each has the schema_hash of the tool that it stands for.
+        targets: what each name stands for.
+        missing: (member id, name) of assigned tools that do not exist or are not meant for councils.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -61,42 +60,42 @@ class InlineExport:
     def build(
         cls, tools: Iterable[Tool], members: Iterable[Member] = (), *, rule: NameRule = PLAIN_NAMES
     ) -> InlineExport:
-        """Returns what to offer: each tool of each member, and the tools that are `inline_available`.
+        """Returns the offer: each tool of each member, and the tools that are `inline_available`.
 
         The same tools and members give the same names, in whatever order they come.
 
         Args:
             tools: as the bus lists them.
-            members: everyone who takes part; there are no dice.
+            members: all that take part; no dice are rolled.
             rule: which names the provider accepts.
 
         Raises:
             InvalidRequest: two members have the same id, or one has none.
         """
-        members = _distinct(members)
+        members = _check_ids(members)
         listed = tuple(tools)
         eligible = by_any_name(available_tools(listed, ()))
-        wanted: dict[_Key, tuple[Tool, Member | None]] = {}
+        targets: dict[_Key, tuple[Tool, Member | None]] = {}
         missing: list[tuple[str, str]] = []
         for member in members:
             for assigned in member.tools:
-                found = eligible.get(assigned)
-                if found is None or not isinstance(found.tool, Tool):
+                available = eligible.get(assigned)
+                if available is None or not isinstance(available.tool, Tool):
                     missing.append((member.id, assigned))
                 else:
-                    wanted[member.id, found.tool.name] = (found.tool, member)
+                    targets[member.id, available.tool.name] = (available.tool, member)
         for tool in listed:
             if tool.inline_available:
-                wanted["", tool.name] = (tool, None)
-        names = _names(wanted, rule)
+                targets["", tool.name] = (tool, None)
+        names = _names(targets, rule)
         return cls(
-            tuple(_offered(tool, names[key], member) for key, (tool, member) in wanted.items()),
-            {names[key]: InlineTarget(tool.name, member) for key, (tool, member) in wanted.items()},
+            tuple(_offered(tool, names[key], member) for key, (tool, member) in targets.items()),
+            {names[key]: InlineTarget(tool.name, member) for key, (tool, member) in targets.items()},
             tuple(missing),
         )
 
     def resolve(self, name: str) -> InlineTarget | None:
-        """Returns what a name stands for; None where the model invented it."""
+        """Returns what a name stands for; None for an unknown name."""
         return self.targets.get(name)
 
 
@@ -105,7 +104,7 @@ class InlineTools:
 
     Args:
         source: where the tools are.
-        members: everyone who takes part.
+        members: all that take part.
         rule: which names the provider accepts.
 
     Raises:
@@ -113,7 +112,7 @@ class InlineTools:
     """
 
     def __init__(self, source: ToolSource, members: Iterable[Member] = (), *, rule: NameRule = PLAIN_NAMES) -> None:
-        self.members = _distinct(members)
+        self.members = _check_ids(members)
         self._source = source
         self._rule = rule
         self._export: InlineExport | None = None  # of `_revision`; None until tools were listed
@@ -125,12 +124,12 @@ class InlineTools:
 
     @property
     def context(self) -> CallContext | None:
-        """On whose behalf the source lists and calls."""
+        """The context with which the source lists and calls."""
         context: CallContext | None = getattr(self._source, "context", None)
         return context
 
     async def export(self) -> InlineExport:
-        """Returns what is offered now.
+        """Returns the current offer.
 
         Raises:
             ToolBusError: the source cannot list its tools.
@@ -141,7 +140,7 @@ class InlineTools:
         return self._export
 
     async def tools(self) -> tuple[int, Sequence[Tool]]:
-        """Returns the revision of the source, and what is offered; see `ToolSource`."""
+        """Returns the revision of the source and the offered tools; see `ToolSource`."""
         export = await self.export()
         return self._revision, export.tools
 
@@ -158,8 +157,8 @@ class InlineTools:
         """Calls what a name stands for, on behalf of its member. Never raises, unless this task is cancelled.
 
         Args:
-            context: what the host says of the circumstances, the conversation included; None means that of the source.
-                Who the member is comes from the name, whatever stands there.
+            context: of the call, the conversation included; None means that of the source. The member always comes
+                from the name.
         """
         try:
             target = (self._export or await self.export()).resolve(name)
@@ -175,16 +174,16 @@ class InlineTools:
                 on_progress=on_progress,
             )
         except asyncio.CancelledError:
-            if being_cancelled():
+            if is_being_cancelled():
                 raise
-            return _lost(Code.CANCELLED, f"the call of {name[:80]!r} was cancelled on its way")
+            return _failure(Code.CANCELLED, f"the call of {name[:80]!r} was cancelled before it had a result")
         except TimeoutError:
-            return _lost(Code.DEADLINE_EXCEEDED, f"Tool invocation {name[:80]!r} timed out")
-        except ToolBusError as problem:
-            return _lost(Code.UNAVAILABLE, str(problem))
-        except Exception as problem:
+            return _failure(Code.DEADLINE_EXCEEDED, f"Tool invocation {name[:80]!r} timed out")
+        except ToolBusError as error:
+            return _failure(Code.UNAVAILABLE, str(error))
+        except Exception as error:
             log.exception("calling %r failed", name[:80])
-            return _lost(Code.INTERNAL, f"the call of {name[:80]!r} failed on its way: {type(problem).__name__}")
+            return _failure(Code.INTERNAL, f"the call of {name[:80]!r} failed: {type(error).__name__}")
         if (
             result.output_json in ('""', "null", "")
             and not result.content
@@ -199,20 +198,24 @@ class InlineTools:
         return self._source.changes()
 
 
-def _distinct(members: Iterable[Member]) -> tuple[Member, ...]:
-    """Returns members that can be told apart."""
-    told = tuple(members)
-    for member_id, times in Counter(member.id for member in told).items():
+def _check_ids(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Returns members whose ids are unique.
+
+    Raises:
+        InvalidRequest: two members have the same id, or one has none.
+    """
+    members = tuple(members)
+    for member_id, times in Counter(member.id for member in members).items():
         if times > 1 or not member_id:
             raise InvalidRequest(f"{times} members have the id {member_id[:80]!r}: give each an id of its own")
-    return told
+    return members
 
 
-def _names(wanted: Iterable[_Key], rule: NameRule) -> dict[_Key, str]:
-    """Returns a name for each, one that nobody else has: the tool's, behind the beginning of the member's id."""
-    plain = {(member_id, tool): f"{member_id[:PREFIX]}_{tool}" if member_id else tool for member_id, tool in wanted}
+def _names(keys: Iterable[_Key], rule: NameRule) -> dict[_Key, str]:
+    """Returns a unique name for each key: the start of the member's id, then the tool's name."""
+    plain = {(member_id, tool): f"{member_id[:PREFIX]}_{tool}" if member_id else tool for member_id, tool in keys}
     times = Counter(plain.values())
-    # What the table fits to the provider's rule has to be unique: those that begin alike get the whole id behind them.
+    # The table fits names to the provider's rule and needs unique ones: names that are equal get the whole id appended.
     unique = {key: name for key, name in plain.items() if times[name] == 1}
     taken = set(unique.values())
     for key in sorted(plain.keys() - unique.keys()):
@@ -226,15 +229,15 @@ def _names(wanted: Iterable[_Key], rule: NameRule) -> dict[_Key, str]:
 
 
 def _offered(tool: Tool, name: str, member: Member | None) -> Tool:
-    """Returns a tool as the model sees it, with the hash of its own declaration: a call is checked against that."""
+    """Returns a tool as the model sees it, with the schema_hash of the original: calls are checked against that."""
     changes: dict[str, Any] = {"name": name}
     if member is not None:
         voice = f"{member.name} - {member.role}" if member.role else member.name
         changes |= {"description": f"[{voice}] {tool.description}"}
-    offered = dataclasses.replace(tool.renamed(name), **changes)  # renamed first: a listed name may break the rule
+    offered = dataclasses.replace(tool.renamed(name), **changes)  # renamed first: a listed name may be invalid
     object.__setattr__(offered, "schema_hash", tool.schema_hash)
     return offered
 
 
-def _lost(code: Code, sentence: str) -> Result:
-    return Result(is_error=True, error=CallError(code, sentence, Stage.UNKNOWN))
+def _failure(code: Code, message: str) -> Result:
+    return Result(is_error=True, error=CallError(code, message, Stage.UNKNOWN))

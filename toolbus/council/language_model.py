@@ -1,4 +1,4 @@
-"""What a council asks of a language model: one question, one answer. Nothing here reaches a network."""
+"""Asks a language model one question and returns its completion. Nothing here reaches a network."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from toolbus.council.cancellation import being_cancelled
+from toolbus.cancellation import is_being_cancelled
 from toolbus.text import join_surrogates
 
-# What thinking models write before their answer where the server does not set it apart; some leave out how it begins.
+# The thoughts before an answer, where the server does not separate them; some models leave out the opening tag.
 _THOUGHT = re.compile(r".*?</think(?:ing)?>|\s*<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
 
 
@@ -21,11 +21,11 @@ class Question:
 
     Attributes:
         messages: the conversation, oldest first, each with `role` (system, user, assistant) and `content`, a text.
-        function: the function that the model has to call, with `name`, `description` and `parameters`; None where it
-            is to answer in words.
-        temperature, top_p: as providers understand them.
+        function: the function that the model must call, with `name`, `description` and `parameters`; None for an
+            answer in text.
+        temperature, top_p: as providers define them.
         max_tokens: of the answer.
-        model: which one, by the provider's name; "" leaves it to whoever asks.
+        model: by the provider's name; "" means the default of the `LanguageModel`.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -38,11 +38,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a model answered.
+    """The answer of a model.
 
     Attributes:
-        text: its words; "" where it only called.
-        arguments: of the function that it called, a mapping or JSON text; None where it called none.
+        text: "" where the model only called the function.
+        arguments: of the call, a mapping or JSON text; None where the model did not call the function.
     """
 
     text: str = ""
@@ -50,35 +50,35 @@ class Completion:
 
 
 class LanguageModel(Protocol):
-    """Any async callable that answers a question; whatever it raises fails the one tool that asked."""
+    """Any async callable that answers a question; an exception fails only the tool that asked."""
 
     def __call__(self, question: Question, /) -> Awaitable[Completion | str]: ...
 
 
-async def asked(model: LanguageModel, question: Question) -> Completion:
-    """Asks a model, and returns what it answered.
+async def ask(model: LanguageModel, question: Question) -> Completion:
+    """Asks a model and returns its completion.
 
     Raises:
-        CancelledError: this task is being cancelled, also where the model kept that to itself: it is not to be asked
+        CancelledError: this task is being cancelled, also where the model suppressed that, so that it is not asked
             again. Besides, a model may raise anything.
     """
     try:
-        return completed(await model(question))
+        return completion_of(await model(question))
     finally:
-        if being_cancelled():
+        if is_being_cancelled():
             raise asyncio.CancelledError
 
 
-def completed(answer: object) -> Completion:
-    """Returns an answer as a record, its words without what the model thought aloud.
+def completion_of(answer: object) -> Completion:
+    """Returns an answer as a completion, without the model's thoughts.
 
     Raises:
-        TypeError: it is neither a completion nor a text.
+        TypeError: it is neither a completion nor text.
     """
     if isinstance(answer, str):
         answer = Completion(answer)
     if not isinstance(answer, Completion):
-        raise TypeError(f"a model answered with a {type(answer).__name__}: it has to return a Completion or a text")
-    text = str(answer.text or "")  # programs hand on what a provider said, which may be null
+        raise TypeError(f"a model answered with a {type(answer).__name__}: it must return a Completion or text")
+    text = str(answer.text or "")  # programs pass on the provider's text, which may be null
     thought = _THOUGHT.match(text)
     return Completion(join_surrogates(text[thought.end() :] if thought else text).strip(), answer.arguments)

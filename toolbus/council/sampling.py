@@ -1,7 +1,7 @@
-"""How each provider is told temperature, length and which function to call, and what to leave out where it refuses.
+"""Sets temperature, top_p, length and the forced function in a provider's request, and leaves out what it refuses.
 
-Models differ in what they take even behind one API: reasoning models refuse a temperature, older servers a forced
-function. Whatever is refused is left out from then on; it is a wish about the answer, not the question.
+Models differ in what they accept even behind one API: reasoning models refuse a temperature, older servers a forced
+function. A refused option is left out from then on; the question can be answered without it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from toolbus.council.language_model import Question
 from toolbus.dialects.conversation import Json
 from toolbus.loop.tool_refusal import STATUSES, refuses_tools, status_of, text_of_error
 
-# Dialect → wish → where it stands in a request. Anthropic's models refuse temperature and top_p together, and the
-# newest both of them; Ollama cannot be told which function to call.
+# Dialect → option → its place in a request. Anthropic's models refuse temperature and top_p together, and the
+# newest both of them; Ollama cannot force a function.
 _PLACES: dict[str, dict[str, str]] = {
     "openai": {
         "temperature": "temperature",
@@ -55,7 +55,7 @@ _FORCED: dict[str, Callable[[str], Json]] = {
     "gemini": lambda name: {"function_calling_config": {"mode": "ANY", "allowed_function_names": [name]}},
 }
 
-# Where a wish goes that was refused in its first place: OpenAI's newer models know the length by another name only.
+# The second place of an option whose first place was refused: OpenAI's newer models use another name for the length.
 _SECOND_PLACES = {("openai", "max_tokens"): "max_completion_tokens"}
 
 _REFUSES = re.compile(
@@ -66,34 +66,34 @@ _REFUSES = re.compile(
 _WORDS_OF_CHOICE = ("tool_choice", "tool_config", "function_calling_config", "tool choice")
 
 
-def wishes(dialect: str, question: Question, function: str) -> dict[str, Any]:
-    """Returns what a request should ask for, by wish; those that the dialect has no place for are left out.
+def sampling_options(dialect: str, question: Question, function: str) -> dict[str, Any]:
+    """Returns the values of a request's options; those that the dialect has no place for are left out.
 
     Args:
-        function: the name, as the provider sees it, of the one that has to be called; "" for none.
+        function: the name, as the provider sees it, of the function to force; "" for none.
     """
     # Anthropic's scale ends at 1.
     temperature = min(question.temperature, 1.0) if dialect == "anthropic" else question.temperature
-    wanted: dict[str, Any] = {
+    options: dict[str, Any] = {
         "temperature": temperature,
         "top_p": question.top_p,
         "max_tokens": question.max_tokens,
     }
     if function and dialect in _FORCED:
-        wanted["choice"] = _FORCED[dialect](function)
+        options["choice"] = _FORCED[dialect](function)
     places = _PLACES.get(dialect, {})
-    return {wish: value for wish, value in wanted.items() if wish in places}
+    return {option: value for option, value in options.items() if option in places}
 
 
-def written(request: Json, dialect: str, wanted: dict[str, Any], refused: Iterable[str] = ()) -> Json:
-    """Returns a request that asks for what is wanted, except for what was refused.
+def with_options(request: Json, dialect: str, options: dict[str, Any], refused: Iterable[str] = ()) -> Json:
+    """Returns a request with options, without those that were refused.
 
     Args:
-        refused: places that were.
+        refused: places that the endpoint refuses.
     """
     request = copy.copy(request)
-    for wish, value in wanted.items():
-        place = place_of(dialect, wish, refused)
+    for option, value in options.items():
+        place = place_of(dialect, option, refused)
         if not place:
             continue
         branch, _, key = place.rpartition(".")
@@ -104,18 +104,18 @@ def written(request: Json, dialect: str, wanted: dict[str, Any], refused: Iterab
     return request
 
 
-def place_of(dialect: str, wish: str, refused: Iterable[str]) -> str:
-    """Returns where a wish stands in a request, "" where no place is left."""
-    for place in (_PLACES[dialect][wish], _SECOND_PLACES.get((dialect, wish), "")):
+def place_of(dialect: str, option: str, refused: Iterable[str]) -> str:
+    """Returns the place of an option in a request, "" if all its places were refused."""
+    for place in (_PLACES[dialect][option], _SECOND_PLACES.get((dialect, option), "")):
         if place not in refused:
             return place
     return ""
 
 
 def refused_places(error: BaseException, places: Iterable[str]) -> set[str]:
-    """Returns which of the places of a request an endpoint's error refuses; "tools" among them for tools at all."""
+    """Returns the places of a request that an endpoint's error refuses; "tools" means that it refuses any tools."""
     places = set(places)
-    if isinstance(error, TypeError):  # a provider's client that does not know what its older or newer version does
+    if isinstance(error, TypeError):  # another version of the provider's client has this argument
         return {place for place in places if f"unexpected keyword argument '{place}'" in str(error)}
     status = status_of(error)
     if status not in STATUSES:

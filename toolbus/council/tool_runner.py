@@ -1,4 +1,4 @@
-"""One tool, run for one member: the one place where whatever happens becomes an outcome."""
+"""Runs one tool for one member, and turns every result, error and timeout into an outcome."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import logging
 import time
 from dataclasses import replace
 
+from toolbus.cancellation import is_being_cancelled
 from toolbus.council.argument_planning import plan_arguments
 from toolbus.council.available_tools import AvailableTool
-from toolbus.council.cancellation import being_cancelled
-from toolbus.council.council_result import TimedOut, ToolOutcome
 from toolbus.council.council_settings import CouncilSettings
-from toolbus.council.failure import FAILED, content_of, failure_of
+from toolbus.council.deliberation import TimedOut, ToolOutcome
 from toolbus.council.language_model import LanguageModel
 from toolbus.council.member import Member
 from toolbus.council.prompt_tool import PromptTool, run_prompt_tool
-from toolbus.council.sidecar import SidecarSettings
+from toolbus.council.sidecar_settings import SidecarSettings
+from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, Stage, ToolBusError
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.tool_source import ToolSource
@@ -25,13 +25,14 @@ from toolbus.tool import CallError, Result, Tool, dump_arguments
 
 log = logging.getLogger("toolbus.extension")
 
+FAILED = "Tool invocation failed"
 _TRUNCATED = "\n[truncated]"
-_LATER_SECONDS = 1.0  # a bus answers in time by itself; this is for a source that does not
+_EXTRA_SECONDS = 1.0  # above the timeout, for a source that does not enforce it; a bus does
 _HINT = " (a council calls tools without arguments, unless plan_arguments is on)"
 
 
 class ToolRunner:
-    """Runs tools by the settings of a council; keeps nothing between two of them."""
+    """Runs tools by the settings of a council; it has no state between two runs."""
 
     def __init__(
         self, source: ToolSource, settings: CouncilSettings, model: LanguageModel | None, sidecar: SidecarSettings
@@ -41,31 +42,31 @@ class ToolRunner:
         self._model = model  # None: prompt tools fail, and no arguments are planned
         self._sidecar = sidecar
 
-    async def outcome(
+    async def run(
         self, member: Member, assigned: str, tool: AvailableTool, context: CallContext, text: str
     ) -> ToolOutcome:
-        """Runs a tool. Raises nothing but CancelledError, and that only where the task is cancelled.
+        """Runs a tool and returns its outcome. Raises only CancelledError, where the task is being cancelled.
 
         Args:
-            assigned: the name under which the member has the tool.
+            assigned: the name by which the tool is assigned.
             text: the context's messages as one.
         """
-        began = time.perf_counter()
+        started = time.perf_counter()
         content = error = ""
         timeout_seconds = 0.0
         try:
-            content = cut(await self._content(member, tool, context, text), self._settings.result_bytes)
+            content = truncate(await self._content(member, tool, context, text), self._settings.result_bytes)
         except asyncio.CancelledError:
-            if being_cancelled():
+            if is_being_cancelled():
                 raise
-            error = FAILED  # what the tool waited for broke off by itself
-        except ToolBusError as problem:
-            error = cut(str(problem), self._settings.result_bytes) or FAILED
-            timeout_seconds = self._settings.timeout_seconds if isinstance(problem, TimedOut) else 0.0
-        except (Exception, SystemExit) as problem:  # the last would end the host
+            error = FAILED  # what the tool waited for was cancelled
+        except ToolBusError as failure:
+            error = truncate(str(failure), self._settings.result_bytes) or FAILED
+            timeout_seconds = self._settings.timeout_seconds if isinstance(failure, TimedOut) else 0.0
+        except (Exception, SystemExit) as failure:  # SystemExit would end the host
             log.warning("tool %s of member %s failed", assigned, member.name, exc_info=True)
-            error = cut(str(problem), self._settings.result_bytes) or FAILED
-        declared = tool.tool if isinstance(tool.tool, PromptTool) else None
+            error = truncate(str(failure), self._settings.result_bytes) or FAILED
+        prompt_tool = tool.tool if isinstance(tool.tool, PromptTool) else None
         return ToolOutcome(
             member_id=member.id,
             member_name=member.name,
@@ -74,17 +75,17 @@ class ToolRunner:
             success=not error,
             content=content,
             error=error,
-            seconds=time.perf_counter() - began,
-            variable=declared.variable if declared is not None else "",
-            deliberates=declared is None or declared.deliberates,
+            seconds=time.perf_counter() - started,
+            variable=prompt_tool.variable if prompt_tool is not None else "",
+            deliberates=prompt_tool is None or prompt_tool.deliberates,
             timeout_seconds=timeout_seconds,
         )
 
     async def _content(self, member: Member, tool: AvailableTool, context: CallContext, text: str) -> str:
-        """Returns what a tool says.
+        """Returns the result of a tool, as text.
 
         Raises:
-            ToolBusError: why it says nothing; besides, a source or a model may raise anything.
+            ToolBusError: why it has none; besides, a source or a model may raise anything.
         """
         if isinstance(tool.tool, PromptTool) and self._model is not None:
             return await run_prompt_tool(tool.tool, member, text, self._settings, self._model, sidecar=self._sidecar)
@@ -93,7 +94,7 @@ class ToolRunner:
         arguments = await self._arguments(tool.tool, member, text)
         seconds = self._settings.timeout_seconds
         try:
-            async with asyncio.timeout(seconds + _LATER_SECONDS) as limit:
+            async with asyncio.timeout(seconds + _EXTRA_SECONDS) as limit:
                 result = await self._source.call(
                     tool.name,
                     arguments,
@@ -103,7 +104,7 @@ class ToolRunner:
                 )
         except TimeoutError:
             if not limit.expired():
-                raise  # the source's own, whatever it means
+                raise  # of the source itself
             result = Result(error=CallError(Code.DEADLINE_EXCEEDED, "", Stage.UNKNOWN))
         if result.error is not None and result.error.code is Code.DEADLINE_EXCEEDED:
             raise TimedOut(tool.bare_name)
@@ -115,7 +116,7 @@ class ToolRunner:
     async def _arguments(self, tool: Tool, member: Member, text: str) -> str:
         if self._model is None or not self._settings.plan_arguments:
             return "{}"
-        planned = await plan_arguments(
+        arguments = await plan_arguments(
             tool,
             member,
             text,
@@ -123,12 +124,35 @@ class ToolRunner:
             timeout_seconds=self._settings.timeout_seconds,
             sidecar=self._sidecar,
         )
-        return dump_arguments(planned)
+        return dump_arguments(arguments)
 
 
-def cut(text: str, max_bytes: int) -> str:
-    """Returns a text of at most so many bytes in UTF-8; one that is cut says so at its end."""
+def truncate(text: str, max_bytes: int) -> str:
+    """Returns a text of at most ``max_bytes`` in UTF-8; a truncated text ends with a note."""
     encoded = join_surrogates(text).encode()
     if len(encoded) <= max_bytes:
         return join_surrogates(text)
     return encoded[: max_bytes - len(_TRUNCATED)].decode("utf-8", "ignore").rstrip() + _TRUNCATED
+
+
+def failure_of(result: Result, tool: AvailableTool) -> str:
+    """Returns why a call failed, as hosts of role-play systems know it; "" if it did not fail."""
+    error = result.error
+    if error is None and not result.is_error:
+        return ""
+    if error is None or error.code is Code.TOOL:
+        return (error.message if error is not None else "") or content_of(result) or FAILED
+    if error.code is Code.DEADLINE_EXCEEDED:
+        return str(TimedOut(tool.bare_name))
+    if error.code is Code.UNAVAILABLE and error.stage is not Stage.NOT_DISPATCHED:
+        return "Extension worker stopped"
+    if error.code is Code.UNAVAILABLE and tool.source:  # without a source the message of the bus says more
+        return f"Extension worker '{tool.source}' is not running"
+    return error.message or error.code.name
+
+
+def content_of(result: Result) -> str:
+    """Returns the result of a tool as text; null is ""."""
+    if result.output_json in ("", "null") and not result.content:
+        return ""
+    return text_of(replace(result, is_error=False, error=None))

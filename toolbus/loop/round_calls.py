@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolbus.cancellation import is_being_cancelled
 from toolbus.dialects.conversation import ModelCall
 from toolbus.dialects.export import Export
 from toolbus.errors import Code, Stage, ToolBusError
@@ -86,8 +87,7 @@ class RoundCalls:
             try:
                 result = await self._result(call, order)
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+                if is_being_cancelled():
                     raise
                 result = _failure(Code.CANCELLED, f"the call of {quote_name(call)} was cancelled before it ended")
             except ToolBusError as error:

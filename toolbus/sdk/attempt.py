@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import (
     InvalidRequest,
     NotOffered,
@@ -154,8 +155,7 @@ class Attempt:
         except ProtocolError as error:
             code, text = grpc.StatusCode.INTERNAL, str(error)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_being_cancelled():
                 raise
             code, text = grpc.StatusCode.UNAVAILABLE, "the bus stopped answering"
         seconds = self._loop.time() - self.live_at if self.attached is not None else -1.0

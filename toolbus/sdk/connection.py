@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import Code, InvalidRequest, PeerLost, Stage, ToolBusError
 from toolbus.functions.threads import ChangeSignal, Inbox, LoopThread
 from toolbus.sdk.attempt import Attempt, AttemptEnd, error_of
@@ -174,8 +175,7 @@ class Connection:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE and attempt is self._attempt:
                     raise error_of(error.code(), error.details() or "") from None
             except asyncio.CancelledError:  # the channel was closed under it
-                task = asyncio.current_task()
-                if attempt is self._attempt or (task is not None and task.cancelling()):
+                if attempt is self._attempt or is_being_cancelled():
                     raise
             await asyncio.sleep(self.settings.timings.first_pause)
 

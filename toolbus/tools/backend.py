@@ -25,6 +25,7 @@ from toolbus.bus.catalog.policy import Policy, Principal
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, OnProgress
 from toolbus.bus.tasks import TaskManager
+from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import Code, Stage
 from toolbus.functions.threads import Workers
 from toolbus.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Progress, Result
@@ -196,8 +197,7 @@ class OnBus(Backend):
         try:
             return await asyncio.wrap_future(there)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_being_cancelled():
                 raise
             # The loop cancels its tasks at its end, so the stage of this call is unknown.
             return _unavailable("the bus's event loop ended", Stage.UNKNOWN)

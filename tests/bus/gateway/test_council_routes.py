@@ -203,9 +203,9 @@ async def test_a_run_answers_with_every_result_in_order_and_a_failed_tool_is_one
 
 async def test_where_nobody_takes_part_there_is_no_result_and_no_call(house: House) -> None:
     for answer, why in (
-        (await house.run({**BOB, "chance": 0}), "the dice left everybody out"),
+        (await house.run({**BOB, "chance": 0}), "the dice chose no member"),
         (await house.run(BOB, settings={"mode": "inline"}), "the mode is inline"),
-        (await house.post("run"), "there are no members"),
+        (await house.post("run"), "the council has no members"),
     ):
         assert why in answer.pop("reason")
         assert answer == {"ok": True, "active": False, "results": []}
@@ -351,8 +351,8 @@ for _ in range(40):
         ({"members": [5]}, "valid dictionary"),
         ({"messages": ["Hello"]}, "valid dictionary"),
         ({"settings": {"timeoutMs": -1}}, "it must be a number from 0 to 300000"),
-        ({"settings": {"members": []}}, "members stand beside the settings"),
-        ({"settings": {"plan_arguments": True}}, "there is no model that plans"),
+        ({"settings": {"members": []}}, "members are a field of the body"),
+        ({"settings": {"plan_arguments": True}}, "the council has no model"),
         ({"settings": DEEP}, "nested deeper than 16 levels"),
         ({"attributes": {"level": 5}}, "valid string"),
         ({"user_id": "x" * 300}, "at most 256 characters"),
@@ -396,7 +396,7 @@ async def test_a_retry_of_what_did_not_fail_gets_422_and_the_names_of_what_did(h
         assert answer.status_code == 422
         (fault,) = answer.json()["detail"]
         assert (fault["loc"], len(fault["input"])) == (["body", "only"], len(only))
-        assert fault["msg"].endswith("what failed in this run is: m1 ext:break")
+        assert fault["msg"].endswith("failed in this run: m1 ext:break")
     assert len(house.calls) == 3
 
 

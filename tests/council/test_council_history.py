@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from tests.council.shelf import USER, Shelf, failed, member, outcome, settings, tool
+from tests.council.fake_tool_source import USER, Shelf, failed, member, outcome, settings, tool
 from toolbus.errors import Code
 from toolbus.extension import Council, CouncilHistory, HistoryEntry, Scene
 
@@ -138,9 +136,8 @@ def test_entries_that_a_host_gave_back_are_abandoned_with_their_run() -> None:
     assert [each.content for each in history.entries("chat")] == ["fox", "owl"]
 
 
-def test_chats_have_a_bound_in_all_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.history.MAX_CHARACTERS", 100)
-    history = CouncilHistory()
+def test_chats_have_a_bound_in_all_and_the_oldest_go_first() -> None:
+    history = CouncilHistory(max_characters=100)
     for _ in range(3):  # what takes the place of something else counts once
         history.restore("a", [HistoryEntry("ann", "Ann", "look", "Look", "x" * 60)])
         history.restore("b", [HistoryEntry("ann", "Ann", "look", "Look", "x" * 40)])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from tests.council.shelf import outcome
-from toolbus.council.deliberation import named_results
+from tests.council.fake_tool_source import outcome
+from toolbus.council.deliberation_text import named_results
 from toolbus.extension import deliberation_block
 
 

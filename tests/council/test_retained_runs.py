@@ -2,10 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.council.shelf import USER, Rolls, Shelf, member, outcome, settings, tool
-from toolbus.council.regeneration import RetainedRuns, fingerprint
+from tests.council.fake_tool_source import USER, Rolls, Shelf, member, outcome, settings, tool
+from toolbus.council.retained_runs import RetainedRuns, fingerprint
 from toolbus.extension import Council, Deliberation, Scene, SidecarSettings
 
 SCENE = Scene(chat_id="chat", world_info="Snow.")
@@ -93,19 +91,18 @@ def test_a_fingerprint_names_content_and_not_order_of_keys_or_kind_of_list() -> 
 
 
 def test_the_chat_that_was_not_used_for_longest_is_forgotten_first() -> None:
-    runs = RetainedRuns(most_chats=2)
+    runs = RetainedRuns(max_chats=2)
     for chat in "abc":
-        runs.keep(chat, "mark", None)
-    assert [chat for chat in "abc" if runs.find(chat, "mark") is not None] == ["b", "c"]
-    runs.keep("c", "mark", Deliberation("r", (), "block"))
-    assert runs.find("c", "mark") is None
+        runs.store(chat, "fingerprint", None)
+    assert [chat for chat in "abc" if runs.find(chat, "fingerprint") is not None] == ["b", "c"]
+    runs.store("c", "fingerprint", Deliberation("r", (), "block"))
+    assert runs.find("c", "fingerprint") is None
 
 
-def test_retained_runs_have_a_bound_in_all_and_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.regeneration.MAX_CHARACTERS", 100)
-    runs = RetainedRuns()
+def test_retained_runs_have_a_bound_in_all_and_the_newest_is_kept() -> None:
+    runs = RetainedRuns(max_characters=100)
     for chat, size in (("a", 60), ("b", 30), ("c", 50)):
-        runs.keep(chat, "mark", Deliberation("r", (outcome("Ann", "look", "x" * size),), ""))
-    assert [runs.find(chat, "mark") is not None for chat in "abc"] == [False, True, True]
-    runs.keep("d", "mark", Deliberation("r", (outcome("Ann", "look"),), "x" * 500))
-    assert [runs.find(chat, "mark") is not None for chat in "bcd"] == [False, False, True]
+        runs.store(chat, "fingerprint", Deliberation("r", (outcome("Ann", "look", "x" * size),), ""))
+    assert [runs.find(chat, "fingerprint") is not None for chat in "abc"] == [False, True, True]
+    runs.store("d", "fingerprint", Deliberation("r", (outcome("Ann", "look"),), "x" * 500))
+    assert [runs.find(chat, "fingerprint") is not None for chat in "bcd"] == [False, False, True]

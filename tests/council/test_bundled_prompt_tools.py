@@ -8,7 +8,8 @@ import pytest
 import toolbus.extension
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.member import Member
-from toolbus.council.prompt_tool import PromptTool, bundled_prompt_tools, instructions, read_prompt_tools
+from toolbus.council.prompt_files import bundled_prompt_tools, read_prompt_tools
+from toolbus.council.prompt_tool import PromptTool, instructions
 
 FOLDER = Path(toolbus.council.__file__).parent / "bundled"
 TOOLS = bundled_prompt_tools()

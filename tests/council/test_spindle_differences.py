@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests.council.shelf import USER, member, settings
+from tests.council.fake_tool_source import USER, member, settings
 from tests.loop.played import PlayedModel, call, says
 from toolbus.bus import Bus
-from toolbus.council.deliberation import ALL_FAILED, NOTHING
+from toolbus.council.deliberation_text import ALL_FAILED, NOTHING
 from toolbus.errors import Code, RequestError, Stage
 from toolbus.extension import Council, CouncilStarted, Deliberation, InlineTools, Member, ToolOutcome
 from toolbus.loop import ToolLoop, source_of

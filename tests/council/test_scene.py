@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.council.shelf import settings
-from toolbus.council.context import Scene, context_messages, message_of, text_of_content
+from tests.council.fake_tool_source import settings
+from toolbus.council.scene import Scene, context_messages, message_of, text_of_content
 from toolbus.functions.call_context import ContextMessage
 from toolbus.sdk.invocation import context_text
 

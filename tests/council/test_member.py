@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tests.council.shelf import Rolls, member
-from toolbus.council.dice import rolled, takes_part
+from tests.council.fake_tool_source import Rolls, member
+from toolbus.council.member import participants, takes_part
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,9 @@ def test_parity_8_a_chance_is_compared_as_the_original_does(chance: float, roll:
 
 
 def test_a_member_without_tools_stays_away_and_costs_no_roll() -> None:
-    assert rolled([member("Ann"), member("Bob", "look", chance=50)], Rolls(0.1)) == (member("Bob", "look", chance=50),)
+    assert participants([member("Ann"), member("Bob", "look", chance=50)], Rolls(0.1)) == (
+        member("Bob", "look", chance=50),
+    )
 
 
 def test_a_chance_that_is_no_number_never_takes_part() -> None:
@@ -31,6 +33,6 @@ def test_a_chance_that_is_no_number_never_takes_part() -> None:
 
 def test_parity_8_a_seeded_source_of_randomness_rolls_the_same_again() -> None:
     council = [member(f"M{number}", "look", chance=50) for number in range(20)]
-    first = rolled(council, random.Random(7))
-    assert first == rolled(council, random.Random(7))
+    first = participants(council, random.Random(7))
+    assert first == participants(council, random.Random(7))
     assert 0 < len(first) < 20

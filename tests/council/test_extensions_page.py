@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.council import test_parity
+from tests.council import test_spindle_differences
 from toolbus.council.council import MAX_PARALLEL
-from toolbus.council.history import CHATS_KEPT, ENTRIES_OF_CHAT, ENTRY_CHARACTERS
+from toolbus.council.council_history import MAX_CHATS, MAX_ENTRIES_PER_CHAT, MAX_ENTRY_CHARACTERS
 from toolbus.council.prompt_tool import ATTEMPTS
 from toolbus.extension import (
     CouncilCompleted,
@@ -80,7 +80,7 @@ def test_every_key_of_an_invocation_and_of_a_member_is_told() -> None:
 
 
 def test_every_defect_of_the_table_has_its_test() -> None:
-    tested = set(re.findall(r"test_defect_(\d+)_", " ".join(vars(test_parity))))
+    tested = set(re.findall(r"test_defect_(\d+)_", " ".join(vars(test_spindle_differences))))
     assert {row[0] for row in rows("| | there | here |", SPINDLE)} == tested
 
 
@@ -88,9 +88,9 @@ def test_every_defect_of_the_table_has_its_test() -> None:
     ("sentence", "number"),
     [
         (r"at most (\d+) run at a time", MAX_PARALLEL),
-        (r"cut to ([\d,]+)\s+characters", ENTRY_CHARACTERS),
-        (r"a chat keeps (\d+)", ENTRIES_OF_CHAT),
-        (r"of the ([\d,]+) chats", CHATS_KEPT),
+        (r"cut to ([\d,]+)\s+characters", MAX_ENTRY_CHARACTERS),
+        (r"a chat keeps (\d+)", MAX_ENTRIES_PER_CHAT),
+        (r"of the ([\d,]+) chats", MAX_CHATS),
     ],
 )
 def test_the_numbers_of_the_page_are_those_of_the_code(sentence: str, number: int) -> None:

@@ -1,0 +1,55 @@
+"""Holds one run of a council as it was requested, and what a retry of it needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from toolbus.council.council import Council
+from toolbus.council.deliberation import Deliberation
+from toolbus.council.scene import Scene
+from toolbus.functions.call_context import ContextMessage
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A run as a client requested it.
+
+    Attributes:
+        council: with the settings and members of this run.
+        ignored: the unknown keys of the request.
+    """
+
+    council: Council
+    messages: tuple[ContextMessage, ...]
+    scene: Scene
+    user_id: str
+    attributes: Mapping[str, str]
+    regenerates: bool
+    ignored: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class FinishedRun:
+    """A run that has ended.
+
+    Attributes:
+        deliberation: replaced by each retry.
+        retry_lock: held by the retry that runs, so that two retries do not overwrite each other's outcomes.
+    """
+
+    request: RunRequest
+    deliberation: Deliberation
+    retry_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def characters(self) -> int:
+        """How much text it holds in memory."""
+        request = self.request
+        texts = [each.content for each in request.messages]
+        texts += [request.scene.persona, request.scene.character, request.scene.world_info]
+        texts += request.attributes.values()
+        for member in request.council.settings.members:
+            texts += [member.role, member.definition, member.personality, member.behavior, *member.tools]
+        return sum(map(len, texts)) + self.deliberation.characters
