@@ -5,6 +5,7 @@ The one place for these: every floor uses it, and it uses nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -29,7 +30,7 @@ def quote(text: str, limit: int = MAX_SHOWN) -> str:
 
 def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:
     """Returns the first names for an error message, ``none`` where there are none."""
-    first = list(names)
+    first = list(itertools.islice(names, limit + 1))
     return (", ".join(first[:limit]) or "none") + (" and others" if len(first) > limit else "")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ROOT, Running, toolbus, until
-from toolbus.bus.calls.call_records import RECORDS_KEPT
+from toolbus.bus.calls.call_records import MAX_RECORDS
 from toolbus.cli import calls_command, export_command, search_command, tasks_command, terminal
 from toolbus.dialects import DIALECTS
 from toolbus.search import MAX_RESULTS, MODES
@@ -178,7 +178,7 @@ def test_a_bus_ends_although_a_command_follows_its_calls(tmp_path: Path) -> None
 async def test_requests_for_records_are_not_recorded_and_evict_none(contents: bool) -> None:
     async with running_bus(record_contents=contents) as bus:
         await bus.call("toolbus:stats")
-        for _ in range(RECORDS_KEPT + 1):
+        for _ in range(MAX_RECORDS + 1):
             await bus.call("toolbus:calls", {"limit": 0})
         for asked in ({}, {"since": 0, "wait_seconds": 0.05}):
             assert [each["name"] for each in (await bus.call("toolbus:calls", asked)).output] == ["toolbus:stats"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, nested, one_call, tool
-from toolbus.bus.calls.call_records import CONTENT_KEPT, MAX_TEXT, CallRecord, CallRecords
+from toolbus.bus.calls.call_records import MAX_CONTENT, MAX_TEXT, CallRecord, CallRecords
 from toolbus.bus.calls.redaction import HIDDEN
 from toolbus.errors import Code
 from toolbus.tool import Limits
@@ -150,8 +150,8 @@ def test_large_broken_and_deep_contents_are_shortened() -> None:
         record = newest(core)
         assert record.arguments is not None
         assert record.output is not None
-        assert len(record.arguments) <= CONTENT_KEPT
-        assert len(record.output) <= CONTENT_KEPT
+        assert len(record.arguments) <= MAX_CONTENT
+        assert len(record.output) <= MAX_CONTENT
         (record.arguments + record.output).encode()
         assert record.arguments_size == len(arguments)
 

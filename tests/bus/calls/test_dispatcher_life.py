@@ -504,9 +504,11 @@ class CallsMachine(RuleBasedStateMachine):
     @invariant()
     def the_timer_is_set_for_whatever_ends_next(self) -> None:
         calls = [call for peer in self.everyone for call in peer.pending.values()]
-        patient = self.core.dispatcher._patient
-        assert all(call.active for call in patient)
-        ends = [min(call.deadline, patient.get(call, math.inf)) if call.active else call.freed_at for call in calls]
+        soft_deadlines = self.core.dispatcher.soft_deadlines
+        assert all(call.active for call in soft_deadlines)
+        ends = [
+            min(call.deadline, soft_deadlines.get(call, math.inf)) if call.active else call.freed_at for call in calls
+        ]
         assert self.core.armed_at <= min(ends, default=math.inf) + 0.01
 
     def teardown(self) -> None:
@@ -538,4 +540,4 @@ def test_a_retried_call_never_reports_that_it_was_not_sent() -> None:
     error = error_of(host, call_id)
     assert (error.stage, error.retry_safe) == (Stage.DISPATCHED, True)
     core.advance(60.0)
-    assert core.dispatcher._moved == {}
+    assert core.dispatcher.retried == {}

@@ -69,7 +69,8 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     refused = core.refusal(host, "a")
     assert (refused.code, refused.message) == (
         Code.PERMISSION_DENIED,
-        "tool 'a' is withdrawn: source 'p' may not offer tools any more; an operator lets it with `toolbus grant p`",
+        "tool 'a' is withdrawn: source 'p' may not offer tools any more; an operator grants it "
+        "the permission with `toolbus grant p`",
     )
     core.plugin("q", tool("b", min_level=1))
     rights(core).revoke("q")

@@ -82,13 +82,13 @@ def test_nothing_of_an_ended_call_is_kept_until_its_soft_deadline() -> None:
         core.call(
             host, "t", call_id=call_id, background_after_seconds=200.0, timeout_seconds=1.0 if call_id == "a" else 0
         )
-    assert len(core.dispatcher._patient) == 4
+    assert len(core.dispatcher.soft_deadlines) == 4
     core.advance(1.5)
     core.cancel(host, "b")
     core.dispatcher.results(plugin, [pb.ToolResult(call_id=host.in_flight["c"].id)], core.now)
     core.lose(plugin)
     assert sorted(host.results) == ["a", "b", "c", "d"]
-    assert core.dispatcher._patient == {}
+    assert core.dispatcher.soft_deadlines == {}
 
 
 def test_the_timer_is_armed_for_a_soft_deadline_that_comes_first() -> None:
@@ -299,7 +299,7 @@ def test_what_is_no_length_of_time_is_refused(patience: float, timeout: float, k
     assert error.code is Code.INVALID_ARGUMENTS
     assert "timeout_seconds" in error.message
     assert f"{patience:g}" in error.message or f"{timeout:g}" in error.message
-    assert (plugin.pending, core.held, core.dispatcher._patient) == ({}, 0, {})
+    assert (plugin.pending, core.held, core.dispatcher.soft_deadlines) == ({}, 0, {})
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ async def test_where_there_is_no_room_the_caller_waits_for_the_result() -> None:
         await tried.begin()
         call = pb.ToolCall(name="report", arguments_json="{}", background_after_seconds=0.001)
         waiting = asyncio.ensure_future(tried.caller.call(call))
-        await soon(lambda: not tried.dispatcher._patient)
+        await soon(lambda: not tried.dispatcher.soft_deadlines)
         tried.step.set()
         tried.go.set()
         assert (await waiting).output == {"pages": 7}

@@ -1,7 +1,7 @@
-"""A call in flight, and the two sides it stands between: whoever asks and whoever runs.
+"""Declares a call in flight, and what the dispatcher expects of its caller.
 
 A call is *active* until its caller has its result. One that ended early (deadline, cancel) is *stuck* until its
-handler confirms.
+handler confirms the end. The handler, which runs the call, is declared in catalog/handler.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 class Budget:
-    """What the bus holds for the callers of one source."""
+    """How much the bus holds for the callers of one source."""
 
     __slots__ = ("__weakref__", "held")
 
@@ -26,22 +26,22 @@ class Budget:
 
 
 class Caller(Protocol):
-    """Whoever asks for calls: a stream, a program in this process, the gateway."""
+    """Makes calls: a stream, a program in this process, the gateway."""
 
     source: str  # the principal's
     principal: Principal  # who it is, for the policy
-    budget: Budget  # shared by the callers of a source: Dispatcher.budget
-    allowed: set[Entry]  # what the policy lets it call, as of the revision allowed_at
+    budget: Budget  # shared by the callers of a source, see Dispatcher.budget
+    allowed: set[Entry]  # cache: what the policy lets it call, at the revision allowed_at
     allowed_at: int
     max_in_flight: int
-    in_flight: dict[str, Any]  # its active calls, by its own call_id
-    pending: dict[str, Any]  # calls that it owes as a handler; empty for one that only asks
+    in_flight: dict[str, Any]  # its active calls, by the call_id that it chose
+    pending: dict[str, Any]  # calls that it runs as a handler; empty for one that only calls
     longest_timeout: float  # seconds; a call that asks for more gets this
     max_item_bytes: int  # the largest result that it can receive
 
     @property
     def may_set_context(self) -> bool:
-        """Whether it may say what the context of a call is."""
+        """Whether it may set the context of a call."""
 
     def deliver(self, results: Sequence[tuple[str, str]]) -> None:
         """Takes plain successful results: (call_id, output_json) of each."""
@@ -50,14 +50,14 @@ class Caller(Protocol):
         """Takes any other result; copies what it keeps."""
 
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
-        """Takes a sign of life; copies what it keeps."""
+        """Takes progress; copies what it keeps."""
 
 
-CancelCalls = Callable[[Caller, Iterable[pb.ToolCancel], float], None]  # whose calls, which of them, the time now
+CancelCalls = Callable[[Caller, Iterable[pb.ToolCancel], float], None]  # the caller, which of its calls, the time now
 
 
 class Background(Protocol):
-    """Whoever keeps calls that outlive the patience of their caller."""
+    """Takes over calls at their soft deadline, and keeps them as tasks."""
 
     def adopt(self, call: Call, now: float, cancel: CancelCalls) -> tuple[Caller, str, Result] | None:
         """Takes a running call over.
@@ -66,15 +66,15 @@ class Background(Protocol):
             cancel: the dispatcher's `cancels`, by which the call can be cancelled; on the dispatcher's loop only.
 
         Returns:
-            Who has asked for it from now on, under which call_id, and the result that its caller gets now; None: there
-            is no room, the caller goes on waiting.
+            The new caller, the call_id there, and the result that the first caller gets now; None: no task is free, so
+            the caller goes on waiting.
         """
 
 
 class Call:
-    """One call, from the moment it was accepted until its handler has let go of it.
+    """One call, from its admission until its handler has confirmed its end.
 
-    Plain slots: a frozen record costs five times as much, and this is the hot path (design.md 7).
+    Plain slots: a frozen record costs five times as much, and this is the hot path.
     """
 
     __slots__ = (
@@ -101,12 +101,12 @@ class Call:
     )
 
     caller: Caller
-    call_id: str  # what the caller calls it
+    call_id: str  # the id that the caller chose
     handler: Handler
-    id: str  # what the handler calls it: the bus's own id
+    id: str  # the bus's own id, which the handler gets
     entry: Entry
     declaration: Declaration
-    arguments_json: str  # as the caller wrote it; "" stands for no arguments
+    arguments_json: str  # as the caller wrote them; "" stands for no arguments
     size: int  # bytes held for it
     context: pb.CallContext | None  # the root call's, for nested calls to share
     parent: Call | None
@@ -116,13 +116,13 @@ class Call:
     deadline: float
     timeout: float  # the limit behind the deadline
     idle_deadline: float  # set only where the tool has an idle timeout
-    accepted: bool  # whether the handler has shown a sign of life
-    active: bool  # whether the caller still waits
-    freed_at: float  # when a stuck call's slot is taken back at the latest
+    accepted: bool  # whether the handler has sent progress
+    active: bool  # whether the caller still waits for the result
+    freed_at: float  # when the slot of a stuck call is freed at the latest
     frame: int  # which frame of the handler's stream carries it
 
     def nest(self, parent: Call) -> None:
-        """Ties the call to the one that its caller is answering: it ends no later and shares its context."""
+        """Makes the call a nested one of a parent: it ends no later and shares the parent's context."""
         if parent.deadline < self.deadline:
             self.deadline, self.timeout = parent.deadline, parent.timeout
         self.parent = parent
@@ -133,7 +133,7 @@ class Call:
         parent.children.append(self)
 
     def leave_parent(self) -> None:
-        """The call has ended: its parent need not end it."""
+        """Leaves the parent's list of nested calls, since the call has ended."""
         siblings = self.parent.children if self.parent is not None else None
         if siblings and self in siblings:
             siblings.remove(self)

@@ -1,7 +1,7 @@
-"""The bounded record of calls: what was called, by whom and for whom, how it ended, how long it took, how large it was.
+"""Records the newest calls: tool, caller and user, how each ended, how long it took, how large it was.
 
-Arguments and outputs are kept only where the bus was told to, cut, and with everything that looks like a secret taken
-out (redaction.py).
+Arguments and outputs are recorded only if the bus is configured to, shortened, and with everything that looks like a
+secret redacted (redaction.py).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.errors import Code
 from toolbus.v1 import tool_pb2 as pb
 
-RECORDS_KEPT = 1_000
-CONTENT_KEPT = 4_096  # characters of arguments or output
-MAX_TEXT = 128  # characters of a name or id that somebody else chose
-READER = f"{BUS_SOURCE}:calls"  # the tool that reads them; its own calls are not kept, or followers would fill them
+MAX_RECORDS = 1_000
+MAX_CONTENT = 4_096  # characters of recorded arguments or output
+MAX_TEXT = 128  # characters of a name or id of a refused call
+READER = f"{BUS_SOURCE}:calls"  # the tool that reads records; its own calls are not recorded
 _CODES = frozenset(Code)
 
 Origin: TypeAlias = tuple[str, int, int]
 """User, round and order of a call, as its context says."""
 Content: TypeAlias = tuple[str, str]
 """Arguments and output."""
-_Kept: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, Content | None]
+_Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, Content | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class CallRecord:
     """One ended call. Times are seconds of the bus's monotonic clock.
 
     Attributes:
-        number: which ended call of this bus it was, from 1.
+        number: of the call among all that have ended on this bus, from 1.
         code: UNSPECIFIED where it succeeded.
         arguments_size, output_size: characters of their JSON.
-        user_id: for whom; "" where nobody said.
-        round: of a turn, from 1; 0 where nobody said, or a rule made the call before the model was asked.
-        order: its place among the calls of the round, from 0.
-        arguments, output: None unless the bus keeps them.
+        user_id: on whose behalf; "" where the context names none.
+        round: of a turn, from 1; 0 where the context names none, or a rule made the call before the model answered.
+        order: its position among the calls of the round, from 0.
+        arguments, output: None unless the bus records them.
     """
 
     call_id: str
@@ -62,7 +62,7 @@ class CallRecord:
 
     @property
     def seconds(self) -> float:
-        """How long the caller waited."""
+        """How long the caller waited, in seconds."""
         return self.ended - self.started
 
     @property
@@ -71,10 +71,10 @@ class CallRecord:
         return self.code.name if self.code else "OK"
 
     def described(self, began: float) -> dict[str, Any]:
-        """Returns the record as JSON shows it.
+        """Returns the record as a JSON object.
 
         Args:
-            began: what turns its moments into seconds since the epoch.
+            began: added to its times, makes them seconds since the epoch.
         """
         line = {
             "number": self.number,
@@ -97,13 +97,13 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Which records somebody asks for; what is empty is not asked about.
+    """Selects records; an empty field selects all.
 
     Attributes:
         source: whose tools were called.
         name: of the tool.
         caller: the source that called.
-        user_id: for whom.
+        user_id: on whose behalf.
         outcome: how it ended: ``OK``, or a code such as ``TOOL``, in any case.
     """
 
@@ -114,28 +114,28 @@ class RecordFilter:
     outcome: str = ""
 
     def conditions(self) -> dict[str, str]:
-        """Returns what a record's attributes have to be."""
-        asked = {field.name: getattr(self, field.name) for field in fields(self)} | {"outcome": self.outcome.upper()}
-        return {name: value for name, value in asked.items() if value}
+        """Returns the values that a record's attributes must have."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | {"outcome": self.outcome.upper()}
+        return {name: value for name, value in values.items() if value}
 
 
 class CallRecords:
     """The newest calls, and counts of all of them.
 
     Args:
-        contents: whether arguments and outputs are kept too.
-        began: what makes moments of the bus's clock into seconds since the epoch, for people who read records.
+        contents: whether arguments and outputs are recorded too.
+        began: added to times of the bus's clock, makes them seconds since the epoch.
     """
 
-    def __init__(self, keep: int = RECORDS_KEPT, *, contents: bool = False, began: float = 0.0) -> None:
-        # Tuples, not records: the hot path pays 50 ns for one instead of 1.2 µs (design.md 7).
-        self._kept: deque[_Kept] = deque(maxlen=keep)
-        self.keep = self._kept.append  # what `add` does, but for the count: the dispatcher counts once a frame
+    def __init__(self, keep: int = MAX_RECORDS, *, contents: bool = False, began: float = 0.0) -> None:
+        # Tuples, not records: on the hot path one costs 50 ns instead of 1.2 µs.
+        self._rows: deque[_Row] = deque(maxlen=keep)
+        self.keep = self._rows.append  # `add` without the count: the dispatcher counts once per frame
         self.contents = contents
         self.began = began
         self.outcomes: Counter[int] = Counter()  # calls ended, by code; 0 is success, an unknown one INTERNAL
         self.late = 0  # results that came after their call had ended for its caller
-        self.unexpected = 0  # results and progress for calls that nobody owed
+        self.unexpected = 0  # results and progress of unknown calls
 
     def add(
         self,
@@ -150,9 +150,9 @@ class CallRecords:
         origin: Origin | None = None,
         content: Content | None = None,
     ) -> None:
-        """Notes a call that has ended."""
-        self._kept.append((call_id, name, source, caller, started, ended, code, *sizes, origin, content))
-        self.outcomes[code if code in _CODES else Code.INTERNAL] += 1  # else a plugin could fill memory with keys
+        """Records a call that has ended."""
+        self._rows.append((call_id, name, source, caller, started, ended, code, *sizes, origin, content))
+        self.outcomes[code if code in _CODES else Code.INTERNAL] += 1  # otherwise a plugin could fill memory with keys
 
     @property
     def ended(self) -> int:
@@ -160,10 +160,10 @@ class CallRecords:
         return self.outcomes.total()
 
     def __iter__(self) -> Iterator[CallRecord]:
-        """Newest first."""
+        """Yields the newest first."""
         number = self.ended
-        kept = tuple(self._kept)  # copied in one step: another thread may add
-        for call_id, name, source, caller, started, ended, code, given, got, origin, content in reversed(kept):
+        rows = tuple(self._rows)  # copied in one step: another thread may add
+        for call_id, name, source, caller, started, ended, code, given, got, origin, content in reversed(rows):
             known = Code(code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
             yield CallRecord(
                 *(call_id, name, source, caller, started, ended, known, number, given, got),
@@ -173,22 +173,22 @@ class CallRecords:
             number -= 1
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._rows)
 
     def counts(self) -> dict[str, int]:
-        """Returns how many calls ended how: by ``OK`` or the name of the code."""
+        """Returns how many calls have ended, by ``OK`` or the name of the code."""
         return {Code(code).name if code else "OK": count for code, count in sorted(self.outcomes.items())}
 
-    def newest(self, wanted: RecordFilter, limit: int) -> list[CallRecord]:
-        """Returns the newest records of those wanted, newest first."""
-        return list(itertools.islice(self._find(wanted, -1), max(0, limit)))
+    def newest(self, selection: RecordFilter, limit: int) -> list[CallRecord]:
+        """Returns the newest of the selected records, newest first."""
+        return list(itertools.islice(self._find(selection, -1), max(0, limit)))
 
-    def after(self, wanted: RecordFilter, number: int, limit: int) -> list[CallRecord]:
-        """Returns the oldest records of those wanted that have a higher number, oldest first."""
-        return list(self._find(wanted, number))[::-1][: max(0, limit)]
+    def after(self, selection: RecordFilter, number: int, limit: int) -> list[CallRecord]:
+        """Returns the oldest of the selected records with a higher number, oldest first."""
+        return list(self._find(selection, number))[::-1][: max(0, limit)]
 
-    def _find(self, wanted: RecordFilter, number: int) -> Iterator[CallRecord]:
-        conditions = wanted.conditions()
+    def _find(self, selection: RecordFilter, number: int) -> Iterator[CallRecord]:
+        conditions = selection.conditions()
         for record in self:
             if record.number <= number:
                 return
@@ -197,16 +197,16 @@ class CallRecords:
 
 
 def origin_of(context: pb.CallContext) -> Origin:
-    """Returns what a record says about where a call came from."""
-    user_id, said = context.user_id[:MAX_TEXT], context.attributes
-    if not said:
+    """Returns the user, round and order of a call for its record."""
+    user_id, attributes = context.user_id[:MAX_TEXT], context.attributes
+    if not attributes:
         return user_id, 0, 0
-    return user_id, _number(said.get("round")), _number(said.get("order"))
+    return user_id, _number(attributes.get("round")), _number(attributes.get("order"))
 
 
 def content_of(arguments_json: str, output_json: str) -> Content:
-    """Returns arguments and output as a record may hold them: cut, without secrets."""
-    return redacted(arguments_json, CONTENT_KEPT), redacted(output_json, CONTENT_KEPT)
+    """Returns arguments and output for a record: shortened, without secrets."""
+    return redacted(arguments_json, MAX_CONTENT), redacted(output_json, MAX_CONTENT)
 
 
 def _number(text: str | None) -> int:

@@ -1,25 +1,27 @@
-"""Why a call is not sent, or a tool not taken: words of the bus that name the value, the rule and the cure."""
+"""Builds the errors of calls that the bus refuses: each names the value, the rule and how to fix it.
+
+Backpressure is here too: a full caller or tool is OVERLOADED at once, with a hint when to retry.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.schema import ArgumentChecker
 from toolbus.errors import Code, Stage
+from toolbus.text import quote
 from toolbus.tool import MAX_CALL_ID, CallError, Tool
 from toolbus.v1 import tool_pb2 as pb
 
-MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to call again: a day
-RETRY_SECONDS = 0.05  # the hint to a caller that met a full handler: about the time a call takes
-NAMES_SHOWN = 20  # of the tools there are, in an error for one that is not
+MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to retry: a day
+RETRY_SECONDS = 0.05  # the hint when to retry at a full handler: about as long as a call takes
+MAX_TOOLS_SHOWN = 20  # names of known tools in the error for an unknown one
 
 
 class Refused(Exception):
-    """A call that could not be sent; becomes its result. One that has nothing of its own in it serves many calls."""
+    """A call that is not sent; becomes its result. One that depends on the tool or caller only serves many calls."""
 
     def __init__(self, code: Code, message: str, **more: Any) -> None:
         self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
@@ -32,7 +34,7 @@ class Refused(Exception):
 
 
 def bounded_hint(seconds: float) -> float:
-    """Returns a tool's own hint when to call again as callers can use it: from 0, for none, to a day."""
+    """Returns a tool's own hint when to retry, bounded: from 0, which is no hint, to a day."""
     return min(seconds, MAX_RETRY_SECONDS) if seconds > 0 else 0.0  # NaN is no hint
 
 
@@ -42,7 +44,7 @@ def lacks_permission(source: str) -> str:
 
 
 def bad_call_id(call_id: str) -> Refused:
-    """The id is empty, too long, or in flight already."""
+    """Refuses a call_id that is empty, too long, or in flight already."""
     if not call_id:
         return Refused(Code.INVALID_ARGUMENTS, "call_id is empty: give each call an id of its own")
     if len(call_id) > MAX_CALL_ID:
@@ -54,9 +56,9 @@ def bad_call_id(call_id: str) -> Refused:
 
 
 def invalid(text: str, arguments: object, checker: ArgumentChecker) -> Refused:
-    """The arguments are no object, or break the schema."""
+    """Refuses arguments that are not an object, or break the schema."""
     if type(arguments) is not dict:
-        return Refused(Code.INVALID_ARGUMENTS, f"the arguments are {shown(text)}, they must be a JSON object")
+        return Refused(Code.INVALID_ARGUMENTS, f"the arguments are {quote(text)}, they must be a JSON object")
     return Refused(Code.INVALID_ARGUMENTS, checker.explain(arguments))
 
 
@@ -66,30 +68,34 @@ def must_fit(text: str, context: pb.CallContext | None, name: str, largest: int)
     if size > largest:
         raise Refused(
             Code.INVALID_ARGUMENTS,
-            f"the arguments have {size} bytes; the plugin of {name!r} receives only {largest} at once: send less",
+            f"the arguments have {size} bytes; the plugin of {name!r} receives at most {largest}: send less",
             limit=("max_message_bytes", largest),
         )
 
 
-def declared_as(entry: Entry, wanted: str) -> Declaration:
-    """Returns the declaration that a caller knows, where a live session still makes it."""
-    declaration = entry.declarations.get(wanted)
+def declared_as(entry: Entry, schema_hash: str) -> Declaration:
+    """Returns the declaration that a caller knows by its hash, if a live session still offers it.
+
+    Raises:
+        Refused: the tool has changed since.
+    """
+    declaration = entry.declarations.get(schema_hash)
     if declaration is not None:
         return declaration
     raise Refused(
         Code.CATALOG_STALE,
-        f"tool {entry.name!r} has changed since it was listed{explain_change(entry.former.get(wanted), entry.tool)}. "
-        "List the tools again and call it as it is now.",
+        f"tool {entry.name!r} has changed since it was listed"
+        f"{explain_change(entry.former.get(schema_hash), entry.tool)}. List the tools again and call it as it is now.",
     )
 
 
 def no_room(entry: Entry, declaration: Declaration) -> Refused:
-    """No session that offers the tool takes another call."""
+    """Refuses a call of a tool whose sessions are all full or do not answer."""
     answering = [handler for handler in declaration.handlers if handler.takes_calls]
     if not answering:
         return Refused(
             Code.UNAVAILABLE,
-            f"tool {entry.name!r} does not answer: its plugin has stopped responding to heartbeats",
+            f"tool {entry.name!r} does not answer: its plugin has stopped answering heartbeats, try again later",
             retry_safe=True,
             retry_after_seconds=1.0,
         )
@@ -97,36 +103,26 @@ def no_room(entry: Entry, declaration: Declaration) -> Refused:
     return overloaded(f"tool {entry.name!r} has {room} calls in flight, all that it takes", ("calls_in_flight", room))
 
 
-def window_full(source: str, most: int) -> Refused:
-    """The caller waits for as many calls as it may."""
-    return overloaded(f"{source!r} has {most} calls in flight on this session", ("calls_in_flight", most))
+def window_full(source: str, limit: int) -> Refused:
+    """Refuses a call of a caller that has as many calls in flight as it may."""
+    return overloaded(f"{source!r} has {limit} calls in flight on this session, its limit", ("calls_in_flight", limit))
 
 
-def overloaded(sentence: str, limit: tuple[str, float]) -> Refused:
-    """Something is full; trying again helps."""
+def overloaded(reason: str, limit: tuple[str, float]) -> Refused:
+    """Refuses a call because a limit is reached for the moment (backpressure)."""
     return Refused(
-        Code.OVERLOADED, f"{sentence}: try again later", retry_safe=True, limit=limit, retry_after_seconds=RETRY_SECONDS
+        Code.OVERLOADED, f"{reason}: try again later", retry_safe=True, limit=limit, retry_after_seconds=RETRY_SECONDS
     )
 
 
-def clamped_timeout(asked: float, longest: float) -> float:
-    """Returns the longest timeout there is for one that is longer, and refuses what is no timeout."""
-    if asked > 0.0:
-        return min(asked, longest)
+def clamped_timeout(timeout: float, longest: float) -> float:
+    """Returns a timeout of at most ``longest``, and refuses one that is not positive."""
+    if timeout > 0.0:
+        return min(timeout, longest)
     raise Refused(
-        Code.INVALID_ARGUMENTS, f"timeout_seconds is {asked:g}, it must be more than 0, or 0 for the tool's own"
+        Code.INVALID_ARGUMENTS,
+        f"timeout_seconds is {timeout:g}: use more than 0, or 0 for the tool's own timeout",
     )
-
-
-def some(names: Iterable[str]) -> str:
-    """Lists names, cut after the first few."""
-    first = list(itertools.islice(names, NAMES_SHOWN + 1))
-    return (", ".join(first[:NAMES_SHOWN]) or "none") + (" and others" if len(first) > NAMES_SHOWN else "")
-
-
-def shown(text: str) -> str:
-    """Quotes a text, cut so that a hostile one cannot flood a log."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 def explain_change(before: Tool | None, after: Tool) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from toolbus.bus.calls.call_records import RECORDS_KEPT, RecordFilter
+from toolbus.bus.calls.call_records import MAX_RECORDS, RecordFilter
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of, wants_events
 from toolbus.bus.gateway.host_models import RecordedCalls
 from toolbus.bus.gateway.json_response import json_response
@@ -39,7 +39,7 @@ def router(parts: GatewayParts) -> APIRouter:
     async def list_calls(
         request: Request,
         record_filter: Annotated[RecordFilter, Depends(_filter)],
-        limit: Annotated[int, Query(ge=1, le=RECORDS_KEPT, description="At most this many.")] = 50,
+        limit: Annotated[int, Query(ge=1, le=MAX_RECORDS, description="At most this many.")] = 50,
         since: Annotated[int | None, Query(ge=0, description="Only calls with a higher number.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
     ) -> Response:
@@ -68,7 +68,7 @@ async def _follow(parts: GatewayParts, record_filter: RecordFilter, known: int) 
     yield RETRY
     while not parts.core.signals.closed:
         newest = records.ended
-        for record in records.after(record_filter, known, RECORDS_KEPT):
+        for record in records.after(record_filter, known, MAX_RECORDS):
             yield event("call", record.described(records.began), str(record.number))
         known = newest
         await asyncio.sleep(LOOK_SECONDS)

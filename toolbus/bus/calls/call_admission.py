@@ -1,0 +1,202 @@
+"""Admits calls: finds the tool, authorizes the caller, validates the arguments, bounds the timeout.
+
+These are the steps of a call's beginning that most calls do not need: `Dispatcher.calls` has the short way for plain
+calls in itself, and asks here for the rest. Nothing here changes a call or the tables of the dispatcher.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from toolbus.bus.calls.call import Call, Caller
+from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.entry import Declaration, Entry
+from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.catalog.schema import load_arguments
+from toolbus.errors import Code, UnknownRole
+from toolbus.text import list_names, quote
+from toolbus.tool import MAX_TIMEOUT_SECONDS, TASK_SECONDS, Limits, level_of
+from toolbus.v1 import tool_pb2 as pb
+
+
+class CallAdmission:
+    """The rules that a call has to pass before it is sent."""
+
+    def __init__(self, registry: Registry, policy: Policy, view: CatalogView, limits: Limits) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._view = view
+        self._limits = limits
+        self.settled_at = 0.0  # until then a tool with an unknown name may reconnect: the bus has restarted
+
+    def find(self, caller: Caller, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
+        """Returns the entry that offers a name now.
+
+        Raises:
+            Refused: no entry does.
+        """
+        name, role = call.name, call.role
+        try:
+            entry = self._registry.find(name, role)
+        except UnknownRole as unknown:
+            roles = list_names(self._registry.roles, MAX_TOOLS_SHOWN)
+            raise Refused(Code.NOT_FOUND, f"{unknown} (configured: {roles})") from None
+        if entry is None or entry.current is None:
+            raise self._missing(caller, call, parent, entry, now)
+        return entry
+
+    def find_parent(self, caller: Caller, parent_id: str) -> Call:
+        """Returns the call that a nested call belongs to.
+
+        Raises:
+            Refused: the caller does not run such a call, or the chain of nested calls is too long.
+        """
+        parent: Call | None = caller.pending.get(parent_id)
+        if parent is None or not parent.active:
+            raise Refused(
+                Code.INVALID_ARGUMENTS,
+                f"parent_call_id {quote(parent_id)} is not a call that this session runs now: "
+                "use the id of the call being answered, while it is being answered",
+            )
+        if parent.depth >= self._limits.call_depth:
+            depth = self._limits.call_depth
+            raise Refused(
+                Code.PERMISSION_DENIED,
+                f"tools called tools {depth} deep, which is the limit: let a tool answer without calling another",
+                limit=("call_depth", depth),
+            )
+        return parent
+
+    def authorize(self, caller: Caller, entry: Entry, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
+        """Returns the entry that a caller may call: the one found, or another role's if the call names no role.
+
+        Raises:
+            Refused: it may call none of them.
+        """
+        user_id, level = _user_of(caller, call, parent)
+        denial = self._policy.denial(caller.principal, entry, user_id, level)
+        if denial is None:
+            if not self._policy.depends_on_user(entry):
+                caller.allowed.add(entry)
+            return entry
+        for other in () if call.role else self._registry.find_all(call.name):
+            if self._policy.denial(caller.principal, other, user_id, level) is None:
+                return other
+        if self._policy.hides(entry, level):
+            raise self._missing(caller, call, parent, None, now)
+        raise Refused(Code.PERMISSION_DENIED, denial)
+
+    def _missing(
+        self, caller: Caller, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
+    ) -> Refused:
+        name, role, (user_id, level) = call.name, call.role, _user_of(caller, call, parent)
+        if entry is not None and not self._policy.hides(entry, level):
+            denial = self._policy.denial(caller.principal, entry, user_id, level)
+            if denial is not None:  # otherwise the caller would retry in vain
+                return Refused(Code.PERMISSION_DENIED, denial)
+            why = f" ({entry.last_error})" if entry.last_error else ""
+            return Refused(
+                Code.UNAVAILABLE, f"tool {name!r} is offline{why}: its plugin may reconnect", retry_safe=True
+            )
+        source = self._policy.withdrawn_from(name)
+        if source is not None:
+            return Refused(
+                Code.PERMISSION_DENIED,
+                f"tool {name!r} is withdrawn: source {source!r} may not offer tools any more; an operator grants it "
+                f"the permission with `toolbus grant {source}`",
+            )
+        if now < self.settled_at:
+            return Refused(
+                Code.UNAVAILABLE,
+                f"tool {quote(name)} is not registered yet: the bus has just started and plugins are reconnecting",
+                retry_safe=True,
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        visible = self._view.listings(role or None, user_id, level, principal=caller.principal)
+        names = list_names((listing.tool.name for listing in visible), MAX_TOOLS_SHOWN)
+        where = f" in role {role!r}" if role else ""
+        return Refused(Code.NOT_FOUND, f"there is no tool {quote(name)}{where}; there are: {names}")
+
+    def soft_deadline(
+        self, caller: Caller, call: pb.ToolCall, declaration: Declaration, parent: Call | None, *, has_tasks: bool
+    ) -> tuple[float, float]:
+        """Returns the timeout of a call, and its soft deadline: when it becomes a task; 0: it never does.
+
+        Raises:
+            Refused: either is not a valid length of time.
+        """
+        background_after, timeout = call.background_after_seconds, call.timeout_seconds
+        if not background_after > 0.0 or not timeout >= 0.0:
+            raise Refused(
+                Code.INVALID_ARGUMENTS,
+                f"background_after_seconds is {background_after:g} and timeout_seconds {timeout:g}: the first must be "
+                "more than 0 or left out, the second not below 0",
+            )
+        if not has_tasks or parent is not None or declaration.tool.no_background:
+            return min(timeout or declaration.timeout, caller.longest_timeout), 0.0
+        return min(timeout or TASK_SECONDS, TASK_SECONDS), min(background_after, MAX_TIMEOUT_SECONDS)
+
+    def validate(self, text: str, declaration: Declaration) -> str:
+        """Validates arguments that are large, belong to a tool without validation or may have keys to strip.
+
+        Returns:
+            The arguments as the plugin gets them: without the keys that only a host may set.
+
+        Raises:
+            Refused: they break the schema or a limit.
+        """
+        limit = self._limits.arguments_bytes
+        if len(text) * 4 > limit and len(text.encode()) > limit:
+            raise Refused(
+                Code.INVALID_ARGUMENTS,
+                f"the arguments have more than {limit} bytes: send less, or a reference to the data",
+                limit=("arguments_bytes", limit),
+            )
+        checker = declaration.checker
+        # A key may be spelled with escapes; arguments that cannot be parsed cannot be searched for keys either.
+        if checker is None and not (declaration.strips and ("ser" in text or "\\" in text)):
+            return text
+        try:
+            arguments = load_arguments(text)
+        except ValueError as problem:
+            raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
+        if type(arguments) is dict and not declaration.strips.isdisjoint(arguments):
+            arguments, text = _stripped(arguments, declaration.strips)
+        if checker is not None and (type(arguments) is not dict or not checker.is_valid(arguments)):
+            raise invalid(text, arguments, checker)
+        return text
+
+
+def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:
+    """Copies a context out of its frame, which would otherwise stay in memory as long as the call.
+
+    Raises:
+        Refused: it is larger than arguments may be.
+    """
+    if context.ByteSize() > limits.arguments_bytes:
+        raise Refused(
+            Code.INVALID_ARGUMENTS,
+            f"the context has {context.ByteSize()} bytes, more than {limits.arguments_bytes}: send fewer messages",
+            limit=("arguments_bytes", limits.arguments_bytes),
+        )
+    copy = pb.CallContext()
+    copy.CopyFrom(context)
+    return copy
+
+
+def _user_of(caller: Caller, call: pb.ToolCall, parent: Call | None) -> tuple[str, int]:
+    """Returns the user of a call and their level: a nested call has its parent's, and only hosts may set them."""
+    if parent is not None:
+        context = parent.context
+    else:
+        context = call.context if caller.may_set_context and call.HasField("context") else None
+    return ("", 0) if context is None else (context.user_id, level_of(context.attributes))
+
+
+def _stripped(arguments: dict[str, Any], keys: frozenset[str]) -> tuple[dict[str, Any], str]:
+    remaining = {key: value for key, value in arguments.items() if key not in keys}
+    # ASCII: a lone surrogate is legal JSON, but not UTF-8.
+    return remaining, json.dumps(remaining, separators=(",", ":"))
