@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
 import json
 import re
+import threading
 import typing
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -23,8 +28,9 @@ from toolbus.cli.command_line import app
 from toolbus.dialects import DIALECTS
 from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, SetupError, Stage
+from toolbus.functions.tool_options import OPTION_NAMES
 from toolbus.loop import LoopEvent, LoopSettings
-from toolbus.sdk import ToolScope
+from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import KIB, MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -35,6 +41,7 @@ CONFIGURATION = TEXTS["docs/reference/configuration.md"]
 COMMANDS = TEXTS["docs/reference/command-line.md"]
 ERRORS = TEXTS["docs/reference/errors.md"]
 HTTP = TEXTS["docs/reference/http.md"]
+PLUGINS = TEXTS["docs/start/plugins.md"]
 LOOP = TEXTS["docs/start/tool-loop.md"]
 
 
@@ -50,6 +57,34 @@ def _bytes(text: str) -> int:
 def test_the_limits_of_the_reference_are_those_of_the_code_with_their_defaults() -> None:
     documented = {row[0].strip("`"): _bytes(row[1]) for row in table(TEXTS["docs/reference/limits.md"], "| limit |")}
     assert documented == {limit.name: getattr(Limits(), limit.name) for limit in fields(Limits)}
+
+
+async def test_the_error_that_the_limits_page_shows_is_what_a_full_tool_answers() -> None:
+    (shown,) = (json.loads(block.text) for block in blocks("docs/reference/limits.md") if block.kind == "json")
+    running, finish = threading.Semaphore(0), threading.Event()
+
+    async with running_bus() as bus:
+        plugin = Plugin("weather", address=bus.grpc_addresses[0], max_in_flight=shown["limit"]["value"])
+
+        @plugin.tool
+        def forecast() -> None:
+            running.release()
+            finish.wait()
+
+        async with plugin:
+            await plugin.ready()
+            calls = [asyncio.create_task(bus.call("forecast")) for _ in range(shown["limit"]["value"])]
+            for _ in calls:
+                await asyncio.to_thread(running.acquire)
+            error = (await bus.call("forecast")).error
+            finish.set()
+            await asyncio.gather(*calls)
+    assert error is not None
+    answered: dict[str, Any] = {"code": error.code.name, "message": error.message, "stage": error.stage.name}
+    answered |= {"retry_safe": error.retry_safe, "retry_after_seconds": error.retry_after_seconds}
+    assert error.limit is not None
+    answered["limit"] = dict(zip(("name", "value"), error.limit, strict=True))
+    assert answered == shown
 
 
 def test_the_limits_of_the_http_page_are_the_defaults() -> None:
@@ -105,6 +140,35 @@ def test_every_option_of_the_configuration_page_is_one_of_serve() -> None:
     options = {option for parameter in serve.params for option in parameter.opts if option.startswith("--")}
     documented = {option for row in _ROWS.values() for option in re.findall(r"--[\w-]+", row[3])}
     assert documented == options - {"--help", "--config", "--json"}
+
+
+def test_the_configuration_page_has_every_variable_of_the_environment() -> None:
+    between_processes = {"TOOLBUS_SUPERVISOR", "TOOLBUS_TOKEN_FD"}  # set and read by toolbus itself
+    read = {
+        node.value
+        for path in (ROOT / "toolbus").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and re.fullmatch(r"TOOLBUS_[A-Z_]*[A-Z]", str(node.value))
+    }
+    rows = [row[2] for row in _ROWS.values()] + [row[0] for row in table(CONFIGURATION, "| variable | who reads it |")]
+    documented = {row.strip("`") for row in rows}
+    assert read - between_processes <= documented
+    others = {row[0].strip("`") for row in table(CONFIGURATION, "| variable | who reads it |")}
+    assert others <= read
+
+
+# -- plugins ------------------------------------------------------------------------------------------------------
+
+
+def test_the_guide_has_every_option_of_a_tool() -> None:
+    documented = {name for row in table(PLUGINS, "| option | meaning |") for name in re.findall(r"\w+", row[0])}
+    assert documented == set(OPTION_NAMES)
+
+
+def test_the_guide_has_every_argument_of_a_plugin() -> None:
+    documented = {row[0].strip("`") for row in table(PLUGINS, "| argument | default |")}
+    arguments = [name for name in inspect.signature(Plugin).parameters if not name.startswith("_")]
+    assert documented == set(arguments) - {"source", "tools"}  # the first one, and a set that was collected before
 
 
 # -- commands -----------------------------------------------------------------------------------------------------
