@@ -1,3 +1,5 @@
+"""Tests the search index of a catalog and its cache."""
+
 from __future__ import annotations
 
 import gc
@@ -12,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.searched import CATALOGUE, INDEX, names, tool
+from tests.support.search_catalog import CATALOG, INDEX, names, tool
 from toolbus.search import (
-    CATALOGUES_KEPT,
+    MAX_INDEXES,
     MODES,
     IndexCache,
     ToolIndex,
@@ -97,7 +99,7 @@ def test_a_property_that_is_called_description_or_properties_does_no_harm() -> N
     assert index.search("properties")["result_count"] == 1
 
 
-def test_filler_words_find_nothing_beside_others_but_are_looked_for_when_alone() -> None:
+def test_stop_words_are_ignored_beside_other_words_but_searched_alone() -> None:
     index = ToolIndex([tool("a", "Use this for the thing with a name."), tool("pizza", "Orders food.")])
     assert names(index.search("I want a tool for pizza, please")) == ["pizza"]
     assert names(index.search("with")) == ["a"]
@@ -122,9 +124,9 @@ def test_an_answer_has_exactly_its_six_keys_and_scores_that_fall(mode: str) -> N
     assert scores == sorted(scores, reverse=True)
 
 
-def test_parameters_come_only_where_they_are_asked_for() -> None:
+def test_parameters_come_only_on_request() -> None:
     (result,) = INDEX.search("send_email", top_k=1, include_parameters=True)["results"]
-    assert result["parameters"] == CATALOGUE[2].parameters
+    assert result["parameters"] == CATALOG[2].parameters
 
 
 def test_keyword_finds_a_part_of_a_word_in_any_case_names_before_descriptions() -> None:
@@ -136,8 +138,8 @@ def test_keyword_finds_a_part_of_a_word_in_any_case_names_before_descriptions() 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("query", ["", "  ", "!?*", "zzzzz"])
-def test_an_empty_query_and_one_that_nothing_fits_are_answered_with_no_results(mode: str, query: str) -> None:
-    index = ToolIndex(CATALOGUE, ranker=lambda query, tools: [])
+def test_an_empty_query_and_one_without_a_match_give_no_results(mode: str, query: str) -> None:
+    index = ToolIndex(CATALOG, ranker=lambda query, tools: [])
     answer = index.search(query, mode=mode)
     assert (answer["success"], answer["result_count"], answer["results"]) == (True, 0, [])
 
@@ -149,13 +151,13 @@ def test_an_empty_catalog_can_be_searched(mode: str) -> None:
 
 @pytest.mark.parametrize(("asked", "given"), [(-5, 1), (0, 1), (1, 1), (7, 7), (50, 50), (51, 50), (10**30, 50)])
 @pytest.mark.parametrize("mode", MODES)
-def test_top_k_is_taken_as_1_to_50(mode: str, asked: int, given: int) -> None:
+def test_top_k_is_clamped_to_1_to_50(mode: str, asked: int, given: int) -> None:
     tools = [tool(f"lamp_{number}") for number in range(60)]
     index = ToolIndex(tools, ranker=lambda query, tools: [(each.name, 1.0) for each in tools])
     assert index.search("lamp", mode=mode, top_k=asked)["result_count"] == given
 
 
-def test_a_mode_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
     answer = INDEX.search("weather", mode="regex")
     assert answer.keys() == KEYS | {"error"}
     assert (answer["success"], answer["results"]) == (False, [])
@@ -171,7 +173,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=12).map(" ".join) | st.lists(PIECES, max_size=8).map("".join) | st.text())
-def test_whatever_a_query_holds_it_is_data_and_gets_an_answer(query: str) -> None:
+def test_any_query_is_data_and_gets_an_answer(query: str) -> None:
     for mode in MODES:
         answer = INDEX.search(query, mode=mode)
         assert answer["success"] is True
@@ -179,23 +181,23 @@ def test_whatever_a_query_holds_it_is_data_and_gets_an_answer(query: str) -> Non
 
 
 @pytest.mark.parametrize("query", ['wea" OR "ther', "email*", "name:email", "NOT email", "^email", "{name}: email"])
-def test_operators_of_the_database_mean_nothing(query: str) -> None:
+def test_operators_of_the_database_have_no_effect(query: str) -> None:
     plain = "".join(letter if letter.isalpha() else " " for letter in query)
     assert names(INDEX.search(query)) == names(INDEX.search(plain))
 
 
-def test_a_word_of_syntax_is_looked_for_as_a_word() -> None:
+def test_a_word_of_syntax_is_searched_as_a_word() -> None:
     index = ToolIndex([tool("near", "What is close."), tool("far")])
     assert names(index.search("NEAR")) == ["near"]
 
 
-def test_only_the_first_64_words_of_a_query_are_looked_for() -> None:
+def test_only_the_first_64_words_of_a_query_are_searched() -> None:
     others = " ".join(f"w{number}" for number in range(63))
     assert names(INDEX.search(f"{others} github")) == ["repo_issues"]
     assert names(INDEX.search(f"{others} w63 github")) == []
 
 
-def test_an_endless_query_is_cut() -> None:
+def test_a_too_long_query_is_cut() -> None:
     endless = " ".join(f"word{number}" for number in range(100_000))
     assert len(INDEX.search(endless)["query"]) == 1000
     assert INDEX.search("天" * 100_000 + "气")["success"] is True
@@ -211,7 +213,7 @@ def test_a_ranker_decides_in_mode_semantic_and_only_there() -> None:
         asked.append(query)
         return [("send_email", 0.25), ("yotei", 0.75), ("gone", 1.0)]
 
-    index = ToolIndex(CATALOGUE, ranker=ranker)
+    index = ToolIndex(CATALOG, ranker=ranker)
     answer = index.search("tell my boss", mode="semantic")
     assert (answer["mode"], answer["fallback"]) == ("semantic", False)
     assert [(result["name"], result["score"]) for result in answer["results"]] == [
@@ -239,13 +241,13 @@ def failing(query: str, tools: Sequence[Tool]) -> list[tuple[str, float]]:
     ],
 )
 def test_without_a_ranker_that_works_bm25_answers_and_says_so(ranker: Any) -> None:
-    answer = ToolIndex(CATALOGUE, ranker=ranker).search("get_weather", mode="semantic")
+    answer = ToolIndex(CATALOG, ranker=ranker).search("get_weather", mode="semantic")
     assert (answer["success"], answer["mode"], answer["fallback"]) == (True, "bm25", True)
     assert names(answer) == names(INDEX.search("get_weather"))
 
 
 def test_a_ranker_that_fails_is_logged_without_the_query(caplog: pytest.LogCaptureFixture) -> None:
-    ToolIndex(CATALOGUE, ranker=failing).search("my secret", mode="semantic")
+    ToolIndex(CATALOG, ranker=failing).search("my secret", mode="semantic")
     assert [record.getMessage() for record in caplog.records] == [
         "the ranker failed with ConnectionError; bm25 answers instead"
     ]
@@ -261,38 +263,38 @@ def test_many_threads_search_one_index_and_get_what_one_thread_gets() -> None:
         assert list(pool.map(INDEX.search, queries)) == expected
 
 
-def test_a_revision_is_indexed_once_by_however_many_threads() -> None:
+def test_a_revision_is_indexed_once_by_any_number_of_threads() -> None:
     cache = IndexCache()
     together = threading.Barrier(4, timeout=5)
 
     def get(_: int) -> ToolIndex:
         together.wait()
-        return cache.index_of(7, CATALOGUE)
+        return cache.index_of(7, CATALOG)
 
     with ThreadPoolExecutor(4) as pool:
         assert len({id(index) for index in pool.map(get, range(4))}) == 1
 
 
-def test_an_empty_catalog_is_kept_like_any_other() -> None:
+def test_the_index_of_an_empty_catalog_is_cached_like_any_other() -> None:
     cache = IndexCache()
     assert cache.index_of(1, []) is cache.index_of(1, [])
 
 
-def test_another_revision_gets_an_index_of_its_own_and_the_one_unused_longest_is_dropped() -> None:
+def test_another_revision_gets_its_own_index_and_the_least_recently_used_is_evicted() -> None:
     cache = IndexCache()
-    first = cache.index_of(0, CATALOGUE)
-    second = cache.index_of(1, CATALOGUE[:1])
-    assert (len(first), len(second)) == (len(CATALOGUE), 1)
-    for revision in range(2, CATALOGUES_KEPT + 1):
+    first = cache.index_of(0, CATALOG)
+    second = cache.index_of(1, CATALOG[:1])
+    assert (len(first), len(second)) == (len(CATALOG), 1)
+    for revision in range(2, MAX_INDEXES + 1):
         assert cache.index_of(0, ()) is first
-        cache.index_of(revision, CATALOGUE)
+        cache.index_of(revision, CATALOG)
     assert cache.index_of(0, ()) is first
-    assert cache.index_of(1, CATALOGUE) is not second
+    assert cache.index_of(1, CATALOG) is not second
     assert names(second.search("weather")) == ["get_weather"]  # whoever still holds it can search it
 
 
-def test_an_index_that_nobody_holds_closes_its_database() -> None:
-    index = ToolIndex(CATALOGUE)
+def test_an_index_without_references_closes_its_database() -> None:
+    index = ToolIndex(CATALOG)
     database = index._database
     del index
     gc.collect()

@@ -1,7 +1,7 @@
-"""Finds tools where there are too many to show them all to a model.
+"""Searches a catalog of tools that is too large to be offered to a model as a whole.
 
-`ToolIndex` searches one catalog: words ranked by SQLite's FTS5, or a plain substring, or a ranker of the caller's. It
-knows neither where tools come from nor how they are called, so the SDK's side uses it like the bus's.
+`ToolIndex` indexes one catalog: words ranked by SQLite's FTS5, a plain substring, or a ranker of the caller. It knows
+neither where tools come from nor how they are called, so programs and the bus use the same index.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from toolbus.newest import NewestCache
+from toolbus.text import quote, repair_utf8
 from toolbus.tool import Annotations, Tool
 
 log = logging.getLogger("toolbus.search")
@@ -29,89 +31,91 @@ SEARCH_TOOLS = "search_tools"
 REQUEST_TOOL_INJECTION = "request_tool_injection"
 MODES = ("bm25", "keyword", "semantic")
 MAX_RESULTS = 50
-MAX_QUERY_CHARACTERS = 1000  # a query is a sentence; what is longer is cut
-MAX_QUERY_PHRASES = 64  # each costs a look-up
-CATALOGUES_KEPT = 8  # one for each role and host that is in use
+MAX_QUERY_CHARACTERS = 1000  # a query is a sentence; a longer one is cut
+MAX_QUERY_PHRASES = 64  # each costs a lookup
+MAX_INDEXES = 8  # one for each role and host in use
 
 # -- words -----------------------------------------------------------------------------------------------------------
 
-# Written without spaces between words: Han, kana and their marks, Hangul.
+# Scripts without spaces between words: Han, kana and their marks, Hangul.
 _CJK = "々〇ぁ-ゖゝ-ゟァ-ヺー-ヿ㐀-䶿一-鿿가-힣豈-﫿\U00020000-\U0003ffff"
-_STRETCH = re.compile(rf"[{_CJK}]+")
+_CJK_RUN = re.compile(rf"[{_CJK}]+")
 _WORD = re.compile(rf"([{_CJK}]+)|([^\W_{_CJK}]+(?:[_.:-][^\W_{_CJK}]+)*)")
-_SEAM = re.compile(r"[_.:-]|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # get_weather, getWeather, HTTPServer
+_WORD_BREAK = re.compile(
+    r"[_.:-]|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+)  # get_weather, getWeather, HTTPServer
 
-# Nobody looks for these; in a query that is a sentence they would find everything.
-_FILLERS = re.compile(
+# Stop words: in a query that is a sentence they would match every tool.
+_STOP_WORDS = re.compile(
     "a|an|and|any|are|as|at|be|by|can|do|does|for|from|have|how|i|in|into|is|it|me|my|need|of|on|or|please|some|that|"
     "the|there|this|to|tools?|use|want|what|which|with|you|your"
 )
 
 
 def _words(text: str) -> Iterator[str]:
-    """Yields the words of a text in NFKC: a stretch of CJK as one, a name in its parts and also as a whole.
+    """Yields the words of a text in NFKC: a run of CJK as one word, a name in its parts and also joined.
 
-    The whole lets `github` find GitHub and `getweather` find get_weather.
+    The joined name lets `github` find GitHub and `getweather` find get_weather.
     """
-    for stretch, name in _WORD.findall(text):
-        if stretch:
-            yield stretch
+    for cjk_run, name in _WORD.findall(text):
+        if cjk_run:
+            yield cjk_run
             continue
-        parts = _SEAM.split(name)
+        parts = _WORD_BREAK.split(name)
         yield from parts
         if len(parts) > 1:
             yield "".join(parts)
 
 
-class _Spelling(dict[str, str]):
-    """How texts are written in the index: words apart, and CJK character by character.
+class _Tokenizer(dict[str, str]):
+    """Splits texts for the index into words, and CJK into characters.
 
-    What stands between two spaces is worked out once, since a catalog repeats its words: a third of the time.
+    Each piece between two spaces is split once, since a catalog repeats its words: this saves two thirds of the time.
     """
 
     def __missing__(self, piece: str) -> str:
-        spelt = " ".join(" ".join(word) if _STRETCH.match(word) else word for word in _words(piece))
-        self[piece] = spelt
-        return spelt
+        tokens = " ".join(" ".join(word) if _CJK_RUN.match(word) else word for word in _words(piece))
+        self[piece] = tokens
+        return tokens
 
-    def of(self, text: str) -> str:
+    def split(self, text: str) -> str:
         return " ".join(map(self.__getitem__, unicodedata.normalize("NFKC", text).split()))
 
 
 def _match(query: str) -> str:
     """Returns a query as an FTS5 expression: any of its phrases, or "" where it has none.
 
-    Every phrase stands in quotes and holds letters and digits only, so no query is taken for FTS5's own syntax. CJK is
-    asked for in pairs, which are about as long as its words.
+    Every phrase is quoted and holds only letters and digits, so no query is read as FTS5 syntax. CJK is searched in
+    pairs of characters, which are about as long as its words.
     """
-    phrases: dict[str, None] = {}  # in order, each once
-    fillers: dict[str, None] = {}
+    phrases: dict[str, None] = {}  # in order, without duplicates
+    stop_words: dict[str, None] = {}
     for word in _words(unicodedata.normalize("NFKC", query)):
-        if _STRETCH.match(word):
+        if _CJK_RUN.match(word):
             phrases.update(dict.fromkeys(map(" ".join, pairwise(word)) if len(word) > 1 else word))
         else:
-            (fillers if _FILLERS.fullmatch(word.lower()) else phrases)[word.lower()] = None
-    return " OR ".join(f'"{phrase}"' for phrase in [*(phrases or fillers)][:MAX_QUERY_PHRASES])
+            (stop_words if _STOP_WORDS.fullmatch(word.lower()) else phrases)[word.lower()] = None
+    return " OR ".join(f'"{phrase}"' for phrase in [*(phrases or stop_words)][:MAX_QUERY_PHRASES])
 
 
 def _parameter_text(tool: Tool) -> str:
     """Returns the names and descriptions of a tool's parameters, at any depth."""
-    found: list[str] = []
-    waiting: list[Any] = [tool.parameters]
-    while waiting:
-        node = waiting.pop()
+    texts: list[str] = []
+    pending: list[Any] = [tool.parameters]
+    while pending:
+        node = pending.pop()
         if isinstance(node, list):
-            waiting += node
+            pending += node
         elif isinstance(node, dict):
             properties = node.get("properties")
-            found += properties if isinstance(properties, dict) else ()
+            texts += properties if isinstance(properties, dict) else ()
             description = node.get("description")
-            found += [description] if isinstance(description, str) else ()
-            waiting += node.values()
-    return " ".join(found)
+            texts += [description] if isinstance(description, str) else ()
+            pending += node.values()
+    return " ".join(texts)
 
 
-def _folded(text: str) -> str:
+def _casefold(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
@@ -119,31 +123,31 @@ def _folded(text: str) -> str:
 
 
 class ToolIndex:
-    """Searches one catalog, which does not change. Safe to use from any thread.
+    """Searches one catalog, which does not change. Thread-safe.
 
     Args:
         tools: the catalog; equal scores keep its order.
-        ranker: ranks for mode `semantic`, by embeddings for instance. Where it fails or is missing, bm25 answers.
+        ranker: ranks for mode `semantic`, by embeddings for instance. Where it fails or is None, bm25 answers.
     """
 
     def __init__(self, tools: Iterable[Tool], *, ranker: Ranker | None = None) -> None:
         self._tools = tuple(tools)
-        self._ranker = ranker  # None: nobody can rank by meaning here
-        self._folded = [(_folded(tool.name), _folded(tool.description)) for tool in self._tools]  # for mode keyword
+        self._ranker = ranker  # None: no search by meaning
+        self._casefolded = [(_casefold(tool.name), _casefold(tool.description)) for tool in self._tools]  # for keyword
         self._lock = threading.Lock()  # one statement at a time on the connection
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
-        # Whoever drops an index may not be the last to search it, so nobody closes it by hand.
+        # A cache may drop an index while another thread searches it, so the last reference closes the database.
         weakref.finalize(self, self._database.close)
-        spelling = _Spelling()
+        tokenizer = _Tokenizer()
         with self._database:
-            self._database.execute(  # contentless: the tools are here already
+            self._database.execute(  # contentless: `_tools` holds the texts
                 "CREATE VIRTUAL TABLE tools USING fts5("
                 "name, description, parameters, content = '', tokenize = 'porter unicode61 remove_diacritics 2')"
             )
             self._database.executemany(
                 "INSERT INTO tools (rowid, name, description, parameters) VALUES (?, ?, ?, ?)",
                 (
-                    (number, *map(spelling.of, (tool.name, tool.description, _parameter_text(tool))))
+                    (number, *map(tokenizer.split, (tool.name, tool.description, _parameter_text(tool))))
                     for number, tool in enumerate(self._tools)
                 ),
             )
@@ -159,27 +163,27 @@ class ToolIndex:
     ) -> dict[str, Any]:
         """Returns the best tools, best first, as `success, mode, fallback, query, result_count, results`.
 
-        `mode` is the one that answered; `fallback` tells that it is not the one that was asked for. A mode that does
-        not exist gets `success: False` and a sentence under `error`. A score compares results of one answer only.
+        `mode` is the mode that answered; `fallback` is true where it is not the requested one. An unknown mode gets
+        `success: False` and a sentence under `error`. Scores are comparable within one answer only.
 
         Args:
             mode: `bm25` for words, `keyword` for a substring of name or description, `semantic` for the ranker.
-            top_k: how many at most; taken as 1 to 50.
+            top_k: how many at most; clamped to 1 to 50.
             include_parameters: whether each result carries its JSON Schema.
         """
-        query = sendable(query, MAX_QUERY_CHARACTERS)
+        query = repair_utf8(query[:MAX_QUERY_CHARACTERS])
         if mode not in MODES:
-            why = f"mode is {sendable(mode, 80)!r}, it must be one of {', '.join(MODES)}: leave it out for bm25"
-            return {**_found(query, "bm25", False, []), "success": False, "error": why}
-        most = max(1, min(top_k, MAX_RESULTS))
-        hits = self._by_meaning(query, most) if mode == "semantic" else None
+            why = f"mode is {quote(repair_utf8(mode))}, it must be one of {', '.join(MODES)}: leave it out for bm25"
+            return {**_answer(query, "bm25", False, []), "success": False, "error": why}
+        limit = max(1, min(top_k, MAX_RESULTS))
+        hits = self._by_meaning(query, limit) if mode == "semantic" else None
         fallback = mode == "semantic" and hits is None
         if hits is None:
-            hits = self._by_substring(query, most) if mode == "keyword" else self._by_words(query, most)
-        results = [_shown(tool, score, include_parameters) for tool, score in hits]
-        return _found(query, "bm25" if fallback else mode, fallback, results)
+            hits = self._by_substring(query, limit) if mode == "keyword" else self._by_words(query, limit)
+        results = [_result(tool, score, include_parameters) for tool, score in hits]
+        return _answer(query, "bm25" if fallback else mode, fallback, results)
 
-    def _by_words(self, query: str, most: int) -> list[tuple[Tool, float]]:
+    def _by_words(self, query: str, limit: int) -> list[tuple[Tool, float]]:
         match = _match(query)
         if not match:
             return []
@@ -187,23 +191,23 @@ class ToolIndex:
             rows = self._database.execute(
                 "SELECT rowid, bm25(tools, 8.0, 3.0, 1.0) AS cost FROM tools WHERE tools MATCH ? "
                 "ORDER BY cost, rowid LIMIT ?",
-                (match, most),
+                (match, limit),
             ).fetchall()
         return [(self._tools[number], -cost) for number, cost in rows]
 
-    def _by_substring(self, query: str, most: int) -> list[tuple[Tool, float]]:
-        sought = _folded(query.strip())
-        if not sought:
+    def _by_substring(self, query: str, limit: int) -> list[tuple[Tool, float]]:
+        substring = _casefold(query.strip())
+        if not substring:
             return []
         scored = [
-            (tool, 2.0 if sought in name else 1.0)
-            for tool, (name, description) in zip(self._tools, self._folded, strict=True)
-            if sought in name or sought in description
+            (tool, 2.0 if substring in name else 1.0)
+            for tool, (name, description) in zip(self._tools, self._casefolded, strict=True)
+            if substring in name or substring in description
         ]
-        return sorted(scored, key=lambda hit: -hit[1])[:most]
+        return sorted(scored, key=lambda hit: -hit[1])[:limit]
 
-    def _by_meaning(self, query: str, most: int) -> list[tuple[Tool, float]] | None:
-        """Returns what the ranker says, or None where nobody can say it."""
+    def _by_meaning(self, query: str, limit: int) -> list[tuple[Tool, float]] | None:
+        """Returns the ranker's results, or None where there is no ranker or it failed."""
         if self._ranker is None:
             return None
         if not query.strip():
@@ -212,15 +216,15 @@ class ToolIndex:
         try:
             scores = {name: float(score) for name, score in self._ranker(query, self._tools) if name in by_name}
             if not all(map(math.isfinite, scores.values())):
-                raise ValueError("a score is no finite number")
-        except Exception as problem:  # embeddings come from models and networks: whatever fails there, bm25 still works
-            log.warning("the ranker failed with %s; bm25 answers instead", type(problem).__name__)
+                raise ValueError("a score is not a finite number")
+        except Exception as error:  # embeddings come from models and networks; bm25 works without them
+            log.warning("the ranker failed with %s; bm25 answers instead", type(error).__name__)
             return None
-        best = sorted(scores.items(), key=lambda item: -item[1])[:most]
+        best = sorted(scores.items(), key=lambda item: -item[1])[:limit]
         return [(by_name[name], score) for name, score in best]
 
 
-def _found(query: str, mode: str, fallback: bool, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(query: str, mode: str, fallback: bool, results: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "success": True,
         "mode": mode,
@@ -231,18 +235,13 @@ def _found(query: str, mode: str, fallback: bool, results: list[dict[str, Any]])
     }
 
 
-def _shown(tool: Tool, score: float, include_parameters: bool) -> dict[str, Any]:
+def _result(tool: Tool, score: float, include_parameters: bool) -> dict[str, Any]:
     parameters = {"parameters": tool.parameters} if include_parameters else {}
     return {"name": tool.name, "description": tool.description, **parameters, "score": round(score, 6)}
 
 
-def sendable(text: str, most: int) -> str:
-    """Cuts a text of a model's and takes out what UTF-8 cannot carry, so that an answer may quote it."""
-    return text[:most].encode("utf-8", "replace").decode()
-
-
 class IndexCache:
-    """Keeps the indexes of the newest catalogs. Safe to use from any thread.
+    """Caches the indexes of the catalogs that were used last. Thread-safe.
 
     Args:
         ranker: given to every index.
@@ -251,21 +250,19 @@ class IndexCache:
     def __init__(self, ranker: Ranker | None = None) -> None:
         self._ranker = ranker
         self._lock = threading.Lock()  # held while an index is built, so that each is built once
-        self._indexes: dict[Hashable, ToolIndex] = {}  # the one used last stands last
+        self._indexes: NewestCache[Hashable, ToolIndex] = NewestCache(MAX_INDEXES)
 
     def index_of(self, revision: Hashable, tools: Iterable[Tool]) -> ToolIndex:
         """Returns the index of a catalog, built where its revision is new.
 
         Args:
-            revision: whatever is different for different tools. A bus's revision is that for one role and one caller.
+            revision: a key that differs for different tools, for instance a bus's revision with role and caller.
         """
         with self._lock:
-            index = self._indexes.pop(revision, None)
+            index = self._indexes.get(revision)
             if index is None:
                 index = ToolIndex(tools, ranker=self._ranker)
-            self._indexes[revision] = index
-            if len(self._indexes) > CATALOGUES_KEPT:
-                del self._indexes[next(iter(self._indexes))]
+            self._indexes[revision] = index  # a used index counts as the newest
         return index
 
 

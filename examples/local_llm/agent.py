@@ -1,4 +1,4 @@
-"""Chats with a model of this machine that may call the tools of the bus. Ctrl-C ends a turn, Ctrl-D the chat."""
+"""Chats with a model on this machine that may call the tools of the bus. Ctrl-C ends a turn, Ctrl-D the chat."""
 
 import argparse
 import asyncio
@@ -23,17 +23,17 @@ async def answer(loop, items):
     return event.reply.items
 
 
-options = argparse.ArgumentParser(description=__doc__)
-options.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1"))
-options.add_argument("--model", default=os.environ.get("OPENAI_MODEL", "local"))
-given, items = options.parse_args(), []
-client = AsyncOpenAI(base_url=given.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1"))
+parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL", "local"))
+options, items = parser.parse_args(), []
+client = AsyncOpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
 with asyncio.Runner() as runner:
-    loop = ToolLoop(host := Host(), openai_endpoint(client, given.model))
+    loop = ToolLoop(host := Host(), openai_endpoint(client, options.model))
     with suppress(EOFError, KeyboardInterrupt):
         while line := input("\n> "):
             try:
                 items = runner.run(answer(loop, [*items, {"role": "user", "content": line}]))
-            except (KeyboardInterrupt, OpenAIError, ToolBusError) as problem:
-                print(f"\n{type(problem).__name__}: {problem}")
+            except (KeyboardInterrupt, OpenAIError, ToolBusError) as error:
+                print(f"\n{type(error).__name__}: {error}")
     runner.run(host.close())

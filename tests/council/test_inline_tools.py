@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.council.fake_tool_source import Shelf, failed, member, tool
-from tests.loop.played import PlayedModel, call, says
+from tests.loop.scripted_model import ScriptedModel, call, says
 from toolbus.dialects import find_dialect
 from toolbus.errors import Code, InvalidRequest, PeerLost
 from toolbus.extension import InlineExport, InlineTarget, InlineTools, Member
@@ -196,7 +196,7 @@ async def test_whatever_goes_wrong_is_a_result_and_the_turn_goes_on(answer: Any,
     result = await asked(tools, "1b4e28ba_memory_search")
     assert result.error is not None
     assert (result.error.code, words in result.error.message) == (code, True)
-    model = PlayedModel(says("", call("1b4e28ba_memory_search")), says("I could not."))
+    model = ScriptedModel(says("", call("1b4e28ba_memory_search")), says("I could not."))
     reply = await ToolLoop(tools, model.endpoint).run("?")
     assert reply.text == "I could not."
     assert words in model.results(1)[0]
@@ -206,7 +206,7 @@ async def test_every_call_is_answered_one_of_an_invented_name_too() -> None:
     """Defect 5."""
     tools = InlineTools(Shelf(SEARCH), [ANN])
     calls = [call("1b4e28ba_memory_search"), call("1b4e28ba_gone"), call("memory:search")]
-    model = PlayedModel(says("", *calls), says("Done."))
+    model = ScriptedModel(says("", *calls), says("Done."))
     await ToolLoop(tools, model.endpoint).run("?")
     assert model.offered(0) == ["1b4e28ba_memory_search"]
     assert [("what memory:search says" in each, "there is no tool" in each) for each in model.results(1)] == [
@@ -234,7 +234,7 @@ async def test_a_loop_calls_with_the_hash_of_the_declaration_and_sees_changes() 
 
     shelf = Changing(SEARCH)
     tools = InlineTools(shelf, [ANN])
-    model = PlayedModel(says("", call("1b4e28ba_memory_search")), says("."), says("."))
+    model = ScriptedModel(says("", call("1b4e28ba_memory_search")), says("."), says("."))
     loop = ToolLoop(tools, model.endpoint)
     await loop.run("?")
     assert seen == [SEARCH.schema_hash]
@@ -252,7 +252,7 @@ async def test_the_member_reaches_an_extension_over_the_wire() -> None:
         extension.on_invocation(seen.append)
         async with extension:
             await asyncio.wait_for(extension.ready(), 5)
-            model = PlayedModel(says("", call("1b4e28ba_memory_search_" + IDS[1])), says("Done."))
+            model = ScriptedModel(says("", call("1b4e28ba_memory_search_" + IDS[1])), says("Done."))
             loop = ToolLoop(InlineTools(source_of(bus), [ANN, BEN]), model.endpoint)
             context = CallContext(messages=(ContextMessage("user", "Hi"),))
             await asyncio.wait_for(loop.run("?", context=context), 5)

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.loop.model_server import Recording, Refuses, serving
-from tests.loop.official import official
+from tests.loop.official_clients import official
 from toolbus.council.language_model import Completion, Question, completion_of
 from toolbus.council.sidecar import SidecarError, model_of, sidecar_model
 from toolbus.council.sidecar_settings import SidecarSettings

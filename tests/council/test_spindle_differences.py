@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.council.fake_tool_source import USER, member, settings
-from tests.loop.played import PlayedModel, call, says
+from tests.loop.scripted_model import ScriptedModel, call, says
 from toolbus.bus import Bus
 from toolbus.council.deliberation_text import ALL_FAILED, NOTHING
 from toolbus.errors import Code, RequestError, Stage
@@ -293,7 +293,7 @@ async def called(inline: InlineTools, name: str) -> Result:
 
 async def turn(wire: Wire, *calls: dict[str, Any], members: tuple[Member, ...] = (ANN,), **fields: Any) -> list[str]:
     """Has a main model make calls and then talk. Returns what it read as their results."""
-    model = PlayedModel(says("", *calls), says("So be it."))
+    model = ScriptedModel(says("", *calls), says("So be it."))
     loop = ToolLoop(InlineTools(source_of(wire[1]), members), model.endpoint, **fields)
     assert (await within(loop.run("?"))).text == "So be it."
     return list(model.results(1))

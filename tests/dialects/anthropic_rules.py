@@ -1,4 +1,4 @@
-"""What the Anthropic API takes: the types of the official SDK, and the rules that those do not know."""
+"""Checks requests against the Anthropic API: the types of the official SDK, and the rules that those do not express."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations as hosts keep them, with all that a provider would refuse: for property tests of dialects."""
+"""Generates conversations as hosts store them, with everything that a provider would refuse, for property tests."""
 
 from __future__ import annotations
 

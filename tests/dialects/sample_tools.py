@@ -1,4 +1,4 @@
-"""Tools whose names and schemas providers are known to refuse; shared by the tests of all dialects."""
+"""Declares tools whose names and schemas providers are known to refuse; the tests of all dialects share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages joined in turns, and the words of the system."""
+"""Tests the joining of messages of one role, and the text of system messages."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def joined(*messages: Json) -> list[Json]:
     return alternating(messages, "parts", parts_of, OPENING)
 
 
-def test_neighbours_of_one_role_become_one_message_and_keep_what_else_they_say() -> None:
+def test_neighbors_of_one_role_become_one_message_with_their_other_keys() -> None:
     first, second = {"role": "user", "parts": "a", "more": 1}, {"role": "user", "parts": ["b"]}
     assert joined(first, second) == [{"role": "user", "parts": ["a", "b"], "more": 1}]
     assert first == {"role": "user", "parts": "a", "more": 1}
 
 
-def test_a_message_without_parts_is_left_out_and_its_neighbours_meet() -> None:
+def test_a_message_without_parts_is_left_out_and_its_neighbors_are_joined() -> None:
     said = [{"role": "user", "parts": ["a"]}, {"role": "assistant", "parts": []}, {"role": "user", "parts": ["b"]}]
     assert joined(*said) == [{"role": "user", "parts": ["a", "b"]}]
     assert joined({"role": "user"}) == []
 
 
-def test_the_opening_stands_before_a_model_that_begins_and_nobody_else() -> None:
+def test_the_opening_is_added_only_before_a_conversation_that_the_model_begins() -> None:
     for role in ("assistant", "model"):
         assert joined({"role": role, "parts": ["a"]})[0] == OPENING
     assert joined({"role": "user", "parts": ["a"]}) == [{"role": "user", "parts": ["a"]}]
 
 
-def test_the_system_speaks_in_one_text_wherever_it_stood() -> None:
+def test_system_messages_become_one_text_wherever_they_stand() -> None:
     said = [Message("system", "A"), Message("user", "B"), Message("system", " "), Message("system", "D")]
     assert system_text([*said, Turn("C")]) == "A\n\nD"
     assert system_text([]) == ""

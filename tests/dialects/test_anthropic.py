@@ -1,4 +1,4 @@
-"""The Anthropic dialect: tools, answers, streams and results, against the official SDK."""
+"""Tests tools, answers, streams and results of the Anthropic dialect against the official SDK."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_tool_without_a_description_has_none_on_the_wire() -> None:
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_text_thinking_and_calls_of_a_whole_answer_are_told_apart() -> None:
+def test_text_thinking_and_calls_of_a_whole_answer_are_distinguished() -> None:
     answer = whole(
         [
             {"type": "thinking", "thinking": "rain?", "signature": "c2ln"},
@@ -124,7 +124,7 @@ def test_a_call_without_a_name_is_dropped_and_not_echoed() -> None:
     assert (turn.calls, turn.raw) == ((), ())
 
 
-def test_input_that_is_no_object_stays_visible_and_is_echoed_as_an_empty_object() -> None:
+def test_input_that_is_not_an_object_stays_visible_and_is_echoed_as_an_empty_object() -> None:
     turn = DIALECT.parse(whole([use("toolu_1", arguments=["Paris"])]), NAMES)
     assert turn.calls[0].arguments_json == '["Paris"]'
     assert turn.raw[0]["content"][0]["input"] == {}
@@ -139,7 +139,7 @@ def test_an_error_instead_of_an_answer_is_raised_with_its_message() -> None:
         DIALECT.stream(NAMES).feed(told)
 
 
-def test_what_the_sdk_adds_to_a_parsed_text_is_not_echoed() -> None:
+def test_a_field_that_the_sdk_adds_to_a_text_is_not_echoed() -> None:
     turn = DIALECT.parse(whole([{"type": "text", "text": "{}", "parsed_output": {"a": 1}}]), NAMES)
     assert turn.raw[0]["content"] == [{"type": "text", "text": "{}"}]
 
@@ -185,7 +185,7 @@ def test_a_streamed_answer_is_the_same_as_a_whole_one() -> None:
     assert [made.id for made in turn.calls] == ["toolu_1", "toolu_2"]
 
 
-def test_pieces_are_shown_as_they_come_and_a_ping_says_nothing() -> None:
+def test_pieces_are_shown_as_they_come_and_a_ping_is_ignored() -> None:
     stream = DIALECT.stream(NAMES)
     assert stream.feed({"type": "ping"}) == []
     assert stream.feed({"type": "something_new", "index": 7}) == []
@@ -196,7 +196,7 @@ def test_pieces_are_shown_as_they_come_and_a_ping_says_nothing() -> None:
     assert stream.feed(delta(9, "text_delta", text="of a block that never began")) == []
 
 
-def test_arguments_that_were_cut_stay_visible_and_are_echoed_as_an_empty_object() -> None:
+def test_truncated_arguments_stay_visible_and_are_echoed_as_an_empty_object() -> None:
     turn = streamed(
         start(0, use("toolu_1")),
         delta(0, "input_json_delta", partial_json='{"city": "Par'),
@@ -207,7 +207,7 @@ def test_arguments_that_were_cut_stay_visible_and_are_echoed_as_an_empty_object(
     assert turn.raw[0]["content"] == [use("toolu_1")]
 
 
-def test_of_a_stream_that_broke_off_only_text_and_whole_blocks_are_kept() -> None:
+def test_a_stream_that_broke_off_yields_text_and_complete_blocks_only() -> None:
     cut_call = streamed(start(0, {"type": "text", "text": "I loo"}), start(1, use("toolu_1")))
     assert (cut_call.text, cut_call.calls, cut_call.stop) == ("I loo", (), "")
     cut_thought = streamed(start(0, {"type": "thinking", "thinking": "", "signature": ""}))
@@ -231,7 +231,7 @@ def test_citations_are_echoed_with_their_text() -> None:
     assert turn.raw[0]["content"] == [{"type": "text", "text": "x", "citations": [citation]}]
 
 
-def test_the_official_clients_stream_makes_the_same_turn_as_its_events() -> None:
+def test_the_official_clients_stream_gives_the_same_turn_as_its_events() -> None:
     events: list[Json] = [
         {"type": "message_start", "message": {**whole([]), "stop_reason": None}},
         {"type": "ping"},
@@ -284,7 +284,7 @@ def result_block(result: Result) -> Json:
     return block
 
 
-def test_pictures_of_a_result_are_shown_to_the_model() -> None:
+def test_images_of_a_result_are_sent_to_the_model() -> None:
     block = result_block(Result(output_json='{"n":1}', content=(image("image/png"),)))
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     assert block["content"] == [{"type": "text", "text": '{"n":1}'}, {"type": "image", "source": source}]
@@ -301,7 +301,7 @@ def test_pictures_of_a_result_are_shown_to_the_model() -> None:
     ],
     ids=["a type that it does not know", "empty", "too large", "of a failure"],
 )
-def test_a_picture_that_the_api_refuses_is_told_in_words(result: Result) -> None:
+def test_an_image_that_the_api_refuses_becomes_text(result: Result) -> None:
     content = result_block(result)["content"]
     assert isinstance(content, str)
     assert "[image/" in content

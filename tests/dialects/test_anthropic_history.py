@@ -1,4 +1,4 @@
-"""The Anthropic dialect: conversations and requests, against the official SDK and the rules of the API."""
+"""Tests conversations and requests of the Anthropic dialect against the official SDK and the rules of the API."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_a_text_behind_results_joins_their_turn() -> None:
     assert [block["type"] for block in written[-1]["content"]] == ["tool_result", "text"]
 
 
-def test_results_move_before_what_the_user_said_meanwhile() -> None:
+def test_results_move_before_the_users_message_meanwhile() -> None:
     made = call("toolu_1")
     written = DIALECT.history([HELLO, Turn(calls=(made,)), Message("user", "hurry"), answers((made, 1))], NAMES)
     check_messages(written)
     assert [block["type"] for block in written[-1]["content"]] == ["tool_result", "text"]
 
 
-def test_neighbours_of_one_role_become_one_message() -> None:
+def test_neighbors_of_one_role_become_one_message() -> None:
     items: list[HistoryItem] = [
         HELLO,
         Message("user", "you"),
@@ -95,7 +95,7 @@ def test_a_call_that_was_not_answered_is_answered_with_an_error() -> None:
     check_messages(DIALECT.history([HELLO, turn], NAMES))
 
 
-def test_the_turn_of_another_dialect_is_rebuilt_with_fitting_names_and_ids() -> None:
+def test_the_turn_of_another_dialect_is_rebuilt_with_valid_names_and_ids() -> None:
     made = ModelCall("functions.read:0", DOTTED.name, '{"path":"a"}', wire_name="files.read")
     gone = ModelCall("功能", "old:tool", "[1", wire_name="old:tool")
     turn = Turn("Reading.", (made, gone), dialect="ollama", raw=({"role": "assistant"},))
@@ -108,7 +108,7 @@ def test_the_turn_of_another_dialect_is_rebuilt_with_fitting_names_and_ids() -> 
     assert written == DIALECT.history([HELLO, turn, answers((made, 1), (gone, 2))], NAMES), "the same every time"
 
 
-def test_ids_that_come_twice_are_told_apart_also_in_an_echo() -> None:
+def test_duplicate_ids_are_made_unique_also_in_an_echo() -> None:
     turn = DIALECT.parse(whole([use("call_0"), use("call_0", "now")]), NAMES)
     items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))]
     written = DIALECT.history([*items, Message("user", "again"), *items[1:]], NAMES)
@@ -117,7 +117,7 @@ def test_ids_that_come_twice_are_told_apart_also_in_an_echo() -> None:
     assert contents == ["1", "2", None]
 
 
-def test_ids_of_another_server_of_this_dialect_are_made_to_fit() -> None:
+def test_ids_of_another_server_of_this_dialect_are_made_portable() -> None:
     turn = DIALECT.parse(whole([use("functions.get:0")]), NAMES)
     check_messages(DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NAMES))
     sent = DIALECT.results([Answered(turn.calls[0], Result(output_json="1"))], NAMES)
@@ -133,7 +133,7 @@ def test_a_turn_whose_calls_were_changed_is_not_echoed() -> None:
     assert [block["id"] for block in written[1]["content"]] == ["toolu_1"]
 
 
-def test_messages_in_the_providers_own_form_are_passed_on_and_their_calls_paired() -> None:
+def test_messages_in_the_providers_own_format_are_passed_on_and_their_calls_paired() -> None:
     said: Json = {"role": "user", "content": "look at this"}
     assert DIALECT.history([said], NAMES) == [said]
     asked = {"role": "assistant", "content": [use("toolu_1"), use("toolu_2")]}
@@ -143,7 +143,7 @@ def test_messages_in_the_providers_own_form_are_passed_on_and_their_calls_paired
     assert [block.get("content") for block in written[-1]["content"]][1:] == ["2", None]
 
 
-def test_a_result_to_a_call_that_nobody_made_is_dropped() -> None:
+def test_a_result_without_a_call_is_dropped() -> None:
     stray: Json = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_9", "content": "2"}]}
     assert DIALECT.history([HELLO, stray], NAMES) == DIALECT.history([HELLO], NAMES)
 
@@ -154,7 +154,7 @@ def test_a_conversation_that_the_assistant_begins_gets_an_opening() -> None:
     assert [message["role"] for message in written] == ["user", "assistant", "user"]
 
 
-def test_what_was_written_once_stays_the_same_as_the_history_grows() -> None:
+def test_the_beginning_of_a_history_stays_the_same_as_it_grows() -> None:
     turn = DIALECT.parse(whole([use("call_0")]), NAMES)
     items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1)), Turn("Sun."), Message("user", "again"), turn]
     written = DIALECT.history(items, NAMES)
@@ -163,7 +163,7 @@ def test_what_was_written_once_stays_the_same_as_the_history_grows() -> None:
         assert written[: len(start_of_it)] == start_of_it
 
 
-def test_a_history_leaves_turns_as_they_were() -> None:
+def test_a_history_does_not_change_its_turns() -> None:
     turn = DIALECT.parse(whole([use("call_0"), {"type": "text", "text": " "}]), NAMES)
     before = repr(turn)
     DIALECT.history([HELLO, turn, turn, HELLO], NAMES)
@@ -195,7 +195,7 @@ def test_forbidden_tools_stay_declared_only_where_the_history_has_calls() -> Non
     assert checked(DIALECT.request([HELLO], export, "none")).keys() == {"messages"}
 
 
-def test_without_tools_to_declare_calls_are_told_in_words() -> None:
+def test_without_declared_tools_calls_become_text() -> None:
     made = call("toolu_1", arguments_json='{"city":"巴黎"}')
     seen = Answers((Answered(made, Result(output_json='"sun"', content=(image("image/png"),))),))
     request = checked(DIALECT.request([HELLO, Turn("Hm.", (made,)), seen, Message("user", "and?")], None))
@@ -221,7 +221,7 @@ def own_turn(text: str, asked: Asked) -> tuple[Turn, Json]:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 @given(histories(own_turn))
-def test_any_history_is_written_as_the_api_takes_it(items: list[HistoryItem]) -> None:
+def test_any_history_is_valid_for_the_api(items: list[HistoryItem]) -> None:
     written = DIALECT.history(items, NAMES)
     check_messages(written)
     check_messages(DIALECT.request(items, None)["messages"])

@@ -1,4 +1,4 @@
-"""An answer that was cut off is known as such, whether its stream broke off or its model had no tokens left."""
+"""Tests that an incomplete answer is detected, whether its stream broke off or no more tokens were allowed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stream_of(name: str, *events: Mapping[str, Any]) -> TurnStream:
 
 @pytest.mark.parametrize("answer", ["one", "two", "text"])
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_every_recorded_answer_is_complete_and_none_is_before_its_end(flavour: str, answer: str) -> None:
+def test_every_recorded_answer_is_complete_at_its_end_and_not_before(flavour: str, answer: str) -> None:
     recording = Recording.read(flavour)
     events = recording.answers[answer]
     stream = stream_of(recording.dialect)
@@ -61,7 +61,7 @@ def _chunk(content: str = "", arguments: str | None = None, stop: str | None = N
         ([_chunk(arguments="", stop="tool_calls")], True),
     ],
 )
-def test_chat_completions_without_a_reason_broke_off_where_a_call_is_cut_or_nothing_came(
+def test_chat_completions_without_a_finish_reason_broke_off_where_a_call_is_incomplete_or_nothing_came(
     events: list[Json], complete: bool
 ) -> None:
     assert stream_of("openai", *events).complete is complete
@@ -82,7 +82,7 @@ ENDS: Mapping[str, tuple[Json, Json]] = {  # what tells nothing of an end, and w
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_answer_is_complete_with_what_ends_it_and_not_before(name: str) -> None:
+def test_an_answer_is_complete_with_its_end_mark_and_not_before(name: str) -> None:
     before, end = ENDS[name]
     assert not stream_of(name).complete
     assert not stream_of(name, before).complete
@@ -90,7 +90,7 @@ def test_an_answer_is_complete_with_what_ends_it_and_not_before(name: str) -> No
     assert stream_of(name).end_mark
 
 
-def test_an_empty_response_that_completes_an_answer_leaves_what_came() -> None:
+def test_an_empty_response_that_completes_an_answer_does_not_replace_its_items() -> None:
     said, _ = ENDS["openai-responses"]
     stream = stream_of("openai-responses", said, {"type": "response.completed"})
     assert stream.complete
@@ -104,5 +104,5 @@ def test_an_empty_response_that_completes_an_answer_leaves_what_came() -> None:
         *((stop, False) for stop in ("", "stop", "end_turn", "completed", "STOP", "tool_calls", "content_filter")),
     ],
 )
-def test_a_turn_tells_whether_its_model_had_no_tokens_left(stop: str, cut: bool) -> None:
+def test_a_turn_tells_whether_it_was_truncated(stop: str, cut: bool) -> None:
     assert Turn(stop=stop).cut is cut

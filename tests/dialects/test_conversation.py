@@ -1,4 +1,4 @@
-"""Characters outside of the first plane are two halves in JSON's escapes; in every dialect a turn can be sent again."""
+"""Tests that surrogate pairs, which JSON's escapes may split, never reach a request in any dialect."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _heard(dialect: Dialect, events: list[Json]) -> tuple[list[Delta], Turn]:
     ],
     ids=["two chunks", "inside chunks", "cut", "turned round"],
 )
-def test_halves_of_characters_are_joined_or_replaced_and_the_turn_can_be_sent_again(
+def test_halves_of_surrogate_pairs_are_joined_or_replaced_and_the_turn_can_be_sent_again(
     name: str, pieces: list[str], whole: str
 ) -> None:
     dialect = find_dialect(name)
@@ -113,7 +113,7 @@ def test_halves_of_characters_are_joined_or_replaced_and_the_turn_can_be_sent_ag
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_turn_without_halves_is_what_the_stream_said(name: str) -> None:
+def test_a_turn_without_surrogates_equals_the_streamed_text(name: str) -> None:
     dialect = find_dialect(name)
     assert isinstance(dialect, Dialect)
     deltas, turn = _heard(dialect, STREAMS[name](["天気", " 😀"]))
@@ -122,7 +122,7 @@ def test_a_turn_without_halves_is_what_the_stream_said(name: str) -> None:
     assert "\ufffd" not in json.dumps(turn.raw, ensure_ascii=False)
 
 
-def test_halves_wait_for_their_own_kind_and_those_that_wait_in_vain_are_replaced() -> None:
+def test_halves_wait_for_their_own_kind_of_delta_and_single_halves_are_replaced() -> None:
     characters = SurrogateJoiner()
     said = [("text", "a" + HIGH), ("reasoning", "b"), ("text", ""), ("text", LOW), ("text", HIGH), ("text", HIGH + "c")]
     kinds: list[Delta] = [Delta("text" if kind == "text" else "reasoning", text) for kind, text in said]
@@ -137,7 +137,7 @@ def _realtime(name: str, piece: str) -> Json:
 
 
 @pytest.mark.parametrize("name", ["openai-realtime", "gemini-live"])
-def test_a_realtime_session_says_whole_characters_too(name: str) -> None:
+def test_a_realtime_parser_joins_halves_too(name: str) -> None:
     dialect = find_dialect(name)
     assert isinstance(dialect, RealtimeDialect)
     parser = dialect.parser(NameTable.empty())
@@ -145,7 +145,7 @@ def test_a_realtime_session_says_whole_characters_too(name: str) -> None:
     assert said == [[Delta("text", "a")], [Delta("text", "😀")]]
 
 
-def test_a_half_of_a_response_that_was_cancelled_is_not_said_in_the_next_one() -> None:
+def test_a_half_of_a_cancelled_response_is_not_joined_with_the_next_response() -> None:
     dialect = find_dialect("openai-realtime")
     assert isinstance(dialect, RealtimeDialect)
     parser = dialect.parser(NameTable.empty())
@@ -154,12 +154,12 @@ def test_a_half_of_a_response_that_was_cancelled_is_not_said_in_the_next_one() -
     assert parser.feed(_realtime("openai-realtime", "no")) == [Delta("text", "no")]
 
 
-def test_a_call_with_halves_in_its_id_and_name_is_one_that_can_be_told() -> None:
+def test_the_texts_of_a_call_are_repaired() -> None:
     call = model_call(NameTable.build(["a"], PLAIN_NAMES), HIGH + LOW, "a" + HIGH, f'"{HIGH}"')
     assert call == ModelCall("😀", "a\ufffd", '"\ufffd"', False, "a\ufffd")
 
 
-def test_json_is_mended_wherever_a_text_stands_and_left_alone_elsewhere() -> None:
+def test_json_is_repaired_in_every_text_and_unchanged_elsewhere() -> None:
     assert join_surrogates_in_json({HIGH: [1, None, True, 2.5, {"a": (HIGH + LOW,)}]}) == {
         "\ufffd": [1, None, True, 2.5, {"a": ["😀"]}]
     }

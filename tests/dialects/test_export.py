@@ -1,4 +1,4 @@
-"""What all dialects do alike when they export: keep what was converted, and convert what is new."""
+"""Tests what all dialects have in common when they export tools: the cache of converted schemas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Counting(OpenAIChat):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_the_same_tools_are_exported_alike_again(name: str) -> None:
+def test_the_same_tools_give_the_same_export(name: str) -> None:
     dialect = find_dialect(name)
     first, again = dialect.export(SAMPLES), dialect.export(SAMPLES)
     assert (first.tools, first.losses, first.left_out) == (again.tools, again.losses, again.left_out)
@@ -48,14 +48,14 @@ def test_a_change_of_one_tool_converts_one_tool() -> None:
     assert dialect.converted == [PLAIN.name]
 
 
-def test_users_who_see_different_tools_in_turns_have_each_converted_once() -> None:
+def test_users_with_different_tools_who_alternate_have_each_tool_converted_once() -> None:
     dialect = Counting()
     for some in (SAMPLES, SAMPLES[:3], SAMPLES[2:], SAMPLES):
         dialect.export(some)
     assert sorted(dialect.converted) == sorted(each.name for each in SAMPLES)
 
 
-def test_what_is_long_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_converted_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "MAX_CACHED_SCHEMAS", 4)
     dialect = Counting()
     for number in range(10):

@@ -1,4 +1,4 @@
-"""The Gemini dialect against the types of the official SDK and the rules by which the API refuses a request."""
+"""Tests the Gemini dialect against the types of the official SDK and the rules of the API."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_every_sample_is_offered_in_the_official_form() -> None:
     checked(DIALECT.request([HELLO], exported))
 
 
-def test_names_with_dots_and_colons_stay_as_they_are() -> None:
+def test_names_with_dots_and_colons_stay_unchanged() -> None:
     exported = DIALECT.export([replace(QUALIFIED, name="notes:add.note")])
     assert exported.tools[0]["name"] == "notes:add.note"
 
@@ -144,7 +144,7 @@ def test_names_with_dots_and_colons_stay_as_they_are() -> None:
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_text_thoughts_and_calls_of_one_answer_are_told_apart() -> None:
+def test_text_thoughts_and_calls_of_one_answer_are_distinguished() -> None:
     wire = NAMES.wire(CHINESE.name)
     turn = parsed(
         whole(
@@ -160,14 +160,14 @@ def test_text_thoughts_and_calls_of_one_answer_are_told_apart() -> None:
     assert made.extra == {"id": "fc_1", "thought_signature": SIGNATURE}
 
 
-def test_keys_of_rest_and_of_the_sdk_read_the_same() -> None:
+def test_keys_of_rest_and_of_the_sdk_are_read_alike() -> None:
     rest = DIALECT.parse(whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE}), NAMES)
     snake = {"function_call": {"name": "get_weather", "args": {}, "id": "fc_1"}, "thought_signature": SIGNED}
     candidate = {"content": {"parts": [snake]}, "finish_reason": types.FinishReason.STOP}
     assert DIALECT.parse({"candidates": [candidate]}, NAMES) == rest
 
 
-def test_keys_within_arguments_are_left_alone() -> None:
+def test_keys_within_arguments_are_unchanged() -> None:
     turn = parsed(whole(asked(args={"userId": {"thoughtSignature": 1}})))
     assert turn.calls[0].arguments_json == '{"userId":{"thoughtSignature":1}}'
     assert turn.raw[0]["parts"][0]["function_call"]["args"] == {"userId": {"thoughtSignature": 1}}
@@ -207,7 +207,7 @@ def test_a_blocked_prompt_is_an_error_with_the_reason(whole_answer: bool) -> Non
         assert json.dumps(caught.value.raw)
 
 
-def test_feedback_that_blocks_nothing_is_no_error() -> None:
+def test_feedback_without_a_block_reason_is_not_an_error() -> None:
     assert parsed({**whole({"text": "hi"}), "promptFeedback": {"safetyRatings": []}}).text == "hi"
 
 
@@ -219,7 +219,7 @@ def test_an_error_instead_of_an_answer_is_raised_with_its_message() -> None:
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_streamed_answer_is_put_together_of_its_chunks() -> None:
+def test_a_streamed_answer_is_assembled_from_its_chunks() -> None:
     turn = streamed(
         whole({"text": "ra", "thought": True}, stop="FINISH_REASON_UNSPECIFIED"),
         whole({"text": "in?", "thought": True}, stop="FINISH_REASON_UNSPECIFIED"),
@@ -245,7 +245,7 @@ def test_a_signed_text_is_never_joined_with_another() -> None:
     assert [part["text"] for part in turn.raw[0]["parts"]] == ["a", "b", "c"]
 
 
-def test_pieces_are_shown_as_they_come_and_a_chunk_of_usage_says_nothing() -> None:
+def test_pieces_are_shown_as_they_come_and_a_chunk_of_usage_is_ignored() -> None:
     stream = DIALECT.stream(NAMES)
     assert stream.feed({"usageMetadata": {"totalTokenCount": 7}}) == []
     assert stream.feed({"candidates": [{"content": {"role": "model"}}]}) == []
@@ -254,7 +254,7 @@ def test_pieces_are_shown_as_they_come_and_a_chunk_of_usage_says_nothing() -> No
     assert stream.finish() == stream.finish()
 
 
-def test_chunks_of_the_official_clients_stream_make_a_turn() -> None:
+def test_chunks_of_the_official_clients_stream_give_a_turn() -> None:
     chunks = [whole({"text": "Let me look."}), whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE})]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=body))) as http:
@@ -288,7 +288,7 @@ def test_responses_are_one_content_in_the_order_of_the_calls() -> None:
     ("output", "response"),
     [({"a": 1}, {"a": 1}), ([1], {"result": [1]}), (None, {"result": None}), (5, {"result": 5}), ("", {"result": ""})],
 )
-def test_what_is_no_object_is_wrapped(output: Any, response: Json) -> None:
+def test_a_result_that_is_not_an_object_is_wrapped(output: Any, response: Json) -> None:
     written = DIALECT.results([Answered(call(), Result(output_json=json.dumps(output)))], NAMES)
     assert written[0]["parts"][0]["function_response"]["response"] == response
 
@@ -318,7 +318,7 @@ def test_a_turn_is_echoed_exactly_with_its_signatures() -> None:
         ]
 
 
-def test_ids_that_gemini_gave_are_echoed_and_ours_are_not_sent() -> None:
+def test_ids_of_gemini_are_echoed_and_generated_ids_are_not_sent() -> None:
     turn = parsed(whole(asked(id="fc_1"), asked("now")))
     written = DIALECT.history([HELLO, turn, answers((turn.calls[1], 2), (turn.calls[0], 1))], NAMES)
     check_contents(written)
@@ -350,7 +350,7 @@ def test_a_text_behind_responses_joins_their_content() -> None:
     assert [set(part) for part in written[-1]["parts"]] == [{"function_response"}, {"text"}]
 
 
-def test_neighbours_of_one_role_become_one_content() -> None:
+def test_neighbors_of_one_role_become_one_content() -> None:
     items: list[HistoryItem] = [
         HELLO,
         Message("user", "you"),
@@ -371,7 +371,7 @@ def test_a_call_that_was_not_answered_is_answered_with_an_error() -> None:
     check_contents(DIALECT.history([HELLO, turn], NAMES))
 
 
-def test_the_turn_of_another_dialect_is_rebuilt_with_fitting_names() -> None:
+def test_the_turn_of_another_dialect_is_rebuilt_with_valid_names() -> None:
     made = ModelCall("toolu_1", CHINESE.name, '{"城市":"巴黎"}', wire_name=CHINESE.name)
     gone = ModelCall("toolu_2", "3d old", "[1", wire_name="3d old")
     turn = Turn("Looking.", (made, gone), dialect="ollama", raw=({"role": "assistant"},))
@@ -392,12 +392,12 @@ def test_a_turn_whose_calls_were_changed_is_rebuilt_with_its_signature() -> None
     assert written[1]["parts"] == [expected]
 
 
-def test_a_tool_that_is_not_offered_any_more_keeps_the_name_it_was_called_by() -> None:
+def test_a_tool_that_is_no_longer_offered_keeps_the_name_of_its_call() -> None:
     turn = parsed(whole(asked(NAMES.wire(CHINESE.name))))
     check_contents(DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NameTable.empty(GEMINI_NAMES)))
 
 
-def test_ids_that_come_twice_are_told_apart() -> None:
+def test_duplicate_ids_are_made_unique() -> None:
     turn = parsed(whole(asked(id="fc_1"), asked(id="fc_1")))
     items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))]
     written = DIALECT.history([*items, Message("user", "again"), turn], NAMES)
@@ -406,7 +406,7 @@ def test_ids_that_come_twice_are_told_apart() -> None:
     assert len(set(ids)) == 4
 
 
-def test_contents_in_the_providers_own_form_are_passed_on_and_their_calls_paired() -> None:
+def test_contents_in_the_providers_own_format_are_passed_on_and_their_calls_paired() -> None:
     said: Json = {"role": "user", "parts": [{"text": "look"}]}
     assert DIALECT.history([said], NAMES) == [said]
     model = {"role": "model", "parts": [asked(), asked("now")]}
@@ -419,7 +419,7 @@ def test_contents_in_the_providers_own_form_are_passed_on_and_their_calls_paired
     assert text == {"text": "go on"}
 
 
-def test_what_results_wrote_answers_the_turn_before_it() -> None:
+def test_a_message_of_results_answers_the_turn_before_it() -> None:
     turn = parsed(whole(asked()))
     sent_back = DIALECT.results([Answered(turn.calls[0], Result(output_json="1"))], NAMES)
     written = DIALECT.history([HELLO, turn, *sent_back], NAMES)
@@ -427,7 +427,7 @@ def test_what_results_wrote_answers_the_turn_before_it() -> None:
     assert written[2:] == sent_back
 
 
-def test_a_response_to_a_call_that_nobody_made_is_dropped() -> None:
+def test_a_response_without_a_call_is_dropped() -> None:
     stray = {"role": "user", "parts": [{"functionResponse": {"name": "now", "response": {}}}]}
     assert DIALECT.history([HELLO, stray], NAMES) == DIALECT.history([HELLO], NAMES)
 
@@ -452,7 +452,7 @@ def test_a_request_holds_the_system_instruction_and_tools() -> None:
     assert "toolConfig" not in body
 
 
-def test_a_signature_reaches_the_wire_as_the_bytes_it_was() -> None:
+def test_a_signature_reaches_the_wire_as_its_original_bytes() -> None:
     turn = parsed(whole({**asked(), "thoughtSignature": SIGNATURE}))
     body = sent(DIALECT.request([HELLO, turn], None))
     assert base64.urlsafe_b64decode(body["contents"][1]["parts"][0]["thoughtSignature"]) == SIGNED
@@ -494,7 +494,7 @@ def own_turn(text: str, calls: Asked) -> tuple[Turn, Json]:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 @given(histories(own_turn))
-def test_any_history_is_written_as_the_api_takes_it(items: list[HistoryItem]) -> None:
+def test_any_history_is_valid_for_the_api(items: list[HistoryItem]) -> None:
     written = DIALECT.history(items, NAMES)
     check_contents(written)
     check_contents(DIALECT.request(items, None)["contents"])

@@ -1,4 +1,4 @@
-"""Gemini Live, checked against the types of google-genai."""
+"""Tests Gemini Live against the types of google-genai."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calls(*events: Any) -> list[ModelCall]:
     return [said for said in fed(*events) if isinstance(said, ModelCall)]
 
 
-def test_tools_are_set_when_a_session_opens_and_never_again() -> None:
+def test_tools_are_set_only_when_a_session_opens() -> None:
     assert DIALECT.fixed_at_connect
 
 
@@ -108,7 +108,7 @@ def test_calls_without_ids_get_different_ones_that_are_not_sent_back() -> None:
 
 
 @pytest.mark.parametrize("key", ["tool_call_cancellation", "toolCallCancellation"])
-def test_a_cancellation_names_calls_that_want_no_answer(key: str) -> None:
+def test_cancelled_calls_are_not_to_be_answered(key: str) -> None:
     assert fed({key: {"ids": ["f1", "f2", 3]}}) == [CallsCancelled(("f1", "f2"), answers=False)]
 
 
@@ -145,7 +145,7 @@ def test_all_answers_go_in_one_message_that_the_sdk_accepts() -> None:
     assert response.function_responses[1].response == {"error": "no such city"}
 
 
-def test_no_answers_are_no_message() -> None:
+def test_without_answers_there_is_no_message() -> None:
     assert DIALECT.answers([], NameTable.empty()) == []
 
 
@@ -157,11 +157,11 @@ def test_no_answers_are_no_message() -> None:
         {"tool_call_cancellation": {"ids": "f1"}},
     ],
 )
-def test_an_unknown_or_malformed_message_says_nothing(event: Any) -> None:
+def test_an_unknown_or_malformed_message_is_ignored(event: Any) -> None:
     assert fed(event) == []
 
 
-def test_arguments_that_json_cannot_hold_are_none() -> None:
+def test_arguments_that_json_cannot_hold_are_empty() -> None:
     loop: list[Any] = []
     loop.append(loop)
     for args in ({"x": {1, 2}}, {"x": loop}):
@@ -181,12 +181,12 @@ MESSAGES = st.recursive(
 
 
 @given(MESSAGES)
-def test_whatever_comes_nothing_is_raised(message: Any) -> None:
+def test_any_message_is_read_without_an_error(message: Any) -> None:
     for said in fed(message):
         if isinstance(said, ModelCall) and said.arguments_json:
             json.loads(said.arguments_json)
 
 
-def test_numbers_that_are_none_reach_the_bus_which_refuses_them() -> None:
+def test_nan_in_arguments_reaches_the_bus_which_refuses_it() -> None:
     (call,) = calls({"tool_call": {"function_calls": [{"id": "a", "name": "get_weather", "args": {"n": math.nan}}]}})
     assert call.arguments_json == '{"n":NaN}'

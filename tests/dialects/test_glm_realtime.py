@@ -1,4 +1,4 @@
-"""GLM: OpenAI's events and flat tools, no ids of calls on the wire, tools in audio mode only."""
+"""Tests GLM realtime: OpenAI's events and flat tools, no ids of calls on the wire, tools in audio mode only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fed(*events: Any) -> list[RealtimeEvent]:
     return [said for event in events for said in reader.feed(event)]
 
 
-def test_tools_are_flat_and_every_update_repeats_how_turns_are_detected() -> None:
+def test_tools_are_flat_and_every_update_repeats_the_turn_detection() -> None:
     for tools in (SAMPLES, ()):
         session = DIALECT.session_update(DIALECT.export(tools))["session"]
         assert set(session) == {"tools", "turn_detection"}
@@ -45,7 +45,7 @@ def test_tools_are_flat_and_every_update_repeats_how_turns_are_detected() -> Non
     assert DIALECT.session_update(DIALECT.export(SAMPLES))["session"]["tools"]
 
 
-def test_text_mode_has_no_tools_and_says_so() -> None:
+def test_text_mode_leaves_out_all_tools_with_the_reason() -> None:
     text = GlmRealtime("text")
     export = text.export([PLAIN])
     assert export.tools == ()
@@ -55,19 +55,19 @@ def test_text_mode_has_no_tools_and_says_so() -> None:
     assert text.session_update(export)["session"] == {"turn_detection": {"type": "server_vad"}}
 
 
-def test_another_mode_is_refused_by_its_value() -> None:
+def test_an_unknown_mode_is_refused_with_its_value() -> None:
     with pytest.raises(SetupError, match=r"'video'.*'audio'"):
         GlmRealtime("video")  # type: ignore[arg-type]
 
 
-def test_a_call_gets_an_id_of_its_response_and_place() -> None:
+def test_a_call_gets_an_id_from_its_response_and_place() -> None:
     (call,) = fed(DONE)
     assert isinstance(call, ModelCall)
     assert (call.id, call.name, call.response) == ("glm_r1_1", "get_weather", "r1")
     assert call.arguments_json == '{"city":"Oslo"}'
 
 
-def test_a_call_is_said_once_although_three_events_have_it() -> None:
+def test_a_call_that_comes_in_three_events_is_reported_once() -> None:
     said = fed(DONE, ITEM_DONE, ENDED)
     assert [each.id for each in said if isinstance(each, ModelCall)] == ["glm_r1_1"]
 
@@ -77,12 +77,12 @@ def test_two_calls_of_a_response_are_two() -> None:
     assert [each.id for each in said if isinstance(each, ModelCall)] == ["glm_r1_1", "glm_r1_2"]
 
 
-def test_an_interrupted_call_is_cancelled_by_the_id_that_was_made() -> None:
+def test_an_interrupted_call_is_cancelled_by_its_generated_id() -> None:
     said = fed(DONE, {"type": "response.cancelled", "response_id": "r1"})
     assert CallsCancelled(("glm_r1_1",)) in said
 
 
-def test_answers_carry_no_id_and_one_request_to_go_on() -> None:
+def test_answers_carry_no_id_and_one_request_for_a_response() -> None:
     call = ModelCall("glm_r1_1", "get_weather")
     events = DIALECT.answers([Answered(call, Result(output_json='{"t":21}'))] * 2, NameTable.empty())
     item = {"type": "function_call_output", "output": '{"t":21}'}

@@ -1,4 +1,4 @@
-"""Grok: OpenAI's events, flat tools, and a session without a type."""
+"""Tests Grok realtime: OpenAI's events, flat tools, and a session without a type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_tools_are_flat_and_the_model_may_choose() -> None:
         RealtimeFunctionTool.model_validate(tool, strict=True)
 
 
-def test_an_update_without_tools_takes_them_away() -> None:
+def test_an_update_without_tools_removes_them() -> None:
     assert DIALECT.session_update(DIALECT.export([]))["session"] == {"tools": []}
 
 

@@ -1,4 +1,4 @@
-"""A conversation in the order that providers insist on, whatever a host has kept of it."""
+"""Tests that a stored conversation gets the order that providers insist on, and that calls get unique ids."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ def told(items: Sequence[Any], dialect: str = OWN) -> list[Any]:
 # -- pairing ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_answered_turn_is_one_step() -> None:
+def test_an_answered_turn_is_one_entry() -> None:
     assert told([USER, turn("a", "b"), answers((call("a"), 1), (call("b"), 2))]) == [USER, (["a", "b"], [1, 2])]
 
 
-def test_a_turn_without_calls_is_a_step_without_answers() -> None:
+def test_a_turn_without_calls_has_no_answers() -> None:
     assert told([turn()]) == [([], [])]
 
 
-def test_answers_stand_in_the_order_of_the_calls_however_they_came() -> None:
+def test_answers_have_the_order_of_the_calls_whatever_their_order_was() -> None:
     items = [turn("a", "b", "c"), answers((call("c"), 3)), answers((call("b"), 2), (call("a"), 1))]
     assert told(items) == [(["a", "b", "c"], [1, 2, 3])]
 
@@ -88,21 +88,21 @@ def test_an_answer_that_came_late_moves_up_to_its_call() -> None:
     assert told([turn("a"), USER, answers((call("a"), 1))]) == [(["a"], [1]), USER]
 
 
-def test_a_call_that_nobody_answered_gets_an_error_that_says_so() -> None:
+def test_a_call_without_an_answer_gets_an_error_that_says_so() -> None:
     assert told([turn("a", "b"), answers((call("b"), 2)), USER]) == [(["a", "b"], [None, 2]), USER]
     assert LOST_RESULT.is_error
     assert LOST_RESULT.error is not None
     assert "it is unknown whether the call ran" in LOST_RESULT.error.message
 
 
-def test_an_answer_whose_turn_was_trimmed_gets_a_call_written_for_it() -> None:
+def test_an_answer_whose_turn_was_trimmed_gets_a_generated_call() -> None:
     (step,) = pair_calls([answers((call("a", "weather", '{"city":1}'), 1))], OWN)
     assert isinstance(step, AnsweredTurn)
     assert (step.turn.calls, step.answers) == ((call("a", "weather", '{"city":1}'),), (result(1),))
     assert step.turn.dialect == ""  # nothing of the provider's own is there to be echoed
 
 
-def test_orphans_of_one_item_are_one_step_and_the_others_go_where_they_belong() -> None:
+def test_orphans_of_one_item_form_one_turn_and_the_other_answers_go_to_their_calls() -> None:
     items = [turn("a"), USER, answers((call("x"), 8), (call("a"), 1), (call("y"), 9))]
     assert told(items) == [(["a"], [1]), USER, (["x", "y"], [8, 9])]
 
@@ -116,18 +116,18 @@ def test_of_two_turns_with_the_same_id_the_newer_open_one_is_answered() -> None:
     assert told(items) == [(["a"], [1]), (["a_1"], [2])]
 
 
-def test_of_calls_with_the_same_id_the_very_same_one_is_answered() -> None:
+def test_of_calls_with_the_same_id_the_identical_one_is_answered() -> None:
     first, second = call("a", "first"), call("a", "second")
     items = [Turn(calls=(first,)), Turn(calls=(second,)), answers((first, 1)), answers((second, 2))]
     assert told(items) == [(["a"], [1]), (["a_1"], [2])]
 
 
-def test_messages_and_what_is_in_the_providers_form_keep_their_places() -> None:
+def test_messages_and_entries_in_the_providers_format_keep_their_places() -> None:
     form = {"role": "user", "content": "hello"}
     assert told([form, USER, turn("a"), form]) == [form, USER, (["a"], [None]), form]
 
 
-def test_an_answer_in_the_providers_form_is_filed_by_its_id() -> None:
+def test_an_answer_in_the_providers_format_is_assigned_by_its_id() -> None:
     own = ProviderAnswer("b", {"content": "rain"})
     (step,) = pair_calls([turn("a", "b"), own], OWN)
     assert isinstance(step, AnsweredTurn)
@@ -142,7 +142,7 @@ def test_an_answer_without_an_id_goes_to_the_first_call_that_is_open() -> None:
 
 
 @pytest.mark.parametrize("call_id", ["x", ""])
-def test_an_answer_in_the_providers_form_that_fits_no_call_stays_as_it_is(call_id: str) -> None:
+def test_an_answer_in_the_providers_format_without_a_call_stays_unchanged(call_id: str) -> None:
     written = {"content": "rain"}
     assert pair_calls([turn(), ProviderAnswer(call_id, written)], OWN)[1] is written
 
@@ -150,16 +150,16 @@ def test_an_answer_in_the_providers_form_that_fits_no_call_stays_as_it_is(call_i
 # -- ids -------------------------------------------------------------------------------------------------------------
 
 
-def test_ids_that_a_server_gives_in_every_turn_anew_are_made_unique_with_their_answers() -> None:
+def test_ids_that_a_server_repeats_in_every_turn_are_made_unique_with_their_answers() -> None:
     items = [turn("call_0"), answers((call("call_0"), 1)), turn("call_0", "call_1"), answers((call("call_0"), 2))]
     assert told(items) == [(["call_0"], [1]), (["call_0_1", "call_1"], [2, None])]
 
 
-def test_an_id_that_was_made_unique_before_is_not_given_twice() -> None:
+def test_a_generated_id_is_not_used_twice() -> None:
     assert [ids for ids, _ in told([turn("a"), turn("a_1"), turn("a")])] == [["a"], ["a_1"], ["a_2"]]
 
 
-def test_ids_of_the_same_dialect_stay_as_they_are_and_those_of_others_are_made_to_fit() -> None:
+def test_ids_of_the_same_dialect_stay_unchanged_and_others_are_made_portable() -> None:
     odd = "functions.now:0"
     assert told([turn(odd)]) == [([odd], [None])]
     ((made,), _) = told([turn(odd, dialect="another")])[0]
@@ -168,14 +168,14 @@ def test_ids_of_the_same_dialect_stay_as_they_are_and_those_of_others_are_made_t
 
 
 @given(st.text(st.characters(exclude_categories=())) | st.sampled_from(IDS))
-def test_any_id_can_be_made_to_fit_and_always_to_the_same(call_id: str) -> None:
+def test_any_id_has_one_portable_id(call_id: str) -> None:
     made = portable_id(call_id)
     assert not made if not call_id else FIT.fullmatch(made)
     assert portable_id(made) == made == portable_id(call_id)
 
 
 @given(st.sampled_from(["", "a", "x" * 40, "call_0"]), st.integers(0, 30))
-def test_an_id_made_of_a_fitting_one_is_free_and_fits(call_id: str, times: int) -> None:
+def test_a_unique_id_is_not_taken_and_is_portable(call_id: str, times: int) -> None:
     taken: set[str] = set()
     for _ in range(times + 1):
         made = unique_id(call_id, taken)
@@ -184,7 +184,7 @@ def test_an_id_made_of_a_fitting_one_is_free_and_fits(call_id: str, times: int) 
         taken.add(made)
 
 
-def test_calls_of_one_turn_get_an_id_each() -> None:
+def test_calls_of_one_turn_get_different_ids() -> None:
     made = unique_calls([call("a"), call("a"), call(""), call("a_1"), call("")])
     assert [each.id for each in made] == ["a", "a_1", "call_0", "a_1_1", "call_1"]
 
@@ -192,7 +192,7 @@ def test_calls_of_one_turn_get_an_id_each() -> None:
 # -- names and arguments ---------------------------------------------------------------------------------------------
 
 
-def test_a_call_has_the_name_that_its_tool_has_now() -> None:
+def test_a_call_has_the_current_name_of_its_tool() -> None:
     names = NameTable.build(["files.read", "files_read"], PLAIN_NAMES)
     assert call_wire_name(call("a", "files.read"), names, PLAIN_NAMES) == names.to_wire["files.read"] != "files_read"
 
@@ -202,7 +202,7 @@ def test_a_tool_that_is_gone_is_called_by_a_name_that_the_provider_accepts(rule:
     assert call_wire_name(call("a", "gone.tool"), exported_names(None, rule), rule) == wire
 
 
-def test_an_invented_name_is_not_taken_for_a_tool_of_the_bus() -> None:
+def test_an_invented_name_is_not_mapped_to_a_tool_on_the_bus() -> None:
     names = NameTable.build(["files.read"], PLAIN_NAMES)
     invented = ModelCall("a", "files.read", "{}", known=False, wire_name="files.read")
     assert call_wire_name(invented, names, GEMINI_NAMES) == "files.read"
@@ -211,12 +211,12 @@ def test_an_invented_name_is_not_taken_for_a_tool_of_the_bus() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"city": "Paris"}', "{}", ' {"n": 10000000000000000000000} '])
-def test_arguments_that_are_an_object_stay_as_the_model_wrote_them(text: str) -> None:
+def test_arguments_that_are_an_object_stay_unchanged(text: str) -> None:
     assert valid_arguments_text(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '"x"', "null", '{"cut', '{"a": NaN}', "[" * 100_000])
-def test_arguments_that_are_no_object_are_an_empty_one(text: str) -> None:
+def test_arguments_that_are_not_an_object_become_an_empty_object(text: str) -> None:
     assert valid_arguments_text(text) == "{}"
 
 
@@ -224,7 +224,7 @@ def test_arguments_that_are_no_object_are_an_empty_one(text: str) -> None:
     ("given", "text"),
     [(None, ""), ("", ""), ('{"cut', '{"cut'), ({"城": [1, None]}, '{"城":[1,null]}'), ({}, "{}"), ([1], "[1]")],
 )
-def test_arguments_may_come_as_text_or_as_what_it_says(given: Any, text: str) -> None:
+def test_arguments_may_come_as_text_or_as_an_object(given: Any, text: str) -> None:
     assert arguments_text(given) == text
 
 
@@ -282,7 +282,7 @@ def outcomes(step: AnsweredTurn) -> list[str]:
 
 
 @given(conversations())
-def test_every_call_has_one_answer_and_an_id_of_its_own_and_no_answer_is_lost_or_told_twice(
+def test_every_call_has_one_answer_and_a_unique_id_and_no_answer_is_lost_or_repeated(
     items: list[HistoryItem | ProviderAnswer],
 ) -> None:
     made = pair_calls(items, OWN)

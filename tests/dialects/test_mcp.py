@@ -1,4 +1,4 @@
-"""MCP: what a server lists, reads and answers, held against the SDK's types and a client's rules."""
+"""Tests MCP lists, calls and results against the SDK's types and a client's rules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def call(name: str, arguments: Any = None, **request: Any) -> Json:
 # -- tools/list
 
 
-def test_tools_are_listed_as_the_official_type_wants_them() -> None:
+def test_tools_are_listed_as_the_official_type_requires() -> None:
     for tool in EXPORT.tools:
         read = mcp.types.Tool.model_validate(tool, extra="forbid")
         assert MCP_NAMES.accepts(read.name)
@@ -56,24 +56,24 @@ def test_tools_are_listed_as_the_official_type_wants_them() -> None:
     assert not EXPORT.losses
 
 
-def test_names_that_the_specification_allows_stay_and_others_find_their_way_back() -> None:
+def test_names_that_the_specification_allows_stay_and_others_are_mapped_back() -> None:
     assert NAMES.to_wire[DOTTED.name] == DOTTED.name
     for tool in (CHINESE, QUALIFIED):
         assert NAMES.to_bus[NAMES.to_wire[tool.name]] == tool.name != NAMES.to_wire[tool.name]
 
 
 @pytest.mark.parametrize("schema", ["{}", '{"type":["object","null"]}', '{"properties":{"a":{}}}'])
-def test_a_schema_always_says_that_it_is_of_an_object(schema: str) -> None:
+def test_a_schema_always_has_the_type_object(schema: str) -> None:
     [listed] = MCP.export([Tool("t", parameters_json=schema)]).tools
     assert listed["inputSchema"]["type"] == "object"
 
 
-def test_the_name_for_people_is_the_title() -> None:
+def test_the_display_name_is_the_title() -> None:
     [listed] = MCP.export([Tool("t", display_name="查询")]).tools
     assert mcp.types.Tool.model_validate(listed, extra="forbid").title == "查询"
 
 
-def test_what_a_tool_may_do_is_listed_as_hints_and_only_where_its_author_said_so() -> None:
+def test_annotations_are_listed_as_hints_only_where_they_are_set() -> None:
     told = Annotations(read_only=True, idempotent=False, destructive=False, open_world=True)
     [listed, partly] = MCP.export(
         [Tool("t", annotations=told), Tool("u", annotations=Annotations(destructive=True))]
@@ -117,13 +117,13 @@ def test_lists_and_results_fit_each_version_of_the_protocol(version: str) -> Non
     ],
     ids=["request", "params", "wrapped params", "official request", "official params"],
 )
-def test_a_call_is_read_in_every_form_that_it_comes_in(request_: Any) -> None:
+def test_a_call_is_read_in_every_form(request_: Any) -> None:
     [read] = MCP.parse(request_, NAMES).calls
     assert (read.name, read.known, read.arguments_json) == (CHINESE.name, True, '{"城市":null}')
     assert read.id == ("7" if isinstance(request_, dict) and "id" in request_ else "call_0")
 
 
-def test_a_call_of_what_is_not_listed_is_not_known() -> None:
+def test_a_call_of_a_tool_that_is_not_listed_is_unknown() -> None:
     [read] = MCP.parse(call(CHINESE.name, id="x"), NAMES).calls
     assert read == ModelCall("x", CHINESE.name, "", False, CHINESE.name)
 
@@ -138,7 +138,7 @@ def test_a_call_of_what_is_not_listed_is_not_known() -> None:
         ({"method": "tools/call", "params": ["now"]}, "params is a list"),
     ],
 )
-def test_a_request_that_is_no_call_is_refused_with_its_fault(request_: Json, why: str) -> None:
+def test_a_request_that_is_not_a_call_is_refused_with_the_reason(request_: Json, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         MCP.parse(request_, NAMES)
 
@@ -180,11 +180,11 @@ def test_nan_does_not_leak() -> None:
         Result(output_json='"no such city"', error=CallError(Code.TOOL, "no such city"), is_error=True),
     ],
 )
-def test_a_failure_is_marked_and_says_why(failed: Result) -> None:
+def test_a_failure_is_marked_and_has_the_reason(failed: Result) -> None:
     assert result_of(failed) == {"content": [text("no such city")], "isError": True}
 
 
-def test_parts_keep_their_form() -> None:
+def test_content_blocks_keep_their_form() -> None:
     parts = (
         pb.ContentBlock(text=pb.TextContent(text="See:")),
         IMAGE,
@@ -212,7 +212,7 @@ def test_parts_keep_their_form() -> None:
     ]
 
 
-def test_a_result_of_parts_alone_has_no_text_of_its_own() -> None:
+def test_a_result_of_content_blocks_alone_has_no_text_of_its_own() -> None:
     assert [part["type"] for part in result_of(Result(content=(IMAGE,)))["content"]] == ["image"]
 
 
@@ -221,7 +221,7 @@ def test_each_call_has_its_result() -> None:
     assert [result["content"] for result in MCP.results(answered, NAMES)] == [[text("0")], [text("1")]]
 
 
-def test_what_only_a_chat_has_is_refused_with_what_to_use_instead() -> None:
+def test_streams_and_histories_are_refused_with_the_alternative() -> None:
     for refused in (
         lambda: MCP.stream(NameTable.empty()),
         lambda: MCP.history([Message("user", "Hi")], NAMES),

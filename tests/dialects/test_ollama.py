@@ -1,4 +1,4 @@
-"""Ollama's own API: calls without ids, arguments as objects."""
+"""Tests Ollama's own API: calls without ids, arguments as objects."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
     return found
 
 
-def test_tools_are_nested_and_the_official_type_takes_them() -> None:
+def test_tools_are_nested_and_valid_for_the_official_type() -> None:
     for tool in EXPORT.tools:
         read = ollama.Tool.model_validate(tool)
         assert read.type == "function"
@@ -60,7 +60,7 @@ def test_tools_are_nested_and_the_official_type_takes_them() -> None:
 
 
 @pytest.mark.parametrize(("tools", "keys"), [("auto", {"messages", "tools"}), ("none", {"messages"})])
-def test_a_request_holds_messages_and_tools_unless_words_are_asked_for(tools: Any, keys: set[str]) -> None:
+def test_a_request_holds_messages_and_tools_unless_text_is_required(tools: Any, keys: set[str]) -> None:
     request = Ollama().request([Message("system", "Be brief."), Message("user", "Hi")], EXPORT, tools)
     assert request.keys() == keys
     assert request["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -98,7 +98,7 @@ def test_arguments_keep_their_nulls_and_may_be_text() -> None:
         }
 
 
-def test_ids_are_unique_in_a_conversation_and_stay_however_often_a_turn_is_asked_for() -> None:
+def test_ids_are_unique_in_a_conversation_and_the_same_each_time_a_turn_is_finished() -> None:
     dialect = Ollama()
     stream = dialect.stream(NAMES)
     stream.feed(chunk(tool_calls=[asked("now")]))
@@ -108,7 +108,7 @@ def test_ids_are_unique_in_a_conversation_and_stay_however_often_a_turn_is_asked
     assert [call.id for call in (*first.calls, *second.calls)] == ["call_0", "call_1", "theirs"]
 
 
-def test_a_stream_is_put_together_from_text_thoughts_and_whole_calls() -> None:
+def test_a_stream_is_assembled_from_text_thinking_and_whole_calls() -> None:
     stream = Ollama().stream(NAMES)
     events = [
         chunk(thinking="Hm"),
@@ -144,7 +144,7 @@ def test_an_error_is_raised_wherever_it_comes(error: Any) -> None:
         stream.feed({"error": error})
 
 
-def test_results_are_told_apart_by_the_name_of_the_tool() -> None:
+def test_results_are_identified_by_the_name_of_the_tool() -> None:
     turn = Ollama().parse(chunk(tool_calls=[asked(NAMES.to_wire[CHINESE.name]), asked("invented")]), NAMES)
     answered = tuple(Answered(call, SUNNY) for call in turn.calls)
     expected = [
@@ -157,7 +157,7 @@ def test_results_are_told_apart_by_the_name_of_the_tool() -> None:
     paired(history)
 
 
-def test_a_turn_of_another_dialect_is_written_with_arguments_as_objects() -> None:
+def test_a_turn_of_another_dialect_is_rebuilt_with_arguments_as_objects() -> None:
     calls = (ModelCall("a", CHINESE.name, '{"城市":"巴黎"}'), ModelCall("b", "now", "[1]"), ModelCall("c", "now", "{"))
     history = Ollama().history([Turn("Look", calls, "Hm", "openai", ({"role": "assistant"},))], NAMES)
     assert history[0] == {
@@ -168,7 +168,7 @@ def test_a_turn_of_another_dialect_is_written_with_arguments_as_objects() -> Non
     assert len(paired(history)) == 3
 
 
-def test_a_turn_that_lost_calls_is_written_anew_with_what_it_thought() -> None:
+def test_a_turn_that_lost_calls_is_rebuilt_with_its_thinking() -> None:
     turn = Ollama().parse(chunk(thinking="Hm", tool_calls=[asked("now"), asked("draw")]), NAMES)
     fewer = Turn(calls=turn.calls[1:], reasoning="Hm", dialect="ollama", raw=turn.raw)
     history = Ollama().history([fewer], NAMES)
@@ -176,14 +176,14 @@ def test_a_turn_that_lost_calls_is_written_anew_with_what_it_thought() -> None:
     paired(history)
 
 
-def test_messages_in_ollamas_form_are_paired_like_all_others() -> None:
+def test_messages_in_ollamas_format_are_paired_like_all_others() -> None:
     call = chunk(tool_calls=[asked("now"), asked("draw")])["message"]
     own = {"role": "tool", "tool_name": "now", "content": "mine"}
     history = Ollama().history([call, Message("user", "And?"), own], NAMES)
     assert [text.split(",")[0] for _, text in paired(history)] == ["mine", "the result of this call was not recorded"]
 
 
-def test_a_message_in_ollamas_form_whose_calls_name_nothing_goes_without_them() -> None:
+def test_calls_without_a_name_are_dropped_from_a_message_in_ollamas_format() -> None:
     message = {"role": "assistant", "content": "Hi", "tool_calls": [asked("")]}
     assert Ollama().history([message], NAMES) == [{"role": "assistant", "content": "Hi"}]
 
@@ -194,7 +194,7 @@ def own_turn(text: str, calls: Asked) -> tuple[Turn, Json]:
 
 
 @given(histories(own_turn))
-def test_any_history_is_written_as_the_server_takes_it(items: list[HistoryItem]) -> None:
+def test_any_history_is_valid_for_the_server(items: list[HistoryItem]) -> None:
     written = Ollama().history(items, NAMES)
     paired(written)
     assert Ollama().history(written, NAMES) == written

@@ -1,4 +1,4 @@
-"""Chat completions: written as OpenAI's own types want it, read as the many servers send it."""
+"""Tests chat completions: written to OpenAI's own types, read as the many servers send them."""
 
 from __future__ import annotations
 
@@ -145,11 +145,11 @@ def test_a_request_without_tools_has_no_key_for_them(export: Export | None) -> N
     assert CHAT.request([Message("user", "Hi")], export).keys() == {"messages"}
 
 
-def test_a_request_for_words_writes_no_tools_at_all() -> None:
+def test_a_request_with_tools_none_holds_no_tools() -> None:
     assert CHAT.request([Message("user", "Hi")], EXPORT, "none").keys() == {"messages"}
 
 
-def test_an_export_of_another_dialect_is_refused_with_the_cure() -> None:
+def test_an_export_of_another_dialect_is_refused_with_the_fix() -> None:
     other = Export("anthropic", ({"name": "x"},), NameTable.empty(), {})
     with pytest.raises(ValueError, match="exported for 'anthropic', the request is for 'openai': export them"):
         CHAT.request([], other)
@@ -180,7 +180,7 @@ def test_an_answer_of_the_official_class_is_read() -> None:
     ASSISTANT.validate_python(CHAT.history([turn], NAMES)[0])
 
 
-def test_names_find_their_way_back_to_the_bus_and_invented_ones_are_not_known() -> None:
+def test_names_are_mapped_back_to_the_bus_and_invented_names_are_unknown() -> None:
     wire = NAMES.to_wire[CHINESE.name]
     turn = turn_of(entry(None, "a", wire), entry(None, "b", CHINESE.name), entry(None, "c", "made_up"))
     assert [(call.name, call.known, call.wire_name) for call in turn.calls] == [
@@ -211,7 +211,7 @@ def test_names_find_their_way_back_to_the_bus_and_invented_ones_are_not_known() 
         ({"content": None, "tool_calls": None, "function_call": None}, "", ""),
     ],
 )
-def test_text_and_reasoning_are_found_where_servers_put_them(message: Json, text: str, reasoning: str) -> None:
+def test_text_and_reasoning_are_found_under_every_key_of_the_servers(message: Json, text: str, reasoning: str) -> None:
     turn = CHAT.parse(answer(message), NAMES)
     assert (turn.text, turn.reasoning, turn.calls) == (text, reasoning, ())
 
@@ -233,7 +233,7 @@ def test_arguments_may_be_an_object_already(arguments: Any) -> None:
         ({}, "without choices"),
     ],
 )
-def test_an_error_instead_of_an_answer_is_raised_with_its_sentence(failed: Json, why: str) -> None:
+def test_an_error_instead_of_an_answer_is_raised_with_its_text(failed: Json, why: str) -> None:
     with pytest.raises(EndpointError, match=why) as caught:
         CHAT.parse(failed, NAMES)
     assert caught.value.raw == failed
@@ -252,7 +252,7 @@ def test_deltas_are_merged_by_index() -> None:
     ) == [("a", "get_weather", PARIS), ("b", "now", "{}")]
 
 
-def test_the_last_id_and_name_that_are_not_empty_count() -> None:
+def test_the_last_id_and_name_that_are_not_empty_win() -> None:
     assert called(entry(0, "a", "no"), entry(0, "", "now", ""), entry(0, "b", "", "{"), entry(0, None, "", "}")) == [
         ("b", "now", "{}")
     ]
@@ -267,7 +267,7 @@ def test_entries_without_a_name_are_dropped_and_not_echoed() -> None:
     assert paired(CHAT.history([whole, answered(whole, SUNNY)], NAMES)) == [("b", "sunny")]
 
 
-def test_a_missing_id_becomes_call_and_the_index() -> None:
+def test_a_missing_id_is_generated_from_the_index() -> None:
     assert called(entry(0, None, "now", "{}"), entry(3, "", "get_weather", PARIS)) == [
         ("call_0", "now", "{}"),
         ("call_3", "get_weather", PARIS),
@@ -313,9 +313,7 @@ def test_a_missing_id_becomes_call_and_the_index() -> None:
         ),
     ],
 )
-def test_servers_that_number_carelessly_are_understood(
-    entries: list[Json], expected: list[tuple[str, str, str]]
-) -> None:
+def test_calls_with_wrong_indexes_are_separated(entries: list[Json], expected: list[tuple[str, str, str]]) -> None:
     assert called(*entries) == expected
 
 
@@ -332,7 +330,7 @@ def test_servers_that_number_carelessly_are_understood(
         {},
     ],
 )
-def test_chunks_that_say_nothing_change_nothing(event: Json) -> None:
+def test_empty_chunks_change_nothing(event: Json) -> None:
     turn, deltas = streamed(chunk(content="Hi"), event, chunk("stop"), event)
     assert (turn.text, turn.calls, turn.stop, deltas) == ("Hi", (), "stop", [Delta("text", "Hi")])
 
@@ -357,17 +355,17 @@ def test_reasoning_sent_under_both_keys_is_shown_once() -> None:
     assert (turn.reasoning, deltas) == ("Hm", [Delta("reasoning", "Hm"), Delta("text", "Hi")])
 
 
-def test_a_model_that_did_not_think_gets_no_reasoning_back() -> None:
+def test_without_reasoning_none_goes_back() -> None:
     turn, _ = streamed(chunk(content="Hi", reasoning_content=""))
     assert CHAT.history([turn], NAMES) == [{"role": "assistant", "content": "Hi"}]
 
 
-def test_what_another_provider_thought_is_not_shown_to_this_one() -> None:
+def test_reasoning_of_another_provider_is_not_sent_to_this_one() -> None:
     turn = Turn("Hi", reasoning="Hm", dialect="anthropic")
     assert CHAT.history([turn], NAMES) == [{"role": "assistant", "content": "Hi"}]
 
 
-def test_chunks_of_the_official_class_are_read_even_bent_ones() -> None:
+def test_chunks_of_the_official_class_are_read_even_invalid_ones() -> None:
     whole = ChatCompletionChunk.model_validate(chunk(role="assistant", tool_calls=[entry(0, "a", "now", "{}")]))
     bent = ChatCompletionChunk.construct(**chunk(tool_calls=[entry(None, "b", "get_weather", {"city": "Paris"})]))
     thinking = ChatCompletionChunk.construct(**chunk(reasoning_content="Hm"))
@@ -402,7 +400,7 @@ def test_a_refusal_is_shown_as_text_and_goes_back_as_a_refusal() -> None:
 # -- history
 
 
-def test_an_answered_turn_goes_back_as_it_came_with_an_answer_to_each_call() -> None:
+def test_an_answered_turn_goes_back_unchanged_with_an_answer_to_each_call() -> None:
     turn = turn_of(
         entry(None, "a", "get_weather", PARIS) | {"type": "function"},
         entry(None, "b", "now", "{}") | {"type": "function"},
@@ -422,14 +420,14 @@ def test_an_answered_turn_goes_back_as_it_came_with_an_answer_to_each_call() -> 
         ANSWER.validate_python(official(message))
 
 
-def test_what_a_history_echoes_is_a_copy() -> None:
+def test_an_echoed_turn_is_a_copy() -> None:
     turn = turn_of(entry(None, "a", "now", "{}"))
     before = json.dumps(turn.raw)
     CHAT.history([turn], NAMES)[0]["tool_calls"][0]["function"]["name"] = "changed"
     assert json.dumps(turn.raw) == before
 
 
-def test_keys_of_a_call_that_we_do_not_know_go_back() -> None:
+def test_unknown_keys_of_a_call_are_echoed() -> None:
     signature = {"extra_content": {"google": {"thought_signature": "s"}}}
     turn, _ = streamed(chunk(tool_calls=[entry(0, "a", "now", "{}") | signature]))
     assert dict(turn.calls[0].extra) == signature
@@ -437,21 +435,21 @@ def test_keys_of_a_call_that_we_do_not_know_go_back() -> None:
 
 
 @pytest.mark.parametrize("broken", ["", '{"city": "Par', "[1]", "null", '"text"', '{"n": NaN}', "{" * 5000])
-def test_arguments_that_are_no_object_are_echoed_as_an_empty_one(broken: str) -> None:
+def test_arguments_that_are_not_an_object_are_echoed_as_an_empty_object(broken: str) -> None:
     turn = turn_of(entry(None, "a", "now", broken))
     assert turn.calls[0].arguments_json == broken
     for item in (turn, Turn(calls=turn.calls)):
         assert CHAT.history([item], NAMES)[0]["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
-def test_a_turn_whose_calls_nobody_answered_gets_errors_as_answers() -> None:
+def test_a_turn_whose_calls_were_not_answered_gets_errors_as_answers() -> None:
     turn = turn_of(entry(None, "a", "now"), entry(None, "b", "draw"))
     history = CHAT.history([turn, Message("user", "Never mind.")], NAMES)
     assert [text.split(",")[0] for _, text in paired(history)] == ["the result of this call was not recorded"] * 2
     assert history[-1] == {"role": "user", "content": "Never mind."}
 
 
-def test_answers_are_put_in_the_order_of_the_calls_and_what_is_missing_is_made() -> None:
+def test_answers_are_sorted_by_their_calls_and_missing_answers_are_generated() -> None:
     turn = turn_of(entry(None, "a", "now"), entry(None, "b", "draw"), entry(None, "c", "draw"))
     late = Answers((Answered(turn.calls[2], Result(output_json="3")), Answered(turn.calls[0], Result(output_json="1"))))
     history = CHAT.history([turn, Message("user", "And?"), late], NAMES)
@@ -468,7 +466,7 @@ def test_an_answer_whose_turn_was_trimmed_gets_its_call_back() -> None:
     assert history[0]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": PARIS}
 
 
-def test_ids_that_a_server_gives_in_every_turn_anew_are_made_unique() -> None:
+def test_ids_that_a_server_repeats_in_every_turn_are_made_unique() -> None:
     turns = [turn_of(entry(None, None, "now")) for _ in range(3)]
     items = [
         item for number, turn in enumerate(turns) for item in (turn, answered(turn, Result(output_json=str(number))))
@@ -489,7 +487,7 @@ def test_a_history_that_grows_keeps_its_beginning() -> None:
 
 
 @pytest.mark.parametrize("call_id", ["x" * 200, "functions.now:0", "调用", "\ud800", ""])
-def test_ids_of_other_providers_are_made_to_fit(call_id: str) -> None:
+def test_ids_of_other_providers_are_made_portable(call_id: str) -> None:
     turn = Turn(calls=(ModelCall(call_id, PLAIN.name, PARIS),), dialect="gemini", raw=({"parts": []},))
     history = CHAT.history([turn, answered(turn, SUNNY)], NAMES)
     [(made, text)] = paired(history)
@@ -498,7 +496,7 @@ def test_ids_of_other_providers_are_made_to_fit(call_id: str) -> None:
     assert made.isascii()
 
 
-def test_a_turn_of_another_dialect_is_written_from_text_and_calls_with_names_of_the_table() -> None:
+def test_a_turn_of_another_dialect_is_rebuilt_with_the_names_of_the_table() -> None:
     calls = (
         ModelCall("a", DOTTED.name, "{}", wire_name="files.read", extra={"thought_signature": "s"}),
         ModelCall("b", "gone.tool", "{}"),
@@ -515,7 +513,7 @@ def test_a_turn_of_another_dialect_is_written_from_text_and_calls_with_names_of_
     assert NAMES.to_wire[DOTTED.name] != UNDERSCORED.name
 
 
-def test_a_turn_that_lost_calls_on_its_way_is_written_anew() -> None:
+def test_a_turn_that_lost_calls_is_rebuilt() -> None:
     turn = turn_of(entry(None, "a", "now"), entry(None, "b", "draw"), reasoning="Hm")
     fewer = Turn(turn.text, turn.calls[:1], turn.reasoning, turn.dialect, turn.raw, turn.stop)
     history = CHAT.history([fewer, answered(fewer, SUNNY)], NAMES)
@@ -528,7 +526,7 @@ def test_an_empty_turn_is_an_empty_text(turn: Turn) -> None:
     assert CHAT.history([turn], NAMES) == [{"role": "assistant", "content": ""}]
 
 
-def test_messages_in_the_providers_form_are_passed_on_and_paired_like_all_others() -> None:
+def test_messages_in_the_providers_format_are_passed_on_and_paired_like_all_others() -> None:
     turn = turn_of(entry(None, "a", "now", "{}"))
     asked = {"role": "assistant", "content": None, "tool_calls": [entry(None, "a", "now", "{}") | {"type": "function"}]}
     own = {"role": "tool", "tool_call_id": "a", "content": "mine"}
@@ -539,7 +537,7 @@ def test_messages_in_the_providers_form_are_passed_on_and_paired_like_all_others
 
 
 @pytest.mark.parametrize("calls", [[], [entry(None, "a", "", "{}")], [{}]])
-def test_a_message_in_the_providers_form_that_calls_nothing_goes_without_calls(calls: list[Json]) -> None:
+def test_calls_without_a_name_are_dropped_from_a_message_in_the_providers_format(calls: list[Json]) -> None:
     message = {"role": "assistant", "content": "Hi", "tool_calls": calls}
     assert CHAT.history([message], NAMES) == [{"role": "assistant", "content": "Hi"}]
 
@@ -551,7 +549,7 @@ def own_turn(text: str, asked: Asked) -> tuple[Turn, Json]:
 
 
 @given(histories(own_turn))
-def test_any_history_is_written_as_servers_take_it_and_read_back_the_same(items: list[HistoryItem]) -> None:
+def test_any_history_is_valid_for_servers_and_read_back_the_same(items: list[HistoryItem]) -> None:
     written = CHAT.history(items, NAMES)
     paired(written)
     assert CHAT.history(written, NAMES) == written

@@ -1,4 +1,4 @@
-"""OpenAI's realtime events, checked against the types of its SDK, and what all who speak them share."""
+"""Tests OpenAI's realtime events against the types of its SDK, and what the providers that use them share."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_call_is_complete_with_its_done_event() -> None:
         pytest.param([CREATED, ADDED, *DELTAS, DONE, DONE, ITEM_DONE, ENDED], id="everything, one thing twice"),
     ],
 )
-def test_a_call_is_found_wherever_the_version_says_it_and_only_once(events: list[Json]) -> None:
+def test_a_call_is_read_from_the_events_of_every_version_and_reported_once(events: list[Json]) -> None:
     assert [(call.id, call.name, call.arguments_json) for call in calls(*events)] == [("c1", "get_weather", ARGUMENTS)]
 
 
@@ -160,7 +160,7 @@ def test_a_name_that_was_not_offered_is_unknown() -> None:
     assert (call.known, call.name, call.wire_name) == (False, "rm_rf", "rm_rf")
 
 
-def test_a_mapped_name_leads_back_to_the_bus() -> None:
+def test_a_mapped_name_becomes_the_name_on_the_bus() -> None:
     export = DIALECT.export([CHINESE])
     (call,) = DIALECT.parser(export.names).feed({**DONE, "name": export.tools[0]["name"]})
     assert isinstance(call, ModelCall)
@@ -192,16 +192,16 @@ def test_an_event_without_its_response_belongs_to_the_one_that_began_last() -> N
         {"type": "response.cancelled"},
     ],
 )
-def test_an_interrupted_response_cancels_the_calls_that_it_made(end: Json) -> None:
+def test_an_interrupted_response_cancels_its_calls(end: Json) -> None:
     assert fed(CREATED, DONE, end)[2:] == [CallsCancelled(("c1",)), ResponseEnded("r1")]
 
 
-def test_an_interrupted_response_makes_no_more_calls() -> None:
+def test_an_interrupted_response_reports_no_more_calls() -> None:
     response = {**ENDED["response"], "status": "cancelled"}
     assert fed(CREATED, {**ENDED, "response": response}) == [ResponseBegan("r1"), ResponseEnded("r1")]
 
 
-def test_a_call_that_was_cut_off_is_not_made_of_its_item() -> None:
+def test_an_incomplete_item_is_not_reported_as_a_call() -> None:
     assert calls({**ITEM_DONE, "item": {**ITEM, "status": "incomplete"}}) == []
 
 
@@ -228,7 +228,7 @@ def test_objects_of_the_sdk_are_read_as_well() -> None:
     assert [call.id for call in calls(done)] == ["c1"]
 
 
-def test_answers_are_one_item_a_call_and_then_one_request_to_go_on() -> None:
+def test_answers_are_one_item_for_each_call_and_one_request_for_a_response() -> None:
     first, second = ModelCall("c1", "a"), ModelCall("c2", "b")
     failed = Result(is_error=True, error=CallError(Code.TOOL, "no such city", Stage.ACCEPTED))
     events = DIALECT.answers(
@@ -251,12 +251,12 @@ def test_answers_are_one_item_a_call_and_then_one_request_to_go_on() -> None:
     assert isinstance(CLIENT_EVENT.validate_python(events[2]), ResponseCreateEvent)
 
 
-def test_answers_to_interrupted_calls_do_not_ask_the_model_to_go_on() -> None:
+def test_answers_to_interrupted_calls_do_not_request_a_response() -> None:
     events = DIALECT.answers([Answered(ModelCall("c1", "a"), Result())], NameTable.empty(), go_on=False)
     assert [event["type"] for event in events] == ["conversation.item.create"]
 
 
-def test_no_answers_are_no_events() -> None:
+def test_without_answers_there_are_no_events() -> None:
     assert DIALECT.answers([], NameTable.empty()) == []
 
 
@@ -271,7 +271,7 @@ def test_no_answers_are_no_events() -> None:
         {"type": "response.text.delta", "delta": {"text": "hi"}},
     ],
 )
-def test_an_unknown_or_malformed_event_says_nothing(event: Any) -> None:
+def test_an_unknown_or_malformed_event_is_ignored(event: Any) -> None:
     assert fed(event) == []
 
 
@@ -294,7 +294,7 @@ VALUES = st.recursive(
         max_size=6,
     )
 )
-def test_whatever_comes_nothing_is_raised_and_no_call_is_said_twice(events: list[Json]) -> None:
+def test_any_event_is_read_without_an_error_and_no_call_is_reported_twice(events: list[Json]) -> None:
     said = fed(*events)
     open_ids: set[tuple[str, str]] = set()
     for each in said:
@@ -309,7 +309,7 @@ def test_whatever_comes_nothing_is_raised_and_no_call_is_said_twice(events: list
 
 
 @pytest.mark.parametrize("dialect", [OpenAIRealtime, Grok, GlmRealtime, QwenRealtime, StepFunRealtime])
-def test_speech_and_requests_too_many_are_read_in_all_sessions_of_these_events(
+def test_speech_and_refused_requests_are_read_by_all_dialects_of_these_events(
     dialect: type[OpenAIEventsDialect],
 ) -> None:
     reader = dialect().parser(NameTable.empty())
@@ -331,7 +331,7 @@ def test_speech_and_requests_too_many_are_read_in_all_sessions_of_these_events(
     assert dialect().request() == [{"type": "response.create"}]
 
 
-def test_a_provider_that_never_ends_a_response_does_not_fill_the_memory() -> None:
+def test_memory_is_bounded_where_a_provider_never_ends_a_response() -> None:
     reader = parser()
     for number in range(MAX_CALL_KEYS):
         reader.feed({**DONE, "call_id": f"c{number}", "item_id": f"i{number}", "output_index": number})

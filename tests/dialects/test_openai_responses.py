@@ -1,4 +1,4 @@
-"""Responses: items in, items out, held against OpenAI's own types."""
+"""Tests Responses: input and output items, against OpenAI's own types."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_tools_are_flat_and_not_strict() -> None:
     assert [tool["name"] for tool in EXPORT.tools] == list(NAMES.to_bus)
 
 
-def test_what_the_system_says_first_becomes_the_instructions() -> None:
+def test_leading_system_messages_become_the_instructions() -> None:
     system = [Message("system", "Be brief."), Message("system", "Be kind.")]
     request = RESPONSES.request([*system, Message("user", "Hi"), Message("system", "Now rhyme.")], EXPORT)
     assert request == {
@@ -178,7 +178,7 @@ def test_a_whole_answer_is_read(official: bool) -> None:
     paired(history)
 
 
-def test_an_answer_that_was_cut_says_why() -> None:
+def test_an_incomplete_answer_has_its_reason() -> None:
     cut = response(LOOK, status="incomplete", incomplete_details={"reason": "max_output_tokens"})
     assert RESPONSES.parse(cut, NAMES).stop == "max_output_tokens"
 
@@ -203,7 +203,7 @@ def test_a_failed_answer_is_raised(failed: Json) -> None:
         RESPONSES.parse(failed, NAMES)
 
 
-def test_an_error_without_a_reason_is_raised_all_the_same() -> None:
+def test_an_error_without_a_reason_is_raised_too() -> None:
     with pytest.raises(EndpointError, match="no reason"):
         RESPONSES.parse({"status": "failed"}, NAMES)
 
@@ -265,7 +265,7 @@ def test_a_stream_gives_the_same_turn_as_the_whole_answer(official: bool) -> Non
     assert deltas == SHOWN
 
 
-def test_a_server_that_closes_with_an_empty_response_loses_nothing() -> None:
+def test_a_stream_that_ends_with_an_empty_response_loses_nothing() -> None:
     turn, _ = streamed(*EVENTS[:-1], {"type": "response.completed", "response": response()})
     assert turn == RESPONSES.parse(EVENTS[-1]["response"], NAMES)
 
@@ -322,7 +322,7 @@ def test_official_error_events_are_raised() -> None:
         RESPONSES.stream(NAMES).feed(event)
 
 
-def test_an_incomplete_stream_says_why() -> None:
+def test_an_incomplete_stream_has_its_reason() -> None:
     cut = response(LOOK, status="incomplete", incomplete_details={"reason": "content_filter"})
     turn, _ = streamed({"type": "response.incomplete", "response": cut})
     assert (turn.text, turn.stop) == ("Look.", "content_filter")
@@ -331,30 +331,30 @@ def test_an_incomplete_stream_says_why() -> None:
 # -- history
 
 
-def test_nulls_are_not_echoed_since_requests_with_them_are_refused() -> None:
+def test_nulls_are_not_echoed_because_the_api_refuses_them() -> None:
     turn = RESPONSES.parse(response(THOUGHT | {"status": None, "content": None}, LOOK), NAMES)
     assert RESPONSES.history([turn], NAMES) == [THOUGHT, LOOK]
 
 
-def test_reasoning_that_led_to_nothing_is_not_echoed() -> None:
+def test_reasoning_without_a_following_item_is_not_echoed() -> None:
     turn = RESPONSES.parse(response(LOOK, THOUGHT), NAMES)
     assert RESPONSES.history([turn], NAMES) == [LOOK]
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[1]", "NaN"])
-def test_arguments_that_are_no_object_are_echoed_as_an_empty_one(broken: str) -> None:
+def test_arguments_that_are_not_an_object_are_echoed_as_an_empty_object(broken: str) -> None:
     turn = RESPONSES.parse(response(asked("a", "now", broken)), NAMES)
     assert turn.calls[0].arguments_json == broken
     assert RESPONSES.history([turn], NAMES)[0]["arguments"] == "{}"
 
 
-def test_ids_are_made_unique_in_calls_and_answers_alike() -> None:
+def test_ids_are_made_unique_in_calls_and_answers() -> None:
     turn = RESPONSES.parse(response(asked("a", "now"), asked("a", "draw"), asked("", "now", id="fc_1")), NAMES)
     history = RESPONSES.history([turn, answered(turn, SUNNY, SUNNY, SUNNY), turn], NAMES)
     assert [call_id for call_id, _ in paired(history)] == ["a", "a_1", "fc_1", "a_2", "a_1_1", "fc_1_1"]
 
 
-def test_a_turn_of_another_dialect_is_written_from_text_and_calls() -> None:
+def test_a_turn_of_another_dialect_is_rebuilt_from_text_and_calls() -> None:
     turn = Turn("Look.", (ModelCall("x:1", DOTTED.name, PARIS), ModelCall("b", "gone tool", "{")), "Hm", "gemini")
     history = RESPONSES.history([turn, answered(turn, SUNNY, SUNNY)], NAMES)
     paired(history)
@@ -365,7 +365,7 @@ def test_a_turn_of_another_dialect_is_written_from_text_and_calls() -> None:
     ]
 
 
-def test_items_in_openais_form_are_passed_on_and_paired_with_their_answers() -> None:
+def test_items_in_openais_format_are_passed_on_and_paired_with_their_answers() -> None:
     output = [THOUGHT, asked("a", "now"), asked("b", "draw")]
     own = {"type": "function_call_output", "call_id": "b", "output": "mine"}
     turn = RESPONSES.parse(response(*output), NAMES)
@@ -384,7 +384,7 @@ def own_turn(text: str, calls: Asked) -> tuple[Turn, Any]:
 
 
 @given(histories(own_turn))
-def test_any_history_is_written_as_the_api_takes_it(items: list[HistoryItem]) -> None:
+def test_any_history_is_valid_for_the_api(items: list[HistoryItem]) -> None:
     written = RESPONSES.history(items, NAMES)
     paired(written)
     assert RESPONSES.history(written, NAMES) == written

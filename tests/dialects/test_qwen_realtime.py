@@ -1,4 +1,4 @@
-"""Qwen Omni: OpenAI's events with nested tools, which exclude its search."""
+"""Tests Qwen Omni realtime: OpenAI's events with nested tools, which exclude its search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIALECT = QwenRealtime()
 NESTED: TypeAdapter[ChatCompletionFunctionToolParam] = TypeAdapter(ChatCompletionFunctionToolParam)
 
 
-def test_tools_are_nested_and_switch_the_search_off() -> None:
+def test_tools_are_nested_and_disable_the_search() -> None:
     session = DIALECT.session_update(DIALECT.export(SAMPLES))["session"]
     assert set(session) == {"tools", "enable_search"}
     assert session["enable_search"] is False
@@ -24,7 +24,7 @@ def test_tools_are_nested_and_switch_the_search_off() -> None:
         NESTED.validate_python(tool)
 
 
-def test_an_update_without_tools_leaves_the_search_alone() -> None:
+def test_an_update_without_tools_does_not_change_the_search() -> None:
     event = DIALECT.session_update(DIALECT.export([]))
     assert event == {"type": "session.update", "session": {"tools": []}}
 

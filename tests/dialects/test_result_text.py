@@ -1,4 +1,4 @@
-"""What models read of results: nothing lost, nothing that JSON or UTF-8 cannot carry."""
+"""Tests results as text and as objects: nothing is lost, and nothing remains that JSON or UTF-8 cannot carry."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def _failed(message: str, output_json: str = "null") -> Result:
         ("[" * 100_000, "[" * 100_000),
     ],
 )
-def test_an_output_reads_as_its_plain_text(output_json: str, text: str) -> None:
+def test_an_output_becomes_plain_text(output_json: str, text: str) -> None:
     assert text_of(Result(output_json=output_json)) == text
 
 
-def test_a_failure_reads_as_its_message_before_the_output() -> None:
+def test_a_failure_has_its_message_before_the_output() -> None:
     assert text_of(_failed("no such city")) == "no such city"
     assert text_of(_failed("no such city", '{"tried":3}')) == 'no such city\n{"tried":3}'
     assert text_of(_failed("no such city", '"no such city"')) == "no such city"
@@ -68,7 +68,7 @@ def test_a_failure_reads_as_its_message_before_the_output() -> None:
     assert text_of(Result(output_json='"sorry"', is_error=True)) == "the tool reported a failure\nsorry"
 
 
-def test_content_that_text_cannot_hold_reads_as_a_short_line() -> None:
+def test_binary_content_becomes_a_short_line() -> None:
     text = pb.ContentBlock(text=pb.TextContent(text="a caption"))
     sound = pb.ContentBlock(audio=pb.AudioContent(data=b"12"))
     result = Result(content=(text, IMAGE, sound, LINK, pb.ContentBlock()))
@@ -103,7 +103,7 @@ def test_content_that_text_cannot_hold_reads_as_a_short_line() -> None:
         ),
     ],
 )
-def test_an_object_passes_and_all_else_is_wrapped(result: Result, expected: dict[str, Any]) -> None:
+def test_an_object_passes_and_any_other_value_is_wrapped(result: Result, expected: dict[str, Any]) -> None:
     assert object_of(result) == expected
 
 
@@ -120,7 +120,7 @@ def test_arguments_are_an_object_or_empty(arguments_json: str, expected: dict[st
 
 
 @given(value=JSON)
-def test_json_survives_and_nan_never_leaks(value: Any) -> None:
+def test_json_is_preserved_and_nan_becomes_null(value: Any) -> None:
     for output_json in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
         text = text_of(Result(output_json=output_json))
         text.encode()
@@ -134,7 +134,7 @@ def test_json_survives_and_nan_never_leaks(value: Any) -> None:
 
 
 @given(text=TEXTS)
-def test_whatever_a_plugin_sends_can_be_sent_on(text: str) -> None:
+def test_any_output_of_a_plugin_can_be_sent_to_a_model(text: str) -> None:
     for result in (Result(output_json=text), Result(output_json=json.dumps(text)), _failed(text, text)):
         text_of(result).encode()
         json.dumps(object_of(result), ensure_ascii=False, allow_nan=False).encode()

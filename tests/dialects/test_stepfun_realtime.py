@@ -1,4 +1,4 @@
-"""StepFun: OpenAI's events with nested tools."""
+"""Tests StepFun realtime: OpenAI's events with nested tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_tools_are_nested() -> None:
         NESTED.validate_python(tool)
 
 
-def test_an_update_without_tools_takes_them_away() -> None:
+def test_an_update_without_tools_removes_them() -> None:
     assert DIALECT.session_update(DIALECT.export([]))["session"] == {"tools": []}
 
 

@@ -1,4 +1,4 @@
-"""What tools cost: estimates that grow with what is written, and count characters that cost more apart."""
+"""Tests the estimates of token costs: they grow with the text, and CJK characters count more."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_text_of_a_known_length_costs_about_a_quarter_of_it() -> None:
     assert estimate_tokens({"a": 1}) == 2
 
 
-def test_characters_of_chinese_japanese_and_korean_cost_more_than_latin_ones() -> None:
+def test_chinese_japanese_and_korean_characters_cost_more_than_latin_ones() -> None:
     assert estimate_tokens("天气" * 50) == 90
     assert estimate_tokens("か" * 10) == estimate_tokens("한" * 10) == 9
     assert estimate_tokens("é" * 10) == 6
     assert estimate_tokens("天" * 10 + "a" * 40) == estimate_tokens("天" * 10) + estimate_tokens("a" * 40)
 
 
-def test_each_tool_costs_something_by_its_name_on_the_bus() -> None:
+def test_costs_are_listed_by_the_names_on_the_bus() -> None:
     export = _export("files.read", "now")
     table = costs(export)
     assert list(table) == ["files.read", "now"]

@@ -1,4 +1,4 @@
-"""Names as providers take them: always within the rule, one for one, and back exactly."""
+"""Tests names on the wire: always valid for the provider, one for one, and mapped back exactly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_any_set_of_names_maps_one_for_one_whatever_its_order(
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @given(names=NAMES)
-def test_names_that_look_like_those_already_mapped_push_nobody_aside(rule: NameRule, names: list[str]) -> None:
+def test_names_that_look_like_mapped_names_do_not_change_the_others(rule: NameRule, names: list[str]) -> None:
     mapped = [*names, *NameTable.build(names, rule).to_bus]
     twice = [*mapped, *NameTable.build(mapped, rule).to_bus]
     _hold(NameTable.build(twice, rule), twice, rule)
@@ -66,7 +66,9 @@ def test_names_that_look_like_those_already_mapped_push_nobody_aside(rule: NameR
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @given(names=NAMES, gone=st.text(ALPHABET, max_size=80))
-def test_a_name_that_is_not_offered_fits_too_and_is_nobodys(rule: NameRule, names: list[str], gone: str) -> None:
+def test_a_name_that_is_not_offered_becomes_valid_and_belongs_to_no_tool(
+    rule: NameRule, names: list[str], gone: str
+) -> None:
     table = NameTable.build(names, rule)
     wire = table.wire(gone)
     assert rule.accepts(wire)
@@ -91,7 +93,7 @@ def test_a_single_name_stays_as_readable_as_the_rule_allows(name: str, plain: st
     assert NameTable.build([name], GEMINI_NAMES).wire(name) == gemini
 
 
-def test_names_that_say_nothing_or_are_too_long_get_a_hash() -> None:
+def test_meaningless_and_too_long_names_get_a_hash() -> None:
     table = NameTable.build(["查询天气", "查询时间", "x" * 100], PLAIN_NAMES)
     assert table.wire("查询天气").startswith("tool_")
     assert table.wire("查询天气") != table.wire("查询时间")
@@ -99,14 +101,14 @@ def test_names_that_say_nothing_or_are_too_long_get_a_hash() -> None:
     assert NameTable.build(["9" * 64], GEMINI_NAMES).wire("9" * 64).startswith("_999")
 
 
-def test_names_that_become_the_same_get_a_hash_each_and_the_one_that_fits_keeps_its_own() -> None:
+def test_names_that_collide_get_a_hash_each_and_a_valid_name_stays() -> None:
     table = NameTable.build(["a.b", "a:b", "a_b"], PLAIN_NAMES)
     assert table.wire("a_b") == "a_b"
     assert len({table.wire(name) for name in ("a.b", "a:b", "a_b")}) == 3
     assert table.to_bus["a_b"] == "a_b"
 
 
-def test_a_name_that_is_taken_on_purpose_costs_its_victim_nothing() -> None:
+def test_a_name_that_collides_on_purpose_does_not_change_the_other() -> None:
     victim = "a.b" + "c" * 100
     taken = NameTable.build([victim], PLAIN_NAMES).wire(victim)
     table = NameTable.build([victim, taken], PLAIN_NAMES)

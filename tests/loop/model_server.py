@@ -1,4 +1,4 @@
-"""A model's server on loopback: it plays the answers in `recorded/` over real HTTP, and keeps what it was sent.
+"""Serves recorded answers of a model on loopback over real HTTP, and records the requests.
 
 They were written down after what each provider documents and what users of each server report, shortened, with ids of
 our own; none was captured from a provider. The first line of each file says after what.

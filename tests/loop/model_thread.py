@@ -1,4 +1,4 @@
-"""A model for programs that are run to their end: it calls the tool that it was recorded with, then talks."""
+"""Serves a recorded model in a thread, for programs that run to their end: it calls a tool, then answers."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests endpoints: official clients and functions, streams that are closed, answers that break off."""
+
 from __future__ import annotations
 
 import asyncio
@@ -11,7 +13,7 @@ import openai
 import pytest
 from google import genai
 
-from tests.loop.played import PlayedModel, Shelf, says
+from tests.loop.scripted_model import FunctionSource, ScriptedModel, says
 from toolbus.dialects.conversation import Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.openai_chat import OpenAIChat
@@ -97,7 +99,7 @@ class OwnClient(openai.AsyncOpenAI):
         (ollama.AsyncClient, "ollama"),
     ],
 )
-async def test_the_official_clients_are_recognised(make: Any, dialect: str) -> None:
+async def test_the_official_clients_are_recognized(make: Any, dialect: str) -> None:
     assert endpoint_of(make(), "m", temperature=0).dialect.name == dialect
 
 
@@ -109,13 +111,13 @@ async def test_the_official_clients_are_recognised(make: Any, dialect: str) -> N
         (ollama.Client, "ollama.AsyncClient"),
     ],
 )
-def test_a_client_that_blocks_is_refused_with_the_one_that_does_not(make: Any, instead: str) -> None:
+def test_a_blocking_client_is_refused_with_the_async_class(make: Any, instead: str) -> None:
     with pytest.raises(SetupError, match=f"blocks the event loop: give a {instead}"):
         endpoint_of(make(), "m")
 
 
 @pytest.mark.parametrize("client", [None, "openai", SimpleNamespace()])
-def test_anything_else_is_refused_with_those_that_are_known(client: Any) -> None:
+def test_any_other_client_is_refused_with_the_known_ones(client: Any) -> None:
     with pytest.raises(SetupError, match=r"openai\.AsyncOpenAI, anthropic\.AsyncAnthropic"):
         endpoint_of(client, "m")
 
@@ -169,7 +171,9 @@ async def _events(*chunks: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         yield {"choices": [{"index": 0, **chunk}]}
 
 
-async def test_an_answer_that_breaks_off_in_a_call_is_an_error_with_what_came(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_answer_that_breaks_off_in_a_call_is_an_error_with_the_partial_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     call = {"index": 0, "id": "call_1", "function": {"name": "add", "arguments": '{"a":'}}
     with pytest.raises(EndpointError, match=r"broke off after 5 characters .* without a finish_reason") as raised:
         await answered(lambda request: _events({"delta": {"content": "Let's"}}, {"delta": {"tool_calls": [call]}}))
@@ -177,7 +181,7 @@ async def test_an_answer_that_breaks_off_in_a_call_is_an_error_with_what_came(ca
     assert not caplog.records
 
 
-async def test_an_answer_of_a_server_that_gives_no_reasons_is_whole_and_logged(
+async def test_an_answer_without_stop_reason_is_complete_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "toolbus.loop")
@@ -187,21 +191,21 @@ async def test_an_answer_of_a_server_that_gives_no_reasons_is_whole_and_logged(
 
 
 @pytest.mark.parametrize(("stop", "cut"), [("stop", False), ("length", True)])
-async def test_a_reply_tells_whether_the_model_had_no_tokens_left(stop: str, cut: bool) -> None:
+async def test_a_reply_tells_whether_the_answer_was_truncated(stop: str, cut: bool) -> None:
     answer = says("It is")
     answer["choices"][0]["finish_reason"] = stop
-    reply = await ToolLoop(Shelf(), PlayedModel(answer).endpoint).run("?")
+    reply = await ToolLoop(FunctionSource(), ScriptedModel(answer).endpoint).run("?")
     assert (reply.text, reply.stopped, reply.cut) == ("It is", "answered", cut)
 
 
-async def test_a_time_out_of_the_caller_ends_a_turn() -> None:
+async def test_a_timeout_of_the_caller_ends_a_turn() -> None:
     async def never(request: Any) -> Any:
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await ToolLoop(Shelf(), Endpoint(OpenAIChat(), never)).run("?")
+            await ToolLoop(FunctionSource(), Endpoint(OpenAIChat(), never)).run("?")
 
 
 def test_an_endpoint_shows_its_dialect() -> None:
-    assert repr(PlayedModel().endpoint) == "<Endpoint played openai>"
+    assert repr(ScriptedModel().endpoint) == "<Endpoint played openai>"

@@ -1,4 +1,4 @@
-"""The example `examples/local_llm`, run as a program against a bus, a plugin and a recorded model."""
+"""Tests the example `examples/local_llm` as a program with a bus, a plugin and a recorded model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.loop.model_server import Breaks, ModelServer, serving
-from tests.loop.provider import within
+from tests.loop.realtime_provider import with_timeout
 from tests.support.processes import ROOT, Running, environment
 from toolbus import Plugin
 
@@ -39,7 +39,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[str]:
             return f"{city}: sunny"
 
         async with plugin:
-            await within(plugin.ready())
+            await with_timeout(plugin.ready())
             yield address
 
 
@@ -80,7 +80,7 @@ async def test_the_agent_calls_tools_of_the_bus_and_shows_text_and_calls(flavour
     assert "Paris: sunny" in str(server.requests[2]["messages"])  # the second turn goes on where the first ended
 
 
-async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_goes_on(bus: str) -> None:
+async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_continues(bus: str) -> None:
     async with serving("openai", Breaks("text", 2, "hangs"), "text") as server, chatting(server, bus) as agent:
         assert agent.stdin is not None
         agent.stdin.write(b"What is the weather?\n")
@@ -93,7 +93,7 @@ async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_goes_on(bus: str) ->
     assert SAID in said
 
 
-async def test_a_model_that_cannot_be_reached_is_told_and_the_chat_goes_on(bus: str) -> None:
+async def test_an_unreachable_model_is_reported_and_the_chat_continues(bus: str) -> None:
     async with serving("openai") as server:
         pass  # nobody listens there any more
     async with chatting(server, bus) as agent:

@@ -1,3 +1,5 @@
+"""Tests the settings of a loop, and what an import of the loop loads."""
+
 from __future__ import annotations
 
 import importlib
@@ -29,7 +31,7 @@ from toolbus.loop import SYNCHRONET, LoopSettings
         ({"forced_answer": False}, "no_convergence_text: set it"),
     ],
 )
-def test_a_setting_that_breaks_its_rule_is_an_error_that_names_it(options: dict[str, Any], says: str) -> None:
+def test_a_setting_that_breaks_its_rule_is_an_error_with_its_name(options: dict[str, Any], says: str) -> None:
     with pytest.raises(SetupError, match=says):
         LoopSettings(**options)
 

@@ -1,4 +1,4 @@
-"""A turn with each provider's own client, over real HTTP, with a real bus and a plugin on a connection of its own."""
+"""Tests turns with each provider's own client, over real HTTP, with a real bus and a connected plugin."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.loop.model_server import FLAVOURS, Breaks, Recording, Refuses, holds, serving
-from tests.loop.official import calls_and_results, official
-from tests.loop.provider import within
+from tests.loop.official_clients import calls_and_results, official
+from tests.loop.realtime_provider import with_timeout
 from tests.support.processes import environment
 from toolbus import Bus, Plugin
 from toolbus.dialects.dialect import EndpointError
@@ -41,14 +41,14 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Weather:
-    """A plugin with one tool, which can be held in the middle of its calls."""
+    """A plugin with one tool, which can be blocked in the middle of its calls."""
 
     def __init__(self, address: str) -> None:
         self.plugin = Plugin("weather", address=address)
         self.calls: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
-        self.held = asyncio.Event()
+        self.blocked = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.plugin.tool(self.get_weather)
 
@@ -56,7 +56,7 @@ class Weather:
         """Tells the weather of a city."""
         self.calls.append(city)
         if not self.go.is_set():
-            self.held.set()
+            self.blocked.set()
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -70,7 +70,7 @@ async def weather() -> AsyncIterator[tuple[Bus, Weather]]:
     async with running_bus() as bus:
         offered = Weather(bus.grpc_addresses[0])
         async with offered.plugin:
-            await within(offered.plugin.ready())
+            await with_timeout(offered.plugin.ready())
             yield bus, offered
 
 
@@ -111,11 +111,11 @@ async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(flavour
 
 
 @every_flavour
-async def test_a_conversation_goes_on_with_what_was_said_and_called(flavour: str) -> None:
+async def test_a_conversation_continues_with_its_messages_and_calls(flavour: str) -> None:
     async with weather() as (bus, _), serving(flavour, "one", "text", "text") as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
         _, reply = await watched(loop)
-        again = await within(loop.run([*reply.items, {"role": "user", "content": "Sure?"}]))
+        again = await with_timeout(loop.run([*reply.items, {"role": "user", "content": "Sure?"}]))
     assert again.text == SAID
     told = json.dumps(server.requests[-1])
     assert all(words in told for words in ("sunny", SAID, "Sure?"))
@@ -125,7 +125,7 @@ async def test_a_conversation_goes_on_with_what_was_said_and_called(flavour: str
 
 
 @every_flavour
-async def test_an_endpoint_that_refuses_tools_is_asked_without_and_never_offered_any_again(flavour: str) -> None:
+async def test_an_endpoint_that_refuses_tools_gets_requests_without_tools_from_then_on(flavour: str) -> None:
     refusal = Refuses(**Recording.read(flavour).refusal)
     async with weather() as (bus, _), serving(flavour, refusal, "text", "text") as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
@@ -135,7 +135,7 @@ async def test_an_endpoint_that_refuses_tools_is_asked_without_and_never_offered
 
 
 @every_client
-async def test_a_passing_fault_is_raised_and_the_next_turn_is_offered_tools_again(flavour: str) -> None:
+async def test_a_temporary_error_is_raised_and_the_next_turn_is_offered_tools_again(flavour: str) -> None:
     fault = Refuses(503, {"error": {"message": "The model is overloaded.", "code": 503, "status": "UNAVAILABLE"}})
     async with weather() as (bus, _), serving(flavour, fault, "one", "text") as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
@@ -155,11 +155,11 @@ async def test_cancelling_a_turn_closes_the_connection_to_a_model_that_hangs(fla
     steps = ("one", Breaks("text", events, "hangs"))
     async with weather() as (bus, _), serving(flavour, *steps) as server, official(server) as endpoint:
         turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
-        await within(server.hanging.wait())
+        await with_timeout(server.hanging.wait())
         turn.cancel()
         await asyncio.wait([turn], timeout=5)
         assert turn.cancelled()
-        await within(server.left.wait())
+        await with_timeout(server.left.wait())
 
 
 @every_client
@@ -167,11 +167,11 @@ async def test_cancelling_a_turn_cancels_its_call_at_the_plugin(flavour: str) ->
     async with weather() as (bus, plugin), serving(flavour, "one", "text") as server, official(server) as endpoint:
         plugin.go.clear()
         turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
-        await within(plugin.held.wait())
+        await with_timeout(plugin.blocked.wait())
         turn.cancel()
         await asyncio.wait([turn], timeout=5)
         assert turn.cancelled()
-        await within(plugin.cancelled.wait())
+        await with_timeout(plugin.cancelled.wait())
     assert len(server.requests) == 1
 
 
@@ -188,7 +188,7 @@ async def test_a_server_that_dies_in_the_middle_of_an_answer_ends_the_turn_and_n
 
 
 @every_client
-async def test_an_answer_whose_stream_ends_in_good_order_before_its_end_is_an_error(flavour: str) -> None:
+async def test_an_answer_whose_stream_ends_cleanly_before_its_end_is_an_error(flavour: str) -> None:
     # In the format of chat completions only a call tells that it is cut: some servers give no reason for any end.
     steps = (Breaks("one", 4 if flavour == "openai" else -1, "ends"), "one", "text")
     async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
@@ -236,9 +236,7 @@ async def killable(bus: Bus, folder: Path) -> AsyncIterator[asyncio.subprocess.P
 
 
 @every_client
-async def test_a_model_reads_that_the_plugin_was_killed_during_its_call_and_the_turn_goes_on(
-    flavour: str, tmp_path: Path
-) -> None:
+async def test_a_model_gets_the_error_of_a_killed_plugin_and_the_turn_continues(flavour: str, tmp_path: Path) -> None:
     async with (
         running_bus() as bus,
         killable(bus, tmp_path) as plugin,

@@ -1,4 +1,4 @@
-"""The same turn with every provider: a rule's call, two calls of the model, a failure, and the answer."""
+"""Tests the same turn with every provider: a rule's call, two calls of the model, a failure, and the answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.played import Shelf
+from tests.loop.scripted_model import FunctionSource
 from toolbus.dialects.conversation import Message
 from toolbus.dialects.dialect import Dialect
 from toolbus.loop import Endpoint, Rule, ToolLoop
@@ -70,7 +70,7 @@ PROVIDERS: list[tuple[str, str, Callable[[str, Asks], Json]]] = [
 
 
 @pytest.mark.parametrize(("file", "kind", "writes"), PROVIDERS, ids=[kind for _, kind, _ in PROVIDERS])
-async def test_a_turn_goes_the_same_way_with_every_provider(
+async def test_a_turn_has_the_same_outcome_with_every_provider(
     file: str, kind: str, writes: Callable[[str, Asks], Json]
 ) -> None:
     dialect: Dialect = getattr(importlib.import_module(f"toolbus.dialects.{file}"), kind)()
@@ -85,13 +85,13 @@ async def test_a_turn_goes_the_same_way_with_every_provider(
         requests.append(json.dumps(request, ensure_ascii=False))
         return answers[len(requests) - 1]
 
-    shelf = Shelf()
-    shelf.offer(lambda path: f"text of {path}", name="files.read")  # a name that some of them do not accept
-    shelf.offer(lambda: "12:00", name="now")
+    source = FunctionSource()
+    source.offer(lambda path: f"text of {path}", name="files.read")  # a name that some of them do not accept
+    source.offer(lambda: "12:00", name="now")
     # Gemini and Ollama take the name as it is.
-    wire = dialect.export((await shelf.tools())[1]).names.wire("files.read")
+    wire = dialect.export((await source.tools())[1]).names.wire("files.read")
     answers[0] = writes("", [(wire, {"path": "a"}), ("nothing_like_it", {})])
-    loop = ToolLoop(shelf, Endpoint(dialect, ask), rules=[Rule("time", "now")])
+    loop = ToolLoop(source, Endpoint(dialect, ask), rules=[Rule("time", "now")])
     reply = await loop.run([{"role": "system", "content": "be brief"}, {"role": "user", "content": "what time?"}])
     assert reply.text == "all read"
     assert [(done.name, done.round, done.outcome) for done in reply.calls] == [

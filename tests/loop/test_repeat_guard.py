@@ -1,10 +1,12 @@
+"""Tests the guard against repeated calls."""
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.loop.played import failed
+from tests.loop.scripted_model import failed
 from toolbus.errors import Code, Stage
 from toolbus.loop.repeat_guard import Key, RepeatGuard
 from toolbus.tool import Result, Tool
@@ -25,7 +27,7 @@ def key(guard: RepeatGuard, arguments: object, tool: Tool = TOOL) -> Key:
     return made
 
 
-def test_the_third_success_is_refused_in_words_that_help() -> None:
+def test_the_third_success_is_refused_with_a_helpful_error() -> None:
     guard = RepeatGuard(2)
     same = key(guard, {"a": 1})
     for _ in range(2):
@@ -53,7 +55,7 @@ def test_a_tool_that_may_be_repeated_is_not_guarded() -> None:
     assert RepeatGuard(2).key(Tool("poll", allow_repeat=True), {}) is None
 
 
-def test_zero_switches_the_guard_off() -> None:
+def test_zero_disables_the_guard() -> None:
     assert RepeatGuard(0).key(TOOL, {}) is None
 
 

@@ -1,3 +1,5 @@
+"""Tests rules that route a message to a tool before the model is asked."""
+
 from __future__ import annotations
 
 import re
@@ -6,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.played import PlayedModel, Shelf, says
+from tests.loop.scripted_model import FunctionSource, ScriptedModel, says
 from toolbus.errors import SetupError
 from toolbus.loop import LoopSettings, Rule, ToolLoop
 from toolbus.loop.router import comes_from_no_file, in_order, route
@@ -36,17 +38,17 @@ def test_a_function_gives_arguments_or_none() -> None:
     assert found("hello", Rule(asks, "time")) is None
 
 
-def test_the_lowest_priority_is_tried_first_and_the_first_that_fits_wins() -> None:
+def test_rules_are_tried_by_ascending_priority_and_the_first_match_wins() -> None:
     late, early = Rule("it", "weather", priority=90), Rule(re.compile("IT", re.I), "time", priority=10)
     assert found("it", late, Rule("it", "weather"), early) == ("time", "{}")
     assert found("it", Rule("it", "weather"), Rule("it", "time")) == ("weather", "{}")
 
 
-def test_a_rule_reaches_only_what_is_offered() -> None:
+def test_a_rule_calls_only_offered_tools() -> None:
     assert found("it", Rule("it", "secret"), Rule("it", "time")) == ("time", "{}")
 
 
-def test_a_tool_of_a_drop_in_file_is_called_only_where_that_was_granted() -> None:
+def test_a_tool_of_a_drop_in_file_is_called_only_where_may_route_allows_it() -> None:
     rule = Rule("it", "file")
     assert found("it", rule) is None
     assert route([rule], "it", OFFERED, lambda tool: True) == ("file", "{}")
@@ -61,12 +63,12 @@ def test_metadata_tells_a_drop_in_file(metadata: str, may: bool) -> None:
 
 
 @pytest.mark.parametrize("answer", [{"a": object()}, {"a": float("nan")}, 42])
-def test_a_rule_that_fails_is_passed_over(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_that_raises_is_skipped(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert found("it", Rule(lambda text: answer, "weather"), Rule("it", "time")) == ("time", "{}")
     assert "the rule for 'weather' failed" in caplog.text
 
 
-def test_a_pattern_that_is_none_is_an_error_at_once() -> None:
+def test_an_invalid_pattern_is_an_error_at_once() -> None:
     with pytest.raises(SetupError, match="'weather' has an invalid pattern"):
         Rule("(", "weather")
 
@@ -79,16 +81,19 @@ def test_a_pattern_that_is_none_is_an_error_at_once() -> None:
         [{"role": "user", "content": [{"type": "text", "text": "it"}]}],
     ],
 )
-async def test_rules_read_only_what_the_user_said_last(messages: list[Any]) -> None:
-    shelf = Shelf(time=lambda: 1)
-    await ToolLoop(shelf, PlayedModel(says("hm")).endpoint, rules=[Rule("it", "time")]).run(messages)
-    assert shelf.calls == []
+async def test_rules_read_only_the_users_last_message(messages: list[Any]) -> None:
+    source = FunctionSource(time=lambda: 1)
+    await ToolLoop(source, ScriptedModel(says("hm")).endpoint, rules=[Rule("it", "time")]).run(messages)
+    assert source.calls == []
 
 
-async def test_the_settings_say_which_tools_rules_may_call() -> None:
-    shelf = Shelf(time=lambda: 1)
+async def test_the_settings_decide_which_tools_rules_may_call() -> None:
+    source = FunctionSource(time=lambda: 1)
     loop = ToolLoop(
-        shelf, PlayedModel(says("hm")).endpoint, LoopSettings(may_route=lambda tool: False), rules=[Rule("it", "time")]
+        source,
+        ScriptedModel(says("hm")).endpoint,
+        LoopSettings(may_route=lambda tool: False),
+        rules=[Rule("it", "time")],
     )
     await loop.run("it")
-    assert shelf.calls == []
+    assert source.calls == []

@@ -1,3 +1,5 @@
+"""Tests turns of the tool loop with a scripted model."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.played import ApiError, PlayedModel, Shelf, call, chunks, failed, says
+from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, chunks, failed, says
 from toolbus.dialects.conversation import Answered, Answers, Message, Turn
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.errors import Code, InvalidRequest, PeerLost
@@ -27,16 +29,16 @@ def greet(name: str = "you") -> str:
 
 
 async def test_a_model_that_calls_nothing_answers_at_once() -> None:
-    model = PlayedModel(says("hi"))
-    reply = await ToolLoop(Shelf(add=add), model.endpoint).run("hello")
+    model = ScriptedModel(says("hi"))
+    reply = await ToolLoop(FunctionSource(add=add), model.endpoint).run("hello")
     assert (reply.text, reply.stopped, reply.rounds, reply.calls) == ("hi", "answered", 1, ())
     assert model.requests[0]["messages"] == [{"role": "user", "content": "hello"}]
     assert model.offered(0) == ["add"]
 
 
 async def test_results_go_back_to_the_model_until_it_answers() -> None:
-    model = PlayedModel(says("", call("add", {"a": 1, "b": 2})), says("", call("greet")), says("3, hello"))
-    reply = await ToolLoop(Shelf(add=add, greet=greet), model.endpoint).run("?")
+    model = ScriptedModel(says("", call("add", {"a": 1, "b": 2})), says("", call("greet")), says("3, hello"))
+    reply = await ToolLoop(FunctionSource(add=add, greet=greet), model.endpoint).run("?")
     assert (reply.text, reply.rounds, reply.stopped) == ("3, hello", 3, "answered")
     assert model.results(2) == ["3", "hello you"]
     assert [(done.name, done.round, done.order, done.outcome) for done in reply.calls] == [
@@ -46,9 +48,9 @@ async def test_results_go_back_to_the_model_until_it_answers() -> None:
     assert all(0 < done.started <= done.ended for done in reply.calls)
 
 
-async def test_the_items_of_a_reply_go_on_as_the_next_conversation() -> None:
-    model = PlayedModel(says("", call("add", {"a": 1})), says("one"), says("again"))
-    loop = ToolLoop(Shelf(add=add), model.endpoint)
+async def test_the_items_of_a_reply_continue_as_the_next_conversation() -> None:
+    model = ScriptedModel(says("", call("add", {"a": 1})), says("one"), says("again"))
+    loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     first = await loop.run([{"role": "system", "content": "be short"}, {"role": "user", "content": "?"}])
     assert [type(item) for item in first.items] == [Message, Message, Turn, Answers, Turn]
     await loop.run([*first.items, {"role": "user", "content": "and?"}])
@@ -57,7 +59,7 @@ async def test_the_items_of_a_reply_go_on_as_the_next_conversation() -> None:
     ]
 
 
-async def test_calls_of_one_answer_run_side_by_side_and_answer_in_their_order() -> None:
+async def test_calls_of_one_answer_run_in_parallel_and_are_answered_in_order() -> None:
     both, order = asyncio.Barrier(2), []
 
     async def meet(name: str) -> str:
@@ -67,14 +69,14 @@ async def test_calls_of_one_answer_run_side_by_side_and_answer_in_their_order() 
         order.append(name)
         return name
 
-    model = PlayedModel(says("", call("meet", {"name": "first"}), call("meet", {"name": "second"})), says("done"))
-    reply = await ToolLoop(Shelf(meet=meet), model.endpoint).run("?")
+    model = ScriptedModel(says("", call("meet", {"name": "first"}), call("meet", {"name": "second"})), says("done"))
+    reply = await ToolLoop(FunctionSource(meet=meet), model.endpoint).run("?")
     assert model.results(1) == ["first", "second"]
     assert [done.order for done in reply.calls] == [0, 1]
     assert set(order) == {"first", "second"}
 
 
-async def test_in_order_a_call_begins_when_the_one_before_has_ended() -> None:
+async def test_with_max_parallel_1_a_call_begins_when_the_previous_one_has_ended() -> None:
     running = most = 0
 
     async def work(n: int) -> int:
@@ -85,18 +87,18 @@ async def test_in_order_a_call_begins_when_the_one_before_has_ended() -> None:
         running -= 1
         return n
 
-    shelf = Shelf(work=work)
-    model = PlayedModel(says("", *(call("work", {"n": n}) for n in range(5))), says("done"))
-    await ToolLoop(shelf, model.endpoint, LoopSettings(max_parallel=1)).run("?")
+    source = FunctionSource(work=work)
+    model = ScriptedModel(says("", *(call("work", {"n": n}) for n in range(5))), says("done"))
+    await ToolLoop(source, model.endpoint, LoopSettings(max_parallel=1)).run("?")
     assert most == 1
-    assert [json.loads(arguments)["n"] for _, arguments in shelf.calls] == [0, 1, 2, 3, 4]
+    assert [json.loads(arguments)["n"] for _, arguments in source.calls] == [0, 1, 2, 3, 4]
 
 
 async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
     def breaks() -> None:
         raise RuntimeError("not for the model")
 
-    model = PlayedModel(
+    model = ScriptedModel(
         says(
             "",
             call("ad", {}),
@@ -109,7 +111,7 @@ async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
         ),
         says("done"),
     )
-    reply = await ToolLoop(Shelf(add=add, breaks=breaks), model.endpoint).run("?")
+    reply = await ToolLoop(FunctionSource(add=add, breaks=breaks), model.endpoint).run("?")
     outcomes = [done.outcome for done in reply.calls]
     assert outcomes == [*("not_found", "invalid_arguments", "invalid_arguments", "internal", "ok", "ok", "not_found")]
     told = model.results(1)
@@ -121,59 +123,59 @@ async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
 
 
 async def test_a_known_tool_that_was_not_offered_cannot_be_called() -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(says("", call("secret")), says("no"))
-    loop = ToolLoop(shelf, model.endpoint)
-    shelf.offer(greet, name="secret")
-    shelf.remove("secret")
+    source = FunctionSource(add=add)
+    model = ScriptedModel(says("", call("secret")), says("no"))
+    loop = ToolLoop(source, model.endpoint)
+    source.offer(greet, name="secret")
+    source.remove("secret")
     reply = await loop.run("?")
     assert [done.outcome for done in reply.calls] == ["not_found"]
-    assert shelf.calls == []
+    assert source.calls == []
 
 
 async def test_calls_carry_hash_timeout_and_their_place() -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(says("", call("add"), call("add", {"a": 1})), says("", call("add", {"a": 2})), says("done"))
+    source = FunctionSource(add=add)
+    model = ScriptedModel(says("", call("add"), call("add", {"a": 1})), says("", call("add", {"a": 2})), says("done"))
     context = CallContext(user_id="ann", attributes={"channel": "web"})
-    await ToolLoop(shelf, model.endpoint, LoopSettings(call_timeout=5), context=context).run("?")
-    _, tools = await shelf.tools()
-    assert {sent["schema_hash"] for sent in shelf.sent} == {tools[0].schema_hash}
-    assert {sent["timeout"] for sent in shelf.sent} == {5}
-    assert [dict(sent["context"].attributes) for sent in shelf.sent] == [
+    await ToolLoop(source, model.endpoint, LoopSettings(call_timeout=5), context=context).run("?")
+    _, tools = await source.tools()
+    assert {sent["schema_hash"] for sent in source.sent} == {tools[0].schema_hash}
+    assert {sent["timeout"] for sent in source.sent} == {5}
+    assert [dict(sent["context"].attributes) for sent in source.sent] == [
         {"channel": "web", "round": "1", "order": "0"},
         {"channel": "web", "round": "1", "order": "1"},
         {"channel": "web", "round": "2", "order": "0"},
     ]
     assert dict(context.attributes) == {"channel": "web"}
-    assert shelf.sent[0]["context"].user_id == "ann"
+    assert source.sent[0]["context"].user_id == "ann"
 
 
 async def test_the_context_of_a_turn_replaces_that_of_the_loop() -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(says("", call("add")), says("done"))
-    loop = ToolLoop(shelf, model.endpoint, context=CallContext(user_id="ann"))
+    source = FunctionSource(add=add)
+    model = ScriptedModel(says("", call("add")), says("done"))
+    loop = ToolLoop(source, model.endpoint, context=CallContext(user_id="ann"))
     await loop.run("?", context=CallContext(user_id="bob"))
-    assert shelf.sent[0]["context"].user_id == "bob"
+    assert source.sent[0]["context"].user_id == "bob"
 
 
-async def test_a_tool_that_changed_meanwhile_is_offered_anew_in_the_next_round() -> None:
-    shelf = Shelf(add=add)
+async def test_a_tool_that_changed_meanwhile_is_exported_again_in_the_next_round() -> None:
+    source = FunctionSource(add=add)
 
     def change(request: object) -> object:
-        shelf.offer(add, name="add", description="Adds, now differently.")
+        source.offer(add, name="add", description="Adds, now differently.")
         return says("", call("add"))
 
-    model = PlayedModel(change, says("", call("add")), says("done"))
-    reply = await ToolLoop(shelf, model.endpoint).run("?")
+    model = ScriptedModel(change, says("", call("add")), says("done"))
+    reply = await ToolLoop(source, model.endpoint).run("?")
     assert [done.outcome for done in reply.calls] == ["catalog_stale", "ok"]
     assert "has changed since it was listed" in model.results(1)[0]
     descriptions = [request["tools"][0]["function"]["description"] for request in model.requests[:2]]
     assert descriptions == ["A tool.", "Adds, now differently."]
 
 
-async def test_after_the_last_round_the_model_has_to_answer_without_tools() -> None:
-    model = PlayedModel(*(says("", call("add", {"a": n})) for n in range(3)), says("that much"))
-    reply = await ToolLoop(Shelf(add=add), model.endpoint).run("?")
+async def test_after_the_last_round_the_model_must_answer_without_tools() -> None:
+    model = ScriptedModel(*(says("", call("add", {"a": n})) for n in range(3)), says("that much"))
+    reply = await ToolLoop(FunctionSource(add=add), model.endpoint).run("?")
     assert (reply.text, reply.rounds, reply.stopped) == ("that much", 4, "round_limit")
     assert [model.offered(n) for n in range(4)] == [["add"], ["add"], ["add"], []]
 
@@ -182,39 +184,41 @@ async def test_after_the_last_round_the_model_has_to_answer_without_tools() -> N
     ("text", "fallback", "read"), [("half", "sorry", "half"), ("", "sorry", "sorry"), ("", "", "")]
 )
 async def test_calls_instead_of_a_forced_answer_are_refused(text: str, fallback: str, read: str) -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(says("", call("add")), says(text, call("add")))
-    reply = await ToolLoop(shelf, model.endpoint, LoopSettings(rounds=1, no_convergence_text=fallback)).run("?")
-    assert (reply.text, reply.stopped, len(shelf.calls)) == (read, "no_convergence", 1)
+    source = FunctionSource(add=add)
+    model = ScriptedModel(says("", call("add")), says(text, call("add")))
+    reply = await ToolLoop(source, model.endpoint, LoopSettings(rounds=1, no_convergence_text=fallback)).run("?")
+    assert (reply.text, reply.stopped, len(source.calls)) == (read, "no_convergence", 1)
     refusals = [item for item in reply.items if isinstance(item, Answers)][-1]
     assert refusals.answered[0].result.error is not None
     assert (reply.items[-1] == Message("assistant", "sorry")) is (read == "sorry")
 
 
-async def test_silence_after_tools_gets_the_text_of_the_settings() -> None:
-    model = PlayedModel(says("", call("add")), says(""))
-    reply = await ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(no_summary_text="…")).run("?")
+async def test_an_empty_answer_after_tools_gets_the_text_of_the_settings() -> None:
+    model = ScriptedModel(says("", call("add")), says(""))
+    reply = await ToolLoop(FunctionSource(add=add), model.endpoint, LoopSettings(no_summary_text="…")).run("?")
     assert (reply.text, reply.stopped) == ("…", "no_summary")
 
 
-async def test_silence_without_tools_is_an_empty_reply() -> None:
-    reply = await ToolLoop(Shelf(), PlayedModel(says("")).endpoint, LoopSettings(no_summary_text="…")).run("?")
+async def test_an_empty_answer_without_tools_is_an_empty_reply() -> None:
+    reply = await ToolLoop(FunctionSource(), ScriptedModel(says("")).endpoint, LoopSettings(no_summary_text="…")).run(
+        "?"
+    )
     assert (reply.text, reply.stopped) == ("", "answered")
 
 
-async def test_as_synchronet_does_it_four_calls_of_the_model_end_in_a_fixed_text() -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(*(says("", call("add", {"a": n})) for n in range(4)))
-    reply = await ToolLoop(shelf, model.endpoint, SYNCHRONET).run("?")
+async def test_with_the_settings_of_synchronet_four_requests_end_in_a_fixed_text() -> None:
+    source = FunctionSource(add=add)
+    model = ScriptedModel(*(says("", call("add", {"a": n})) for n in range(4)))
+    reply = await ToolLoop(source, model.endpoint, SYNCHRONET).run("?")
     assert reply.text == "(tool-call loop did not converge -- try rephrasing)"
-    assert (len(model.requests), len(shelf.calls), reply.stopped) == (4, 4, "no_convergence")
+    assert (len(model.requests), len(source.calls), reply.stopped) == (4, 4, "no_convergence")
 
 
 async def test_a_direct_reply_is_the_tools_own_text_and_the_model_is_not_asked_again() -> None:
-    shelf = Shelf()
-    shelf.offer(greet, direct_reply=True)
-    model = PlayedModel(says("", call("greet", {"name": "ann"}), call("greet", {"name": "bob"})), says("and again"))
-    loop = ToolLoop(shelf, model.endpoint)
+    source = FunctionSource()
+    source.offer(greet, direct_reply=True)
+    model = ScriptedModel(says("", call("greet", {"name": "ann"}), call("greet", {"name": "bob"})), says("and again"))
+    loop = ToolLoop(source, model.endpoint)
     reply = await loop.run("?")
     assert (reply.text, reply.stopped) == ("hello ann\n\nhello bob", "direct_reply")
     assert len(model.requests) == 1
@@ -231,30 +235,30 @@ async def test_a_direct_reply_is_the_tools_own_text_and_the_model_is_not_asked_a
         ({"error": 0.5}, '{"error":0.5}'),
     ],
 )
-async def test_a_direct_reply_of_an_object_is_what_it_says_in_words(output: dict[str, object], shown: str) -> None:
-    shelf = Shelf()
-    shelf.offer(lambda: output, name="relay", direct_reply=True)
-    reply = await ToolLoop(shelf, PlayedModel(says("", call("relay"))).endpoint).run("?")
+async def test_a_direct_reply_of_an_object_is_its_error_or_note(output: dict[str, object], shown: str) -> None:
+    source = FunctionSource()
+    source.offer(lambda: output, name="relay", direct_reply=True)
+    reply = await ToolLoop(source, ScriptedModel(says("", call("relay"))).endpoint).run("?")
     assert (reply.text, reply.stopped) == (shown, "direct_reply")
 
 
 @pytest.mark.parametrize("other", ["add", "fails"])
 async def test_a_direct_reply_beside_another_call_or_a_failure_goes_to_the_model(other: str) -> None:
-    shelf = Shelf(add=add)
-    shelf.offer(greet, direct_reply=True)
-    shelf.offer(lambda: failed(Code.TOOL, "no"), name="fails", direct_reply=True)
-    model = PlayedModel(says("", call("greet"), call(other)), says("done"))
-    assert (await ToolLoop(shelf, model.endpoint).run("?")).text == "done"
+    source = FunctionSource(add=add)
+    source.offer(greet, direct_reply=True)
+    source.offer(lambda: failed(Code.TOOL, "no"), name="fails", direct_reply=True)
+    model = ScriptedModel(says("", call("greet"), call(other)), says("done"))
+    assert (await ToolLoop(source, model.endpoint).run("?")).text == "done"
 
 
 async def test_the_third_success_of_the_same_call_is_refused_within_a_turn_only() -> None:
-    shelf = Shelf(add=add)
+    source = FunctionSource(add=add)
     same = [says("", call("add", text)) for text in ('{"a":1,"b":2}', '{"b": 2, "a": 1}', '{"a": 1, "b": 2}')]
-    model = PlayedModel(*same, says("done"), says("", call("add", {"a": 1, "b": 2})), says("done"))
-    loop = ToolLoop(shelf, model.endpoint)
+    model = ScriptedModel(*same, says("done"), says("", call("add", {"a": 1, "b": 2})), says("done"))
+    loop = ToolLoop(source, model.endpoint)
     reply = await loop.run("?")
     assert [done.outcome for done in reply.calls] == ["ok", "ok", "repeated"]
-    assert len(shelf.calls) == 2
+    assert len(source.calls) == 2
     assert "result stands above" in model.results(3)[-1]
     assert [done.outcome for done in (await loop.run("?")).calls] == ["ok"]
 
@@ -264,24 +268,24 @@ async def test_the_same_call_many_times_in_one_answer_runs_twice() -> None:
         await asyncio.sleep(0)
         return 1
 
-    shelf = Shelf(slow=slow)
-    model = PlayedModel(says("", *(call("slow") for _ in range(6))), says("done"))
-    reply = await ToolLoop(shelf, model.endpoint).run("?")
+    source = FunctionSource(slow=slow)
+    model = ScriptedModel(says("", *(call("slow") for _ in range(6))), says("done"))
+    reply = await ToolLoop(source, model.endpoint).run("?")
     assert [done.outcome for done in reply.calls] == ["ok", "ok", *["repeated"] * 4]
 
 
-async def test_no_more_calls_are_run_than_the_settings_say() -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(says("", *(call("add", {"a": n}) for n in range(130))), says("done"))
-    reply = await ToolLoop(shelf, model.endpoint).run("?")
+async def test_no_more_calls_are_run_than_the_settings_allow() -> None:
+    source = FunctionSource(add=add)
+    model = ScriptedModel(says("", *(call("add", {"a": n}) for n in range(130))), says("done"))
+    reply = await ToolLoop(source, model.endpoint).run("?")
     assert len(reply.calls) == len(model.results(1)) == 130
     assert [done.outcome for done in reply.calls[126:]] == ["ok", "ok", "overloaded", "overloaded"]
-    assert len(shelf.calls) == 128
+    assert len(source.calls) == 128
 
 
-async def test_an_endpoint_that_refuses_tools_is_asked_without_them_and_not_offered_any_again() -> None:
-    model = PlayedModel(ApiError(400, "gemma does not support tools"), says("hi"), says("hi again"))
-    loop = ToolLoop(Shelf(add=add), model.endpoint)
+async def test_an_endpoint_that_refuses_tools_is_not_offered_any_again() -> None:
+    model = ScriptedModel(ApiError(400, "gemma does not support tools"), says("hi"), says("hi again"))
+    loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     assert loop.takes_tools
     assert (await loop.run("?")).text == "hi"
     assert (await loop.run("?")).text == "hi again"
@@ -289,14 +293,14 @@ async def test_an_endpoint_that_refuses_tools_is_asked_without_them_and_not_offe
     assert not loop.takes_tools
 
 
-async def test_a_refusal_of_the_last_answer_without_calls_takes_no_tools_away() -> None:
-    model = PlayedModel(says("", call("add")), ApiError(400, "gemma does not support tools"), says("hi"))
-    loop = ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(rounds=1))
+async def test_a_refusal_of_the_forced_answer_does_not_disable_tools() -> None:
+    model = ScriptedModel(says("", call("add")), ApiError(400, "gemma does not support tools"), says("hi"))
+    loop = ToolLoop(FunctionSource(add=add), model.endpoint, LoopSettings(rounds=1))
     assert (await loop.run("?")).text == "hi"
     assert (model.offered(2), loop.takes_tools) == ([], True)
 
 
-async def test_an_answer_that_breaks_off_in_the_words_of_a_refusal_is_not_asked_for_again() -> None:
+async def test_an_answer_that_breaks_off_with_the_phrase_of_a_refusal_is_not_requested_again() -> None:
     asked = 0
 
     async def ask(request: object) -> AsyncIterator[object]:
@@ -305,35 +309,35 @@ async def test_an_answer_that_breaks_off_in_the_words_of_a_refusal_is_not_asked_
         yield chunks(says("h"))[0]
         raise ApiError(400, "gemma does not support tools")
 
-    loop = ToolLoop(Shelf(add=add), Endpoint(OpenAIChat(), ask))
+    loop = ToolLoop(FunctionSource(add=add), Endpoint(OpenAIChat(), ask))
     with pytest.raises(ApiError):
         await loop.run("?")
     assert (asked, loop.takes_tools) == (1, True)
 
 
-async def test_a_name_of_the_bus_that_the_model_was_not_shown_calls_nothing() -> None:
-    shelf = Shelf(**{"math.add": add})
-    model = PlayedModel(says("", call("math.add")), says("no"))
-    (done,) = (await ToolLoop(shelf, model.endpoint).run("?")).calls
-    assert (model.offered(0), done.outcome, shelf.calls) == (["math_add"], "not_found", [])
+async def test_a_tool_on_the_bus_that_the_model_was_not_offered_is_not_called() -> None:
+    source = FunctionSource(**{"math.add": add})
+    model = ScriptedModel(says("", call("math.add")), says("no"))
+    (done,) = (await ToolLoop(source, model.endpoint).run("?")).calls
+    assert (model.offered(0), done.outcome, source.calls) == (["math_add"], "not_found", [])
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_passing_fault_is_raised_and_takes_no_tools_away(streams: bool) -> None:
+async def test_a_temporary_error_is_raised_and_does_not_disable_tools(streams: bool) -> None:
     fault = ApiError(503, "tools are not available just now: does not support tools")
-    model = PlayedModel(fault, says("hi"), streams=streams)
-    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    model = ScriptedModel(fault, says("hi"), streams=streams)
+    loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     with pytest.raises(ApiError, match="just now"):
         await loop.run("?")
     assert (await loop.run("?")).text == "hi"
     assert [model.offered(n) for n in range(2)] == [["add"], ["add"]]
 
 
-async def test_a_model_without_tools_reads_in_words_what_they_returned_before() -> None:
-    with_tools = PlayedModel(says("wait", call("add", {"a": 1})), says("one"))
-    reply = await ToolLoop(Shelf(add=add), with_tools.endpoint).run("?")
-    without = PlayedModel(ApiError(404, "No endpoints found that support tool use."), says("ok"))
-    await ToolLoop(Shelf(add=add), without.endpoint).run([*reply.items, Message("user", "sure?")])
+async def test_a_model_without_tools_gets_earlier_results_as_text() -> None:
+    with_tools = ScriptedModel(says("wait", call("add", {"a": 1})), says("one"))
+    reply = await ToolLoop(FunctionSource(add=add), with_tools.endpoint).run("?")
+    without = ScriptedModel(ApiError(404, "No endpoints found that support tool use."), says("ok"))
+    await ToolLoop(FunctionSource(add=add), without.endpoint).run([*reply.items, Message("user", "sure?")])
     assert without.requests[1]["messages"] == [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "wait"},
@@ -354,8 +358,8 @@ async def test_cancelling_a_turn_cancels_its_calls_and_waits_for_them() -> None:
             await asyncio.sleep(0)
             ended.append(n)
 
-    model = PlayedModel(says("", call("stuck", {"n": 1}), call("stuck", {"n": 2})))
-    turn = asyncio.ensure_future(ToolLoop(Shelf(stuck=stuck), model.endpoint).run("?"))
+    model = ScriptedModel(says("", call("stuck", {"n": 1}), call("stuck", {"n": 2})))
+    turn = asyncio.ensure_future(ToolLoop(FunctionSource(stuck=stuck), model.endpoint).run("?"))
     await asyncio.wait_for(started.wait(), 5)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -364,51 +368,51 @@ async def test_cancelling_a_turn_cancels_its_calls_and_waits_for_them() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-async def test_a_call_that_is_cancelled_on_its_way_is_answered_and_the_turn_goes_on(others: int) -> None:
+async def test_a_call_that_is_cancelled_elsewhere_is_answered_and_the_turn_continues(others: int) -> None:
     async def gone() -> None:
         raise asyncio.CancelledError
 
-    model = PlayedModel(says("", call("gone"), *[call("add")] * others), says("done"))
-    reply = await ToolLoop(Shelf(gone=gone, add=add), model.endpoint).run("?")
+    model = ScriptedModel(says("", call("gone"), *[call("add")] * others), says("done"))
+    reply = await ToolLoop(FunctionSource(gone=gone, add=add), model.endpoint).run("?")
     assert [done.outcome for done in reply.calls] == ["cancelled", *["ok"] * others]
 
 
-async def test_a_catalog_that_cannot_be_listed_again_is_used_as_it_was() -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(says("", call("add")), says("done"), says("never"))
-    loop = ToolLoop(shelf, model.endpoint)
+async def test_the_last_known_catalog_is_used_where_it_cannot_be_listed_again() -> None:
+    source = FunctionSource(add=add)
+    model = ScriptedModel(says("", call("add")), says("done"), says("never"))
+    loop = ToolLoop(source, model.endpoint)
     known = await loop.run("?")
     assert known.text == "done"
 
     async def lost() -> object:
         raise PeerLost("no bus answered")
 
-    shelf.tools = lost  # type: ignore[method-assign,assignment]
+    source.tools = lost  # type: ignore[method-assign,assignment]
     assert (await loop.run("?")).text == "never"
     assert model.offered(2) == ["add"]
     with pytest.raises(PeerLost, match="no bus answered"):
-        await ToolLoop(shelf, model.endpoint).run("?")
+        await ToolLoop(source, model.endpoint).run("?")
 
 
-async def test_where_no_bus_is_the_error_names_its_address_and_the_cure(tmp_path: Path) -> None:
+async def test_without_a_bus_the_error_names_its_address_and_the_fix(tmp_path: Path) -> None:
     async with Host(f"unix:{tmp_path}/nobody.sock") as host:
-        loop = ToolLoop(host, PlayedModel(says("never")).endpoint, LoopSettings(list_timeout=0.05))
+        loop = ToolLoop(host, ScriptedModel(says("never")).endpoint, LoopSettings(list_timeout=0.05))
         with pytest.raises(PeerLost, match=r"^no bus answered at unix:\S+/nobody.sock within 0.05 s.*`toolbus serve`"):
             await loop.run("?")
 
 
-async def test_another_source_that_is_silent_is_named_as_far_as_is_known() -> None:
-    shelf = Shelf(add=add)
-    shelf.tools = asyncio.Event().wait  # type: ignore[method-assign,assignment]
-    loop = ToolLoop(shelf, PlayedModel(says("never")).endpoint, LoopSettings(list_timeout=0.01))
+async def test_the_timeout_of_another_source_is_an_error_with_its_cause() -> None:
+    source = FunctionSource(add=add)
+    source.tools = asyncio.Event().wait  # type: ignore[method-assign,assignment]
+    loop = ToolLoop(source, ScriptedModel(says("never")).endpoint, LoopSettings(list_timeout=0.01))
     with pytest.raises(PeerLost, match=r"cannot list tools: no answer within 0.01 s"):
         await loop.run("?")
 
 
-async def test_what_stream_has_yielded_before_a_failure_is_a_conversation_to_go_on_with() -> None:
+async def test_the_events_before_a_failure_form_a_conversation_that_can_continue() -> None:
     calls = says("", call("add", {"a": 1}), call("add", {"a": 2}))
-    model = PlayedModel(calls, ApiError(503, "overloaded"), says("1 and 2"))
-    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    model = ScriptedModel(calls, ApiError(503, "overloaded"), says("1 and 2"))
+    loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     question = Message("user", "?")
     turns: list[Turn] = []
     ended: list[CallDone] = []
@@ -429,9 +433,9 @@ async def test_what_stream_has_yielded_before_a_failure_is_a_conversation_to_go_
     assert model.results(2) == ["1", "2"]
 
 
-async def test_a_conversation_can_be_pickled_and_goes_on() -> None:
-    model = PlayedModel(says("", call("add", {"a": 1})), says("one"), says("again"))
-    loop = ToolLoop(Shelf(add=add), model.endpoint)
+async def test_a_conversation_can_be_pickled_and_continued() -> None:
+    model = ScriptedModel(says("", call("add", {"a": 1})), says("one"), says("again"))
+    loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     items = (await loop.run("?")).items
     kept = pickle.loads(pickle.dumps(items))
     assert kept == items
@@ -439,9 +443,9 @@ async def test_a_conversation_can_be_pickled_and_goes_on() -> None:
 
 
 async def test_a_catalog_that_stays_the_same_is_exported_once() -> None:
-    shelf = Shelf(add=add)
-    model = PlayedModel(says("", call("add")), says("a"), says("b"))
-    loop = ToolLoop(shelf, model.endpoint)
+    source = FunctionSource(add=add)
+    model = ScriptedModel(says("", call("add")), says("a"), says("b"))
+    loop = ToolLoop(source, model.endpoint)
     exports = 0
     export = model.endpoint.dialect.export
 
@@ -453,15 +457,15 @@ async def test_a_catalog_that_stays_the_same_is_exported_once() -> None:
     model.endpoint.dialect.export = counted  # type: ignore[method-assign,assignment]
     await loop.run("?")
     await loop.run("?")
-    assert (exports, shelf.listed) == (1, 3)
+    assert (exports, source.listed) == (1, 3)
 
 
 async def test_a_rule_calls_its_tool_before_the_model_is_asked() -> None:
-    shelf = Shelf(greet=greet)
-    model = PlayedModel(says("done"))
-    loop = ToolLoop(shelf, model.endpoint, rules=[Rule(r"greet (?P<name>\w+)", "greet")])
+    source = FunctionSource(greet=greet)
+    model = ScriptedModel(says("done"))
+    loop = ToolLoop(source, model.endpoint, rules=[Rule(r"greet (?P<name>\w+)", "greet")])
     reply = await loop.run("please greet ann")
-    assert shelf.calls == [("greet", '{"name":"ann"}')]
+    assert source.calls == [("greet", '{"name":"ann"}')]
     assert [(done.round, done.outcome) for done in reply.calls] == [(0, "ok")]
     roles = [message["role"] for message in model.requests[0]["messages"]]
     assert roles == ["user", "assistant", "tool"]
@@ -469,21 +473,21 @@ async def test_a_rule_calls_its_tool_before_the_model_is_asked() -> None:
 
 
 async def test_a_rule_for_a_tool_with_a_direct_reply_needs_no_model() -> None:
-    shelf = Shelf()
-    shelf.offer(greet, direct_reply=True)
-    model = PlayedModel()
-    reply = await ToolLoop(shelf, model.endpoint, rules=[Rule("hi", "greet")]).run("hi")
+    source = FunctionSource()
+    source.offer(greet, direct_reply=True)
+    model = ScriptedModel()
+    reply = await ToolLoop(source, model.endpoint, rules=[Rule("hi", "greet")]).run("hi")
     assert (reply.text, reply.rounds, model.requests) == ("hello you", 0, [])
 
 
 @pytest.mark.parametrize("messages", [[], [42], [None]])
-async def test_what_is_no_conversation_is_refused(messages: list[object]) -> None:
+async def test_an_invalid_conversation_is_refused(messages: list[object]) -> None:
     with pytest.raises(InvalidRequest):
-        await ToolLoop(Shelf(), PlayedModel().endpoint).run(messages)  # type: ignore[arg-type]
+        await ToolLoop(FunctionSource(), ScriptedModel().endpoint).run(messages)  # type: ignore[arg-type]
 
 
-async def test_a_providers_own_messages_pass_as_they_are() -> None:
+async def test_a_providers_own_messages_pass_unchanged() -> None:
     picture = {"role": "user", "content": [{"type": "text", "text": "what is this?"}]}
-    model = PlayedModel(says("a cat"))
-    await ToolLoop(Shelf(), model.endpoint).run([picture])
+    model = ScriptedModel(says("a cat"))
+    await ToolLoop(FunctionSource(), model.endpoint).run([picture])
     assert model.requests[0]["messages"] == [picture]

@@ -1,3 +1,5 @@
+"""Tests a bus and a host as sources of tools."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 import toolbus
-from tests.loop.played import PlayedModel, Shelf, call, says
+from tests.loop.scripted_model import FunctionSource, ScriptedModel, call, says
 from toolbus.bus.config import Config
 from toolbus.errors import Code, SetupError
 from toolbus.functions.call_context import CallContext
@@ -59,7 +61,7 @@ async def test_a_bus_and_a_host_list_their_tools_in_order(offered: Any) -> None:
     assert await names(source_of(offered, names=[])) == []
 
 
-async def test_a_revision_is_listed_once_and_a_change_at_once(offered: Any, bus: toolbus.Bus) -> None:
+async def test_a_revision_is_listed_once_and_a_change_is_seen_at_once(offered: Any, bus: toolbus.Bus) -> None:
     source = source_of(offered)
     revision, tools = await source.tools()
     assert (await source.tools())[1] is tools
@@ -82,11 +84,11 @@ async def test_a_call_carries_context_and_reports_progress(offered: Any) -> None
     assert [progress.message for progress in seen] == ["looking"]
 
 
-async def test_the_context_of_a_source_holds_for_calls_that_say_nothing_else(offered: Any) -> None:
+async def test_the_context_of_a_source_applies_to_calls_without_one(offered: Any) -> None:
     source = source_of(offered, context=CallContext(user_id="bob"))
     result = await source.call("who", "{}", context=None, schema_hash="")
     assert result.output == {"user": "bob"}
-    model = PlayedModel(says("", call("who")), says("bob"))
+    model = ScriptedModel(says("", call("who")), says("bob"))
     reply = await ToolLoop(source, model.endpoint).run("?")
     assert reply.calls[0].result.output == {"user": "bob", "round": "1", "order": "0"}
 
@@ -107,7 +109,7 @@ async def test_a_source_lists_what_its_user_may_call(offered: Any, bus: toolbus.
     assert await names(sources["bob"]) == ["add", "who", "sing"]
 
 
-async def test_a_call_that_outlives_its_patience_becomes_a_task_and_the_model_reads_its_id(
+async def test_a_call_that_outlives_its_soft_deadline_becomes_a_task_whose_id_is_the_result(
     offered: Any, bus: toolbus.Bus
 ) -> None:
     go = asyncio.Event()
@@ -117,7 +119,7 @@ async def test_a_call_that_outlives_its_patience_becomes_a_task_and_the_model_re
         await go.wait()
         return "waited"
 
-    model = PlayedModel(says("", call("wait")), says("it goes on"))
+    model = ScriptedModel(says("", call("wait")), says("it goes on"))
     reply = await ToolLoop(source_of(offered, background_after=0.01), model.endpoint).run("?")
     begun = reply.calls[0].result.output
     assert begun["status"] == "running"
@@ -134,7 +136,7 @@ async def test_a_call_with_an_old_hash_is_refused(offered: Any) -> None:
     assert result.error.code is Code.CATALOG_STALE
 
 
-async def test_changes_are_told_as_revisions(offered: Any, bus: toolbus.Bus) -> None:
+async def test_changes_are_yielded_as_revisions(offered: Any, bus: toolbus.Bus) -> None:
     source = source_of(offered)
     async with asyncio.timeout(5), aclosing(source.changes()) as changes:  # type: ignore[type-var]
         before = await anext(changes)
@@ -144,7 +146,7 @@ async def test_changes_are_told_as_revisions(offered: Any, bus: toolbus.Bus) -> 
 
 
 async def test_a_loop_runs_on_a_bus_and_on_a_host(offered: Any) -> None:
-    model = PlayedModel(says("", call("add", {"a": 1, "b": 2}), call("add", {"a": "x"})), says("3"))
+    model = ScriptedModel(says("", call("add", {"a": 1, "b": 2}), call("add", {"a": "x"})), says("3"))
     reply = await ToolLoop(offered, model.endpoint).run("?")
     assert reply.text == "3"
     assert [done.outcome for done in reply.calls] == ["ok", "invalid_arguments"]
@@ -162,16 +164,16 @@ async def test_a_tool_of_several_roles_is_offered_once_as_it_would_be_called(bus
     assert result.output == "la"
 
 
-def test_a_source_is_returned_as_it_is_and_takes_no_further_words() -> None:
-    shelf = Shelf()
-    assert source_of(shelf) is shelf
+def test_a_source_is_returned_unchanged_and_takes_no_other_options() -> None:
+    source = FunctionSource()
+    assert source_of(source) is source
     with pytest.raises(SetupError, match="is a source of tools already"):
-        source_of(shelf, role="mia")
+        source_of(source, role="mia")
     with pytest.raises(SetupError, match="is a source of tools already"):
-        source_of(shelf, background_after=1)
+        source_of(source, background_after=1)
 
 
 @pytest.mark.parametrize("offered", [None, 42, toolbus.SyncHost("127.0.0.1:1"), toolbus.Plugin("p")])
-def test_anything_else_is_refused_with_what_is_taken(offered: Any) -> None:
+def test_any_other_object_is_refused_with_the_accepted_ones(offered: Any) -> None:
     with pytest.raises(SetupError, match=r"is not a source of tools: give a toolbus\.Bus"):
         source_of(offered)

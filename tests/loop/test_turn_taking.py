@@ -1,4 +1,4 @@
-"""When a realtime session sends results and asks the model to go on, while the user or the model speaks."""
+"""Tests when a realtime session sends results and requests a response, while the user or the model speaks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.loop.played import Shelf
-from tests.loop.provider import Held, Provider, add, feed, opened, sets, settled, within
+from tests.loop.realtime_provider import BlockedTool, Provider, add, feed, opened, run_pending, sets, with_timeout
+from tests.loop.scripted_model import FunctionSource
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.loop.realtime_session import RealtimeSession
 
@@ -24,47 +24,49 @@ def kinds(provider: Provider) -> list[str]:
     return [event["type"] for event in provider.sent[1:]]
 
 
-async def with_result_while_the_user_speaks(session: RealtimeSession, provider: Provider, held: Held) -> None:
+async def with_result_while_the_user_speaks(session: RealtimeSession, provider: Provider, blocked: BlockedTool) -> None:
     """Has a call of a response that is over end while the user speaks."""
-    await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"), provider.hears())
-    held.go.set()
-    await provider.until(lambda: provider.outputs == {"c1": "held"})
-    await settled()
+    await feed(
+        session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"), provider.hears()
+    )
+    blocked.go.set()
+    await provider.until(lambda: provider.outputs == {"c1": "blocked"})
+    await run_pending()
     assert kinds(provider) == [ITEM]
 
 
 async def test_results_while_the_user_speaks_are_sent_and_the_provider_begins_by_itself() -> None:
-    held, provider = Held(), Provider()
-    async with await opened(Shelf(held=held.run), provider, pause_seconds=ENDLESS_PAUSE) as session:
-        await with_result_while_the_user_speaks(session, provider, held)
+    blocked, provider = BlockedTool(), Provider()
+    async with await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=ENDLESS_PAUSE) as session:
+        await with_result_while_the_user_speaks(session, provider, blocked)
         await feed(session, provider.heard(), provider.begin("r2"), provider.end("r2"))
-        await settled()
+        await run_pending()
         assert kinds(provider) == [ITEM]
     assert provider.broken == []
 
 
-async def test_a_provider_that_does_not_begin_when_the_user_has_stopped_is_asked_to() -> None:
-    held, provider = Held(), Provider()
-    async with await opened(Shelf(held=held.run), provider, pause_seconds=NO_PAUSE) as session:
-        await with_result_while_the_user_speaks(session, provider, held)
+async def test_a_response_is_requested_where_the_provider_does_not_begin_one_after_the_user_stopped() -> None:
+    blocked, provider = BlockedTool(), Provider()
+    async with await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=NO_PAUSE) as session:
+        await with_result_while_the_user_speaks(session, provider, blocked)
         await feed(session, provider.heard(), {"type": "input_audio_buffer.committed", "item_id": "i1"})
         await provider.until(lambda: provider.asked == 1)
         await feed(session, provider.begin("r2"), provider.end("r2"))
-        await settled()
+        await run_pending()
     assert kinds(provider) == [ITEM, GO_ON]
     assert provider.broken == []
 
 
-async def test_results_that_come_when_the_user_has_just_stopped_wait_for_what_the_provider_begins() -> None:
-    held, ended, provider = Held(), asyncio.Event(), Provider()
+async def test_results_that_come_in_the_pause_wait_for_the_response_that_the_provider_begins() -> None:
+    blocked, ended, provider = BlockedTool(), asyncio.Event(), Provider()
     async with await opened(
-        Shelf(held=held.run), provider, on_event=sets(ended), pause_seconds=ENDLESS_PAUSE
+        FunctionSource(blocked=blocked.run), provider, on_event=sets(ended), pause_seconds=ENDLESS_PAUSE
     ) as session:
-        await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
+        await feed(session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"))
         await feed(session, provider.hears(), provider.heard())
-        held.go.set()
-        await within(ended.wait())
-        await settled()
+        blocked.go.set()
+        await with_timeout(ended.wait())
+        await run_pending()
         assert kinds(provider) == []
         await feed(session, provider.begin("r2"), provider.end("r2"))
         await provider.until(lambda: provider.asked == 1)
@@ -72,13 +74,13 @@ async def test_results_that_come_when_the_user_has_just_stopped_wait_for_what_th
     assert provider.broken == []
 
 
-async def test_who_speaks_again_within_the_pause_is_not_interrupted() -> None:
-    held, provider = Held(), Provider()
-    async with await opened(Shelf(held=held.run), provider, pause_seconds=NO_PAUSE) as session:
-        await with_result_while_the_user_speaks(session, provider, held)
+async def test_a_user_who_speaks_again_within_the_pause_is_not_interrupted() -> None:
+    blocked, provider = BlockedTool(), Provider()
+    async with await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=NO_PAUSE) as session:
+        await with_result_while_the_user_speaks(session, provider, blocked)
         await session.feed(provider.heard())
         await session.feed(provider.hears())
-        await settled()
+        await run_pending()
         assert kinds(provider) == [ITEM]
         await feed(session, provider.heard())
         await provider.until(lambda: provider.asked == 1)
@@ -86,54 +88,54 @@ async def test_who_speaks_again_within_the_pause_is_not_interrupted() -> None:
 
 
 async def test_a_session_that_is_closed_in_the_pause_sends_nothing() -> None:
-    held, provider = Held(), Provider()
-    session = await opened(Shelf(held=held.run), provider, pause_seconds=NO_PAUSE)
-    await with_result_while_the_user_speaks(session, provider, held)
+    blocked, provider = BlockedTool(), Provider()
+    session = await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=NO_PAUSE)
+    await with_result_while_the_user_speaks(session, provider, blocked)
     await session.feed(provider.heard())
     await session.close()
-    await settled()
+    await run_pending()
     assert kinds(provider) == [ITEM]
 
 
-async def test_a_request_that_is_refused_for_another_response_is_made_again_after_it() -> None:
+async def test_a_request_that_is_refused_because_of_another_response_is_repeated_after_it() -> None:
     provider = Provider()
-    async with await opened(Shelf(add=add), provider) as session:
+    async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, provider.begin("r1"), provider.call("c1", "add", "r1"), provider.end("r1"))
         await provider.until(lambda: provider.asked == 1)
         await feed(session, provider.begin("r2"), provider.busy())  # the provider's own, which came before ours
-        await settled()
+        await run_pending()
         assert provider.asked == 1
         await feed(session, provider.end("r2"))
         await provider.until(lambda: provider.asked == 2)
         await feed(session, provider.begin("r3"), provider.end("r3"))
-        await settled()
+        await run_pending()
     assert kinds(provider) == [ITEM, GO_ON, GO_ON]
     assert provider.broken == []
 
 
-async def test_a_request_that_is_refused_for_a_response_nobody_announced_waits_for_its_end() -> None:
+async def test_a_request_that_is_refused_because_of_an_unannounced_response_waits_for_its_end() -> None:
     provider = Provider()
-    async with await opened(Shelf(add=add), provider) as session:
+    async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, provider.call("c1", "add", ""))
         await provider.until(lambda: provider.asked == 1)
         await feed(session, provider.busy(), {"type": "response.output_text.delta", "delta": "hm"})
-        await settled()
+        await run_pending()
         assert provider.asked == 1
         await feed(session, provider.end("r0"))
         await provider.until(lambda: provider.asked == 2)
     assert kinds(provider) == [ITEM, GO_ON, GO_ON]
 
 
-async def test_a_request_of_others_that_is_refused_is_not_made_by_the_session() -> None:
+async def test_a_refused_request_of_another_party_is_not_repeated_by_the_session() -> None:
     provider = Provider()
-    async with await opened(Shelf(add=add), provider) as session:
+    async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, provider.begin("r1"), provider.busy(), provider.end("r1"), provider.busy())
-        await settled()
+        await run_pending()
     assert kinds(provider) == []
 
 
 @pytest.mark.parametrize("event", ['{"type": "response.created"}', b"{}", None, 5, ["x"]])
-async def test_what_is_no_event_is_refused_with_the_cure(event: Any) -> None:
-    session = RealtimeSession(OpenAIRealtime(), Shelf(), Provider().send)
+async def test_a_value_that_is_not_an_event_is_refused_with_the_fix(event: Any) -> None:
+    session = RealtimeSession(OpenAIRealtime(), FunctionSource(), Provider().send)
     with pytest.raises(TypeError, match=f"a {type(event).__name__} is not an event .* json.loads"):
         await session.feed(event)

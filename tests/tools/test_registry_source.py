@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.played import PlayedModel, call, says
+from tests.loop.scripted_model import ScriptedModel, call, says
 from tests.tools.example_tools import ANYTHING, CITY, WAIT_SECONDS, BlockedTool, offer, with_tools, within
 from toolbus.errors import Code, SetupError
 from toolbus.loop import ToolLoop, ToolSource, source_of
@@ -37,7 +37,7 @@ async def test_a_tool_loop_lists_and_calls_its_tools(way: str) -> None:
         return f"sunny in {location} {ctx}"
 
     source = registry.as_source(ctx="given") if way == "source" else source_of(registry)
-    model = PlayedModel(says("", call("get_weather", {"location": "Oslo"})), says("sunny"))
+    model = ScriptedModel(says("", call("get_weather", {"location": "Oslo"})), says("sunny"))
     reply = await within(ToolLoop(source, model.endpoint).run("?"))
     assert model.offered(0) == ["get_weather"]
     assert model.results(1) == [f"sunny in Oslo {'given' if way == 'source' else None}"]
@@ -52,7 +52,7 @@ async def test_a_tool_registered_while_the_loop_runs_is_offered_in_the_next_roun
         offer(registry, "added")
         return "done"
 
-    model = PlayedModel(says("", call("adds")), says("", call("added")), says("ok"))
+    model = ScriptedModel(says("", call("adds")), says("", call("added")), says("ok"))
     await within(ToolLoop(registry.as_source(), model.endpoint).run("?"))
     assert model.offered(1) == ["adds", "added"]
     assert model.results(2)[-1] == "added"
@@ -66,7 +66,7 @@ async def test_a_loop_is_offered_what_its_user_may_call_and_calls_on_behalf_of_t
         return scope.context.user_id
 
     registry.set_permissions({"anns": ["ann"], "bobs": ["bob"]})
-    model = PlayedModel(says("", call("who"), call("bobs")), says("ok"))
+    model = ScriptedModel(says("", call("who"), call("bobs")), says("ok"))
     await within(ToolLoop(registry.as_source("ann"), model.endpoint).run("?"))
     assert model.offered(0) == ["anns", "who"]
     assert model.results(1)[0] == "ann"
@@ -111,7 +111,7 @@ async def test_a_call_that_becomes_a_task_answers_the_loop_with_its_envelope() -
     tasks, held = TaskManager(timeout=0.02), BlockedTool()
     registry = ToolRegistry(tasks)
     registry.tool("waits", "d", ANYTHING)(held)
-    model = PlayedModel(says("", call("waits")), says("later"))
+    model = ScriptedModel(says("", call("waits")), says("later"))
     await within(ToolLoop(registry.as_source("ann"), model.endpoint).run("?"))
     (answer,) = model.results(1)
     assert json.loads(answer)["task_id"] == tasks.list_tasks("ann")[0].task_id
@@ -122,7 +122,7 @@ async def test_a_call_that_becomes_a_task_answers_the_loop_with_its_envelope() -
 async def test_cancelling_the_loop_cancels_its_calls() -> None:
     registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
-    loop = ToolLoop(registry.as_source(), PlayedModel(says("", call("waits"))).endpoint)
+    loop = ToolLoop(registry.as_source(), ScriptedModel(says("", call("waits"))).endpoint)
     running = asyncio.create_task(loop.run("?"))
     async with asyncio.timeout(WAIT_SECONDS):
         while not held.begun:
@@ -138,7 +138,7 @@ async def test_a_registry_on_a_bus_is_a_source_of_the_tools_of_the_bus() -> None
         registry = ToolRegistry(bus=bus)
         bus.tool(name="of_the_bus")(lambda: "bus")
         offer(registry, "of_the_registry")
-        model = PlayedModel(says("", call("of_the_bus"), call("of_the_registry")), says("ok"))
+        model = ScriptedModel(says("", call("of_the_bus"), call("of_the_registry")), says("ok"))
         await within(ToolLoop(source_of(registry), model.endpoint).run("?"))
         assert model.offered(0) == ["of_the_bus", "of_the_registry"]
         assert model.results(1) == ["bus", "of_the_registry"]

@@ -1,4 +1,4 @@
-"""Schemas as providers take them: always within their rules, never changed in silence, never an exception."""
+"""Tests converted schemas: always within the rules of a provider, every loss reported, never an exception."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_any_object_becomes_a_schema_within_the_rules_or_is_refused_with_a_reaso
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("tool", SAMPLES, ids=lambda tool: tool.name)
-def test_the_sample_tools_fit_everywhere(tool: Tool, rules: SchemaRules) -> None:
+def test_the_sample_tools_are_valid_for_all_rules(tool: Tool, rules: SchemaRules) -> None:
     if tool.name == "查询天气" and rules is ANTHROPIC_SCHEMAS:
         converted, losses = convert(tool.parameters, rules, tool.name)
         assert converted["properties"] == {}
@@ -170,7 +170,7 @@ def test_the_sample_tools_fit_everywhere(tool: Tool, rules: SchemaRules) -> None
 
 @pytest.mark.parametrize("rules", [OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS, GEMINI_SCHEMAS])
 @pytest.mark.parametrize("schema", [{}, {"type": ["object", "null"]}, {"properties": {}}, {"allOf": [{}, True]}])
-def test_a_root_that_can_only_be_an_object_says_so_without_a_loss(schema: Json, rules: SchemaRules) -> None:
+def test_a_root_that_can_only_be_an_object_gets_the_type_without_a_loss(schema: Json, rules: SchemaRules) -> None:
     assert convert(schema, rules, "t") == ({"type": "object", "properties": {}}, [])
 
 
@@ -187,7 +187,7 @@ def test_a_root_that_can_only_be_an_object_says_so_without_a_loss(schema: Json, 
         {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}},
     ],
 )
-def test_a_root_that_is_no_object_is_refused_with_the_cure(schema: Json, rules: SchemaRules) -> None:
+def test_a_root_that_is_not_an_object_is_refused_with_the_fix(schema: Json, rules: SchemaRules) -> None:
     with pytest.raises(Inexpressible, match='give it "type": "object"'):
         convert(schema, rules, "t")
 
@@ -231,7 +231,7 @@ def test_a_root_of_parts_becomes_one_object_with_all_of_them() -> None:
 # -- OpenAI and Anthropic ----------------------------------------------------------------------------------------------
 
 
-def test_openai_gets_what_it_misses_and_loses_what_is_malformed() -> None:
+def test_openai_gets_required_keywords_and_loses_malformed_ones() -> None:
     properties = {
         "list": {"type": "array"},
         "map": {"type": ["object", "null"]},
@@ -253,13 +253,13 @@ def test_openai_gets_what_it_misses_and_loses_what_is_malformed() -> None:
     }
 
 
-def test_values_that_look_like_schemas_are_left_alone() -> None:
+def test_values_that_look_like_schemas_are_unchanged() -> None:
     value = {"type": "any", "$ref": "#/nowhere", "properties": []}
     schema = {"type": "object", "properties": {"a": {"enum": [value], "default": value}}}
     assert convert(schema, OPENAI_SCHEMAS, "t") == (schema, [])
 
 
-def test_references_into_what_was_merged_away_are_dropped() -> None:
+def test_references_into_merged_schemas_are_dropped() -> None:
     schema = {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#/anyOf/1/properties/b"}}},
                         {"type": "object", "properties": {"b": {"type": "string"}}}]}  # fmt: skip
     converted, losses = convert(schema, OPENAI_SCHEMAS, "t")
@@ -267,7 +267,7 @@ def test_references_into_what_was_merged_away_are_dropped() -> None:
     assert [loss.keyword for loss in losses] == ["anyOf", "$ref"]
 
 
-def test_anthropic_loses_properties_whose_names_it_refuses_but_never_one_that_has_to_be_given() -> None:
+def test_anthropic_loses_properties_with_refused_names_but_never_a_required_one() -> None:
     schema = {"type": "object", "properties": {"城市": {"type": "string"}, "ok": {"type": "string"}}}
     converted, losses = convert(schema, ANTHROPIC_SCHEMAS, "t")
     assert list(converted["properties"]) == ["ok"]
@@ -318,7 +318,7 @@ def test_anthropic_loses_properties_whose_names_it_refuses_but_never_one_that_ha
          None, ["type", "items"]),
     ],
 )  # fmt: skip
-def test_gemini_gets_its_own_words(schema: Json, converted: Json | None, lost: list[str]) -> None:
+def test_gemini_gets_its_own_keywords(schema: Json, converted: Json | None, lost: list[str]) -> None:
     properties, losses = gemini(a=schema)
     if converted is not None:
         assert properties["a"] == converted
@@ -326,7 +326,7 @@ def test_gemini_gets_its_own_words(schema: Json, converted: Json | None, lost: l
     assert all(loss.path.startswith("/properties/a") for loss in losses)
 
 
-def test_alternatives_are_written_with_what_stands_beside_them() -> None:
+def test_alternatives_are_merged_with_the_keywords_beside_them() -> None:
     shape = {
         "type": "object",
         "properties": {"kind": {"type": "string"}},
@@ -343,7 +343,7 @@ def test_alternatives_are_written_with_what_stands_beside_them() -> None:
     assert losses == []
 
 
-def test_references_are_written_out_and_cut_where_they_return() -> None:
+def test_references_are_expanded_and_cut_where_they_recur() -> None:
     converted, losses = convert(TREE.parameters, GEMINI_SCHEMAS, "t")
     inner = converted["properties"]["children"]["items"]
     assert inner["properties"]["children"]["items"] == {"type": "object"}
@@ -353,14 +353,14 @@ def test_references_are_written_out_and_cut_where_they_return() -> None:
     ]
 
 
-def test_a_property_called_like_a_keyword_is_none() -> None:
+def test_a_property_named_like_a_keyword_is_a_property() -> None:
     names = ["type", "$ref", "additionalProperties", "anyOf", "enum", "properties", "items", "required"]
     properties, losses = gemini(**{name: {"type": "string"} for name in names})
     assert list(properties) == names
     assert losses == []
 
 
-def test_what_nothing_can_satisfy_is_left_out() -> None:
+def test_schemas_that_no_value_can_satisfy_are_left_out() -> None:
     properties, losses = gemini(never=False, nor={"allOf": [False]}, yes={"type": "string"})
     assert list(properties) == ["yes"]
     assert [loss.keyword for loss in losses] == ["properties"]
@@ -429,6 +429,6 @@ def test_a_schema_that_is_nested_too_deep_is_refused(rules: SchemaRules) -> None
     ("text", "why"),
     [('{"title": "\\ud800"}', "half of a surrogate pair"), ('{"default": 1e999}', "not JSON")],
 )
-def test_what_a_request_cannot_hold_is_refused(text: str, why: str, rules: SchemaRules) -> None:
+def test_a_schema_that_a_request_cannot_hold_is_refused(text: str, why: str, rules: SchemaRules) -> None:
     with pytest.raises(Inexpressible, match=why):
         convert(json.loads(text), rules, "t")

@@ -1,4 +1,4 @@
-"""What loops are tested with: tools that are functions, and a model that says what a test wrote for it."""
+"""Provides a tool source of plain functions, and a model whose answers a test writes in advance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolbus.tool import CallError, Progress, Result, Tool
 Json = dict[str, Any]
 
 
-class Shelf:
+class FunctionSource:
     """A source of tools: functions of the test, each given the arguments."""
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
@@ -103,7 +103,7 @@ def chunks(answer: Json) -> list[Json]:
     return [*written, {"choices": [{"index": 0, "delta": {}, "finish_reason": answer["choices"][0]["finish_reason"]}]}]
 
 
-class PlayedModel:
+class ScriptedModel:
     """Gives one answer after the other: one of `says`, an exception, or a function that makes one of the request."""
 
     def __init__(self, *answers: Any, streams: bool = False) -> None:

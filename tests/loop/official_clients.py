@@ -1,4 +1,4 @@
-"""Official clients of the providers, pointed at a server of a test, and what such a server reads out of requests."""
+"""Creates the providers' official clients for a test server, and reads calls and results from their requests."""
 
 from __future__ import annotations
 

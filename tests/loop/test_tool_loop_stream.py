@@ -1,3 +1,5 @@
+"""Tests the events of a streamed turn, and what closing the stream cancels."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.played import ApiError, PlayedModel, Shelf, call, says
+from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, says
 from toolbus.loop import ToolLoop
 from toolbus.loop.loop_events import (
     CallEnded,
@@ -30,9 +32,9 @@ async def watched(loop: ToolLoop, messages: str = "?") -> list[LoopEvent]:
         return [event async for event in loop.stream(messages)]
 
 
-async def test_a_stream_tells_everything_in_order_and_the_reply_last() -> None:
-    model = PlayedModel(says("so", call("add", {"a": 1})), says("one"), streams=True)
-    events = await watched(ToolLoop(Shelf(add=add), model.endpoint))
+async def test_a_stream_yields_all_events_in_order_and_the_reply_last() -> None:
+    model = ScriptedModel(says("so", call("add", {"a": 1})), says("one"), streams=True)
+    events = await watched(ToolLoop(FunctionSource(add=add), model.endpoint))
     assert [type(event) for event in events] == [
         *(RoundStarted, TextDelta, TextDelta, RoundEnded, CallStarted, CallProgress, CallEnded),
         *(RoundStarted, TextDelta, TextDelta, TextDelta, RoundEnded, Finished),
@@ -44,27 +46,27 @@ async def test_a_stream_tells_everything_in_order_and_the_reply_last() -> None:
     assert model.closed == 2
 
 
-async def test_a_whole_answer_is_told_like_a_streamed_one() -> None:
-    events = await watched(ToolLoop(Shelf(), PlayedModel(says("hi")).endpoint))
+async def test_a_whole_answer_yields_the_same_events_as_a_streamed_one() -> None:
+    events = await watched(ToolLoop(FunctionSource(), ScriptedModel(says("hi")).endpoint))
     assert [type(event) for event in events] == [RoundStarted, TextDelta, RoundEnded, Finished]
 
 
-async def test_words_that_are_not_the_models_are_streamed_too() -> None:
-    shelf = Shelf()
-    shelf.offer(lambda: "done", name="act", direct_reply=True)
-    events = await watched(ToolLoop(shelf, PlayedModel(says("", call("act"))).endpoint))
+async def test_a_reply_that_is_not_the_models_is_streamed_too() -> None:
+    source = FunctionSource()
+    source.offer(lambda: "done", name="act", direct_reply=True)
+    events = await watched(ToolLoop(source, ScriptedModel(says("", call("act"))).endpoint))
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["done"]
 
 
-async def test_a_refusal_of_tools_is_told_and_the_answer_follows() -> None:
-    model = PlayedModel(ApiError(400, "this model does not support tools"), says("hi"), streams=True)
-    events = await watched(ToolLoop(Shelf(add=add), model.endpoint))
+async def test_a_refusal_of_tools_is_an_event_and_the_answer_follows() -> None:
+    model = ScriptedModel(ApiError(400, "this model does not support tools"), says("hi"), streams=True)
+    events = await watched(ToolLoop(FunctionSource(add=add), model.endpoint))
     assert [type(event) for event in events][:2] == [RoundStarted, ToolsRefused]
 
 
-async def test_a_forced_round_says_so() -> None:
-    model = PlayedModel(*(says("", call("add", {"a": n})) for n in range(3)), says("end"))
-    events = await watched(ToolLoop(Shelf(add=add), model.endpoint))
+async def test_a_forced_round_is_marked_in_its_event() -> None:
+    model = ScriptedModel(*(says("", call("add", {"a": n})) for n in range(3)), says("end"))
+    events = await watched(ToolLoop(FunctionSource(add=add), model.endpoint))
     rounds = [event for event in events if isinstance(event, RoundStarted)]
     assert [event.forced for event in rounds] == [False, False, False, True]
 
@@ -79,64 +81,64 @@ async def test_closing_a_stream_cancels_the_calls_in_flight_before_it_returns() 
             await asyncio.sleep(0)
             ended.append(True)
 
-    model = PlayedModel(says("", call("stuck"), call("stuck", '{"n": 1}')), streams=True)
-    shelf = Shelf()
-    shelf.offer(lambda **arguments: stuck(), name="stuck")
-    async with asyncio.timeout(5), aclosing(ToolLoop(shelf, model.endpoint).stream("?")) as events:
+    model = ScriptedModel(says("", call("stuck"), call("stuck", '{"n": 1}')), streams=True)
+    source = FunctionSource()
+    source.offer(lambda **arguments: stuck(), name="stuck")
+    async with asyncio.timeout(5), aclosing(ToolLoop(source, model.endpoint).stream("?")) as events:
         async for event in events:
             if isinstance(event, CallStarted) and event.order == 1:
                 break
     assert ended == [True, True]
 
 
-async def test_closing_a_stream_closes_that_of_the_model() -> None:
-    model = PlayedModel(says("a long answer"), streams=True)
-    async with asyncio.timeout(5), aclosing(ToolLoop(Shelf(), model.endpoint).stream("?")) as events:
+async def test_closing_a_stream_closes_the_models_stream() -> None:
+    model = ScriptedModel(says("a long answer"), streams=True)
+    async with asyncio.timeout(5), aclosing(ToolLoop(FunctionSource(), model.endpoint).stream("?")) as events:
         async for event in events:
             if isinstance(event, TextDelta):
                 break
     assert model.closed == 1
 
 
-async def test_what_the_client_raises_comes_out_of_the_stream() -> None:
-    model = PlayedModel(ApiError(500, "oops"))
+async def test_an_error_of_the_client_is_raised_by_the_stream() -> None:
+    model = ScriptedModel(ApiError(500, "oops"))
     with pytest.raises(ApiError, match="oops"):
-        await watched(ToolLoop(Shelf(add=add), model.endpoint))
+        await watched(ToolLoop(FunctionSource(add=add), model.endpoint))
 
 
-async def test_a_turn_that_fails_after_its_stream_was_closed_warns_nobody() -> None:
+async def test_a_turn_that_fails_after_its_stream_was_closed_logs_no_warning() -> None:
     def late(request: object) -> object:
         return ApiError(500, "too late")
 
-    async with aclosing(ToolLoop(Shelf(), PlayedModel(late).endpoint).stream("?")) as events:
+    async with aclosing(ToolLoop(FunctionSource(), ScriptedModel(late).endpoint).stream("?")) as events:
         async for event in events:
             assert isinstance(event, RoundStarted)
             break
 
 
-async def test_calls_without_a_watcher_ask_for_no_progress() -> None:
-    shelf = Shelf(add=add)
+async def test_calls_of_a_run_without_stream_do_not_request_progress() -> None:
+    source = FunctionSource(add=add)
     asked = []
-    inner = shelf.call
+    inner = source.call
 
     async def noted(*arguments: object, **options: object) -> object:
         asked.append(options["on_progress"] is not None)
         return await inner(*arguments, **options)  # type: ignore[arg-type]
 
-    shelf.call = noted  # type: ignore[method-assign,assignment]
-    model = PlayedModel(says("", call("add")), says("0"), says("", call("add")), says("0"))
-    loop = ToolLoop(shelf, model.endpoint)
+    source.call = noted  # type: ignore[method-assign,assignment]
+    model = ScriptedModel(says("", call("add")), says("0"), says("", call("add")), says("0"))
+    loop = ToolLoop(source, model.endpoint)
     await loop.run("?")
     await watched(loop)
     assert asked == [False, True]
 
 
-async def test_conversations_run_side_by_side_on_one_loop() -> None:
+async def test_conversations_run_in_parallel_on_one_loop() -> None:
     def answer(request: dict[str, Any]) -> object:
         last = request["messages"][-1]
         return says("done") if last["role"] == "tool" else says("", call("add", {"a": int(last["content"])}))
 
-    model = PlayedModel(*[answer] * 8)
-    loop = ToolLoop(Shelf(add=add), model.endpoint)
+    model = ScriptedModel(*[answer] * 8)
+    loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     replies = await asyncio.gather(*(loop.run(str(n)) for n in range(4)))
     assert [[done.result.output for done in reply.calls] for reply in replies] == [[0], [1], [2], [3]]

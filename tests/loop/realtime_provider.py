@@ -1,4 +1,4 @@
-"""What realtime sessions are tested with: a provider in memory that insists on the rules of the real ones."""
+"""Provides a realtime provider in memory that enforces the rules of the real ones, and tools to call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from tests.loop.played import Shelf
+from tests.loop.scripted_model import FunctionSource
 from toolbus.dialects.conversation import Json
 from toolbus.dialects.openai_event_parser import BUSY
 from toolbus.dialects.openai_realtime import OpenAIRealtime
@@ -97,7 +97,7 @@ class Provider:
         return {"type": "response.done", "response": {"id": response, "status": status, "output": []}}
 
 
-class Changing(Shelf):
+class ChangingSource(FunctionSource):
     """A source that tells of its changes."""
 
     def __init__(self, **functions: Any) -> None:
@@ -110,7 +110,7 @@ class Changing(Shelf):
             yield revision
 
 
-class Held:
+class BlockedTool:
     """A tool that runs until it is let go."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Held:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        return "held"
+        return "blocked"
 
 
 def add(a: int = 0, b: int = 0) -> int:
@@ -136,20 +136,20 @@ def greet(name: str = "you") -> str:
     return f"hello {name}"
 
 
-async def within(wanted: Awaitable[Value]) -> Value:
+async def with_timeout(wanted: Awaitable[Value]) -> Value:
     async with asyncio.timeout(5):
         return await wanted
 
 
 async def opened(
-    shelf: Shelf, provider: Provider, dialect: RealtimeDialect | None = None, **options: Any
+    source: FunctionSource, provider: Provider, dialect: RealtimeDialect | None = None, **options: Any
 ) -> RealtimeSession:
-    session = RealtimeSession(dialect or OpenAIRealtime(), shelf, provider.send, **options)
+    session = RealtimeSession(dialect or OpenAIRealtime(), source, provider.send, **options)
     await session.sync()
     return session
 
 
-async def settled() -> None:
+async def run_pending() -> None:
     """Lets everything run that can."""
     for _ in range(30):
         await asyncio.sleep(0)
@@ -162,7 +162,7 @@ def sets(ended: asyncio.Event) -> Callable[[Any], None]:
 
 async def feed(session: RealtimeSession, *events: Json) -> None:
     for event in events:
-        await within(session.feed(event))
+        await with_timeout(session.feed(event))
 
 
 def live_calls(*calls: tuple[str, str]) -> Json:

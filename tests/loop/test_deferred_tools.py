@@ -1,3 +1,5 @@
+"""Tests deferred mode: search and injection of tools in one conversation."""
+
 from __future__ import annotations
 
 import json
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.searched import CATALOGUE, INDEX, names, tool
+from tests.support.search_catalog import CATALOG, INDEX, names, tool
 from toolbus.loop.deferred_tools import DeferredTools, injection_tool
 from toolbus.search import (
     REQUEST_TOOL_INJECTION,
@@ -24,7 +26,7 @@ from toolbus.tool import Result, Tool
 META = [SEARCH_TOOLS, REQUEST_TOOL_INJECTION]
 
 
-def offered(deferred: DeferredTools, tools: Sequence[Tool] = CATALOGUE) -> list[str]:
+def offered(deferred: DeferredTools, tools: Sequence[Tool] = CATALOG) -> list[str]:
     return [each.name for each in deferred.offered(tools)]
 
 
@@ -37,7 +39,7 @@ def test_a_conversation_starts_with_the_two_tools_and_the_pinned_ones_in_the_ord
     assert offered(DeferredTools(["send_email", "get_weather", "not_there"])) == [*META, "get_weather", "send_email"]
 
 
-def test_what_is_injected_comes_last_in_the_order_it_was_asked_for_so_the_prefix_stays() -> None:
+def test_injected_tools_come_last_in_the_order_of_the_requests_so_the_prefix_stays() -> None:
     deferred = DeferredTools(["send_email"])
     seen = [offered(deferred)]
     for wanted in ("yotei", "get_weather", "kensaku"):
@@ -48,34 +50,34 @@ def test_what_is_injected_comes_last_in_the_order_it_was_asked_for_so_the_prefix
     assert deferred.injected == ("yotei", "get_weather", "kensaku")
 
 
-def test_the_catalog_is_followed_a_tool_that_comes_back_has_its_place_again() -> None:
+def test_a_tool_that_comes_back_to_the_catalog_has_its_place_again() -> None:
     deferred = DeferredTools()
     offered(deferred)
     inject(deferred, "yotei", "kensaku")
-    without = [each for each in CATALOGUE if each.name != "yotei"]
+    without = [each for each in CATALOG if each.name != "yotei"]
     assert offered(deferred, without) == [*META, "kensaku"]
     assert list(inject(deferred, "yotei")["unknown"]) == ["yotei"]
     assert offered(deferred) == [*META, "yotei", "kensaku"]
 
 
-def test_a_tool_that_was_changed_is_offered_and_found_as_it_is_now() -> None:
+def test_a_changed_tool_is_offered_and_found_with_its_new_declaration() -> None:
     deferred = DeferredTools(["get_weather"])
     offered(deferred)
     assert names(deferred.search({"query": "volcano"}).output) == []
     changed = tool("get_weather", "Erupting volcanoes.")
-    assert deferred.offered([changed, *CATALOGUE[1:]])[2:] == [changed]
+    assert deferred.offered([changed, *CATALOG[1:]])[2:] == [changed]
     assert names(deferred.search({"query": "volcano"}).output) == ["get_weather"]
 
 
-def test_a_tool_with_the_name_of_one_of_the_two_does_not_take_its_place() -> None:
+def test_a_tool_with_the_name_of_one_of_the_two_does_not_replace_it() -> None:
     deferred = DeferredTools([SEARCH_TOOLS])
-    tools = deferred.offered([tool(SEARCH_TOOLS, "An impostor."), *CATALOGUE])
+    tools = deferred.offered([tool(SEARCH_TOOLS, "An impostor."), *CATALOG])
     assert tools == [search_tool(), injection_tool()]
     assert names(deferred.search({"query": "impostor"}).output) == []
     assert inject(deferred, SEARCH_TOOLS)["already_offered"] == [SEARCH_TOOLS]
 
 
-def test_conversations_share_the_index_of_a_catalog_but_not_what_was_injected() -> None:
+def test_conversations_share_the_index_of_a_catalog_but_not_injected_tools() -> None:
     cache = IndexCache()
     first, second = DeferredTools(cache=cache), DeferredTools(cache=cache)
     for each in (first, second):
@@ -108,7 +110,7 @@ def test_a_search_is_answered_with_the_index_s_own_answer() -> None:
     assert "天气" in deferred.search({"query": "天气"}).output_json
 
 
-def test_null_counts_as_not_given_and_a_whole_float_as_an_integer() -> None:
+def test_null_counts_as_missing_and_a_whole_float_as_an_integer() -> None:
     deferred = DeferredTools()
     offered(deferred)
     nulls = {"query": "weather", "mode": None, "top_k": 1.0, "include_parameters": None, "unheard_of": 1}
@@ -130,7 +132,7 @@ def test_null_counts_as_not_given_and_a_whole_float_as_an_integer() -> None:
         ("[1]", "the arguments are [1], they must be one JSON object"),
     ],
 )
-def test_bad_arguments_of_a_search_are_refused_with_value_rule_and_cure(arguments: Any, sentence: str) -> None:
+def test_invalid_arguments_of_a_search_are_refused_with_value_rule_and_fix(arguments: Any, sentence: str) -> None:
     assert refusal(DeferredTools().search(arguments)).startswith(sentence)
 
 
@@ -138,7 +140,7 @@ def test_a_search_without_a_query_finds_nothing() -> None:
     assert DeferredTools().search("").output["result_count"] == 0
 
 
-def test_injected_tools_are_told_from_those_that_were_offered_already() -> None:
+def test_injected_tools_are_distinguished_from_tools_that_were_offered_already() -> None:
     deferred = DeferredTools(["send_email"])
     offered(deferred)
     assert inject(deferred, "yotei", "yotei", "send_email", SEARCH_TOOLS) == {
@@ -151,7 +153,7 @@ def test_injected_tools_are_told_from_those_that_were_offered_already() -> None:
     assert deferred.inject('{"names": "kensaku"}').output["injected"] == ["kensaku"]
 
 
-def test_unknown_names_are_answered_with_near_ones_and_the_others_are_injected_all_the_same() -> None:
+def test_unknown_names_get_similar_names_and_the_others_are_injected() -> None:
     deferred = DeferredTools()
     offered(deferred)
     answer = inject(deferred, "yotei", "get_wether", "email", "qqqq")
@@ -162,7 +164,7 @@ def test_unknown_names_are_answered_with_near_ones_and_the_others_are_injected_a
     assert offered(deferred) == [*META, "yotei"]
 
 
-def test_only_the_first_five_unknown_names_get_near_ones() -> None:
+def test_only_the_first_five_unknown_names_get_similar_names() -> None:
     deferred = DeferredTools()
     offered(deferred)
     unknown = inject(deferred, *(f"get_wether{number}" for number in range(20)))["unknown"]
@@ -190,14 +192,14 @@ def test_only_unknown_names_are_an_error() -> None:
         ("null", "the arguments are None, they must be one JSON object"),
     ],
 )
-def test_bad_arguments_of_an_injection_are_refused_and_change_nothing(arguments: Any, sentence: str) -> None:
+def test_invalid_arguments_of_an_injection_are_refused_and_change_nothing(arguments: Any, sentence: str) -> None:
     deferred = DeferredTools()
     offered(deferred)
     assert refusal(deferred.inject(arguments)).startswith(sentence)
     assert offered(deferred) == META
 
 
-def test_twenty_names_are_added_at_once() -> None:
+def test_twenty_names_are_injected_at_once() -> None:
     tools = [tool(f"tool_{number}") for number in range(20)]
     deferred = DeferredTools()
     offered(deferred, tools)
@@ -224,7 +226,7 @@ def test_whatever_a_model_writes_both_tools_answer_with_an_object(arguments: Any
 # -- declarations ----------------------------------------------------------------------------------------------------
 
 
-def test_the_two_declarations_say_when_and_when_not_and_name_each_other() -> None:
+def test_the_two_declarations_say_when_to_call_them_and_name_each_other() -> None:
     for declared, other in ((search_tool(), REQUEST_TOOL_INJECTION), (injection_tool(), SEARCH_TOOLS)):
         assert "Call this" in declared.description
         assert "Do NOT call it" in declared.description

@@ -1,4 +1,4 @@
-"""How realtime sessions and their calls end, with other providers too, and in any order of events."""
+"""Tests how realtime sessions and their calls end, with several providers, and in any order of events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.loop.played import Shelf
-from tests.loop.provider import Held, Provider, add, feed, greet, live_calls, opened, sets, settled, within
+from tests.loop.realtime_provider import (
+    BlockedTool,
+    Provider,
+    add,
+    feed,
+    greet,
+    live_calls,
+    opened,
+    run_pending,
+    sets,
+    with_timeout,
+)
+from tests.loop.scripted_model import FunctionSource
 from toolbus.bus import Bus, Config
 from toolbus.dialects.conversation import Json
 from toolbus.dialects.gemini_live import GeminiLive
@@ -25,16 +36,16 @@ from toolbus.loop.tool_source import source_of
 # -- interruptions ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_interrupted_response_cancels_its_calls_and_the_model_is_not_asked_to_go_on() -> None:
-    held, news = Held(), list[Any]()
+async def test_an_interrupted_response_cancels_its_calls_and_no_response_is_requested() -> None:
+    blocked, news = BlockedTool(), list[Any]()
     provider = Provider()
-    async with await opened(Shelf(held=held.run, add=add), provider, on_event=news.append) as session:
-        await feed(session, provider.begin(), provider.call("c1", "held"))
-        await within(held.running.wait())
+    async with await opened(FunctionSource(blocked=blocked.run, add=add), provider, on_event=news.append) as session:
+        await feed(session, provider.begin(), provider.call("c1", "blocked"))
+        await with_timeout(blocked.running.wait())
         await feed(session, provider.end(status="cancelled"))
-        await within(held.cancelled.wait())
+        await with_timeout(blocked.cancelled.wait())
         await provider.until(lambda: "c1" in provider.outputs)
-        await settled()
+        await run_pending()
         assert "cancelled" in provider.outputs["c1"]
         assert provider.asked == 0
         await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"), provider.end("r2"))
@@ -47,42 +58,42 @@ async def test_an_interrupted_response_cancels_its_calls_and_the_model_is_not_as
 async def test_a_call_that_ended_before_the_interruption_keeps_its_result() -> None:
     ended = asyncio.Event()
     provider = Provider()
-    async with await opened(Shelf(add=add), provider, on_event=sets(ended)) as session:
+    async with await opened(FunctionSource(add=add), provider, on_event=sets(ended)) as session:
         await feed(session, provider.begin(), provider.call("c1", "add", a=7))
-        await within(ended.wait())
+        await with_timeout(ended.wait())
         await feed(session, provider.end(status="cancelled"))
         await provider.until(lambda: "c1" in provider.outputs)
-        await settled()
+        await run_pending()
     assert provider.outputs == {"c1": "7"}
     assert provider.asked == 0
 
 
 async def test_cancel_ends_all_calls_and_answers_them() -> None:
-    held = Held()
+    blocked = BlockedTool()
     provider = Provider()
-    async with await opened(Shelf(held=held.run), provider) as session:
-        await feed(session, provider.begin(), provider.call("c1", "held"), provider.end())
-        await within(held.running.wait())
+    async with await opened(FunctionSource(blocked=blocked.run), provider) as session:
+        await feed(session, provider.begin(), provider.call("c1", "blocked"), provider.end())
+        await with_timeout(blocked.running.wait())
         session.cancel()
-        await within(held.cancelled.wait())
+        await with_timeout(blocked.cancelled.wait())
         await provider.until(lambda: "c1" in provider.outputs)
-        await settled()
+        await run_pending()
     assert provider.asked == 0
 
 
 async def test_close_ends_all_work_and_sends_nothing_more() -> None:
-    held = Held()
+    blocked = BlockedTool()
     provider = Provider()
-    session = await opened(Shelf(held=held.run), provider)
-    await feed(session, provider.begin(), provider.call("c1", "held"), provider.end())
-    await within(held.running.wait())
-    await within(session.close())
-    assert held.cancelled.is_set()
+    session = await opened(FunctionSource(blocked=blocked.run), provider)
+    await feed(session, provider.begin(), provider.call("c1", "blocked"), provider.end())
+    await with_timeout(blocked.running.wait())
+    await with_timeout(session.close())
+    assert blocked.cancelled.is_set()
     assert await session.sync() is Sync.CLOSED
-    await feed(session, provider.call("c2", "held"))
+    await feed(session, provider.call("c2", "blocked"))
     assert [event["type"] for event in provider.sent] == ["session.update"]
     assert repr(session) == "<RealtimeSession openai-realtime closed>"
-    await within(session.close())
+    await with_timeout(session.close())
 
 
 async def test_a_send_that_closes_the_session_ends_it() -> None:
@@ -96,36 +107,36 @@ async def test_a_send_that_closes_the_session_ends_it() -> None:
         done.set()
         raise ConnectionResetError("gone")
 
-    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), send)
+    session = RealtimeSession(OpenAIRealtime(), FunctionSource(add=add), send)
     await session.sync()
     await feed(session, provider.call("c1", "add", ""))
-    await within(done.wait())
+    await with_timeout(done.wait())
     assert session.closed
 
 
-async def test_a_sync_whose_session_closes_meanwhile_finds_it_closed() -> None:
+async def test_a_sync_whose_session_closes_meanwhile_returns_closed() -> None:
     async def send(event: Json) -> None:
         await session.close()
         raise ConnectionResetError("gone")
 
-    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), send)
-    assert await within(session.sync()) is Sync.CLOSED
+    session = RealtimeSession(OpenAIRealtime(), FunctionSource(add=add), send)
+    assert await with_timeout(session.sync()) is Sync.CLOSED
 
 
 # -- other providers -------------------------------------------------------------------------------------------------
 
 
-async def test_gemini_gets_one_batch_and_no_answer_to_what_it_cancelled() -> None:
-    held = Held()
+async def test_gemini_gets_one_batch_and_no_answer_to_cancelled_calls() -> None:
+    blocked = BlockedTool()
     provider = Provider()
-    session = RealtimeSession(GeminiLive(), Shelf(held=held.run, add=add), provider.send)
+    session = RealtimeSession(GeminiLive(), FunctionSource(blocked=blocked.run, add=add), provider.send)
     await session.setup()
     async with session:
-        await feed(session, live_calls(("f1", "held"), ("f2", "add"), ("f3", "rm")))
-        await within(held.running.wait())
+        await feed(session, live_calls(("f1", "blocked"), ("f2", "add"), ("f3", "rm")))
+        await with_timeout(blocked.running.wait())
         assert provider.sent == []
         await feed(session, {"tool_call_cancellation": {"ids": ["f1"]}})
-        await within(held.cancelled.wait())
+        await with_timeout(blocked.cancelled.wait())
         await provider.until(lambda: len(provider.sent) == 1)
     responses = provider.sent[0]["tool_response"]["function_responses"]
     assert [each["id"] for each in responses] == ["f2", "f3"]
@@ -134,32 +145,32 @@ async def test_gemini_gets_one_batch_and_no_answer_to_what_it_cancelled() -> Non
 
 
 async def test_two_calls_of_a_message_with_one_id_are_one() -> None:
-    shelf, provider = Shelf(add=add), Provider()
-    async with RealtimeSession(GeminiLive(), shelf, provider.send) as session:
+    source, provider = FunctionSource(add=add), Provider()
+    async with RealtimeSession(GeminiLive(), source, provider.send) as session:
         await session.setup()
         await feed(session, live_calls(("f1", "add"), ("f1", "add")))
         await provider.until(lambda: len(provider.sent) == 1)
-    assert len(shelf.calls) == 1
+    assert len(source.calls) == 1
     assert len(provider.sent[0]["tool_response"]["function_responses"]) == 1
 
 
-async def test_what_a_host_cancels_gemini_is_told() -> None:
-    held = Held()
+async def test_calls_that_the_host_cancels_are_answered_to_gemini() -> None:
+    blocked = BlockedTool()
     provider = Provider()
-    session = RealtimeSession(GeminiLive(), Shelf(held=held.run), provider.send)
+    session = RealtimeSession(GeminiLive(), FunctionSource(blocked=blocked.run), provider.send)
     await session.setup()
     async with session:
-        await feed(session, live_calls(("f1", "held")))
-        await within(held.running.wait())
+        await feed(session, live_calls(("f1", "blocked")))
+        await with_timeout(blocked.running.wait())
         session.cancel()
         await provider.until(lambda: len(provider.sent) == 1)
     (response,) = provider.sent[0]["tool_response"]["function_responses"]
     assert "cancelled" in response["response"]["error"]
 
 
-async def test_glm_is_answered_without_the_id_that_we_made() -> None:
+async def test_glm_is_answered_without_the_generated_id() -> None:
     provider = Provider()
-    async with await opened(Shelf(add=add), provider, GlmRealtime()) as session:
+    async with await opened(FunctionSource(add=add), provider, GlmRealtime()) as session:
         call = {**provider.call("", "add", a=3), "output_index": 0}
         del call["call_id"]
         await feed(session, provider.begin(), call, provider.end())
@@ -170,7 +181,7 @@ async def test_glm_is_answered_without_the_id_that_we_made() -> None:
 # -- a real bus ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_tool_that_a_bus_gets_while_the_model_speaks_can_be_called() -> None:
+async def test_a_tool_that_is_registered_during_a_response_can_be_called() -> None:
     provider = Provider()
     async with Bus(Config(grpc=("127.0.0.1:0",), http="off", grace_seconds=0.0)) as bus:
         bus.tool(add)
@@ -259,7 +270,7 @@ class Conversation:
     async def play(self, steps: Iterable[str]) -> None:
         # A plain function takes answers in one step: over a network, a user may always speak in between.
         async with RealtimeSession(
-            OpenAIRealtime(), Shelf(tool=self.tool), self.provider.take, pause_seconds=0.0
+            OpenAIRealtime(), FunctionSource(tool=self.tool), self.provider.take, pause_seconds=0.0
         ) as session:
             await session.sync()
             for step in steps:
@@ -270,7 +281,7 @@ class Conversation:
 
 @settings(deadline=None)
 @given(STEPS)
-def test_every_call_is_answered_once_and_the_model_never_asked_while_it_speaks(steps: list[str]) -> None:
+def test_every_call_is_answered_once_and_no_response_is_requested_during_another(steps: list[str]) -> None:
     conversation = Conversation()
     asyncio.run(conversation.play(steps))
     assert conversation.provider.broken == []

@@ -1,3 +1,5 @@
+"""Tests which errors of endpoints mean that a model takes no tools."""
+
 from __future__ import annotations
 
 import json
@@ -64,17 +66,17 @@ NOT_REFUSALS = [
 
 
 @pytest.mark.parametrize(("who", "status", "words"), REFUSALS)
-def test_a_refusal_of_tools_is_recognised(who: str, status: int, words: str) -> None:
+def test_a_refusal_of_tools_is_detected(who: str, status: int, words: str) -> None:
     assert refuses_tools(Client(words, status_code=status))
 
 
 @pytest.mark.parametrize(("status", "words"), NOT_REFUSALS)
-def test_another_fault_is_not_taken_for_a_refusal(status: int, words: str) -> None:
+def test_another_error_is_not_a_refusal(status: int, words: str) -> None:
     assert not refuses_tools(Client(words, status_code=status))
 
 
 @pytest.mark.parametrize("error", [TimeoutError("does not support tools"), ConnectionError(), ValueError("tools")])
-def test_what_came_without_a_status_is_no_refusal(error: Exception) -> None:
+def test_an_error_without_a_status_is_not_a_refusal(error: Exception) -> None:
     assert not refuses_tools(error)
 
 
@@ -103,9 +105,9 @@ class Response:
         Client("400 Bad Request", response=Response(WORDS)),
     ],
 )
-def test_the_words_are_found_wherever_a_client_keeps_them(error: Exception) -> None:
+def test_the_phrase_is_found_in_every_attribute_of_an_error(error: Exception) -> None:
     assert refuses_tools(error)
 
 
-def test_a_body_that_cannot_be_read_any_more_is_no_fault() -> None:
+def test_a_body_that_was_not_read_is_ignored() -> None:
     assert not refuses_tools(Client("400 Bad Request", response=Response(None)))

@@ -1,4 +1,4 @@
-"""A small catalog that is searched."""
+"""Declares a small catalog for tests of the search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tool(name: str, description: str = "", **parameters: str) -> Tool:
     return Tool(name, description, json.dumps({"type": "object", "properties": properties}))
 
 
-CATALOGUE = (
+CATALOG = (
     tool("get_weather", "Current conditions at a place.", city="Which town", units="celsius or fahrenheit"),
     tool("getWeatherForecast", "Conditions of the coming days."),
     tool("send_email", "Sends a message to an address.", to="the recipient"),
@@ -28,7 +28,7 @@ CATALOGUE = (
     tool("kensaku", "ウェブで情報を検索する"),
     tool("nalssi", "오늘의 날씨를 알려줍니다"),
 )
-INDEX = ToolIndex(CATALOGUE)
+INDEX = ToolIndex(CATALOG)
 
 
 def names(answer: dict[str, Any]) -> list[str]:

@@ -1,10 +1,12 @@
+"""Tests the loop's own tools in whole turns: more rounds, search and injection."""
+
 from __future__ import annotations
 
 import json
 
 import pytest
 
-from tests.loop.played import PlayedModel, Shelf, call, says
+from tests.loop.scripted_model import FunctionSource, ScriptedModel, call, says
 from toolbus.dialects.conversation import Message
 from toolbus.loop import LoopSettings, ToolLoop
 
@@ -13,48 +15,48 @@ def add(a: int = 0) -> int:
     return a
 
 
-def many(count: int = 30) -> Shelf:
-    shelf = Shelf()
+def many(count: int = 30) -> FunctionSource:
+    source = FunctionSource()
     for number in range(count):
-        shelf.offer(lambda: "ok", name=f"tool_{number}", description=f"Does thing {number}.")
-    shelf.offer(add, description="Adds apples to pears.")
-    return shelf
+        source.offer(lambda: "ok", name=f"tool_{number}", description=f"Does thing {number}.")
+    source.offer(add, description="Adds apples to pears.")
+    return source
 
 
-async def test_the_extension_is_offered_only_where_it_is_switched_on() -> None:
-    model = PlayedModel(says("a"), says("b"))
-    await ToolLoop(Shelf(add=add), model.endpoint).run("?")
-    await ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(extension=True)).run("?")
+async def test_the_extension_is_offered_only_where_it_is_enabled() -> None:
+    model = ScriptedModel(says("a"), says("b"))
+    await ToolLoop(FunctionSource(add=add), model.endpoint).run("?")
+    await ToolLoop(FunctionSource(add=add), model.endpoint, LoopSettings(extension=True)).run("?")
     assert [model.offered(n) for n in range(2)] == [["add"], ["extend_tool_loop", "add"]]
 
 
 @pytest.mark.parametrize(("arguments", "rounds"), [("{}", 6), ('{"rounds": 2}', 3), ('{"rounds": 20}', 21), ("", 6)])
-async def test_a_model_gets_the_rounds_that_it_asks_for(arguments: str, rounds: int) -> None:
+async def test_a_model_gets_the_rounds_that_it_requests(arguments: str, rounds: int) -> None:
     asks = says("", call("extend_tool_loop", arguments))
-    model = PlayedModel(asks, *(says("", call("add", {"a": n})) for n in range(rounds - 1)), says("end"))
-    reply = await ToolLoop(Shelf(add=add), model.endpoint, LoopSettings(rounds=1, extension=True)).run("?")
+    model = ScriptedModel(asks, *(says("", call("add", {"a": n})) for n in range(rounds - 1)), says("end"))
+    reply = await ToolLoop(FunctionSource(add=add), model.endpoint, LoopSettings(rounds=1, extension=True)).run("?")
     assert (reply.rounds, reply.stopped) == (rounds + 1, "round_limit")
 
 
 @pytest.mark.parametrize("rounds", [0, 21, -1, "5", True, 2.5])
 async def test_a_number_of_rounds_outside_its_range_is_refused_with_the_range(rounds: object) -> None:
-    model = PlayedModel(says("", call("extend_tool_loop", {"rounds": rounds})), says("end"))
-    reply = await ToolLoop(Shelf(), model.endpoint, LoopSettings(rounds=1, extension=True)).run("?")
+    model = ScriptedModel(says("", call("extend_tool_loop", {"rounds": rounds})), says("end"))
+    reply = await ToolLoop(FunctionSource(), model.endpoint, LoopSettings(rounds=1, extension=True)).run("?")
     assert reply.rounds == 2
     assert "must be from 1 to 20" in model.results(1)[0]
 
 
 async def test_no_turn_gets_more_than_25_rounds() -> None:
     asks = [says("", call("extend_tool_loop", {"rounds": 20})) for _ in range(25)]
-    model = PlayedModel(*asks, says("end"))
-    reply = await ToolLoop(Shelf(), model.endpoint, LoopSettings(extension=True)).run("?")
+    model = ScriptedModel(*asks, says("end"))
+    reply = await ToolLoop(FunctionSource(), model.endpoint, LoopSettings(extension=True)).run("?")
     assert (reply.rounds, reply.stopped) == (26, "round_limit")
     assert json.loads(model.results(2)[1]) == {"granted": 2, "rounds_in_all": 25}
     assert "25 rounds, the maximum" in model.results(3)[2]
 
 
-async def test_in_deferred_mode_a_model_finds_asks_for_and_calls_a_tool() -> None:
-    model = PlayedModel(
+async def test_in_deferred_mode_a_model_searches_injects_and_calls_a_tool() -> None:
+    model = ScriptedModel(
         says("", call("search_tools", {"query": "apples"})),
         says("", call("request_tool_injection", {"names": ["add"]})),
         says("", call("add", {"a": 5})),
@@ -67,21 +69,21 @@ async def test_in_deferred_mode_a_model_finds_asks_for_and_calls_a_tool() -> Non
     assert [done.outcome for done in reply.calls] == ["ok", "ok", "ok"]
 
 
-async def test_one_name_to_be_pinned_is_refused_with_the_cure() -> None:
+async def test_a_pinned_text_instead_of_a_list_is_refused_with_the_fix() -> None:
     with pytest.raises(TypeError, match=r"pinned is 'add', one text: give a list of names, \['add'\]"):
-        ToolLoop(many(), PlayedModel().endpoint, pinned="add")
+        ToolLoop(many(), ScriptedModel().endpoint, pinned="add")
 
 
-async def test_a_tool_that_was_not_asked_for_cannot_be_called() -> None:
-    model = PlayedModel(says("", call("add")), says("hm"))
+async def test_a_tool_that_was_not_injected_cannot_be_called() -> None:
+    model = ScriptedModel(says("", call("add")), says("hm"))
     reply = await ToolLoop(many(), model.endpoint, pinned=[]).run("?")
     assert [done.outcome for done in reply.calls] == ["not_found"]
     assert "search_tools" in model.results(1)[0]
 
 
-async def test_what_a_conversation_has_called_is_offered_again_and_others_do_not_see_it() -> None:
+async def test_the_tools_that_a_conversation_called_are_offered_again_to_it_alone() -> None:
     inject = says("", call("request_tool_injection", {"names": ["add"]}))
-    model = PlayedModel(inject, says("", call("add")), says("0"), says("other"), says("again"))
+    model = ScriptedModel(inject, says("", call("add")), says("0"), says("other"), says("again"))
     loop = ToolLoop(many(), model.endpoint, pinned=[])
     first = await loop.run("?")
     await loop.run("?")
@@ -90,28 +92,28 @@ async def test_what_a_conversation_has_called_is_offered_again_and_others_do_not
     assert [model.offered(n) for n in (3, 4)] == [own, [*own, "add"]]
 
 
-async def test_a_search_finds_what_came_while_the_loop_ran() -> None:
-    shelf = many()
-    model = PlayedModel(says("hi"), says("", call("search_tools", {"query": "bananas"})), says("found"))
-    loop = ToolLoop(shelf, model.endpoint, pinned=[])
+async def test_a_search_finds_tools_that_were_registered_during_the_turn() -> None:
+    source = many()
+    model = ScriptedModel(says("hi"), says("", call("search_tools", {"query": "bananas"})), says("found"))
+    loop = ToolLoop(source, model.endpoint, pinned=[])
     await loop.run("?")
-    shelf.offer(add, name="peel", description="Peels bananas.")
+    source.offer(add, name="peel", description="Peels bananas.")
     await loop.run("?")
     assert json.loads(model.results(2)[0])["results"][0]["name"] == "peel"
 
 
 async def test_the_loops_own_tools_hide_others_of_their_name() -> None:
-    shelf = many()
-    shelf.offer(lambda **arguments: "fake", name="search_tools")
-    model = PlayedModel(says("", call("search_tools", {"query": "apples"})), says("ok"))
-    await ToolLoop(shelf, model.endpoint, pinned=[]).run("?")
-    assert shelf.calls == []
+    source = many()
+    source.offer(lambda **arguments: "fake", name="search_tools")
+    model = ScriptedModel(says("", call("search_tools", {"query": "apples"})), says("ok"))
+    await ToolLoop(source, model.endpoint, pinned=[]).run("?")
+    assert source.calls == []
     assert model.offered(0) == ["search_tools", "request_tool_injection"]
 
 
 async def test_a_source_may_use_those_names_where_the_mode_is_off() -> None:
-    shelf = Shelf()
-    shelf.offer(lambda **arguments: "mine", name="search_tools")
-    model = PlayedModel(says("", call("search_tools")), says("ok"))
-    await ToolLoop(shelf, model.endpoint).run("?")
+    source = FunctionSource()
+    source.offer(lambda **arguments: "mine", name="search_tools")
+    model = ScriptedModel(says("", call("search_tools")), says("ok"))
+    await ToolLoop(source, model.endpoint).run("?")
     assert model.results(1) == ["mine"]

@@ -1,4 +1,4 @@
-"""Realtime sessions: their tools, their calls, what can be watched."""
+"""Tests realtime sessions: their tools, their calls, their events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.loop.played import Shelf
-from tests.loop.provider import Changing, Held, Provider, add, feed, greet, live_calls, opened, sets, settled, within
+from tests.loop.realtime_provider import (
+    BlockedTool,
+    ChangingSource,
+    Provider,
+    add,
+    feed,
+    greet,
+    live_calls,
+    opened,
+    run_pending,
+    sets,
+    with_timeout,
+)
+from tests.loop.scripted_model import FunctionSource
 from toolbus.dialects.conversation import Json
 from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.openai_realtime import OpenAIRealtime
@@ -23,17 +35,17 @@ from toolbus.loop.realtime_session import RealtimeSession
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-async def test_sync_sends_the_tools_of_now_and_only_where_they_differ() -> None:
-    shelf, provider = Shelf(add=add), Provider()
-    session = RealtimeSession(OpenAIRealtime(), shelf, provider.send)
+async def test_sync_sends_the_current_tools_only_if_they_changed() -> None:
+    source, provider = FunctionSource(add=add), Provider()
+    session = RealtimeSession(OpenAIRealtime(), source, provider.send)
     assert await session.sync() is Sync.SENT
     assert provider.tools == ["add"]
     assert await session.sync() is Sync.UNCHANGED
-    shelf.offer(greet)
+    source.offer(greet)
     assert await session.sync() is Sync.SENT
     assert provider.tools == ["add", "greet"]
-    shelf.remove("add")
-    shelf.remove("greet")
+    source.remove("add")
+    source.remove("greet")
     assert await session.sync() is Sync.SENT
     assert provider.tools == []
     assert len(provider.sent) == 3
@@ -41,14 +53,14 @@ async def test_sync_sends_the_tools_of_now_and_only_where_they_differ() -> None:
 
 async def test_a_session_without_tools_is_sent_nothing() -> None:
     provider = Provider()
-    session = RealtimeSession(OpenAIRealtime(), Shelf(), provider.send)
+    session = RealtimeSession(OpenAIRealtime(), FunctionSource(), provider.send)
     assert await session.sync() is Sync.UNCHANGED
     assert provider.sent == []
 
 
 async def test_sync_raises_what_send_raises_and_sends_the_same_the_next_time() -> None:
-    shelf, provider = Shelf(add=add), Provider()
-    session = RealtimeSession(OpenAIRealtime(), shelf, provider.send)
+    source, provider = FunctionSource(add=add), Provider()
+    session = RealtimeSession(OpenAIRealtime(), source, provider.send)
     provider.refuses = ConnectionResetError("gone")
     with pytest.raises(ConnectionResetError, match="gone"):
         await session.sync()
@@ -59,27 +71,27 @@ async def test_sync_raises_what_send_raises_and_sends_the_same_the_next_time() -
 
 async def test_syncs_at_the_same_time_send_the_tools_once() -> None:
     provider = Provider()
-    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), provider.send)
-    found = await within(asyncio.gather(session.sync(), session.sync()))
+    session = RealtimeSession(OpenAIRealtime(), FunctionSource(add=add), provider.send)
+    found = await with_timeout(asyncio.gather(session.sync(), session.sync()))
     assert [*found] == [Sync.SENT, Sync.UNCHANGED]
     assert len(provider.sent) == 1
 
 
 async def test_send_may_be_a_plain_function() -> None:
     sent: list[Json] = []
-    session = RealtimeSession(OpenAIRealtime(), Shelf(add=add), sent.append)
+    session = RealtimeSession(OpenAIRealtime(), FunctionSource(add=add), sent.append)
     assert await session.sync() is Sync.SENT
     assert [event["type"] for event in sent] == ["session.update"]
 
 
 async def test_a_fixed_session_gets_its_tools_with_its_setup_and_needs_a_new_one_for_others() -> None:
     news: list[Any] = []
-    shelf, provider = Shelf(add=add), Provider()
-    session = RealtimeSession(GeminiLive(), shelf, provider.send, on_event=news.append)
+    source, provider = FunctionSource(add=add), Provider()
+    session = RealtimeSession(GeminiLive(), source, provider.send, on_event=news.append)
     setup = (await session.setup())["setup"]
     assert [each["name"] for each in setup["tools"][0]["function_declarations"]] == ["add"]
     assert await session.sync() is Sync.UNCHANGED
-    shelf.offer(greet)
+    source.offer(greet)
     assert await session.sync() is Sync.NEW_SESSION
     assert [type(each) for each in news] == [NewSessionNeeded]
     assert [*news[0].export.kept] == ["add", "greet"]
@@ -87,11 +99,11 @@ async def test_a_fixed_session_gets_its_tools_with_its_setup_and_needs_a_new_one
     assert provider.sent == []
 
 
-async def test_a_change_that_the_provider_does_not_see_is_not_sent_but_known_to_later_calls() -> None:
-    shelf, provider = Shelf(now=lambda: "noon"), Provider()
-    async with RealtimeSession(GeminiLive(), shelf, provider.send) as session:
+async def test_a_change_outside_the_export_is_not_sent_but_later_calls_carry_the_new_hash() -> None:
+    source, provider = FunctionSource(now=lambda: "noon"), Provider()
+    async with RealtimeSession(GeminiLive(), source, provider.send) as session:
         await session.setup()
-        shelf.offer(lambda: "midnight", name="now", parameters_json='{"type":"object","additionalProperties":false}')
+        source.offer(lambda: "midnight", name="now", parameters_json='{"type":"object","additionalProperties":false}')
         assert await session.sync() is Sync.UNCHANGED
         await feed(session, live_calls(("f1", "now")))
         await provider.until(lambda: len(provider.sent) == 1)
@@ -100,60 +112,60 @@ async def test_a_change_that_the_provider_does_not_see_is_not_sent_but_known_to_
 
 
 async def test_follow_sends_the_tools_at_once_and_after_each_change() -> None:
-    shelf, provider = Changing(add=add), Provider()
-    async with RealtimeSession(OpenAIRealtime(), shelf, provider.send) as session:
+    source, provider = ChangingSource(add=add), Provider()
+    async with RealtimeSession(OpenAIRealtime(), source, provider.send) as session:
         following = session.follow()
         await provider.until(lambda: provider.tools == ["add"])
-        shelf.offer(greet)
-        shelf.told.put_nowait(shelf.revision)
+        source.offer(greet)
+        source.told.put_nowait(source.revision)
         await provider.until(lambda: provider.tools == ["add", "greet"])
         assert session.follow() is following
-        shelf.told.put_nowait(-1)
-        await within(following)
+        source.told.put_nowait(-1)
+        await with_timeout(following)
     assert len(provider.sent) == 2
 
 
-async def test_follow_goes_on_after_an_update_that_could_not_be_sent() -> None:
+async def test_follow_continues_after_an_update_that_could_not_be_sent() -> None:
     news: list[Any] = []
-    shelf, provider = Changing(add=add), Provider()
+    source, provider = ChangingSource(add=add), Provider()
     provider.refuses = ConnectionResetError("gone")
-    async with RealtimeSession(OpenAIRealtime(), shelf, provider.send, on_event=news.append) as session:
+    async with RealtimeSession(OpenAIRealtime(), source, provider.send, on_event=news.append) as session:
         session.follow()
-        shelf.told.put_nowait(shelf.revision)
+        source.told.put_nowait(source.revision)
         await provider.until(lambda: provider.tools == ["add"])
     assert [type(each) for each in news] == [SendFailed, ToolsSent]
     assert isinstance(news[0].error, ConnectionResetError)
 
 
-async def test_a_source_whose_changes_fail_ends_following_and_says_so() -> None:
-    class Broken(Shelf):
+async def test_a_source_whose_changes_fail_ends_follow_with_an_event() -> None:
+    class Broken(FunctionSource):
         async def changes(self) -> AsyncIterator[int]:
             yield self.revision
             raise ConnectionError("the bus is gone")
 
     news: list[Any] = []
     session = RealtimeSession(OpenAIRealtime(), Broken(), Provider().send, on_event=news.append)
-    await within(session.follow())
+    await with_timeout(session.follow())
     assert [type(each) for each in news] == [SendFailed]
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_made_and_answered_and_the_model_asked_to_go_on() -> None:
-    shelf, provider = Shelf(add=add), Provider()
+async def test_a_call_is_made_and_answered_and_a_response_is_requested() -> None:
+    source, provider = FunctionSource(add=add), Provider()
     context = CallContext(user_id="u1")
-    async with await opened(shelf, provider, context=context) as session:
+    async with await opened(source, provider, context=context) as session:
         await feed(session, provider.begin(), provider.call("c1", "add", a=1, b=2), provider.end())
         await provider.until(lambda: provider.asked == 1)
     assert provider.outputs == {"c1": "3"}
-    assert shelf.calls == [("add", '{"a": 1, "b": 2}')]
-    assert shelf.sent[0]["context"].user_id == "u1"
-    assert shelf.sent[0]["schema_hash"]
+    assert source.calls == [("add", '{"a": 1, "b": 2}')]
+    assert source.sent[0]["context"].user_id == "u1"
+    assert source.sent[0]["schema_hash"]
     assert provider.broken == []
 
 
-async def test_calls_of_a_response_run_side_by_side_and_are_answered_together_in_their_order() -> None:
+async def test_calls_of_a_response_run_in_parallel_and_are_answered_together_in_order() -> None:
     both, ended = asyncio.Barrier(2), asyncio.Event()
 
     async def first() -> int:
@@ -167,7 +179,7 @@ async def test_calls_of_a_response_run_side_by_side_and_are_answered_together_in
         return 2
 
     provider = Provider()
-    async with await opened(Shelf(first=first, second=second), provider) as session:
+    async with await opened(FunctionSource(first=first, second=second), provider) as session:
         await feed(session, provider.begin(), provider.call("c1", "first"), provider.call("c2", "second"))
         await feed(session, provider.end())
         await provider.until(lambda: provider.asked == 1)
@@ -178,73 +190,73 @@ async def test_calls_of_a_response_run_side_by_side_and_are_answered_together_in
     assert [*provider.outputs.items()] == [("c1", "1"), ("c2", "2")]
 
 
-async def test_results_wait_for_the_end_of_the_response_that_asked_for_them() -> None:
+async def test_results_wait_for_the_end_of_the_response_that_requested_them() -> None:
     ended = asyncio.Event()
     provider = Provider()
-    async with await opened(Shelf(add=add), provider, on_event=sets(ended)) as session:
+    async with await opened(FunctionSource(add=add), provider, on_event=sets(ended)) as session:
         await feed(session, provider.begin(), provider.call("c1", "add"))
-        await within(ended.wait())
-        await settled()
+        await with_timeout(ended.wait())
+        await run_pending()
         assert provider.outputs == {}
         await feed(session, provider.end())
         await provider.until(lambda: provider.asked == 1)
     assert provider.broken == []
 
 
-async def test_feed_does_not_wait_for_calls_and_late_results_wait_for_what_is_spoken_meanwhile() -> None:
-    held, ended = Held(), asyncio.Event()
+async def test_feed_does_not_wait_for_calls_and_late_results_wait_for_the_response_in_progress() -> None:
+    blocked, ended = BlockedTool(), asyncio.Event()
     provider = Provider()
-    async with await opened(Shelf(held=held.run), provider, on_event=sets(ended)) as session:
-        await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
-        await within(held.running.wait())
+    async with await opened(FunctionSource(blocked=blocked.run), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"))
+        await with_timeout(blocked.running.wait())
         await feed(session, provider.begin("r2"))
-        held.go.set()
-        await within(ended.wait())
-        await settled()
+        blocked.go.set()
+        await with_timeout(ended.wait())
+        await run_pending()
         assert provider.asked == 0
         await feed(session, provider.end("r2"))
         await provider.until(lambda: provider.asked == 1)
-    assert provider.outputs == {"c1": "held"}
+    assert provider.outputs == {"c1": "blocked"}
     assert provider.broken == []
 
 
-async def test_results_of_two_responses_that_are_ready_together_ask_the_model_once() -> None:
-    held, ended = Held(), asyncio.Event()
+async def test_results_of_two_responses_that_are_ready_together_request_one_response() -> None:
+    blocked, ended = BlockedTool(), asyncio.Event()
     provider = Provider()
-    async with await opened(Shelf(held=held.run, add=add), provider, on_event=sets(ended)) as session:
-        await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
+    async with await opened(FunctionSource(blocked=blocked.run, add=add), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"))
         await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"))
-        await within(ended.wait())
+        await with_timeout(ended.wait())
         ended.clear()
-        held.go.set()
-        await within(ended.wait())
+        blocked.go.set()
+        await with_timeout(ended.wait())
         await feed(session, provider.end("r2"))
         await provider.until(lambda: provider.asked == 1)
-    assert provider.outputs == {"c1": "held", "c2": "0"}
+    assert provider.outputs == {"c1": "blocked", "c2": "0"}
     assert [event["type"] for event in provider.sent].count("response.create") == 1
 
 
-async def test_results_that_come_while_the_model_is_asked_to_go_on_wait_for_what_it_says() -> None:
-    held, ended = Held(), asyncio.Event()
+async def test_results_that_come_while_a_response_is_requested_wait_for_its_end() -> None:
+    blocked, ended = BlockedTool(), asyncio.Event()
     provider = Provider()
-    async with await opened(Shelf(held=held.run, add=add), provider, on_event=sets(ended)) as session:
-        await feed(session, provider.begin("r1"), provider.call("c1", "held", "r1"), provider.end("r1"))
+    async with await opened(FunctionSource(blocked=blocked.run, add=add), provider, on_event=sets(ended)) as session:
+        await feed(session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"))
         await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"), provider.end("r2"))
         await provider.until(lambda: provider.asked == 1)
         ended.clear()
-        held.go.set()
-        await within(ended.wait())
-        await settled()
+        blocked.go.set()
+        await with_timeout(ended.wait())
+        await run_pending()
         assert provider.outputs == {"c2": "0"}
         await feed(session, provider.begin("r3"), provider.end("r3"))
         await provider.until(lambda: provider.asked == 2)
-    assert provider.outputs == {"c2": "0", "c1": "held"}
+    assert provider.outputs == {"c2": "0", "c1": "blocked"}
     assert provider.broken == []
 
 
-async def test_a_response_that_nobody_announced_is_answered_as_well() -> None:
+async def test_a_response_that_was_not_announced_is_answered_as_well() -> None:
     provider = Provider()
-    async with await opened(Shelf(add=add), provider) as session:
+    async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, provider.call("c1", "add", "", a=2))
         await provider.until(lambda: provider.asked == 1)
     assert provider.outputs == {"c1": "2"}
@@ -259,12 +271,12 @@ async def test_answers_of_one_batch_stay_together() -> None:
         await go.wait()
         await provider.send(event)
 
-    async with RealtimeSession(OpenAIRealtime(), Shelf(add=add), send) as session:
+    async with RealtimeSession(OpenAIRealtime(), FunctionSource(add=add), send) as session:
         await session.setup()
         await feed(session, provider.call("c1", "add", "a"))
-        await within(begun.wait())
+        await with_timeout(begun.wait())
         await feed(session, provider.call("c2", "add", "b"))
-        await settled()
+        await run_pending()
         go.set()
         await provider.until(lambda: provider.asked == 2)
     assert [event["type"] for event in provider.sent] == ["conversation.item.create", "response.create"] * 2
@@ -272,12 +284,12 @@ async def test_answers_of_one_batch_stay_together() -> None:
 
 async def test_a_tool_that_was_not_offered_is_refused_and_never_called() -> None:
     news: list[Any] = []
-    shelf, provider = Shelf(add=add), Provider()
-    async with await opened(shelf, provider, on_event=news.append) as session:
-        shelf.offer(greet)  # the bus has it, this model does not know it
+    source, provider = FunctionSource(add=add), Provider()
+    async with await opened(source, provider, on_event=news.append) as session:
+        source.offer(greet)  # the bus has it, this model does not know it
         await feed(session, provider.begin(), provider.call("c1", "greet"), provider.end())
         await provider.until(lambda: provider.asked == 1)
-    assert shelf.calls == []
+    assert source.calls == []
     assert "no tool 'greet'" in provider.outputs["c1"]
     assert "add" in provider.outputs["c1"]
     (refused,) = [each for each in news if isinstance(each, CallRefused)]
@@ -288,24 +300,24 @@ async def test_a_tool_that_was_not_offered_is_refused_and_never_called() -> None
     ("arguments", "words"),
     [("{not json", "not JSON"), ('{"a": 1}', "ValueError"), ("", "hello")],
 )
-async def test_bad_arguments_and_sources_that_raise_are_answered_in_words(arguments: str, words: str) -> None:
+async def test_invalid_arguments_and_sources_that_raise_get_an_error_as_result(arguments: str, words: str) -> None:
     def fussy(a: int | None = None) -> str:
         if a is not None:
             raise ValueError("no")
         return "hello"
 
     provider = Provider()
-    async with await opened(Shelf(fussy=fussy), provider) as session:
+    async with await opened(FunctionSource(fussy=fussy), provider) as session:
         await feed(session, {**provider.call("c1", "fussy", ""), "arguments": arguments})
         await provider.until(lambda: provider.asked == 1)
     assert words in provider.outputs["c1"]
 
 
 async def test_a_tool_that_changed_while_the_model_spoke_is_not_run_with_old_arguments() -> None:
-    shelf, provider = Shelf(add=add), Provider()
-    async with await opened(shelf, provider) as session:
+    source, provider = FunctionSource(add=add), Provider()
+    async with await opened(source, provider) as session:
         await feed(session, provider.begin())
-        shelf.offer(add, description="Something else.")
+        source.offer(add, description="Something else.")
         assert await session.sync() is Sync.SENT
         await feed(session, provider.call("c1", "add"), provider.end())
         await provider.until(lambda: provider.asked == 1)
@@ -315,16 +327,16 @@ async def test_a_tool_that_changed_while_the_model_spoke_is_not_run_with_old_arg
 # -- the window ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_fifth_call_within_fifteen_seconds_is_refused_in_words_and_later_ones_are_made_again() -> None:
+async def test_the_rate_limit_refuses_the_fifth_call_within_fifteen_seconds_and_allows_later_ones() -> None:
     now = 100.0
     news: list[Any] = []
-    shelf, provider = Shelf(add=add), Provider()
-    async with await opened(shelf, provider, on_event=news.append, clock=lambda: now) as session:
+    source, provider = FunctionSource(add=add), Provider()
+    async with await opened(source, provider, on_event=news.append, clock=lambda: now) as session:
         await feed(session, provider.begin("r1"), *(provider.call(f"c{n}", "add", "r1", a=n) for n in range(4)))
         now = 110.0
         await feed(session, provider.call("c4", "add", "r1"), provider.end("r1"))
         await provider.until(lambda: provider.asked == 1)
-        assert len(shelf.calls) == 4
+        assert len(source.calls) == 4
         assert [provider.outputs[f"c{n}"] for n in range(4)] == ["0", "1", "2", "3"]
         assert "4 tool calls in 15 seconds" in provider.outputs["c4"]
         assert "possible in 5 seconds" in provider.outputs["c4"]
@@ -338,28 +350,28 @@ async def test_the_fifth_call_within_fifteen_seconds_is_refused_in_words_and_lat
     assert (error.code, error.limit, error.retry_after_seconds) == (Code.OVERLOADED, ("window_calls", 4.0), 5.0)
 
 
-async def test_the_window_is_the_hosts_to_choose() -> None:
-    shelf, provider = Shelf(add=add), Provider()
-    async with await opened(shelf, provider, window_calls=1, clock=lambda: 0.0) as session:
+async def test_the_host_sets_the_rate_limit() -> None:
+    source, provider = FunctionSource(add=add), Provider()
+    async with await opened(source, provider, window_calls=1, clock=lambda: 0.0) as session:
         await feed(session, provider.call("c1", "add", ""), provider.call("c2", "add", ""))
         await provider.until(lambda: len(provider.outputs) == 2)
-    assert len(shelf.calls) == 1
+    assert len(source.calls) == 1
 
 
 @pytest.mark.parametrize("options", [{"window_calls": 0}, {"window_seconds": -1.0}, {"window_seconds": float("nan")}])
-async def test_a_limit_that_is_none_is_refused_by_its_value(options: dict[str, Any]) -> None:
+async def test_an_invalid_rate_limit_is_refused_with_its_value(options: dict[str, Any]) -> None:
     ((name, value),) = options.items()
     with pytest.raises(SetupError, match=f"{name} is {value!r}"):
-        RealtimeSession(OpenAIRealtime(), Shelf(), Provider().send, **options)
+        RealtimeSession(OpenAIRealtime(), FunctionSource(), Provider().send, **options)
 
 
 # -- watching --------------------------------------------------------------------------------------------------------
 
 
-async def test_everything_that_happens_can_be_watched() -> None:
+async def test_on_event_receives_every_event() -> None:
     news: list[Any] = []
     provider = Provider()
-    async with await opened(Shelf(add=add), provider, on_event=news.append) as session:
+    async with await opened(FunctionSource(add=add), provider, on_event=news.append) as session:
         await feed(session, {"type": "response.text.delta", "delta": "hm"})
         await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
         await provider.until(lambda: provider.asked == 1)
@@ -369,21 +381,21 @@ async def test_everything_that_happens_can_be_watched() -> None:
     assert (done.call.id, done.round, done.order, done.outcome) == ("c1", 1, 0, "ok")
 
 
-async def test_thoughts_are_told_apart_from_words() -> None:
+async def test_reasoning_is_distinguished_from_text() -> None:
     news: list[Any] = []
-    session = RealtimeSession(GeminiLive(), Shelf(), Provider().send, on_event=news.append)
+    session = RealtimeSession(GeminiLive(), FunctionSource(), Provider().send, on_event=news.append)
     parts = [{"text": "hm", "thought": True}, {"text": "hello"}]
     await feed(session, {"serverContent": {"modelTurn": {"parts": parts}}})
     assert news == [ReasoningDelta("hm"), TextDelta("hello")]
 
 
-async def test_a_watcher_that_fails_is_logged_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_on_event_that_raises_is_logged_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def watch(news: Any) -> None:
         raise RuntimeError("the screen is gone")
 
     provider = Provider()
     with caplog.at_level(logging.ERROR, "toolbus.loop"):
-        async with await opened(Shelf(add=add), provider, on_event=watch) as session:
+        async with await opened(FunctionSource(add=add), provider, on_event=watch) as session:
             await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
             await provider.until(lambda: provider.asked == 1)
     assert "on_event" in caplog.text
@@ -391,7 +403,7 @@ async def test_a_watcher_that_fails_is_logged_and_breaks_nothing(caplog: pytest.
     assert provider.outputs == {"c1": "0"}
 
 
-async def test_answers_that_could_not_be_sent_are_told_and_later_ones_are_sent() -> None:
+async def test_answers_that_could_not_be_sent_are_reported_and_later_ones_are_sent() -> None:
     told = asyncio.Event()
     news: list[Any] = []
 
@@ -401,18 +413,18 @@ async def test_answers_that_could_not_be_sent_are_told_and_later_ones_are_sent()
             told.set()
 
     provider = Provider()
-    async with await opened(Shelf(add=add), provider, on_event=watch) as session:
+    async with await opened(FunctionSource(add=add), provider, on_event=watch) as session:
         provider.refuses = ConnectionResetError("gone")
         await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
-        await within(told.wait())
+        await with_timeout(told.wait())
         assert isinstance(news[-1].error, ConnectionResetError)
         await feed(session, provider.call("c2", "add", "r2"))
         await provider.until(lambda: provider.asked == 1)
     assert [*provider.outputs] == ["c2"]
 
 
-async def test_events_that_say_nothing_do_nothing() -> None:
+async def test_unknown_events_are_ignored() -> None:
     provider = Provider()
-    async with await opened(Shelf(add=add), provider) as session:
+    async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, {}, {"type": "session.updated"}, {"type": "response.done"}, provider.end("unheard of"))
     assert len(provider.sent) == 1
