@@ -93,7 +93,7 @@ def test_an_attach_after_goodbye_is_refused_and_a_result_is_not() -> None:
     session = live()
     session.leave()
     assert [arm for arm, _ in session.receive(request("results", "calls"), 0.0)] == ["calls", "results"]
-    with pytest.raises(ProtocolError, match="'attach' may not come while the stream is leaving"):
+    with pytest.raises(ProtocolError, match="'attach' may not arrive while the stream is leaving"):
         session.receive(request("attach"), 0.0)
 
 

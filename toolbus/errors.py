@@ -1,22 +1,22 @@
-"""The errors of the bus, and the one table that says what each becomes on every wire.
+"""Defines the errors of the bus, and the one table that maps each to gRPC and HTTP statuses.
 
 The tree, by whose fault it is::
 
     ToolBusError
-    ├── RequestError            the peer asked for something that cannot be done as asked
+    ├── RequestError            the peer's request cannot be done as it is
     │   ├── InvalidTool         a tool breaks a rule; carries every fault found
     │   ├── InvalidRequest      any other part of a request breaks a rule
-    │   ├── ProtocolError       a message came where it may not
+    │   ├── ProtocolError       a message arrived where the protocol forbids it
     │   ├── VersionMismatch     the peer speaks another version of the protocol
-    │   ├── UnknownRole         nobody configured that role
+    │   ├── UnknownRole         that role is not configured
     │   ├── SessionGone         the session_id names no live session
     │   ├── NotPermitted        the source lacks the right
     │   ├── AlreadyAttached     the same source and instance attach too often
     │   ├── LimitExceeded       a limit of the bus was hit
-    │   └── NotOffered          the server does not do that: it is no toolbus, or an older one
-    ├── NotKept                 what was asked is done, but could not be written down
+    │   └── NotOffered          the server does not do that: it is not a toolbus, or an older one
+    ├── NotKept                 the request is done, but could not be persisted
     ├── PeerLost                the other side went away or stopped answering
-    ├── CallFailed              a call ended without the tool's consent; carries the CallError
+    ├── CallFailed              a call failed; carries the CallError
     └── SetupError              this process cannot start as configured (address, file, option)
 
 A failed call is data (``ToolResult.error``) and travels as a result; the bus raises none of these for it.
@@ -62,18 +62,18 @@ class Stage(IntEnum):
 
 
 class ToolBusError(Exception):
-    """Root of everything that this package raises on purpose."""
+    """Root of all exceptions that this package raises on purpose."""
 
 
 class RequestError(ToolBusError):
-    """The peer asked for something that cannot be done as asked."""
+    """The peer's request cannot be done as it is."""
 
 
 class InvalidTool(RequestError):
     """A declared tool breaks one or more rules.
 
     Attributes:
-        faults: one sentence a fault, each naming the tool, the value, the rule and the cure.
+        faults: a text for each, with the tool, the value, the rule and how to fix it.
     """
 
     def __init__(self, faults: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class InvalidRequest(RequestError):
 
 
 class ProtocolError(RequestError):
-    """A message came where the protocol does not allow it."""
+    """A message arrived where the protocol does not allow it."""
 
 
 class VersionMismatch(RequestError):
@@ -115,7 +115,7 @@ class VersionMismatch(RequestError):
 
 
 class UnknownRole(RequestError):
-    """Nobody configured that role."""
+    """That role is not configured."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -148,22 +148,22 @@ class LimitExceeded(RequestError):
         value: its value, in the unit that the name says.
     """
 
-    def __init__(self, name: str, value: float, sentence: str) -> None:
+    def __init__(self, name: str, value: float, text: str) -> None:
         self.name = name
         self.value = value
-        self.sentence = sentence
-        super().__init__(name, value, sentence)
+        self.text = text
+        super().__init__(name, value, text)
 
     def __str__(self) -> str:
-        return f"{self.sentence} (limit {self.name} = {self.value:.15g})"
+        return f"{self.text} (limit {self.name} = {self.value:.15g})"
 
 
 class NotOffered(RequestError):
-    """The server does not do what was asked: it is no toolbus, or an older one."""
+    """The server does not do what was requested: it is not a toolbus, or an older one."""
 
 
 class NotKept(ToolBusError):
-    """What was asked is done, but could not be written down, so it ends with the process."""
+    """The request is done, but could not be persisted, so its effect ends with the process."""
 
 
 class PeerLost(ToolBusError):
@@ -185,8 +185,7 @@ class SetupError(ToolBusError):
     """This process cannot start as configured.
 
     Attributes:
-        loc: where the value that breaks a rule stands among settings, keys and places in lists from the outside in;
-            () where that is not known.
+        loc: the place of the value that breaks a rule: keys and list indexes from the outside in; () if unknown.
     """
 
     def __init__(self, message: str = "", loc: tuple[str | int, ...] = ()) -> None:
@@ -194,7 +193,7 @@ class SetupError(ToolBusError):
         self.loc = loc
 
 
-# The one table: class → (gRPC status name, HTTP status). Order matters: the first class that fits wins.
+# Class → (gRPC status name, HTTP status). Order matters: the first class that fits wins.
 STATUS: dict[type[ToolBusError], tuple[str, int]] = {
     InvalidTool: ("INVALID_ARGUMENT", 422),
     InvalidRequest: ("INVALID_ARGUMENT", 422),
@@ -215,7 +214,7 @@ INTERNAL_DETAIL = "a fault of the bus; its log has the details"  # all that a pe
 
 
 def grpc_status(error: BaseException) -> tuple[str, str]:
-    """Returns the gRPC status name and the text for an error; INTERNAL without detail for one that is not ours."""
+    """Returns the gRPC status name and the text of an error; INTERNAL without detail for a foreign one."""
     for kind, (status, _) in STATUS.items():
         if isinstance(error, kind):
             return status, str(error)

@@ -1,14 +1,13 @@
-"""One stream as a state machine. The same class serves both ends of the wire.
+"""Runs one stream as a state machine; the same class serves both ends of the wire.
 
-It owns what belongs to one stream: its state, what waits to be written, which calls each side owes the other, and
-whether the peer is alive. It knows no sockets, no clock and no catalog: whoever drives it passes frames and the
-time in and does what comes back. This file does not know which side it is on beyond the two tables below, so the
-same rules bind both.
+It owns the state of one stream: the messages that wait to be written, the pending calls, the calls in flight, and the
+heartbeat. It knows no sockets, no clock and no catalog: the driver passes in frames and the time, and does what comes
+back. Only the two tables below depend on the side, so the same rules bind both.
 
 The states::
 
-    OPENING ──attach/attached──▶ LIVE ──drain received──▶ LEAVING ──nothing owed──▶ CLOSED
-       └───────────────────────────┴── end of stream, error, silence ──▲────────────┘
+    OPENING ──attach/attached──▶ LIVE ──drain received──▶ LEAVING ──no call left──▶ CLOSED
+       └───────────────────────────┴── end of stream, error, timeout ──▲────────────┘
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from toolbus.tool import KIB, MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-# A frame carries at most this much. Slices of 128 run 1.35 times as fast as whole frames of 512, which bounce in
-# lockstep between processes (design.md 4).
+# A frame carries at most this much. Frames of 128 items are 1.35 times as fast as frames of 512, with which the two
+# processes work by turns instead of at the same time.
 FRAME_ITEMS = 128
 FRAME_BYTES = 1 * MIB
 MAX_ITEMS = 4096  # of one kind in a frame that arrives: a frame of 2 MB can hold a million empty calls
-DEFAULT_MESSAGE_BYTES = 4 * MIB  # what a gRPC client receives unless told otherwise
-ITEM_OVERHEAD_BYTES = 4 * KIB  # room kept in a frame for everything about an item but its JSON
+DEFAULT_MESSAGE_BYTES = 4 * MIB  # what a gRPC client receives unless it is configured otherwise
+ITEM_OVERHEAD_BYTES = 4 * KIB  # reserved in a frame for everything about an item but its JSON
 
-# Heartbeats (design.md 4): an exchange costs the bus about 300 µs, so an idle session is asked less often.
+# Seconds between heartbeats. An exchange costs the bus about 300 µs, so an idle session gets fewer.
 BUSY_INTERVAL = 2.0
 IDLE_INTERVAL = 10.0
 MISSED_SUSPECT = 3
@@ -54,18 +53,18 @@ class Side(Enum):
     PEER = "peer"
 
 
-# The order in which the arms of a frame are read: a chunk before the result that ends its call.
+# The order in which the fields of a frame are read: a chunk before the result that ends its call.
 READING_ORDER = ("attach", "attached", "events", "calls", "progress", "results", "cancels", "heartbeat", "drain")
-_RANK = {arm: rank for rank, arm in enumerate(READING_ORDER)}
+_RANK = {field: rank for rank, field in enumerate(READING_ORDER)}
 
 _ALL_FROM_PEER = frozenset({"attach", "calls", "progress", "results", "cancels", "heartbeat", "drain"})
 _ALL_FROM_BUS = frozenset({"attached", "events", "calls", "progress", "results", "cancels", "heartbeat", "drain"})
 
-# (side, state) → arms that may arrive. What arrives in CLOSED is ignored: it was on its way.
+# (side, state) → fields that may arrive. What arrives in CLOSED is ignored: it was on its way.
 _MAY_ARRIVE: dict[tuple[Side, State], frozenset[str]] = {
     (Side.BUS, State.OPENING): _ALL_FROM_PEER,  # attach must be among them, checked below
     (Side.BUS, State.LIVE): _ALL_FROM_PEER,
-    (Side.BUS, State.LEAVING): _ALL_FROM_PEER - {"attach"},  # but one that crossed our goodbye, see `receive`
+    (Side.BUS, State.LEAVING): _ALL_FROM_PEER - {"attach"},  # except for one that crossed our drain, see `_update`
     (Side.BUS, State.CLOSED): frozenset(),
     (Side.PEER, State.OPENING): _ALL_FROM_BUS,
     (Side.PEER, State.LIVE): _ALL_FROM_BUS,
@@ -73,16 +72,16 @@ _MAY_ARRIVE: dict[tuple[Side, State], frozenset[str]] = {
     (Side.PEER, State.CLOSED): frozenset(),
 }
 _LISTS = frozenset({"calls", "progress", "results", "cancels"})
-_OPENING_ARM = {Side.BUS: "attach", Side.PEER: "attached"}
+_OPENING_FIELD = {Side.BUS: "attach", Side.PEER: "attached"}
 
 Frame = TypeVar("Frame", wire.InvokeRequest, wire.InvokeResponse)
 
 
 class Pool:
-    """What waits in all outboxes of a bus together.
+    """Counts what waits in all outboxes of a bus together.
 
     Args:
-        max_bytes: above it, the outbox that holds the most is flooded, whichever grows: a slow reader pays, no other.
+        max_bytes: above it the fullest outbox is flooded, whichever grows: only a slow reader is disconnected.
     """
 
     __slots__ = ("bytes", "max_bytes", "outboxes")
@@ -93,7 +92,7 @@ class Pool:
         self.outboxes: dict[Outbox[Any], int] = {}  # those in which sealed frames wait, with the bytes of these
 
     def count(self, outbox: Outbox[Any], waiting: int, more: int) -> None:
-        """Notes that an outbox has ``waiting`` bytes now, ``more`` than before."""
+        """Counts an outbox that has ``waiting`` bytes now, ``more`` than before."""
         self.bytes += more
         if waiting:
             self.outboxes[outbox] = waiting
@@ -106,12 +105,12 @@ class Pool:
 class Outbox(Generic[Frame]):
     """What waits to be written, already in frames.
 
-    Items are built straight into the open frame, so nothing that came in is kept alive by what goes out. A frame is
-    numbered when it is opened and *handed over* when it is taken: a call in frame n has reached the writer's write
-    once ``taken >= n``.
+    Items are built directly in the open frame, so outgoing frames keep no incoming frame alive. A frame gets its number
+    when it is opened and goes to the writer when it is taken: a call in frame n has reached the writer's write once
+    ``taken >= n``.
 
     An item takes as much of a frame's bytes as it has, and at least the share of one in ``FRAME_ITEMS``; so one
-    number, ``space``, bounds both. The hot path of calls and results goes round ``room``: it takes ``least`` from
+    number, ``space``, bounds both. The hot path of calls and results does without ``room``: it takes ``least`` from
     ``space`` and builds with ``add_call`` and ``add_result``, whose lookups would cost more than the item.
     """
 
@@ -145,8 +144,8 @@ class Outbox(Generic[Frame]):
         self.add_result: Callable[[], pb.ToolResult] = _no_frame  # the open frame's
         self.max_bytes = 64 * MIB  # what may wait for a peer that reads slowly
         self.pool = Pool(256 * MIB)  # shared with the other outboxes of a bus
-        self.wake: Callable[[], None] = _nobody_waits  # tells the writer that the first frame was opened
-        self.flooded: Callable[[], None] = _nobody_waits  # tells that more waits than may
+        self.wake: Callable[[], None] = _ignore  # tells the writer that the first frame was opened
+        self.flooded: Callable[[], None] = _ignore  # reports that more waits than the limit
 
     def __repr__(self) -> str:
         return f"<Outbox frames={len(self._frames)} bytes={self.waiting_bytes} taken={self.taken}>"
@@ -159,10 +158,10 @@ class Outbox(Generic[Frame]):
         """Bytes in all frames not yet taken."""
         return self._sealed_bytes + (self._frames[-1][0].ByteSize() if self._frames else 0)
 
-    def take_only(self, largest: int) -> None:
+    def limit_frames(self, largest: int) -> None:
         """Keeps frames below what the peer can receive.
 
-        Those who put items count characters, which take up to four bytes each.
+        Callers count the characters of an item, which take up to four bytes each.
         """
         self.frame_bytes = min(FRAME_BYTES, largest // 4)
         self.least = self.frame_bytes // FRAME_ITEMS
@@ -176,7 +175,7 @@ class Outbox(Generic[Frame]):
         return self._frames[-1][0]
 
     def seal(self) -> None:
-        """Closes the open frame: what comes next is read after everything that is in it."""
+        """Closes the open frame: later items are read after everything in it."""
         self.space = -1
 
     def open(self) -> None:
@@ -213,7 +212,7 @@ class Outbox(Generic[Frame]):
         return frame
 
     def recall(self, number: int, call_id: str) -> bool:
-        """Takes a call out of a frame that still waits. Returns whether it was there."""
+        """Removes a call from a frame that still waits. Returns whether it was there."""
         place = number - self.taken - 1
         if not 0 <= place < len(self._frames):
             return False
@@ -228,7 +227,7 @@ class Outbox(Generic[Frame]):
         return False
 
     def discard(self) -> None:
-        """Forgets everything that waits: nobody will read it."""
+        """Drops everything that waits, since it will not be read."""
         self._frames.clear()
         self._count(-self._sealed_bytes)
         self.space = -1
@@ -236,7 +235,7 @@ class Outbox(Generic[Frame]):
 
 
 class Pulse(Enum):
-    """What the silence of a peer means."""
+    """What a check of the heartbeat found out about a peer."""
 
     FINE = "fine"
     PROBE = "probe"
@@ -249,8 +248,8 @@ class Session(Generic[Frame]):
 
     Attributes:
         outbox: what waits to be written; the one writer takes from it.
-        owed: calls that the peer owes us, by the id they have on this stream. The values belong to the driver.
-        asked: calls that the peer asked of us, by the id the peer gave them. The values belong to the driver.
+        pending: calls that we wait for, by their id on this stream. The values belong to the driver.
+        in_flight: calls that we run for the peer, by the peer's id. The values belong to the driver.
     """
 
     __slots__ = (
@@ -282,17 +281,17 @@ class Session(Generic[Frame]):
         self.in_flight: dict[str, Any] = {}
         self.max_in_flight = 0  # how many calls the peer takes; set when attached
         self.max_item_bytes = DEFAULT_MESSAGE_BYTES - ITEM_OVERHEAD_BYTES  # the largest item that the peer can receive
-        self.last_heard = now  # when the last frame came
+        self.last_heard = now  # when the last frame arrived
         self.last_probe = now  # when the last heartbeat was sent
         self.missed = 0  # heartbeats in a row without any frame since
-        self._taken_before = 0  # frames that had been written when the pulse was last judged
-        self._last_sent = now  # when the pulse last saw that one had been
+        self._taken_before = 0  # frames that had been written at the last check of the heartbeat
+        self._last_sent = now  # when a check last saw that frames had been written
         self._probes = 0  # heartbeats sent in all; their sequence number
         self.suspect = False  # whether so many were missed that the peer gets no new calls
         self.half_closed = False  # whether the peer has ended its direction and can no longer echo
-        self.drain_sent = False  # whether we have said goodbye
-        self.takes_calls = False  # whether a new call may be sent to the peer; an attribute, for the hot path asks it
-        self._may_arrive = _MAY_ARRIVE[side, State.OPENING]  # arms
+        self.drain_sent = False  # whether we have sent a drain
+        self.takes_calls = False  # whether a new call may be sent to the peer; not a property: the hot path reads it
+        self._may_arrive = _MAY_ARRIVE[side, State.OPENING]  # fields
 
     def __repr__(self) -> str:
         return (
@@ -302,87 +301,87 @@ class Session(Generic[Frame]):
 
     @property
     def idle(self) -> bool:
-        """Whether neither side owes the other anything and nothing waits to be written."""
+        """Whether no call is pending or in flight and nothing waits to be written."""
         return not self.pending and not self.in_flight and not self.outbox
 
     def receive(self, frame: wire.InvokeRequest | wire.InvokeResponse, now: float) -> list[tuple[str, Any]]:
-        """Takes in a frame: the peer is alive, and these arms are to be handled, in this order.
+        """Takes in a frame, which shows that the peer is alive; returns its fields in the order to handle them.
 
         Raises:
-            ProtocolError: where an arm may not come in this state; the stream must end.
+            ProtocolError: a field may not arrive in this state; the stream must end.
         """
         self.last_heard = now
         self.missed = 0
         if self.suspect:
             self.suspect = False
-            self._judge()
-        arms = [(descriptor.name, value) for descriptor, value in frame.ListFields()]
-        if len(arms) > 1:
-            arms.sort(key=_rank)
+            self._update()
+        fields = [(descriptor.name, value) for descriptor, value in frame.ListFields()]
+        if len(fields) > 1:
+            fields.sort(key=_rank)
         if self.state is State.OPENING:
-            opening = _OPENING_ARM[self._side]
-            if not arms or arms[0][0] != opening:
-                first = arms[0][0] if arms else "empty"
+            opening = _OPENING_FIELD[self._side]
+            if not fields or fields[0][0] != opening:
+                first = fields[0][0] if fields else "empty"
                 raise ProtocolError(
                     f"the first message on the stream is {first!r}, it must hold {opening!r}: "
                     "see docs/protocol.md, 'Opening a stream'"
                 )
         may_arrive = self._may_arrive
-        for arm, value in arms:
-            if arm not in may_arrive:
+        for field, value in fields:
+            if field not in may_arrive:
                 if self.state is State.CLOSED:
                     return []
-                raise ProtocolError(f"{arm!r} may not come while the stream is {self.state.value}")
-            if arm in _LISTS and len(value) > MAX_ITEMS:
-                raise ProtocolError(f"a message holds {len(value)} {arm}, at most {MAX_ITEMS} are read: split it")
-        return arms
+                raise ProtocolError(f"{field!r} may not arrive while the stream is {self.state.value}")
+            if field in _LISTS and len(value) > MAX_ITEMS:
+                raise ProtocolError(f"a message holds {len(value)} {field}, at most {MAX_ITEMS} are read: split it")
+        return fields
 
     def open(self, max_in_flight: int, max_message_bytes: int) -> None:
-        """Enters LIVE with what the peer said about itself."""
+        """Enters LIVE with the limits that the peer has stated."""
         self.state = State.LIVE
         self.max_in_flight = max_in_flight
-        most = max_message_bytes or DEFAULT_MESSAGE_BYTES
-        self.max_item_bytes = max(most - ITEM_OVERHEAD_BYTES, most // 2)
-        self.outbox.take_only(self.max_item_bytes)
-        self._judge()
+        limit = max_message_bytes or DEFAULT_MESSAGE_BYTES
+        self.max_item_bytes = max(limit - ITEM_OVERHEAD_BYTES, limit // 2)
+        self.outbox.limit_frames(self.max_item_bytes)
+        self._update()
 
     def leave(self) -> None:
-        """The peer said goodbye: it takes no new calls and finishes those it has."""
+        """Enters LEAVING: the peer has sent a drain, takes no new calls and finishes those in flight."""
         if self.state is State.LIVE:
             self.state = State.LEAVING
-            self._judge()
+            self._update()
 
     def close_half(self) -> None:
-        """The peer ended its direction: it can neither answer nor echo any more."""
+        """Notes that the peer has half-closed: it can neither answer nor echo any more."""
         self.half_closed = True
         self.leave()
-        self._judge()
+        self._update()
 
-    def _judge(self) -> None:
-        """Works out what follows from the state, once for many frames."""
+    def _update(self) -> None:
+        """Derives what the hot path reads from the state, once for many frames."""
         self.takes_calls = self.state is State.LIVE and not self.suspect and not self.half_closed
         self._may_arrive = _MAY_ARRIVE[self._side, self.state]
         if self.drain_sent and self.state is State.LEAVING:
-            self._may_arrive |= {"attach"}  # it was on its way when we said goodbye
+            self._may_arrive |= {"attach"}  # it was on its way when we sent the drain
 
     def send_drain(self, reason: str, grace_seconds: float = 0.0) -> None:
-        """Says goodbye, once."""
+        """Sends a drain, once."""
         if not self.drain_sent and self.state is not State.CLOSED:
             self.drain_sent = True
-            self._judge()
+            self._update()
             self.outbox.room(len(reason) + 16).drain.MergeFrom(wire.Drain(reason=reason, grace_seconds=grace_seconds))
             self.outbox.seal()
 
     def echo(self, heartbeat: wire.Heartbeat) -> None:
-        """Answers a heartbeat of the bus."""
+        """Echoes a heartbeat of the bus."""
         self.outbox.room(16).heartbeat.CopyFrom(heartbeat)
 
     def pulse(self, now: float) -> Pulse:
-        """Judges the peer's silence and sends a heartbeat where one is due (bus side only).
+        """Checks whether the peer is alive, and sends a heartbeat if one is due (bus side only).
 
-        A frame in the interval, a half-closed direction or a stream that has not opened yet need none. Once one
-        heartbeat has gone unanswered the next follow at the busy interval. A peer that only sends gets one at the
-        idle interval, so that it can tell a silent bus from a dead one.
+        None is due after a frame in the interval, after a half-close or before the stream is open. After a heartbeat
+        without answer the next ones follow at the busy interval. A peer that only sends gets one at the idle interval,
+        so that it can tell a quiet bus from a dead one.
         """
         if self.half_closed or self.state in (State.OPENING, State.CLOSED):
             return Pulse.FINE
@@ -403,12 +402,12 @@ class Session(Generic[Frame]):
         self.outbox.room(16).heartbeat.CopyFrom(wire.Heartbeat(sequence=self._probes))
         if self.missed >= MISSED_SUSPECT and not self.suspect:
             self.suspect = True
-            self._judge()
+            self._update()
             return Pulse.SUSPECT
         return Pulse.PROBE
 
     def restart_pulse(self, now: float) -> None:
-        """Starts counting anew: our own clock stood still (a suspended machine, a debugger)."""
+        """Starts counting anew, because this process stood still itself (a suspended machine, a debugger)."""
         self.last_heard = self.last_probe = self._last_sent = now
         self.missed = 0
 
@@ -416,24 +415,24 @@ class Session(Generic[Frame]):
         """Ends the stream.
 
         Returns:
-            What the peer owed, and what the peer asked for; both tables are empty afterwards. A second call returns
-            two empty lists.
+            The values of `pending` and of `in_flight`; both tables are empty afterwards. A second call returns two
+            empty lists.
         """
         self.state = State.CLOSED
-        self._judge()
+        self._update()
         pending, in_flight = list(self.pending.values()), list(self.in_flight.values())
         self.pending.clear()
         self.in_flight.clear()
         return pending, in_flight
 
 
-def _rank(arm: tuple[str, Any]) -> int:
-    return _RANK[arm[0]]
+def _rank(field: tuple[str, Any]) -> int:
+    return _RANK[field[0]]
 
 
 def _no_frame() -> Any:
-    raise RuntimeError("the outbox has no open frame: take space first")
+    raise RuntimeError("the outbox has no open frame: call room() or open() first")
 
 
-def _nobody_waits() -> None:
-    """Stands in until a writer has told the outbox how to wake it."""
+def _ignore() -> None:
+    """Does nothing: the default until a driver connects a writer."""

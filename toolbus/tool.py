@@ -1,8 +1,8 @@
-"""The records that every room shares: Tool, Result, CallError; their names, limits and texts.
+"""Defines the records that all of toolbus shares: Tool, Result, CallError, Progress; and the rules of their names.
 
-Pure values with their rules. Nothing here knows sessions, sockets or registries. Both the bus and the SDK import it,
-so it needs nothing beyond protobuf. Stream calls travel as wire messages (design.md 7); these records are for
-everything that is kept or handed to people.
+Values with their rules: nothing here knows sessions, sockets or registries. Both the bus and the SDK import it, so it
+needs only protobuf. On a stream calls and results stay wire messages, which are faster to make; these records are for
+what is stored or handed to programs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from toolbus.errors import CallFailed, Code, InvalidTool, Stage
 from toolbus.limits import KIB as KIB
 from toolbus.limits import MIB as MIB
 from toolbus.limits import Limits as Limits
+from toolbus.text import dump_json, is_utf8, parse_json, quote
 from toolbus.v1 import tool_pb2 as pb
 
 PROTOCOL_VERSIONS = (1,)
@@ -34,16 +35,16 @@ MAX_CALL_ID = 128
 DEFAULT_TIMEOUT_SECONDS = 30.0
 MAX_TIMEOUT_SECONDS = 300.0
 MAX_LEVEL = 2**32 - 1  # of access, as the wire carries it
-TASK_SECONDS = 86_400.0  # how long a call may go on that nobody waits for
+TASK_SECONDS = 86_400.0  # how long a call that became a task may go on
 
 _Member = TypeVar("_Member", bound=IntEnum)
-_MAX_DIGITS = 18  # of a level: more is no level, and Python refuses to read thousands of digits
+_MAX_DIGITS = 18  # of a level: more are not a level, and Python refuses to read thousands of digits
 
 
 def level_of(attributes: Mapping[str, str]) -> int:
     """Returns the access level that a host states in the attributes of a context.
 
-    0, the lowest, where it states none, or something that is no whole number.
+    It is 0, the lowest, if the host states none or something that is not a whole number.
     """
     text = attributes.get("level", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else 0
@@ -51,7 +52,7 @@ def level_of(attributes: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What calling a tool may do; None where its author did not say."""
+    """What calling a tool may do; None where its author has not stated it."""
 
     read_only: bool | None = None
     idempotent: bool | None = None
@@ -100,11 +101,11 @@ class Tool:
         try:
             digest = _hash(self.name, self.description, self.parameters)
         except RecursionError:  # what can just be parsed may be too deep to be written
-            raise InvalidTool([f"tool {_shown(self.name)}: {_TOO_DEEP}"]) from None
+            raise InvalidTool([f"tool {quote(self.name)}: {_TOO_DEEP}"]) from None
         object.__setattr__(self, "schema_hash", digest)
 
     def _faults(self) -> list[str]:
-        shown = _shown(self.name)
+        shown = quote(self.name)
         faults = []
         if not 1 <= len(self.name) <= MAX_NAME:
             faults.append(f"tool name {shown} has {len(self.name)} characters: give it 1 to {MAX_NAME}")
@@ -124,14 +125,14 @@ class Tool:
         faults += [
             f"tool {shown}: {label} holds half of a surrogate pair, which UTF-8 cannot carry: send the whole character"
             for label in _TEXTS
-            if not _is_utf8(getattr(self, label))
+            if not is_utf8(getattr(self, label) or "")
         ]
         try:
-            parsed = json.loads(self.parameters_json, parse_constant=_no_constant)
+            parsed = parse_json(self.parameters_json)
         except RecursionError:
             faults.append(f"tool {shown}: {_TOO_DEEP}")
-        except ValueError as problem:
-            faults.append(f"tool {shown}: parameters_json is no JSON: {problem}; give it the text of a JSON Schema")
+        except ValueError as error:
+            faults.append(f"tool {shown}: parameters_json is not JSON: {error}; give it the text of a JSON Schema")
         else:
             if not isinstance(parsed, dict):
                 faults.append(
@@ -165,7 +166,7 @@ class Tool:
         Raises:
             InvalidTool: naming every rule that it breaks, size limits included.
         """
-        shown = _shown(message.name)
+        shown = quote(message.name)
         faults = []
         if not NAME.fullmatch(message.name):
             faults.append(f"tool name {shown} breaks the rule [A-Za-z0-9_.-]{{1,64}}: rename the tool")
@@ -229,7 +230,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """Why a call failed, how far it had got and whether it may be sent again (design.md 6)."""
+    """Why a call failed, how far it had got and whether it is safe to retry."""
 
     code: Code
     message: str
@@ -287,7 +288,7 @@ class Result:
         """The output, parsed anew at each access.
 
         Raises:
-            ValueError: where the plugin sent something that is no JSON, or is nested too deep to be read.
+            ValueError: the plugin sent something that is not JSON, or is nested too deep to be read.
         """
         try:
             return json.loads(self.output_json or "null")
@@ -340,7 +341,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life of a call.
+    """Progress of a call.
 
     Attributes:
         progress: how much is done.
@@ -373,11 +374,11 @@ def dump_arguments(arguments: Mapping[str, Any] | str | None) -> str:
         return "{}"
     if isinstance(arguments, str):
         return arguments
-    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return dump_json(arguments)
 
 
 def _copies(blocks: Iterable[pb.ContentBlock]) -> tuple[pb.ContentBlock, ...]:
-    """Copies content out of its frame, which would else stay in memory with it."""
+    """Copies content out of its frame, which would otherwise stay in memory with it."""
     copies = []
     for block in blocks:
         copy = pb.ContentBlock()
@@ -392,21 +393,9 @@ def is_source(text: str) -> bool:
 
 
 def _hash(name: str, description: str, parameters: Mapping[str, Any]) -> str:
-    """Names a declaration by content: independent of the order of keys, of white space and of restarts."""
+    """Returns a fingerprint of a declaration, independent of the order of keys, of white space and of restarts."""
     canonical = json.dumps([name, description, parameters], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _is_utf8(text: str | None) -> bool:
-    try:
-        (text or "").encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _no_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _kind(value: object) -> str:
@@ -420,13 +409,8 @@ def _annotations(message: pb.ToolAnnotations) -> Annotations:
 
 
 def _member(kind: type[_Member], number: int, otherwise: _Member) -> _Member:
-    """Returns a number of the wire as a member; what a newer protocol added reads as something that is known."""
+    """Returns a number of the wire as a member; one that a newer protocol added reads as a known one."""
     try:
         return kind(number)
     except ValueError:
         return otherwise
-
-
-def _shown(name: str) -> str:
-    """Quotes a name for an error text, cut so that a hostile one cannot flood a log."""
-    return repr(name if len(name) <= 80 else name[:77] + "...")
