@@ -423,7 +423,7 @@ def test_the_model_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks the session in one way."""
     if fault == "a window too wide":
-        monkeypatch.setattr(Session, "_judge", lambda self: setattr(self, "takes_calls", self.state is State.LIVE))
+        monkeypatch.setattr(Session, "_update", lambda self: setattr(self, "takes_calls", self.state is State.LIVE))
     elif fault == "a lost frame":
         monkeypatch.setattr(Outbox, "seal", lambda self: None)
     elif fault == "a hasty pulse":
@@ -436,4 +436,4 @@ def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif fault == "no flood":
         monkeypatch.setattr(Outbox, "flooded", property(lambda self: lambda: None, lambda self, told: None))
     else:
-        monkeypatch.setattr("toolbus.session._OPENING_ARM", {Side.BUS: "heartbeat", Side.PEER: "heartbeat"})
+        monkeypatch.setattr("toolbus.session._OPENING_FIELD", {Side.BUS: "heartbeat", Side.PEER: "heartbeat"})

@@ -1,6 +1,6 @@
 """toolbus: a tool bus for LLM applications.
 
-The public names, each loaded from its own module when it is first asked for: importing the package loads nothing,
+The public names, each loaded from its own module when it is first used: importing the package loads nothing,
 so a plugin does not pay for the server. ``Bus`` and ``Config`` need ``pip install 'toolbus[server]'``.
 """
 

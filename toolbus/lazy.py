@@ -1,4 +1,4 @@
-"""Public names of a package that are loaded from their own modules when they are first asked for."""
+"""Loads the public names of a package from their own modules when they are first used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of plugins, hosts and the bus itself: a running bus, and two sessions without a network.
+"""Runs a bus, or two sessions without a network, for tests of plugins, hosts and the bus itself.
 
 async with running_bus() as bus:
     async with Host(bus.grpc_addresses[0]) as host:
@@ -29,7 +29,7 @@ async def running_bus(*, unix: bool = False, timings: Timings | None = None, **s
     Args:
         unix: listens on a unix socket in a directory of its own instead.
         timings: lengths of time that are not configuration.
-        settings: of `toolbus.bus.Config`; they win over what is said here.
+        settings: of `toolbus.bus.Config`; they win over the defaults here.
     """
     from toolbus.bus import Bus, Config  # needs toolbus[server]
 
@@ -45,7 +45,7 @@ class PairedSessions:
     Attributes:
         bus, peer: the two ends; put items into their outboxes.
         now: the time that both see, in seconds.
-        seen_by_bus, seen_by_peer: the arms that arrived, as (name, value), oldest first.
+        seen_by_bus, seen_by_peer: the fields that arrived, as (name, value), oldest first.
     """
 
     def __init__(self, *, source: str = "paired", max_in_flight: int = 256, attached: bool = True) -> None:
@@ -80,7 +80,7 @@ class PairedSessions:
         Each frame is serialized and parsed, as on a wire.
 
         Args:
-            to_bus, to_peer: called with the name and the value of each arm that arrives; what they put into an
+            to_bus, to_peer: called with the name and the value of each field that arrives; what they put into an
                 outbox is carried too.
 
         Raises:
@@ -106,8 +106,8 @@ class PairedSessions:
                 session.outbox.discard()
 
 
-def _deliver(arms: list[tuple[str, Any]], seen: list[tuple[str, Any]], handle: Handle | None) -> None:
-    for arm in arms:
-        seen.append(arm)
+def _deliver(fields: list[tuple[str, Any]], seen: list[tuple[str, Any]], handle: Handle | None) -> None:
+    for field in fields:
+        seen.append(field)
         if handle is not None:
-            handle(*arm)
+            handle(*field)

@@ -113,11 +113,11 @@ ERRORS: list[tuple[Any, Any, str, str]] = [
     ({"is_error": "false", "error": "no city"}, None, "no city", "no city"),
     ({"is_error": True, "error": "e", "tried": 3}, {"tried": 3}, "e", "e"),
     ({"is_error": True, "error": {"code": 4}}, None, '{"code":4}', '{"code":4}'),
-    ({"is_error": True}, None, "the tool reported an error and did not say which", ""),
+    ({"is_error": True}, None, "the tool reported an error without a text", ""),
     (Err("no city"), None, "no city", "no city"),
     (Err(KeyError("city")), None, "KeyError: 'city'", "KeyError"),
     (Reply("why", error="NOPE"), "why", "NOPE", "NOPE"),
-    (Reply("why", is_error=True), "why", "the tool reported an error and did not say which", ""),
+    (Reply("why", is_error=True), "why", "the tool reported an error without a text", ""),
 ]
 
 
@@ -256,8 +256,8 @@ async def test_arguments_arrive_as_keywords(arguments: Any, output: Any) -> None
     [
         ({}, Code.TOOL, "TypeError: tool() is missing 'city' (it takes city, days)"),
         ({"city": "a", "town": "b"}, Code.TOOL, "TypeError: tool() takes no argument 'town' (it takes city, days)"),
-        ("[1]", Code.INVALID_ARGUMENTS, "no JSON object"),
-        ("{", Code.INVALID_ARGUMENTS, "no JSON object"),
+        ("[1]", Code.INVALID_ARGUMENTS, "not a JSON object"),
+        ("{", Code.INVALID_ARGUMENTS, "not a JSON object"),
     ],
 )
 async def test_arguments_that_do_not_fit_are_told_without_running_the_handler(

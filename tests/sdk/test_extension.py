@@ -722,7 +722,7 @@ async def test_a_hook_hears_things_in_the_order_in_which_they_happened_and_holds
     hooks.add("change", plain)
     hooks.open(asyncio.get_running_loop())
     for number in range(5):
-        hooks.tell("change", number)
+        hooks.fire("change", number)
     await within(_until(lambda: len(heard) == 5))
     assert (heard, slow) == ([0, 1, 2, 3, 4], [])
     first.set()

@@ -1,4 +1,4 @@
-"""From parsed JSON to the types that a handler's hints ask for.
+"""Converts parsed JSON to the types of a handler's type hints.
 
 Used for tools whose schema came from their hints: where that schema says "one of red, green" because the hint is an
 Enum, the handler gets the Enum. Hints that JSON already satisfies (str, int, list[str] …) need no converter and cost
@@ -45,8 +45,8 @@ _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired)
 def converter(hint: Any, _open: tuple[Any, ...] = ()) -> Converter | None:
     """Returns what turns a JSON value into the hinted type; None where the value is fine as it is.
 
-    The converter raises ValueError, with a sentence, for a value that does not fit. Values of another JSON type than
-    the schema names are passed on unchanged: refusing them is the schema's job.
+    The converter raises ValueError, with a text, for a value that does not fit. Values of another JSON type than
+    the schema names are passed on unchanged: the schema refuses them.
     """
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)

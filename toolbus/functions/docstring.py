@@ -1,8 +1,8 @@
-"""What a docstring says about a function: a summary, and a sentence for each parameter.
+"""Reads the docstring of a function: its summary, and the description of each parameter.
 
-Reads the three layouts that Python authors use (Google ``Args:``, reST ``:param name:``, numpy ``Parameters`` with
-a rule below it). A docstring that follows none of them still gives its first paragraph. Nothing here fails: text that
-cannot be read is left out.
+It knows the three layouts that Python authors use (Google ``Args:``, reST ``:param name:``, numpy ``Parameters`` with
+a rule below it). Of any other docstring it reads the first paragraph. Nothing here fails: text that cannot be read is
+left out.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class Docstring:
 def parse(text: str | None) -> Docstring:
     """Reads a docstring as it stands in the source, indentation included."""
     lines = inspect.cleandoc(text or "").splitlines()
-    found: dict[str, list[str]] = {}
+    parts_of: dict[str, list[str]] = {}
     for read in (_rest, _numpy, _google):
         for name, part in read(lines):
-            found.setdefault(name, []).append(part)
-    described = {name: " ".join(filter(None, parts)) for name, parts in found.items()}
-    return Docstring(_summary(lines), {name: sentence for name, sentence in described.items() if sentence})
+            parts_of.setdefault(name, []).append(part)
+    described = {name: " ".join(filter(None, parts)) for name, parts in parts_of.items()}
+    return Docstring(_summary(lines), {name: text for name, text in described.items() if text})
 
 
 def _summary(lines: list[str]) -> str:
-    kept: list[str] = []
+    summary: list[str] = []
     for index, line in enumerate(lines):
         bare = line.strip()
         underlined = index + 1 < len(lines) and _RULE.fullmatch(lines[index + 1].strip())
         starts = _HEADER.fullmatch(bare) or _OTHER_HEADER.fullmatch(bare) or re.match(r":\w+[^:]*:", bare)
         if not bare or starts or underlined:
             break
-        kept.append(bare)
-    return " ".join(kept)
+        summary.append(bare)
+    return " ".join(summary)
 
 
 def _indent(line: str) -> int:

@@ -1,4 +1,4 @@
-"""What hints and records are made of: resolved annotations, fields of record classes, values of enums.
+"""Resolves type hints, and lists the fields of record classes and the values of enums.
 
 Shared by the two readers of type hints: the one that writes a schema and the one that converts what arrives.
 """
@@ -17,7 +17,7 @@ def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
     """Returns the hints of a function or class; one that cannot be resolved, by `names` either, is `Any`."""
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except Exception:  # whatever evaluating somebody's annotations may raise
+    except Exception:  # whatever evaluating an author's annotations may raise
         pass
     hints: dict[str, Any] = {}
     for name, spelled in dict(getattr(target, "__annotations__", {})).items():
@@ -30,7 +30,7 @@ def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def enum_values(kind: type[enum.Enum]) -> dict[Any, enum.Enum]:
-    """Returns what stands for each member in JSON: its value, or its name where a value is no JSON scalar."""
+    """Returns what stands for each member in JSON: its value, or its name where a value is not a JSON scalar."""
     members = list(kind)
     if all(isinstance(each.value, str | int | float | bool) or each.value is None for each in members):
         return {each.value: each for each in members}
@@ -58,7 +58,7 @@ def record_fields(kind: type) -> dict[str, tuple[Any, bool]] | None:
 
 
 def _needed(hint: Any, otherwise: bool) -> bool:
-    """Asks the hint first: `__required_keys__` is wrong where annotations are text (PEP 563)."""
+    """Looks at the hint first: `__required_keys__` is wrong where annotations are text (PEP 563)."""
     origin = typing.get_origin(hint)
     return {typing.Required: True, typing.NotRequired: False}.get(origin, otherwise)
 

@@ -1,8 +1,8 @@
-"""JSON Schema from a function's type hints and docstring, and the way back from JSON to the hinted types.
+"""Writes the JSON Schema of a function's arguments from its type hints and docstring.
 
-What a model may send is read off the signature once, when a tool is declared. A hint that cannot be resolved or that
-JSON Schema has no word for becomes ``{}`` (anything) and never an error: an author's unusual hint must not keep a
-plugin from starting. Injected parameters (see `scope_parameter`) are no arguments and do not appear.
+It reads the signature once, when a tool is declared. A hint that cannot be resolved or expressed in JSON Schema becomes
+``{}`` (anything) and never an error: an unusual hint must not keep a plugin from starting. The parameter that gets the
+`ToolScope` is not an argument and does not appear.
 """
 
 from __future__ import annotations
@@ -172,12 +172,12 @@ def _show_default(schema: dict[str, Any], default: Any) -> None:
         return
     if value is None and schema and not _takes_null(schema):
         # `name: str = None` is common and means that null is fine.
-        told = schema.pop("description", None)
+        description = schema.pop("description", None)
         inner = dict(schema)
         schema.clear()
         schema["anyOf"] = [inner, {"type": "null"}]
-        if told is not None:
-            schema["description"] = told
+        if description is not None:
+            schema["description"] = description
     schema["default"] = list(value) if isinstance(value, tuple) else value
 
 
@@ -224,8 +224,8 @@ class _Builder:
     def _annotated(self, hint: Any, *extras: Any) -> dict[str, Any]:
         schema = self.schema(hint)
         for extra in extras:
-            said = (extra, getattr(extra, "description", None), getattr(extra, "documentation", None))
-            for text in said:
+            texts = (extra, getattr(extra, "description", None), getattr(extra, "documentation", None))
+            for text in texts:
                 if isinstance(text, str) and text:
                     schema["description"] = text
             if isinstance(extra, Mapping):
@@ -284,5 +284,5 @@ class _Builder:
 def _choices(values: Sequence[Any]) -> dict[str, Any]:
     kinds = {type(each.value if isinstance(each, enum.Enum) else each) for each in values}
     plain = [each.value if isinstance(each, enum.Enum) else each for each in values]
-    word = _PLAIN.get(next(iter(kinds)), {}) if len(kinds) == 1 else {}
-    return {**word, "enum": plain}
+    typed = _PLAIN.get(next(iter(kinds)), {}) if len(kinds) == 1 else {}
+    return {**typed, "enum": plain}

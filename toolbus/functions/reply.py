@@ -2,7 +2,7 @@
 
 A plain return is the output. `Reply` adds parts that JSON cannot hold (pictures, sound, links), `Ok` and `Err` are the
 results that N.E.K.O. plugins already return. Values that Python authors return every day (dataclasses, Enums, dates,
-paths, sets) are written in their obvious form; whatever else JSON cannot hold is refused with a sentence that says
+paths, sets) are written in their obvious form; whatever else JSON cannot hold is refused with a text that says
 where it sits.
 """
 
@@ -30,7 +30,7 @@ class Reply:
         output: what the model reads, as a plain return would be.
         content: parts made by `text`, `image`, `audio` and `link`.
         is_error: whether the model should read this as a failure.
-        error: the tool's word for the failure; it sets `is_error`.
+        error: the tool's text of the failure; it sets `is_error`.
     """
 
     output: Any = None
@@ -48,7 +48,7 @@ class Ok:
 
 @dataclass(frozen=True, slots=True)
 class Err:
-    """Failure with a reason: a sentence, an exception, or any JSON."""
+    """Failure with a reason: a text, an exception, or any JSON."""
 
     error: Any = None
 
@@ -79,7 +79,7 @@ def dump_output(value: Any) -> str:
     """Returns a handler's return value as JSON text.
 
     Raises:
-        TypeError: where JSON cannot hold it; the text names the place, the type and the cure.
+        TypeError: where JSON cannot hold it; the text names the place, the type and how to fix it.
     """
     try:
         written = _ENCODER.encode(value)
@@ -90,10 +90,10 @@ def dump_output(value: Any) -> str:
     return written
 
 
-def _bytes(data: object, word: str) -> bytes:
+def _bytes(data: object, function: str) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
-    raise TypeError(f"{word}() takes the encoded bytes, not {type(data).__name__}: read the file with read_bytes()")
+    raise TypeError(f"{function}() takes the encoded bytes, not {type(data).__name__}: read the file with read_bytes()")
 
 
 def _plain(value: Any) -> Any:
@@ -118,7 +118,7 @@ def _plain(value: Any) -> Any:
 # Made once: `json.dumps` with options makes one per call, which costs as much as writing a small output.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
 
-_CURES: dict[Any, str] = {
+_FIXES: dict[Any, str] = {
     bytes: "return Reply(content=[image(data, mime)]) for media, or text",
     bytearray: "return Reply(content=[image(data, mime)]) for media, or text",
 }
@@ -132,8 +132,8 @@ def _culprit(value: Any, path: str, above: tuple[int, ...]) -> str:
         surrogate = next((each for each in value if "\ud800" <= each <= "\udfff"), "")
         return f"{path} holds the lone surrogate {surrogate!a}: decode the text properly" if surrogate else ""
     if isinstance(value, float):
-        cure = "return None or a text instead"
-        return "" if math.isfinite(value) else f"{path} is {value}, which JSON cannot hold: {cure}"
+        fix = "return None or a text instead"
+        return "" if math.isfinite(value) else f"{path} is {value}, which JSON cannot hold: {fix}"
     if id(value) in above:
         return f"{path} contains itself, which JSON cannot hold: return a copy without the cycle"
     if len(above) > 200:
@@ -143,8 +143,8 @@ def _culprit(value: Any, path: str, above: tuple[int, ...]) -> str:
         for key, each in value.items():
             if not isinstance(key, str | int | float | bool | None):
                 return f"{path} has a key of type {type(key).__name__}, JSON has text keys only: use str(key)"
-            if found := _culprit(key, f"a key of {path}", ()) or _culprit(each, f"{path}.{key}", above):
-                return found
+            if culprit := _culprit(key, f"a key of {path}", ()) or _culprit(each, f"{path}.{key}", above):
+                return culprit
         return ""
     if isinstance(value, list | tuple | set | frozenset):
         parts = (_culprit(each, f"{path}[{index}]", above) for index, each in enumerate(value))
@@ -152,5 +152,5 @@ def _culprit(value: Any, path: str, above: tuple[int, ...]) -> str:
     try:
         return _culprit(_plain(value), path, above)
     except TypeError:
-        cure = _CURES.get(type(value), "return a dict, list, str, number, bool, None or a dataclass of them")
-        return f"{path} is of type {type(value).__name__}, which JSON cannot hold: {cure}"
+        fix = _FIXES.get(type(value), "return a dict, list, str, number, bool, None or a dataclass of them")
+        return f"{path} is of type {type(value).__name__}, which JSON cannot hold: {fix}"

@@ -1,14 +1,14 @@
-"""Runs one handler and turns whatever it does into exactly one Result.
+"""Runs one handler and makes exactly one Result of whatever it does.
 
-Nothing that a handler does escapes: a return becomes the output, a raise (SystemExit included) the tool's error, a
-cancelled handler a CANCELLED result. Tracebacks go to the log of the plugin, never onto the wire. The module knows no
-connection: whoever has a call runs `run_handler` in a task of its own, on the loop that handlers share.
+A returned value becomes the output, an exception (SystemExit included) the tool's error, a cancelled handler a
+CANCELLED result. Tracebacks go to the log of the plugin, never onto the wire. The module knows no connection: the
+caller runs `run_handler` in a task of its own, on the loop that handlers share.
 
 What a handler may return (REST-62), in the order in which it is looked at:
 
-- `Reply`, `Ok`, `Err`: as their names say;
+- `Reply`, `Ok`, `Err`: as documented there;
 - a `Result`, from calling another tool: passed on, its failure as this tool's;
-- a dict with a true `is_error`, or with `is_error` and `output`: an envelope. `error` is the tool's word, `output` the
+- a dict with a true `is_error`, or with `is_error` and `output`: an envelope. `error` is the tool's text, `output` the
   output; a dict without `output` has as its output what is left of it, null if nothing is;
 - content blocks (`text`, `image` …), alone or as a list: content, with a null output;
 - anything else: the output.
@@ -29,12 +29,13 @@ from toolbus.errors import Code, RequestError, Stage
 from toolbus.functions.reply import Err, Ok, Reply, dump_output
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
+from toolbus.text import repair_utf8, shorten
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 4096  # characters of an exception's text that travel: a model needs a sentence, not a dump
+MAX_MESSAGE = 4096  # characters of an exception's text that are sent: a model needs a sentence, not a dump
 
 RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function of no arguments off the loop; `functools.partial(loop.run_in_executor, pool)` is one."""
@@ -46,24 +47,24 @@ async def run_handler(
     """Runs a tool once. Never raises, apart from GeneratorExit where the coroutine itself is closed.
 
     Cancelling the task that runs this gives a CANCELLED result instead of an exception, so it belongs at the top of
-    its task. A sync handler cannot be interrupted: it is told through the scope, and should be left to end.
+    its task. A sync handler cannot be interrupted: it can only look at its scope, and should be left to end.
 
     Args:
         arguments: parsed, or the JSON text of the call.
         run_sync: runs a sync handler off the loop.
     """
     try:
-        given = _given(spec, arguments, scope)
-        if isinstance(given, Result):
-            return given
+        keywords = _keywords(spec, arguments, scope)
+        if isinstance(keywords, Result):
+            return keywords
         if spec.kind is HandlerKind.ASYNC:
-            return _finish(scope, await _invoke(spec, given))
+            return _finish(scope, await _invoke(spec, keywords))
         if spec.kind is HandlerKind.ASYNC_GENERATOR:
-            return _finish(scope, await _drain_async(_invoke(spec, given), scope))
-        returned = await run_sync(lambda: _run_sync(spec, given, scope))
+            return _finish(scope, await _drain_async(_invoke(spec, keywords), scope))
+        returned = await run_sync(lambda: _run_sync(spec, keywords, scope))
         if isinstance(returned, Result):
             return returned
-        # A plain function that handed back something to wait for: a lambda or a decorator round an async one.
+        # A plain function that handed back something to wait for: a lambda or a decorator around an async one.
         if inspect.isasyncgen(returned):
             return _finish(scope, await _drain_async(returned, scope))
         return _finish(scope, await returned)
@@ -75,11 +76,13 @@ async def run_handler(
         scope.end()
 
 
-def _given(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope) -> dict[str, Any] | Result:
-    """Returns the keywords for the handler, or the result that says why there are none."""
+def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope) -> dict[str, Any] | Result:
+    """Returns the handler's keyword arguments, or the error result that they do not fit."""
     parsed = _parse(arguments)
     if not isinstance(parsed, Mapping):
-        return _error(scope, Code.INVALID_ARGUMENTS, f"the arguments of {spec.tool.name} are no JSON object: send one")
+        return _error(
+            scope, Code.INVALID_ARGUMENTS, f"the arguments of {spec.tool.name} are not a JSON object: send one"
+        )
     keywords = dict(parsed) if spec.prepare is None else spec.prepare(dict(parsed), scope)
     keys = keywords.keys()
     if not spec.required <= keys or (spec.names is not None and not keys <= spec.names):
@@ -119,7 +122,7 @@ def _invoke(spec: ToolSpec, keywords: dict[str, Any]) -> Any:
 
 
 def _run_sync(spec: ToolSpec, keywords: dict[str, Any], scope: ToolScope) -> Any:
-    """Runs a sync handler on the thread that it was given: its Result, or what still has to be awaited.
+    """Runs a sync handler on its thread; returns its Result, or what still has to be awaited.
 
     Everything is caught here, because some exceptions (StopIteration, SystemExit) do not survive a future.
     """
@@ -136,27 +139,27 @@ def _run_sync(spec: ToolSpec, keywords: dict[str, Any], scope: ToolScope) -> Any
 
 
 def _drain(chunks: Generator[Any, Any, Any], scope: ToolScope) -> str:
-    kept: list[str] = []
+    chunks_so_far: list[str] = []
     try:
         while True:
             scope.raise_if_cancelled()
-            kept.append(_chunk(next(chunks), scope))
+            chunks_so_far.append(_chunk(next(chunks), scope))
     except StopIteration as end:
         if end.value is not None:
             raise TypeError("a generator's chunks are its output, it must not return a value: yield it") from None
-        return "".join(kept)
+        return "".join(chunks_so_far)
     finally:
         chunks.close()
 
 
 async def _drain_async(chunks: AsyncGenerator[Any, Any], scope: ToolScope) -> str:
-    kept: list[str] = []
+    chunks_so_far: list[str] = []
     try:
         async for each in chunks:
-            kept.append(_chunk(each, scope))
+            chunks_so_far.append(_chunk(each, scope))
     finally:
         await chunks.aclose()
-    return "".join(kept)
+    return "".join(chunks_so_far)
 
 
 def _chunk(each: Any, scope: ToolScope) -> str:
@@ -198,7 +201,7 @@ def _finish(scope: ToolScope, returned: Any) -> Result:
 
 
 def _passed_on(scope: ToolScope, inner: Result) -> Result:
-    """Returns another tool's result as this one's; its failure, of whatever code, is this tool saying no."""
+    """Returns another tool's result as this one's; its failure, of whatever code, becomes this tool's error."""
     if inner.error is None and not inner.is_error:
         return Result(scope.call_id, inner.output_json, content=inner.content)
     error = inner.error or CallError(Code.TOOL, "")
@@ -217,12 +220,12 @@ def _blocks(content: Any) -> tuple[pb.ContentBlock, ...]:
 
 
 def _tool_error(scope: ToolScope, error: Any, output: str, content: tuple[pb.ContentBlock, ...] = ()) -> Result:
-    """Returns the result of a tool that said no; its own word is the message and the reason."""
+    """Returns the result of a tool that failed; its own text is the message and the reason."""
     if isinstance(error, BaseException):
         return _error(scope, Code.TOOL, _sentence(error), type(error).__name__, output, content)
-    word = error if isinstance(error, str) else "" if error is None else dump_output(error)
-    message = _cut(word) or "the tool reported an error and did not say which"
-    return _error(scope, Code.TOOL, message, word, output, content)
+    text = error if isinstance(error, str) else "" if error is None else dump_output(error)
+    message = _cut(text) or "the tool reported an error without a text"
+    return _error(scope, Code.TOOL, message, text, output, content)
 
 
 def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
@@ -230,22 +233,21 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
     if isinstance(problem, asyncio.CancelledError):
         why = scope.cancel_reason or "its handler was cancelled inside the plugin"
         return _error(scope, Code.CANCELLED, f"the call of {spec.tool.name} was cancelled: {why}")
-    trace = None if isinstance(problem, RequestError) else problem  # it says all of what is wrong with a request
+    trace = None if isinstance(problem, RequestError) else problem  # its text is complete
     log.warning("tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=trace)
     return _error(scope, Code.TOOL, _sentence(problem), type(problem).__name__)
 
 
 def _sentence(problem: BaseException) -> str:
     try:
-        told = str(problem)
+        text = str(problem)
     except Exception:  # an exception whose own text raises
-        told = ""
-    return _cut(f"{type(problem).__name__}: {told}" if told else type(problem).__name__)
+        text = ""
+    return _cut(f"{type(problem).__name__}: {text}" if text else type(problem).__name__)
 
 
-def _cut(sentence: str) -> str:
-    clean = sentence if sentence.isascii() else sentence.encode("utf-8", "replace").decode()
-    return clean if len(clean) <= MAX_MESSAGE else clean[: MAX_MESSAGE - 1] + "…"
+def _cut(text: str) -> str:
+    return shorten(repair_utf8(text), MAX_MESSAGE)
 
 
 def _error(

@@ -1,8 +1,8 @@
-"""What a handler can see of the call it answers, and do while it answers.
+"""Gives a handler its call: context, deadline, cancellation, progress, calls of other tools.
 
-A handler asks for it with a parameter annotated `ToolScope`, or named `ctx` without annotation; the SDK fills that
-parameter and never shows it to a model. Everything here may be used from any thread and nothing blocks but
-`call_sync`. The connection gives a scope its two ways out, `send_progress` and `caller`; the scope knows no sockets.
+A handler gets it through a parameter annotated `ToolScope`, or named `ctx` without annotation; the SDK fills that
+parameter and never shows it to a model. Everything here may be used from any thread, and only `call_sync` blocks. The
+connection passes in `send_progress` and `caller`; the scope knows no sockets.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ToolScope:
         call_id: the bus's id of this call.
         request_id: the id that the caller gave it, where the plugin is a qualified one; else the bus's.
         tool: the name under which the tool was called.
-        context: what the host says about the circumstances.
-        deadline: when the caller stops waiting, by `time.monotonic()`; None where nobody said.
+        context: what the host states about the circumstances.
+        deadline: when the caller stops waiting, by `time.monotonic()`; None without a timeout.
         cancel_reason: why the call was cancelled; None while it was not.
     """
 
@@ -76,9 +76,9 @@ class ToolScope:
 
         Args:
             send_progress: takes each progress, from any thread and without blocking; None drops it.
-            caller: calls other tools; None where there is no bus to ask.
-            caller_source: who asked first, where the tool runs in the bus's own process; "" elsewhere.
-            request_id: the caller's id of the call; "" where it was not told.
+            caller: calls other tools; None without a bus.
+            caller_source: the source of the outermost call, if the tool runs in the bus's own process; else "".
+            request_id: the caller's id of the call; "" if unknown.
         """
         self.call_id = call_id
         self.request_id = request_id or call_id
@@ -89,7 +89,7 @@ class ToolScope:
         self.cancel_reason: str | None = None
         self._send_progress = send_progress
         self._caller = caller
-        self._event: threading.Event | None = None  # None until somebody asks for it
+        self._event: threading.Event | None = None  # None until first used
         self._ended = False  # True once the handler is done: what a stray thread still reports is dropped
 
     @classmethod
@@ -101,7 +101,7 @@ class ToolScope:
         caller: NestedCaller | None = None,
         caller_source: str = "",
     ) -> ToolScope:
-        """Makes the scope of a call that just arrived; nothing of its frame is kept."""
+        """Makes the scope of a call that just arrived; it keeps nothing of its frame."""
         return cls(
             call.call_id,
             call.name,
@@ -119,7 +119,7 @@ class ToolScope:
 
     @property
     def cancelled(self) -> threading.Event:
-        """Set when the call was taken back. A sync handler looks at it, or waits on it instead of sleeping."""
+        """Set when the call is cancelled. A sync handler looks at it, or waits on it instead of sleeping."""
         if self._event is None:
             with self._making:
                 if self._event is None:
@@ -131,16 +131,16 @@ class ToolScope:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the call was taken back."""
+        """Whether the call was cancelled."""
         return self.cancel_reason is not None
 
     @property
     def can_call(self) -> bool:
-        """Whether there is a bus behind it, so that it can call other tools."""
+        """Whether it is connected to a bus, so that it can call other tools."""
         return self._caller is not None
 
     def raise_if_cancelled(self) -> None:
-        """Ends a handler whose call was taken back; the cheap check for loops.
+        """Ends a handler whose call was cancelled; the cheap check for loops.
 
         Raises:
             asyncio.CancelledError: where it was.
@@ -229,7 +229,7 @@ class ToolScope:
         return self._caller(name, dump_arguments(arguments), options)
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Marks the call as taken back; the connection's part. The first reason stays."""
+        """Marks the call as cancelled; for the connection. The first reason stays."""
         with self._making:
             if self.cancel_reason is None:
                 self.cancel_reason = reason or "cancelled"

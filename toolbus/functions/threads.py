@@ -1,7 +1,7 @@
-"""Between threads: batches of work for a loop, a loop on a thread of its own, and threads for handlers that block.
+"""Runs work on other threads: batches for a loop, a loop on a thread of its own, worker threads for blocking handlers.
 
-Nothing here knows the bus. The connection lives on a `LoopThread`, so that nothing an author writes can hold up its
-heartbeats; `Inbox` carries calls and results over at one wake-up a batch; `Workers` runs plain functions.
+Nothing here knows the bus. The connection has a `LoopThread`, so that no handler can delay its heartbeats; `Inbox`
+passes calls and results to a loop with one wake-up for each batch; `Workers` runs plain functions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Inbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: deque[Job] = deque()
-        self._woken = False  # whether the loop has been told and has not come yet
+        self._woken = False  # whether the loop was woken and has not run yet
 
     def put(self, function: Callable[[Any], object], argument: Any = None) -> bool:
         """Has the loop call ``function(argument)`` soon; returns False where the loop is closed."""
@@ -53,7 +53,7 @@ class Inbox:
         return False
 
     def run_left(self) -> None:
-        """Runs what came too late for a loop that is now closed; for work that can tell by itself that all is over."""
+        """Runs what came too late for a loop that is now closed; for work that checks by itself that all is over."""
         if self._loop.is_closed():
             self._run()
 

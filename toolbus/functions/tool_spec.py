@@ -1,7 +1,7 @@
-"""Tools that are ready to be offered and run: one (`ToolSpec`), an object's (`collect`), a plugin's (`ToolSet`).
+"""Makes tools that are ready to be offered and run: one (`ToolSpec`), an object's (`collect`), a plugin's (`ToolSet`).
 
-`spec_of` joins what `llm_tool` was told with what the function itself says: the `Tool` as the bus hears of it, and how
-to run it. Running is the handler module's part.
+`spec_of` joins the options of `llm_tool` with the signature of the function: the `Tool` that the bus gets, and how to
+run it. `runner` runs it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ToolSpec:
     """A tool and how to run it.
 
     Attributes:
-        tool: what the bus and the models hear of.
+        tool: what the bus and the models get.
         handler: the function, bound to its object where it has one.
         kind: how it has to be run.
         scope: the name of the parameter that gets the `ToolScope`; empty where there is none.
@@ -61,7 +61,7 @@ class ToolSpec:
 
     @property
     def is_async(self) -> bool:
-        """Whether cancelling means cancelling a task; a sync handler is only told through its scope."""
+        """Whether cancelling means cancelling a task; a sync handler can only look at its scope."""
         return self.kind in (HandlerKind.ASYNC, HandlerKind.ASYNC_GENERATOR)
 
 
@@ -74,7 +74,7 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
     """
     meta = meta or meta_of(handler)
     if meta is None:
-        raise TypeError(f"{handler!r} is no tool: put @llm_tool above it")
+        raise TypeError(f"{handler!r} is not a tool: put @llm_tool above it")
     signature = hints.signature_of(handler)
     if signature.positional_only and not takes_dict:
         raise TypeError(
@@ -106,13 +106,13 @@ def collect(owner: object) -> list[ToolSpec]:
     A method that overrides another takes its place in that order. One that overrides without the decorator takes the
     tool away. Properties are not touched.
     """
-    found: dict[str, LlmToolMeta | None] = {}
+    metas: dict[str, LlmToolMeta | None] = {}
     for kind in reversed(type(owner).__mro__):
         for name, raw in vars(kind).items():
             meta = None if isinstance(raw, property | type) else meta_of(raw)
-            if meta is not None or name in found:
-                found[name] = meta
-    return [spec_of(getattr(owner, name), meta) for name, meta in found.items() if meta is not None]
+            if meta is not None or name in metas:
+                metas[name] = meta
+    return [spec_of(getattr(owner, name), meta) for name, meta in metas.items() if meta is not None]
 
 
 class ToolSet:
@@ -147,7 +147,7 @@ class ToolSet:
             if not replace and spec.tool.name in self._specs:
                 return False
             self._specs[spec.tool.name] = spec
-        self._tell(spec.tool.name, spec)
+        self._notify(spec.tool.name, spec)
         return True
 
     def remove(self, name: str) -> bool:
@@ -155,10 +155,10 @@ class ToolSet:
         with self._lock:
             gone = self._specs.pop(name, None) is not None
         if gone:
-            self._tell(name, None)
+            self._notify(name, None)
         return gone
 
-    def _tell(self, name: str, spec: ToolSpec | None) -> None:
+    def _notify(self, name: str, spec: ToolSpec | None) -> None:
         if self.on_change is not None:
             self.on_change(name, spec)
 
@@ -177,8 +177,10 @@ def _kind(handler: Any) -> HandlerKind:
 
 
 def _converters(signature: hints.Signature) -> tuple[tuple[str, conversion.Converter], ...]:
-    found = ((each.name, conversion.converter(signature.hints.get(each.name, Any))) for each in signature.parameters)
-    return tuple((name, own) for name, own in found if own is not None)
+    converters = (
+        (each.name, conversion.converter(signature.hints.get(each.name, Any))) for each in signature.parameters
+    )
+    return tuple((name, own) for name, own in converters if own is not None)
 
 
 def _tool(meta: LlmToolMeta, parameters_json: str) -> Tool:

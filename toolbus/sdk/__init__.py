@@ -1,4 +1,4 @@
-"""What authors of plugins and hosts import, each name loaded from its own module when it is first asked for.
+"""Lists the public names for authors of plugins and hosts, each loaded from its own module when it is first used.
 
 No module of this package may be called ``plugin`` or ``llm_tool``: those names are the decorators'.
 """

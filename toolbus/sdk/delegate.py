@@ -1,4 +1,4 @@
-"""What the connection asks of a plugin, and the rights of its source as the bus tells them."""
+"""Connects a plugin to its connection: declares its tools, hands over calls, reacts to events, tracks permissions."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-TOOLS = "tools"  # the right to offer tools
+TOOLS = "tools"  # the permission to offer tools
 
 
 class Permissions:
-    """The rights of a source, as far as the bus has told; safe from any thread."""
+    """The permissions of a source, as far as the bus has reported them; safe from any thread."""
 
     def __init__(self) -> None:
-        self._granted = frozenset((TOOLS,))  # a bus says what it refuses, not what it permits
+        self._granted = frozenset((TOOLS,))  # a bus reports what it denies, not what it grants
 
     def __repr__(self) -> str:
         return f"<Permissions {', '.join(sorted(self._granted)) or 'none'}>"
 
     @property
     def granted(self) -> frozenset[str]:
-        """All rights that the source has."""
+        """All permissions that the source has."""
         return self._granted
 
     def has(self, permission: str) -> bool:
-        """Tells whether the source has a right, for example ``tools``."""
+        """Tells whether the source has a permission, for example ``tools``."""
         return permission in self._granted
 
     def set(self, granted: Iterable[str]) -> None:
-        """Takes down all rights; the connection's part."""
+        """Replaces all permissions; for the connection."""
         self._granted = frozenset(granted)
 
 
 class PluginDelegate:
-    """What the connection asks of a plugin. Everything runs on the connection's loop.
+    """The `Delegate` of a plugin. Everything runs on the connection's loop.
 
     Args:
-        operations: the author's word for what was refused, by the bus's.
+        operations: the names that authors know for denied operations, by the bus's names.
 
     Attributes:
-        declare: declares the tools anew; None until there is a connection.
+        declare: declares the tools anew; None before there is a connection.
     """
 
     def __init__(
@@ -72,26 +72,26 @@ class PluginDelegate:
     def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
         return self._runner.take(connection, session, call)
 
-    def attached(self, refused: Sequence[str], why: str) -> None:
+    def attached(self, refused: Sequence[str], reason: str) -> None:
         if refused:
-            self.refused(refused, why)
-        elif len(self._tools):  # it may have been granted while there was no stream that could have told us
+            self.refused(refused, reason)
+        elif len(self._tools):  # the permission may have been granted while there was no stream
             self._permissions.set(self._permissions.granted | {TOOLS})
 
-    def refused(self, names: Sequence[str], why: str) -> None:
-        # A bus takes all tools of a declaration or none; where its reason is one of them, that is the one to mend.
-        named = tuple(name for name in names if f"tool {name!r}" in why or f"tool name {name!r}" in why)
-        self._hooks.tell("refused", named or tuple(name for name in names if name), why)
+    def refused(self, names: Sequence[str], reason: str) -> None:
+        # A bus takes all tools of a declaration or none; where its reason is one of them, that is the one to fix.
+        named = tuple(name for name in names if f"tool {name!r}" in reason or f"tool name {name!r}" in reason)
+        self._hooks.fire("refused", named or tuple(name for name in names if name), reason)
 
     def event(self, event: wire.Event) -> None:
         match event.WhichOneof("kind"):
             case "catalog":
-                self._hooks.tell("tools_changed", CatalogChange.from_wire(event.catalog))
+                self._hooks.fire("tools_changed", CatalogChange.from_wire(event.catalog))
             case "tool_overwritten":
                 lost = event.tool_overwritten
                 log.warning("tool %s is no longer offered: source %s registered the name", lost.name, lost.by_source)
             case "tool_removed":
-                log.warning("tool %s was withdrawn by somebody else", event.tool_removed.name)
+                log.warning("tool %s was withdrawn by another peer or an operator", event.tool_removed.name)
             case "permission_denied":
                 self._denied(event.permission_denied)
             case "permission_changed":
@@ -101,12 +101,12 @@ class PluginDelegate:
         log.error("the bus refuses %s: this source lacks the right %r", denied.operation, denied.permission)
         self._permissions.set(self._permissions.granted - {denied.permission})
         operation = self._operations.get(denied.operation, denied.operation)
-        self._hooks.tell("permission_denied", denied.permission, operation)
+        self._hooks.fire("permission_denied", denied.permission, operation)
 
     def _changed(self, changed: wire.PermissionChanged) -> None:
         level, what = (logging.INFO, "granted") if changed.granted else (logging.WARNING, "revoked")
         log.log(level, "the right %r was %s", changed.permission, what)
         self._permissions.set(changed.all_granted)
-        self._hooks.tell("permission_changed", changed.permission, changed.granted, tuple(changed.all_granted))
+        self._hooks.fire("permission_changed", changed.permission, changed.granted, tuple(changed.all_granted))
         if changed.permission == TOOLS and changed.granted and self.declare is not None:
             self.declare()  # a bus that revoked the right has forgotten them

@@ -1,7 +1,7 @@
-"""`Extension`: a plugin whose tools carry its name, and whose handlers may answer for all of them.
+"""Offers the tools of an extension: `Extension`, a plugin whose handlers may answer for all of its tools.
 
-What extensions of role-play hosts are written against: tools registered as records, one `TOOL_INVOCATION` handler or
-several, the host's fields beside the arguments. Everything else is `Plugin`'s.
+It is the API that extensions of role-play hosts use: tools registered as records, one or several `TOOL_INVOCATION`
+handlers, the host's fields beside the arguments. Everything else is `Plugin`'s.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Extension(Plugin):
 
     A tool has a function of its own (`tool`, or `register_tool` with a handler), or is answered by the handlers for
     all of them (`on_invocation`). Tools may come and go at any time, from any thread, before the start and while
-    connected. A bus that does not take them says so in the log, to `on_refused` and in `ready`.
+    connected. If the bus refuses them, the log, `on_refused` and `ready` report it.
 
     Args:
         source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
@@ -102,8 +102,8 @@ class Extension(Plugin):
         spec = made_of(tool, options)
         if host_args:
             spec = taking_host_fields(spec)
-        kept = self.tools.get(spec.tool.name)
-        return super().add_tool(spec, replace=replace or (kept is not None and kept.handler == self._answer))
+        existing = self.tools.get(spec.tool.name)
+        return super().add_tool(spec, replace=replace or (existing is not None and existing.handler == self._answer))
 
     def register_tool(
         self,
@@ -130,11 +130,11 @@ class Extension(Plugin):
             ValueError, TypeError: a field breaks its rule.
         """
         options = _options({**(record or {}), **fields})
-        kept = self.tools.get(options["name"])
+        existing = self.tools.get(options["name"])
         takes_dict = False
-        if handler is None and kept is not None and kept.handler != self._answer:
-            handler, takes_dict = kept.handler, kept.takes_dict
-            host_args = host_args or kept.prepare is not None
+        if handler is None and existing is not None and existing.handler != self._answer:
+            handler, takes_dict = existing.handler, existing.takes_dict
+            host_args = host_args or existing.prepare is not None
         if handler is None:
             spec = self._answered_by_all(options)
         else:
@@ -143,18 +143,18 @@ class Extension(Plugin):
         self.tools.add(spec, replace=True)
 
     def unregister_tool(self, name: str) -> bool:
-        """Withdraws a tool of this extension; returns whether there was one. An unknown name is no error."""
+        """Withdraws a tool of this extension; returns whether there was one. An unknown name is not an error."""
         return self.remove_tool(name)
 
     def on_invocation(self, function: F) -> F:
-        """Has a function answer the calls of all tools that have none of their own; a decorator.
+        """Registers a handler for the calls of all tools without a function of their own; a decorator.
 
         It gets a `ToolInvocation` and may be async or plain. With several of them each is called, in order, and the
         first that returns something, or raises, decides. A text is the result as it is, None is "", anything else is
         its JSON text, and what it raises becomes the tool's error, by its message.
 
         Raises:
-            TypeError: it is no function.
+            TypeError: it is not a function.
         """
         if not callable(function):
             raise TypeError(f"on_invocation is put on a function, not on {function!r:.80}: write it above a def")
@@ -200,9 +200,9 @@ class Extension(Plugin):
         return next((answer for answer in answers if answer is not None), "")
 
     async def _one(self, handler: Handler, invocation: ToolInvocation) -> Any:
-        """Returns what one handler says, its failure included; None where it says nothing."""
+        """Returns the value of one handler or its failure; None if it has no value."""
         try:
-            return _said(await called(handler, (invocation,), self._workers.run))
+            return _value(await called(handler, (invocation,), self._workers.run))
         except asyncio.CancelledError:
             raise
         except BaseException as problem:
@@ -210,13 +210,13 @@ class Extension(Plugin):
             return _error(_message(problem), type(problem).__name__)
 
 
-def _options(told: Mapping[str, Any]) -> dict[str, Any]:
+def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a record's fields as options of `llm_tool`; what is missing is left out.
 
     Raises:
         ValueError, TypeError: one breaks its rule.
     """
-    options = {key: value for key, value in told.items() if key in _FIELDS and value is not None}
+    options = {key: value for key, value in fields.items() if key in _FIELDS and value is not None}
     name = options.get("name")
     if not isinstance(name, str):
         raise TypeError(f"a tool's name is {name!r:.80}, it must be a text of [A-Za-z0-9_.-]{{1,64}}: give it one")
@@ -230,19 +230,19 @@ def _options(told: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(f"tool {name[:80]!r}: {flag} is {options[flag]!r:.80}, it must be True or False")
     if options.get("council_eligible"):
         options.setdefault("validate", False)
-    if ignored := told.keys() - _FIELDS:
+    if ignored := fields.keys() - _FIELDS:
         log.info("tool %r: ignored %s", name[:80], ", ".join(sorted(map(repr, ignored)))[:200])
     return options
 
 
-def _said(returned: Any) -> Any:
+def _value(returned: Any) -> Any:
     """Returns what a handler's value is as a result.
 
     Raises:
         TypeError: JSON cannot hold it.
     """
     if isinstance(returned, Ok):
-        return _said(returned.value)
+        return _value(returned.value)
     if returned is None or isinstance(returned, str | Reply | Err | Result | pb.ContentBlock):
         return returned
     if isinstance(returned, list | tuple) and returned and all(isinstance(each, pb.ContentBlock) for each in returned):

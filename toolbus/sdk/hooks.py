@@ -1,7 +1,7 @@
-"""Functions that an author wants called when something happens.
+"""Runs the hooks of a plugin: the author's functions for events.
 
 They run where handlers run: async ones on the plugin's loop, plain ones on its workers, never on the connection's
-thread. Whatever one of them raises is logged and keeps nobody else from hearing.
+thread. Whatever one of them raises is logged, and the others still run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class _Hook:
-    """A function, and the order in which it hears: the lock lets in whoever came first."""
+    """A function, and a lock that keeps its events in order."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -30,7 +30,7 @@ class _Hook:
 
 
 class Hooks:
-    """The functions of one plugin, by what they want to hear.
+    """The hooks of one plugin, by the kind of event.
 
     Args:
         run_sync: runs a function of no arguments off the loop.
@@ -47,10 +47,10 @@ class Hooks:
         return f"<Hooks {', '.join(f'{kind}={len(functions)}' for kind, functions in self._hooks.items())}>"
 
     def add(self, kind: str, function: F) -> F:
-        """Has a function hear of one kind of thing; returns it.
+        """Registers a function for one kind of event; returns it.
 
         Raises:
-            TypeError: it is no function.
+            TypeError: it is not a function.
         """
         if not callable(function):
             raise TypeError(f"on_{kind} is put on a function, not on {function!r:.80}: write it above a def")
@@ -58,18 +58,17 @@ class Hooks:
         return function
 
     def wants(self, kind: str) -> bool:
-        """Tells whether anybody wants to hear of it."""
+        """Tells whether there is a hook for a kind of event."""
         return bool(self._hooks.get(kind))
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Says on which loop they run."""
+        """Sets the loop on which they run."""
         self._loop, self._inbox = loop, Inbox(loop)
 
-    def tell(self, kind: str, *facts: Any) -> None:
-        """Calls whoever wants to hear of it; from any thread, and without waiting.
+    def fire(self, kind: str, *facts: Any) -> None:
+        """Calls the hooks for an event; from any thread, and without waiting.
 
-        Each function hears one thing after the other, in the order in which they were told; a function that takes long
-        holds up itself alone.
+        Each hook gets one event after the other, in order; a slow one delays only itself.
         """
         if self._inbox is not None and self.wants(kind):
             self._inbox.put(self._begin, (kind, facts))
@@ -79,9 +78,9 @@ class Hooks:
         if running := self._tasks - {asyncio.current_task()}:
             await asyncio.wait(running, timeout=seconds)
 
-    def _begin(self, told: tuple[str, tuple[Any, ...]]) -> None:
+    def _begin(self, event: tuple[str, tuple[Any, ...]]) -> None:
         assert self._loop is not None  # the inbox is that loop's
-        kind, facts = told
+        kind, facts = event
         for hook in self._hooks[kind]:
             task = self._loop.create_task(self._run(kind, hook, facts))
             self._tasks.add(task)

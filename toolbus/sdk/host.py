@@ -1,7 +1,7 @@
-"""`Host` and `SyncHost`: what a program makes to list and call tools.
+"""Lists and calls tools of a bus: `Host` for asyncio, `SyncHost` for programs that block.
 
-Both are thin: the connection, on its own thread, does the work, and `Host` waits on the caller's loop for what
-`SyncHost` waits for on the caller's thread.
+Both are thin: the connection does the work on its own thread. `Host` waits for it on the caller's loop, `SyncHost` on
+the caller's thread.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Arguments = Mapping[str, Any] | str | None
 
 
 class _HostDelegate(Delegate):
-    """What the connection asks of a host: to mirror the catalog while somebody watches. The connection's loop."""
+    """The `Delegate` of a host: mirrors the catalog once it is watched. Everything runs on the connection's loop."""
 
     def __init__(self) -> None:
-        self.watched = False  # whether somebody has ever watched
+        self.watched = False  # whether the catalog has ever been watched
         self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
         self._revision = -1  # below 0 until the bus has sent a full list
         self._watchers: set[Callable[[CatalogChange], object]] = set()
@@ -68,17 +68,17 @@ class _HostDelegate(Delegate):
         for listed in (*change.added, *change.changed):
             self._mirror[listed.name, listed.source] = listed
         self._revision = change.revision
-        for tell in self._watchers:
-            tell(change)
+        for notify in self._watchers:
+            notify(change)
 
-    def watch(self, tell: Callable[[CatalogChange], object]) -> None:
-        """Tells a watcher everything that is known, then what changes."""
-        self._watchers.add(tell)
+    def watch(self, notify: Callable[[CatalogChange], object]) -> None:
+        """Sends a watcher the whole catalog if it is known, then each change."""
+        self._watchers.add(notify)
         if self._revision >= 0:
-            tell(CatalogChange(self._revision, True, tuple(self._mirror.values())))
+            notify(CatalogChange(self._revision, True, tuple(self._mirror.values())))
 
-    def unwatch(self, tell: Callable[[CatalogChange], object]) -> None:
-        self._watchers.discard(tell)
+    def unwatch(self, notify: Callable[[CatalogChange], object]) -> None:
+        self._watchers.discard(notify)
 
 
 class _Base:
@@ -122,7 +122,7 @@ class _Base:
         return self._connection.settings.source
 
     def unanswered(self, seconds: float) -> PeerLost:
-        """Returns the error for whoever waited so long for a bus in vain: its address, why, and the cure."""
+        """Returns the error that no bus answered within so many seconds: its address, why, and how to fix it."""
         return self._connection.unanswered(seconds)
 
     def _begin(self, *, watching: bool = False) -> Connection:
@@ -140,16 +140,16 @@ class _Base:
 
     async def _list(self, request: wire.ListRequest, timeout: float) -> Listing:
         """Follows the pages; on the connection's loop."""
-        asked = request.if_revision
-        found: list[ListedTool] = []
+        if_revision = request.if_revision
+        tools: list[ListedTool] = []
         notices: list[tuple[str, str]] = []
         while True:
             page: wire.ListResponse = await self._connection.unary("List", request, timeout)
-            found += map(ListedTool.from_wire, page.tools)
+            tools += map(ListedTool.from_wire, page.tools)
             notices += ((each.source, each.text) for each in page.notices)
             if not page.next_page_token:
-                unchanged = bool(asked) and asked == page.revision
-                return Listing(found, page.revision, unchanged=unchanged, notices=notices)
+                unchanged = bool(if_revision) and if_revision == page.revision
+                return Listing(tools, page.revision, unchanged=unchanged, notices=notices)
             request.page_token = page.next_page_token
 
     async def _finish_calls(self, grace_seconds: float) -> None:
@@ -186,9 +186,9 @@ class Host(_Base):
         """Waits until the bus has answered.
 
         Raises:
-            RequestError: the bus refuses this host; the text says why.
+            RequestError: the bus refuses this host; the text has the reason.
         """
-        await self._ask(self._begin().ready())
+        await self._run(self._begin().ready())
 
     async def call(
         self,
@@ -204,19 +204,19 @@ class Host(_Base):
     ) -> Result:
         """Calls a tool. A failed call is a Result with ``error``, never an exception.
 
-        It waits for the bus where there is no connection yet, and is sent again where that is safe, both within the
-        timeout. Cancelling the task that awaits it cancels the call.
+        Without a connection it waits for one, and it is retried where that is safe, both within the timeout. Cancelling
+        the task that awaits it cancels the call.
 
         Args:
             arguments: what JSON can hold, or JSON text.
             timeout: seconds; None means the tool's own. More than 300 counts as 300.
             role: looks only at the tools of this role.
-            context: what the tool may know about the circumstances; only hosts may say it.
+            context: what the tool may know about the circumstances; only hosts may state it.
             schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed.
             background_after: seconds after which the call becomes a task: the result then is an object with its
                 ``task_id``, for the tools ``toolbus:check_task`` and ``toolbus:await_task``, and the work may go on
                 for 24 hours, or for ``timeout`` where that is given. None means never.
-            on_progress: called on this loop with each sign of life.
+            on_progress: called on this loop with each progress.
 
         Raises:
             TypeError, ValueError: JSON cannot hold the arguments, or the timeout is not above 0.
@@ -244,7 +244,7 @@ class Host(_Base):
 
     async def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""
-        texts = [(name, dump_arguments(given)) for name, given in calls]  # none is sent where one cannot be
+        texts = [(name, dump_arguments(arguments)) for name, arguments in calls]  # none is sent where one cannot be
         return list(await asyncio.gather(*(self.call(name, text, timeout=timeout) for name, text in texts)))
 
     async def list(
@@ -275,7 +275,7 @@ class Host(_Base):
         """
         self._begin()
         request = _list_request(role, names, source, include_offline, if_revision, context)
-        listing: Listing = await self._ask(self._list(request, timeout))
+        listing: Listing = await self._run(self._list(request, timeout))
         return listing
 
     async def watch(self) -> AsyncIterator[CatalogChange]:
@@ -288,12 +288,12 @@ class Host(_Base):
         changes: asyncio.Queue[CatalogChange | None] = asyncio.Queue()
         inbox = Inbox(asyncio.get_running_loop())
 
-        def tell(change: CatalogChange | None) -> None:
+        def notify(change: CatalogChange | None) -> None:
             inbox.put(changes.put_nowait, change)
 
         ended = connection.submit(connection.ended())
-        ended.add_done_callback(lambda _: tell(None))
-        await self._ask(_watch(self._delegate, tell))
+        ended.add_done_callback(lambda _: notify(None))
+        await self._run(_watch(self._delegate, notify))
         try:
             while (change := await changes.get()) is not None:
                 yield change
@@ -302,24 +302,24 @@ class Host(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(_unwatch(self._delegate, tell))
+                connection.submit(_unwatch(self._delegate, notify))
 
     async def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """Waits for the calls in flight, at most this long, then closes. New calls may still be made meanwhile."""
         if self._began and not self._closed:
-            await self._ask(self._finish_calls(grace_seconds))
+            await self._run(self._finish_calls(grace_seconds))
         await self.close()
 
     async def close(self) -> None:
-        """Says goodbye and ends; calls in flight end in CANCELLED. Further calls do nothing."""
+        """Disconnects; calls in flight end in CANCELLED. Closing again does nothing."""
         if self._closed or not self._began:
             self._closed = True
             return
         self._closed = True
-        await self._ask(self._connection.close())
+        await self._run(self._connection.close())
         await asyncio.to_thread(self._connection.stop_thread)
 
-    async def _ask(self, coroutine: Any) -> Any:
+    async def _run(self, coroutine: Any) -> Any:
         return await asyncio.wrap_future(self._connection.submit(coroutine))
 
 
@@ -337,7 +337,7 @@ class SyncHost(_Base):
 
     def ready(self) -> None:
         """As `Host.ready`."""
-        self._ask(self._begin().ready())
+        self._run(self._begin().ready())
 
     def call(
         self,
@@ -402,17 +402,17 @@ class SyncHost(_Base):
         """As `Host.list`."""
         self._begin()
         request = _list_request(role, names, source, include_offline, if_revision, context)
-        listing: Listing = self._ask(self._list(request, timeout))
+        listing: Listing = self._run(self._list(request, timeout))
         return listing
 
     def watch(self) -> Iterator[CatalogChange]:
         """As `Host.watch`."""
         connection = self._begin(watching=True)
         changes: queue.SimpleQueue[CatalogChange | None] = queue.SimpleQueue()
-        tell = changes.put
+        notify = changes.put
         ended = connection.submit(connection.ended())
-        ended.add_done_callback(lambda _: tell(None))
-        self._ask(_watch(self._delegate, tell))
+        ended.add_done_callback(lambda _: notify(None))
+        self._run(_watch(self._delegate, notify))
         try:
             while (change := changes.get()) is not None:
                 yield change
@@ -421,12 +421,12 @@ class SyncHost(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(_unwatch(self._delegate, tell))
+                connection.submit(_unwatch(self._delegate, notify))
 
     def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """As `Host.drain`."""
         if self._began and not self._closed:
-            self._ask(self._finish_calls(grace_seconds))
+            self._run(self._finish_calls(grace_seconds))
         self.close()
 
     def close(self) -> None:
@@ -435,16 +435,16 @@ class SyncHost(_Base):
             self._closed = True
             return
         self._closed = True
-        self._ask(self._connection.close())
+        self._run(self._connection.close())
         self._connection.stop_thread()
 
-    def _ask(self, coroutine: Any) -> Any:
+    def _run(self, coroutine: Any) -> Any:
         return self._connection.submit(coroutine).result()
 
 
-def _deliver(out: OutgoingCall, came: Result | Progress) -> None:
+def _deliver(out: OutgoingCall, message: Result | Progress) -> None:
     """Hands something to the loop of a call's caller."""
-    out.target[0].put(_arrive, (out.target, came))
+    out.target[0].put(_arrive, (out.target, message))
 
 
 def _arrive(item: tuple[tuple[Inbox, asyncio.Future[Result], OnProgress | None], Result | Progress]) -> None:
@@ -468,12 +468,12 @@ def _set(out: OutgoingCall, came: Result | Progress) -> None:
     out.target.set_result(came)
 
 
-async def _watch(delegate: _HostDelegate, tell: Callable[[Any], object]) -> None:
-    delegate.watch(tell)
+async def _watch(delegate: _HostDelegate, notify: Callable[[Any], object]) -> None:
+    delegate.watch(notify)
 
 
-async def _unwatch(delegate: _HostDelegate, tell: Callable[[Any], object]) -> None:
-    delegate.unwatch(tell)
+async def _unwatch(delegate: _HostDelegate, notify: Callable[[Any], object]) -> None:
+    delegate.unwatch(notify)
 
 
 def _list_request(

@@ -1,7 +1,7 @@
-"""The calls that the bus asks of a plugin: begun off the connection's thread, each answered exactly once.
+"""Runs the calls that the bus sends to a plugin, off the connection's thread, and answers each exactly once.
 
 Async handlers run as tasks on the plugin's handler loop, plain functions on its workers. The connection's thread only
-hands over. A call that was taken back or whose time was up before it began is answered without running it.
+hands over. A call that is cancelled or times out before it begins is answered without running it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Job:
     """One call of the bus.
 
     Attributes:
-        begun: whether the handler runs or has run; set by whoever begins it, before it looks at the scope.
+        begun: whether the handler runs or has run; set before the scope is looked at.
         task: what runs the handler; None before it begins, and for a plain function that awaits nothing.
     """
 
@@ -56,10 +56,10 @@ class Job:
         return f"<Job {self.scope!r}>"
 
     def cancel(self, reason: str) -> None:
-        """Takes the call back; on the connection's loop."""
+        """Cancels the call; on the connection's loop."""
         self.scope.cancel(reason)
         if not self.begun:
-            self.refuse()  # whoever would begin it now sees the scope
+            self.refuse()  # what would begin it now looks at the scope
         elif self.spec.is_async or self.task is not None:
             self._runner.cancel(self)
 
@@ -68,7 +68,7 @@ class Job:
         self._connection.answer(self.session, result)
 
     def begin(self) -> bool:
-        """Tells whether to run the handler; answers the call where that is no longer wanted."""
+        """Tells whether to run the handler; answers a call that was cancelled or timed out."""
         self.begun = True  # before the look at the scope: `cancel` looks the other way round
         if self.scope.is_cancelled or self.scope.time_left() <= 0:
             self.refuse()
@@ -94,15 +94,15 @@ class Runner:
 
     Args:
         loop: where async handlers run; any loop but the connection's.
-        most: how many async handlers run at once; the rest waits.
+        limit: how many async handlers run at once; the rest waits.
     """
 
-    def __init__(self, tools: ToolSet, loop: asyncio.AbstractEventLoop, workers: Workers, most: int) -> None:
+    def __init__(self, tools: ToolSet, loop: asyncio.AbstractEventLoop, workers: Workers, limit: int) -> None:
         self._tools = tools
         self._loop = loop
         self._inbox = Inbox(loop)
         self._workers = workers
-        self._most = most
+        self._limit = limit
         self._queue: deque[Job] = deque()  # async calls that wait for a place; the handler loop's
         self._running: set[Job] = set()  # async calls that have one; the handler loop's
 
@@ -132,7 +132,7 @@ class Runner:
     # On the handler loop.
 
     def _begin(self, job: Job) -> None:
-        if len(self._running) >= self._most:
+        if len(self._running) >= self._limit:
             self._queue.append(job)
         elif job.begin():
             self._running.add(job)
@@ -150,7 +150,7 @@ class Runner:
             job.answer(_fault(job, problem))
         else:
             job.answer(task.result())
-        while self._queue and len(self._running) < self._most:
+        while self._queue and len(self._running) < self._limit:
             self._begin(self._queue.popleft())
 
     @staticmethod
@@ -206,7 +206,7 @@ class _Answered:
 
 
 class _Pause:
-    """Awaited, it hands control back to whoever drives the coroutine by hand."""
+    """Awaited, it hands control back to the code that drives the coroutine by hand."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield

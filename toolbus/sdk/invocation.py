@@ -1,7 +1,7 @@
-"""What a host adds to a call for extensions, and the record in which their handlers get all of it.
+"""Adds the host's fields to the calls of extensions, and holds the record that their handlers get.
 
-Nothing of it can come from a model. What a model writes under one of these names is taken out or written over, and
-what says for whom a call is made stands beside the arguments, never in them.
+A model cannot set these fields: what it writes under one of their names is removed or replaced. The user of a call is
+beside the arguments, never in them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolbus.tool import USER_KEYS
 CONTEXT = "context"
 DEADLINE = "__deadlineMs"
 
-# What a tool is told of a council member, and what it reads where the host said nothing of that.
+# The fields of a council member, with the values of those that the host has not sent.
 _MEMBER_FIELDS: Mapping[str, Any] = MappingProxyType(
     {
         "memberId": "",
@@ -101,19 +101,19 @@ class ToolInvocation(Mapping[str, Any]):
 
 
 def with_host_fields(arguments: Mapping[str, Any], scope: ToolScope, *, keeps_context: bool = False) -> dict[str, Any]:
-    """Returns arguments with what the host says of the call, and without what only a host may say.
+    """Returns arguments with the host's fields, and without what only a host may state.
 
     Args:
         keeps_context: whether `context` is the model's to write where the host sent none: the tool declares it.
     """
-    given = {key: value for key, value in arguments.items() if key not in USER_KEYS and key != DEADLINE}
+    fields = {key: value for key, value in arguments.items() if key not in USER_KEYS and key != DEADLINE}
     if scope.context.messages:
-        given[CONTEXT] = context_text(scope.context.messages)
+        fields[CONTEXT] = context_text(scope.context.messages)
     elif not keeps_context:
-        given.pop(CONTEXT, None)
+        fields.pop(CONTEXT, None)
     if (left := scope.time_left()) < math.inf:
-        given[DEADLINE] = round((time.time() + left) * 1000)
-    return given
+        fields[DEADLINE] = round((time.time() + left) * 1000)
+    return fields
 
 
 def taking_host_fields(spec: ToolSpec) -> ToolSpec:
@@ -131,16 +131,16 @@ def taking_host_fields(spec: ToolSpec) -> ToolSpec:
     unwanted = frozenset() if spec.names is None else host_fields - spec.names
 
     def prepare(arguments: dict[str, Any], scope: ToolScope) -> dict[str, Any]:
-        given = with_host_fields(arguments, scope)
-        return {key: value for key, value in given.items() if key not in unwanted}
+        fields = with_host_fields(arguments, scope)
+        return {key: value for key, value in fields.items() if key not in unwanted}
 
     return dataclasses.replace(spec, tool=tool, prepare=prepare)
 
 
-def council_member(told: Mapping[str, Any]) -> Mapping[str, Any]:
+def council_member(member: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a member with exactly its twelve fields, whatever the host sent."""
     fields = _MEMBER_FIELDS.items()
-    return MappingProxyType({key: other if told.get(key) is None else told[key] for key, other in fields})
+    return MappingProxyType({key: other if member.get(key) is None else member[key] for key, other in fields})
 
 
 def context_text(messages: Iterable[ContextMessage]) -> str:
@@ -149,5 +149,5 @@ def context_text(messages: Iterable[ContextMessage]) -> str:
 
 
 def _message(message: ContextMessage) -> dict[str, str]:
-    told = {"role": message.role, "content": message.content}
-    return told | {"name": message.name} if message.name else told
+    fields = {"role": message.role, "content": message.content}
+    return fields | {"name": message.name} if message.name else fields

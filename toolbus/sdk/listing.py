@@ -1,4 +1,4 @@
-"""What a host sees of the catalog: records of listings and of changes."""
+"""Defines the records of a host's listings and of catalog changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-_ANY_SIZE = Limits(schema_bytes=1 << 62, description_bytes=1 << 62)  # what the bus took is not judged again
+_ANY_SIZE = Limits(schema_bytes=1 << 62, description_bytes=1 << 62)  # what the bus has accepted is not checked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ListedTool:
         sessions: how many sessions offer it.
         in_flight: calls of those sessions that are in flight.
         stuck: calls that ended for their caller but not for the plugin.
-        warnings: what an operator should know about it, one sentence each; its calls go on.
+        warnings: what an operator should know about it, one text each; it can still be called.
     """
 
     tool: Tool
@@ -81,9 +81,9 @@ class Listing(Sequence[ListedTool]):
     """The tools that a listing found, in the order in which their names were first registered.
 
     Attributes:
-        revision: the catalog's; pass it as ``if_revision`` to hear only whether anything changed.
-        unchanged: whether it is the revision that was asked about; there are no tools in it then.
-        notices: what sources want an operator to know: (source, sentence) of each.
+        revision: the catalog's; pass it as ``if_revision`` to learn only whether anything changed.
+        unchanged: whether it is the known revision; it has no tools then.
+        notices: what sources want an operator to know: (source, text) of each.
     """
 
     __slots__ = ("_tools", "notices", "revision", "unchanged")

@@ -1,8 +1,8 @@
 """Finds the plugin in a Python file, for ``toolbus run FILE``.
 
 A file is a plugin in one of three ways, looked for in this order: it makes a `Plugin`, it defines a class as N.E.K.O.
-plugins do, or it has functions with `llm_tool`. The file is imported as a module of its own; everything that can go
-wrong with somebody else's file ends in a `SetupError` that names the file, what is wrong and what to do.
+plugins do, or it has functions with `llm_tool`. The file is imported as a module of its own; whatever is
+wrong with it ends in a `SetupError` that names the file, the problem and how to fix it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_plugin_file(path: str | Path) -> LoadedPlugin:
     The file's folder goes to the front of `sys.path` and stays there: a plugin may import its neighbours at any time.
 
     Raises:
-        SetupError: no such file, an import that raised, nothing or too much found in it, a bad id.
+        SetupError: no such file, an import that raised, no plugin or several in it, an id that breaks its rule.
     """
     file = Path(path).expanduser().resolve()
     if file.is_dir():
@@ -109,19 +109,19 @@ def _import(file: Path) -> ModuleType:
 
 
 def _import_text(file: Path, problem: BaseException) -> str:
-    """Says why a file could not be imported, with the author's part of the traceback."""
-    told = traceback.TracebackException.from_exception(problem, compact=True)
-    frames = [each for each in told.stack if each.filename != __file__ and not each.filename.startswith("<frozen")]
+    """Returns why a file could not be imported, with the author's part of the traceback."""
+    trace = traceback.TracebackException.from_exception(problem, compact=True)
+    frames = [each for each in trace.stack if each.filename != __file__ and not each.filename.startswith("<frozen")]
     lines = traceback.StackSummary.from_list(frames[-_FRAMES:]).format()
-    shown = "".join([*lines, *told.format_exception_only()]).rstrip()
-    cure = "correct it and start again"
+    shown = "".join([*lines, *trace.format_exception_only()]).rstrip()
+    fix = "correct it and start again"
     if isinstance(problem, ModuleNotFoundError):
-        cure = f"install {problem.name}, or put it beside the file"
+        fix = f"install {problem.name}, or put it beside the file"
         if (problem.name or "").split(".")[0] == "plugin":
-            cure = "replace `from plugin.sdk.plugin import …` by `from toolbus.sdk import …`"
+            fix = "replace `from plugin.sdk.plugin import …` by `from toolbus.sdk import …`"
     elif isinstance(problem, SystemExit):
-        cure = 'it ends the process while it is imported: guard that part with `if __name__ == "__main__":`'
-    return f"{file} could not be imported: {cure}\n{shown}"
+        fix = 'it ends the process while it is imported: guard that part with `if __name__ == "__main__":`'
+    return f"{file} could not be imported: {fix}\n{shown}"
 
 
 def _is_plugin(value: object) -> bool:
@@ -134,26 +134,30 @@ def _distinct(values: list[Any]) -> list[Any]:
 
 def _plugin_class(file: Path, module: ModuleType) -> type[NekoPluginBase] | None:
     """Returns the file's plugin class: its own before imported ones, decorated before plain, derived before base."""
-    found = _distinct(
+    candidates = _distinct(
         [
             each
             for each in vars(module).values()
             if isinstance(each, type) and issubclass(each, NekoPluginBase) and each is not NekoPluginBase
         ]
     )
-    own = [each for each in found if each.__module__ == module.__name__]
-    found = [each for each in own or found if MARK in vars(each)] or own
-    found = [each for each in found if not any(other is not each and issubclass(other, each) for other in found)]
-    if len(found) > 1:
-        names = ", ".join(each.__name__ for each in found)
+    own = [each for each in candidates if each.__module__ == module.__name__]
+    candidates = [each for each in own or candidates if MARK in vars(each)] or own
+    candidates = [
+        each for each in candidates if not any(other is not each and issubclass(other, each) for other in candidates)
+    ]
+    if len(candidates) > 1:
+        names = ", ".join(each.__name__ for each in candidates)
         raise SetupError(f"{file} has several plugin classes ({names}): put @plugin above one, or split the file")
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def _functions(file: Path, module: ModuleType) -> list[ToolSpec]:
-    found = _distinct([each for each in vars(module).values() if inspect.isroutine(each) and meta_of(each) is not None])
+    candidates = _distinct(
+        [each for each in vars(module).values() if inspect.isroutine(each) and meta_of(each) is not None]
+    )
     try:
-        return [spec_of(each) for each in found if not inspect.ismethod(each)]
+        return [spec_of(each) for each in candidates if not inspect.ismethod(each)]
     except (TypeError, ToolBusError) as problem:
         raise SetupError(f"{file}: {problem}") from problem
 

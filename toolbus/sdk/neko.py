@@ -1,7 +1,7 @@
-"""The classes that authors of N.E.K.O. plugins know (REST-60 to REST-64), on this bus.
+"""Provides the classes that authors of N.E.K.O. plugins know (REST-60 to REST-64), on this bus.
 
 Such a plugin moves over by changing its import line to ``from toolbus.sdk import …``. A plugin object holds its tools
-in a `ToolSet`; it knows no connection. Whoever runs it sets `plugin_id` where the class has none, reads
+in a `ToolSet`; it knows no connection. The program that runs it sets `plugin_id` where the class has none, reads
 `tools_of(plugin)`, listens to that set's `on_change`, and calls `start_plugin` and `stop_plugin` around its life.
 """
 
@@ -75,14 +75,14 @@ class ToolDefinition:
 
     @property
     def source(self) -> str:
-        """Whose tool it is; `external` where the metadata do not say."""
+        """Whose tool it is; `external` if the metadata do not state it."""
         return str(self.metadata.get("source") or "external")
 
     def spec(self) -> ToolSpec:
         """Returns how to offer and run it.
 
         Raises:
-            TypeError: it has no handler, or `parameters` is no dict.
+            TypeError: it has no handler, or `parameters` is not a dict.
             ValueError: a name that breaks its rule.
         """
         if self.handler is None:
@@ -102,7 +102,7 @@ class NekoPluginBase:
     """Base of plugin classes; methods with `llm_tool` are its tools.
 
     Attributes:
-        plugin_id: names the plugin; set it in the class, or whoever runs the plugin sets it.
+        plugin_id: names the plugin; set it in the class, or the program that runs the plugin sets it.
         ctx: whatever the constructor was given.
     """
 
@@ -136,7 +136,7 @@ class NekoPluginBase:
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         role: str | None = None,
     ) -> None:
-        """Adds a tool at run time; a bus that the plugin is attached to hears of it at once.
+        """Adds a tool at run time; a bus that the plugin is attached to gets it at once.
 
         Args:
             parameters: JSON Schema of the arguments; None means from the handler's type hints.
@@ -174,15 +174,15 @@ class NekoPluginBase:
 
 def tools_of(plugin: NekoPluginBase) -> ToolSet:
     """Returns the live set of a plugin object's tools, also where its class forgot `super().__init__()`."""
-    kept = plugin.__dict__.get("_toolbus_tools")
-    if isinstance(kept, ToolSet):
-        return kept
-    made = ToolSet()
-    plugin.__dict__["_toolbus_tools"] = made
+    existing = plugin.__dict__.get("_toolbus_tools")
+    if isinstance(existing, ToolSet):
+        return existing
+    tools = ToolSet()
+    plugin.__dict__["_toolbus_tools"] = tools
     for spec in collect(plugin):
-        if not made.add(spec):
+        if not tools.add(spec):
             raise EntryConflictError(spec.tool.name)
-    return made
+    return tools
 
 
 def source_of(plugin_id: str) -> str:
@@ -298,8 +298,8 @@ def _methods(plugin: NekoPluginBase, moment: str) -> list[tuple[str, Callable[..
             if name in names or inspect.isroutine(raw):
                 names[name] = getattr(raw, _MOMENT, None) == moment
     last = {"startup": "on_start", "shutdown": "on_shutdown"}[moment]
-    found = [name for name, wanted in names.items() if wanted and name != last]
-    return [(name, getattr(plugin, name)) for name in [*found, last]]
+    marked = [name for name, is_marked in names.items() if is_marked and name != last]
+    return [(name, getattr(plugin, name)) for name in [*marked, last]]
 
 
 async def _run(method: Callable[..., Any], run_sync: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Any:

@@ -49,7 +49,7 @@ class OutgoingCall:
         deliver: takes each progress and then the one result, on the connection's loop, and must not block.
         target: whatever ``deliver`` needs to find the caller.
         wants_progress: whether progress is delivered.
-        timeout: seconds that the bus is asked for; None means the tool's own.
+        timeout: seconds, for the bus; None means the tool's own.
         parent_session: the session of the call that this one is part of; None for a call of its own.
         started_at: when it was made, by ``time.monotonic()``.
         soft_deadline: until when it may wait or be retried, by the same clock.
@@ -302,7 +302,7 @@ class OutgoingCalls:
         return True
 
     def _time_left(self, out: OutgoingCall) -> float:
-        """Returns what the bus is told: the very number that the caller gave, unless the call has had to wait."""
+        """Returns the timeout for the message: the caller's own number, unless the call has had to wait."""
         if out.timeout is None:
             return 0.0
         waited = self._loop.time() - out.started_at
@@ -332,10 +332,10 @@ class OutgoingCalls:
             waiting.popleft()
 
     def _retry_later(self, out: OutgoingCall, refusal: Result) -> bool:
-        """Sends a refused call again after a pause; returns False where there is no time for that."""
+        """Retries a refused call after a pause; returns False if its soft deadline is nearer."""
         assert refusal.error is not None  # only refusals come here
         longest = min(_MAX_PAUSE, _FIRST_PAUSE * 2 ** min(out.attempts, 10))
-        pause = max(random.uniform(0.0, longest), refusal.error.retry_after_seconds)  # in this order NaN is no hint
+        pause = max(random.uniform(0.0, longest), refusal.error.retry_after_seconds)  # in this order NaN is ignored
         if self._loop.time() + pause >= out.soft_deadline:
             return False
         out.attempts += 1

@@ -1,7 +1,7 @@
-"""`Plugin`: what an author makes to offer tools.
+"""Offers tools on a bus: `Plugin`.
 
-It joins a set of tools, the connection and the runner of handlers, and gives them a life: `run` for a process that is
-the plugin, `start` and `close` for a program that also does other things.
+It joins a set of tools, the connection and the runner of handlers, and starts and stops them: `run` for a process that
+is only the plugin, `start` and `close` for a program that also does other things.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-GRACE_SECONDS = 10.0  # for calls in flight when the plugin is asked to end
-HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: why it was refused is the last they hear
+GRACE_SECONDS = 10.0  # for calls in flight at a graceful shutdown
+HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: the last event is why it was refused
 WORKERS = 32
 MAX_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
 
@@ -52,19 +52,19 @@ class Plugin:
         qualified: lists the tools as ``source:name``, so that they never collide with another plugin's.
         token: proves the right to a bound source; None means TOOLBUS_TOKEN.
         workers: threads for handlers that are plain functions.
-        tools: a set that somebody else keeps; by default one of its own.
-        notices: what an operator should know about it, a sentence each; `toolbus list` shows them.
+        tools: a set that the caller owns; by default one of its own.
+        notices: what an operator should know about it, one text each; `toolbus list` shows them.
 
     Attributes:
         tools: the set of its tools.
-        permissions: the rights of its source, as far as the bus has told: ``permissions.has("tools")``.
+        permissions: of its source, as far as the bus has reported them: ``permissions.has("tools")``.
 
     Raises:
         SetupError: an argument breaks its rule.
     """
 
     __toolbus_plugin__ = True  # how `toolbus run` finds it in a file
-    _operations: ClassVar[Mapping[str, str]] = {}  # words for what the bus may refuse, by the bus's own
+    _operations: ClassVar[Mapping[str, str]] = {}  # names for operations that the bus may deny, by the bus's names
 
     def __init__(
         self,
@@ -154,38 +154,38 @@ class Plugin:
         return self.tools.remove(name)
 
     def on_permission_denied(self, function: F) -> F:
-        """Has a function hear, as ``(permission, operation)``, what the bus did not let this plugin do; a decorator.
+        """Registers a hook ``(permission, operation)`` for what the bus denied to this plugin; a decorator.
 
-        Hooks may be async or plain. One that raises is logged and keeps no other from hearing.
+        Hooks may be async or plain. The exception of one is logged, and the others still run.
         """
         return self._hooks.add("permission_denied", function)
 
     def on_permission_changed(self, function: F) -> F:
-        """Has a function hear, as ``(permission, granted, all_granted)``, that a right came or went; a decorator.
+        """Registers a hook ``(permission, granted, all_granted)`` for granted or revoked permissions; a decorator.
 
-        Tools are declared anew by themselves when the right to offer them comes back.
+        Tools are declared anew automatically when the permission to offer them is granted again.
         """
         return self._hooks.add("permission_changed", function)
 
     def on_refused(self, function: F) -> F:
-        """Has a function hear, as ``(names, why)``, which tools the bus did not take; a decorator.
+        """Registers a hook ``(names, reason)`` for tools that the bus refused; a decorator.
 
-        Of a declaration the bus takes all tools or none: `names` are those that its reason names, else all. It hears so
-        too where the bus refuses the plugin itself.
+        Of a declaration the bus takes all tools or none: `names` are those that its reason names, else all. It is also
+        called if the bus refuses the plugin itself.
         """
         return self._hooks.add("refused", function)
 
     def on_tools_changed(self, function: F) -> F:
-        """Has a function hear each `CatalogChange` of the bus's catalog; a decorator."""
+        """Registers a hook for each `CatalogChange` of the bus's catalog; a decorator."""
         self._hooks.add("tools_changed", function)
         if self._connection is not None:
             self._connection.tools_changed()  # attaching again subscribes
         return function
 
     def run(self, on_ready: Callable[[], object] | None = None, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Offers the tools until the process is told to end by SIGINT or SIGTERM, or the bus sends it away for good.
+        """Offers the tools until SIGINT or SIGTERM, or until the bus disconnects the plugin for good.
 
-        On the first signal it says goodbye, finishes its calls and returns; a second one ends it at once.
+        The first signal starts a graceful shutdown: it finishes its calls and returns. A second one ends it at once.
 
         Args:
             on_ready: called once, when the bus offers the tools for the first time.
@@ -193,13 +193,13 @@ class Plugin:
 
         Raises:
             RequestError: the bus refuses this plugin; the text is the bus's.
-            PeerLost: another process took this plugin's place, or an operator asked it to go.
+            PeerLost: another process took this plugin's place, or an operator asked it to disconnect.
             SetupError: a startup method of the plugin object failed.
         """
         asyncio.run(self._run(on_ready, grace_seconds))
 
     async def start(self) -> None:
-        """Begins to connect, and to attach again for ever; handlers run on the loop that this is awaited on.
+        """Begins to connect, and reconnects without end; handlers run on the loop that this is awaited on.
 
         Returns before the bus has answered, and whether or not there is one; see `ready`.
 
@@ -223,8 +223,8 @@ class Plugin:
         """Waits until the bus offers exactly the tools that the plugin has now.
 
         Raises:
-            RequestError: the bus refuses the plugin or its tools; the text says why.
-            PeerLost: the plugin was closed, or sent away.
+            RequestError: the bus refuses the plugin or its tools; the text has the reason.
+            PeerLost: the plugin was closed, or disconnected for good.
         """
         connection = self._started()
         await asyncio.wrap_future(connection.submit(connection.ready()))
@@ -235,7 +235,7 @@ class Plugin:
         await asyncio.wrap_future(connection.submit(connection.ended()))
 
     def leave(self, reason: str = "closed", grace_seconds: float = GRACE_SECONDS) -> bool:
-        """Has `run` and `ended` come to their end: says goodbye and finishes the calls that it has. From any thread.
+        """Starts a graceful shutdown, which finishes the calls in flight and ends `run` and `ended`; from any thread.
 
         Does not wait, not even for a loop that is blocked. Returns False where it is not connecting: not yet, or not
         any more.
@@ -248,7 +248,7 @@ class Plugin:
         return False
 
     async def close(self, grace_seconds: float = GRACE_SECONDS, *, reason: str = "closed") -> None:
-        """Says goodbye, finishes the calls that it has, and ends. Further calls do nothing."""
+        """Shuts down gracefully: finishes the calls in flight and disconnects. Closing again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -279,16 +279,16 @@ class Plugin:
 
     async def _run(self, on_ready: Callable[[], object] | None, grace_seconds: float) -> None:
         await self.start()
-        told = asyncio.ensure_future(self._tell(on_ready)) if on_ready is not None else None
+        notifying = asyncio.ensure_future(self._notify(on_ready)) if on_ready is not None else None
         with _signals(lambda name: self.leave(name, grace_seconds)):
             try:
                 await self.ended()
             finally:
-                if told is not None:
-                    told.cancel()
+                if notifying is not None:
+                    notifying.cancel()
                 await self.close(0.0)
 
-    async def _tell(self, on_ready: Callable[[], object]) -> None:
+    async def _notify(self, on_ready: Callable[[], object]) -> None:
         with suppress(PeerLost, RequestError):  # `ended` raises them too
             await self.ready()
             on_ready()
@@ -305,27 +305,27 @@ def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: ToolO
 
 @contextmanager
 def _signals(drain: Callable[[str], object]) -> Iterator[None]:
-    """Has SIGINT and SIGTERM drain, the second of them end the process.
+    """Makes the first SIGINT or SIGTERM drain, and the second end the process.
 
-    Plain handlers, not the loop's: an async handler that blocks its loop must not keep the plugin from hearing them.
+    Plain handlers, not the loop's: an async handler that blocks its loop must not block signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = False
+    draining = False
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal draining
+        if draining:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        asked = True
+        draining = True
         name = signal.Signals(number).name
         log.info("%s: finishing the calls in flight; again to end at once", name)
         drain(name)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
