@@ -138,7 +138,7 @@ async def test_a_call_does_not_wait_for_the_network_to_be_patient(tools: Tools) 
         began = time.perf_counter()
         await invoke(tools.http, "local")
         seconds.append(time.perf_counter() - began)
-    assert sorted(seconds)[5] < 0.03
+    assert min(seconds) < 0.03  # a busy machine makes them longer, never shorter
 
 
 async def test_no_arguments_can_be_said_in_several_ways_and_text_is_what_the_model_wrote(tools: Tools) -> None:
