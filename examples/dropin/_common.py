@@ -1,8 +1,8 @@
-"""What the tools of this folder share: how they read arguments and what their answers look like.
+"""Holds what the tools of this folder share: how they read arguments, and the form of their outputs.
 
-It holds no tool. Files whose names begin with `_` are loaded first, so the others can import it. The habits are for
-small models, which skip instructions and fill gaps: a limit is clamped instead of refused, a count says how many there
-are and not how many are shown, an empty answer says that it is empty, numbers come as they should be read out.
+It has no tool. Files whose names begin with `_` are loaded first, so the others can import it. The rules are for small
+models, which skip instructions and fill gaps: a limit is clamped instead of refused, a count is the number of all items
+and not of those shown, an empty output says that it is empty, and numbers are texts that can be read out.
 """
 
 from __future__ import annotations
@@ -12,95 +12,95 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-OPERATOR_LEVEL = 90  # of callers who may see everything; the host says it as the attribute `level`
+OPERATOR_LEVEL = 90  # of callers who may see everything; the host sets it as the attribute `level`
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def definition(
     name: str, description: str, properties: Mapping[str, Any], required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns what a model is told of a tool, in the form of chat completions.
+    """Returns what a model reads about a tool, in the format of chat completions.
 
-    Limits are described, not declared: a schema's `maximum` would refuse the call that a clamp can answer.
+    Limits are described, not declared: a schema's `maximum` would refuse a call that a clamp can answer.
     """
     parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def refused(sentence: str, **more: Any) -> dict[str, Any]:
-    """Returns a "no" that the model can recover from: what is wrong and what to do instead."""
-    return {"error": sentence, **more}
+def refuse(error: str, **fields: Any) -> dict[str, Any]:
+    """Returns an error from which the model can recover: what is wrong and what to do instead."""
+    return {"error": error, **fields}
 
 
 def text_of(args: Mapping[str, Any], key: str) -> str:
-    """Returns an argument as text without white space around it.
+    """Returns an argument as text without white space around it; "" if it is missing.
 
-    "" where it was left out, and null, false and 0 are how models leave out what they see in the schema.
+    Models write null, false or 0 for an argument of the schema that they leave out.
     """
     value = args.get(key)
     return str(value).strip() if value else ""
 
 
 def whole_number(value: Any) -> int | None:
-    """Returns a whole number, also one that a model wrote as text or as 5.0; None where it is none."""
+    """Returns a whole number, also one that a model wrote as text or as 5.0; None for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return int(number) if number.is_integer() else None  # infinity and NaN are none either
+    return int(number) if number.is_integer() else None  # infinity and NaN are not integers
 
 
-def limit_of(args: Mapping[str, Any], default: int, most: int) -> int:
-    """Returns how many rows to show: from 1 to `most`, whatever was asked for."""
-    asked = whole_number(args.get("limit"))
-    return default if asked is None else min(max(asked, 1), most)
+def limit_of(args: Mapping[str, Any], default: int, maximum: int) -> int:
+    """Returns how many rows to show: the argument `limit`, clamped to 1 to `maximum`."""
+    limit = whole_number(args.get("limit"))
+    return default if limit is None else min(max(limit, 1), maximum)
 
 
 def wrong_mode(
     args: Mapping[str, Any], tool: str, mode: tuple[str, str], belongs_to: Mapping[str, Collection[str]]
 ) -> dict[str, Any] | None:
-    """Returns the refusal of the first argument that another mode takes; None where all fit.
+    """Returns the error for the first argument that belongs to another mode; None if all fit.
 
     Args:
-        mode: the name of the argument that chooses the mode, and what it is.
-        belongs_to: argument → the modes that take it. An argument that is not here fits every mode.
+        mode: the name of the argument that chooses the mode, and its value.
+        belongs_to: argument → the modes that take it. Every mode takes an argument that is not listed here.
     """
     chooser, chosen = mode
     for key, modes in belongs_to.items():
         if chosen not in modes and text_of(args, key):
-            meant = " or ".join(f"{chooser}={each!r}" for each in modes)
-            return refused(
-                f"`{key}` does not go with {chooser}={chosen!r}. Call {tool} again with {meant} and the same `{key}`, "
+            others = " or ".join(f"{chooser}={each!r}" for each in modes)
+            return refuse(
+                f"`{key}` does not go with {chooser}={chosen!r}. Call {tool} again with {others} and the same `{key}`, "
                 f"or leave `{key}` out."
             )
     return None
 
 
-def matching(rows: Iterable[T], wanted: str, words_of: Callable[[T], Sequence[str]]) -> list[T]:
-    """Returns the rows that a name means: the exact ones, else those that contain it, else those that it contains.
+def matching(rows: Iterable[T], name: str, words_of: Callable[[T], Sequence[str]]) -> list[T]:
+    """Returns the rows that match a name: the exact ones, else those that contain it, else those that it contains.
 
-    Case does not matter. A word of fewer than three letters is too short to be looked for inside the name.
+    Case does not matter. A word of fewer than three letters is too short to be searched inside the name.
     """
-    wanted = wanted.casefold()
-    named = [(row, [word.casefold() for word in words_of(row)]) for row in rows]
+    name = name.casefold()
+    candidates = [(row, [word.casefold() for word in words_of(row)]) for row in rows]
     steps: tuple[Callable[[str], bool], ...] = (
-        lambda word: word == wanted,
-        lambda word: wanted in word,
-        lambda word: len(word) >= 3 and word in wanted,
+        lambda word: word == name,
+        lambda word: name in word,
+        lambda word: len(word) >= 3 and word in name,
     )
     for fits in steps:
-        if found := [row for row, words in named if any(map(fits, words))]:
-            return found
+        if matches := [row for row, words in candidates if any(map(fits, words))]:
+            return matches
     return []
 
 
 def cut(rows: Sequence[T], limit: int, name: str, *, counted_as: str = "count") -> dict[str, Any]:
-    """Returns the first rows, under `name`, with how many there are and how many of them are shown."""
+    """Returns the first rows, under `name`, with the number of all rows and of those shown."""
     return {counted_as: len(rows), "shown": min(len(rows), limit), name: list(rows[:limit])}
 
 
 def size_text(size: float) -> str:
-    """Returns a number of bytes to be read out: models misquote long ones."""
+    """Returns a number of bytes as a short text: models misquote long numbers."""
     for unit in UNITS:
         if size < 1024 or unit == UNITS[-1]:
             break
@@ -109,24 +109,24 @@ def size_text(size: float) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """Returns a length of time to be read out."""
+    """Returns a length of time as a short text."""
     seconds = max(0.0, seconds)
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    for unit, most in (("s", 60), ("min", 60), ("h", 48)):
-        if seconds < most:
+    for unit, maximum in (("s", 60), ("min", 60), ("h", 48)):
+        if seconds < maximum:
             return f"{seconds:.0f} {unit}"
-        seconds /= most if unit != "h" else 24
+        seconds /= maximum if unit != "h" else 24
     return f"{seconds:.0f} days"
 
 
 def is_operator(env: Mapping[str, Any]) -> bool:
-    """Whether the host vouches for somebody who may see everything."""
+    """Tells whether the host gave the caller the level of an operator."""
     return (whole_number(env.get("level")) or 0) >= OPERATOR_LEVEL
 
 
 def names_in(env: Mapping[str, Any], key: str) -> list[str]:
-    """Returns names that the host sent along: a list, or a text with commas, since attributes of a call are texts."""
+    """Returns names from the host: a list, or a text with commas, since attributes of a call are texts."""
     value = env.get(key) or ()
     parts = value.split(",") if isinstance(value, str) else value
     return [name for part in parts if (name := str(part).strip())]

@@ -1,7 +1,7 @@
-"""`archive_search`: where the Python documentation says something, from an index that ships with it.
+"""Finds pages of the Python documentation in an index that ships with the tool: `archive_search`.
 
-The index is `data/archive_index.json`, as `data/make_index.py` makes it from the standard library. Ranking is by plain
-counts, so that the same words give the same answer, and a human can tell why: no score hides in a model.
+The index is `data/archive_index.json`, made by `data/make_index.py` from the standard library. Ranking counts words, so
+that the same query gives the same result and a person can see why.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _common import cut, definition, limit_of, refused, text_of
+from _common import cut, definition, limit_of, refuse, text_of
 
 INDEX = json.loads((Path(__file__).parent / "data" / "archive_index.json").read_text(encoding="utf-8"))
 
-DEFAULT_LIMIT, MOST = 5, 10
+DEFAULT_LIMIT, MAX_ROWS = 5, 10
 TAG_POINTS, TEXT_POINTS = 2, 1  # an exact tag and a word of a tag count alike; only the former can stand alone
 MAX_TERMS = 12
 WORD = re.compile(r"[^\W_]+(?:_[^\W_]+)*")  # `lru_cache` is one word, `os.path` are two
 
-# Words that say nothing about what is looked for; those of the second group because everything here is about them.
+# Words that do not select a page; those of the second group since every page is about them.
 STOP_WORDS = frozenset(
     """
     a about an any are at be but by can could do does explain find for from get give have how i is it its me my of on
@@ -32,12 +32,12 @@ STOP_WORDS = frozenset(
     programming python reference standard stdlib tutorial
     """.split()  # noqa: SIM905  # 75 quoted words would fill the screen
 )
-# Keywords of the language: stop words in a sentence, the very thing in a query of their own.
+# Keywords of the language: stop words in a sentence, but the subject of a query of one word.
 KEYWORDS = frozenset({"for", "is", "or", "with"})
 
 
 class Entry(NamedTuple):
-    """One page, with its words as the ranking looks them up."""
+    """One page, with its words as the ranking needs them."""
 
     shown: Mapping[str, Any]
     tags: frozenset[str]
@@ -46,9 +46,9 @@ class Entry(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """How well a page fits."""
+    """How well a page matches a query."""
 
-    distinct: int  # terms that it holds
+    distinct: int  # terms that it contains
     score: int
     exact: bool  # whether a term is one of its tags
     tagged: bool  # whether a term is a tag or a word of one
@@ -74,7 +74,7 @@ def read(entries: list[dict[str, Any]]) -> list[Entry]:
 
 
 def terms_of(query: str) -> list[str]:
-    """Returns the words of a query that say something."""
+    """Returns the words of a query without stop words."""
     words = words_of(query)
     if len(words) == 1 and words[0] in KEYWORDS:
         return words
@@ -82,16 +82,16 @@ def terms_of(query: str) -> list[str]:
 
 
 def ranked(entries: list[Entry], terms: list[str], phrase: str = "") -> list[Hit]:
-    """Returns the pages that fit, best first: by different terms, then points, then their place in the index.
+    """Returns the matching pages, best first: by distinct terms, then by score, then by their place in the index.
 
-    One matching word of several is chance, unless it is a tag; a single term has to be in a tag.
+    Of several terms two have to match, or one has to be a tag; a single term has to be in a tag.
 
     Args:
-        phrase: the query as it was written, which may be a tag of several words.
+        phrase: the whole query, which may be a tag of several words.
     """
     hits = [_hit(entry, terms, phrase) for entry in entries]
-    kept = [hit for hit in hits if (hit.tagged if len(terms) == 1 else hit.distinct >= 2 or hit.exact)]
-    return sorted(kept, key=lambda hit: (-hit.distinct, -hit.score))  # stable: equals stay in order
+    matches = [hit for hit in hits if (hit.tagged if len(terms) == 1 else hit.distinct >= 2 or hit.exact)]
+    return sorted(matches, key=lambda hit: (-hit.distinct, -hit.score))  # stable: equals stay in order
 
 
 def _hit(entry: Entry, terms: list[str], phrase: str) -> Hit:
@@ -109,7 +109,7 @@ def archive_search(args: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str,
     """Finds pages for a few words."""
     query = text_of(args, "query")
     if not query:
-        return refused("`query` is empty: call archive_search again with the words to look for, such as 'json parse'.")
+        return refuse("`query` is empty: call archive_search again with the words to look for, such as 'json parse'.")
     terms = terms_of(query)
     if not terms:
         return {
@@ -121,13 +121,13 @@ def archive_search(args: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str,
         }
     hits = ranked(ENTRIES, terms, " ".join(query.lower().split()))
     shown = [{key: hit.entry.shown[key] for key in ("title", "url", "summary")} for hit in hits]
-    answer = {"searched_for": terms} | cut(shown, limit_of(args, DEFAULT_LIMIT, MOST), "results")
+    answer = {"searched_for": terms} | cut(shown, limit_of(args, DEFAULT_LIMIT, MAX_ROWS), "results")
     if not hits:
         answer["note"] = "The index has nothing on this. Tell the user so. Do not give a URL or a title from memory."
     return answer
 
 
-register_tool(  # noqa: F821  # the loader gives every file this function
+register_tool(  # noqa: F821  # the loader gives each file this function
     name="archive_search",
     execute=archive_search,
     read_only=True,
@@ -139,7 +139,7 @@ register_tool(  # noqa: F821  # the loader gives every file this function
         "packages that are not part of Python, for other languages, for news, or to run code.",
         {
             "query": {"type": "string", "description": "two or three telling words or one name, 'parse json'"},
-            "limit": {"type": "integer", "description": f"results to show, 1 to {MOST}. Default {DEFAULT_LIMIT}."},
+            "limit": {"type": "integer", "description": f"results to show, 1 to {MAX_ROWS}. Default {DEFAULT_LIMIT}."},
         },
         ["query"],
     ),

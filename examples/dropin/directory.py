@@ -1,9 +1,9 @@
-"""`directory`: which service has which port, from IANA's registry; and whether something answers on this machine.
+"""Looks up network services and their ports in IANA's registry, and whether one answers on this machine: `directory`.
 
-The data are `data/directory.json`, an extract of a registry that is in the public domain (CC0), as
-`data/make_directory.py` makes it. A probe is one TCP connection to 127.0.0.1, and needs the grant
-`"connect": ["127.0.0.1:<port>"]` in `_manifest.json`. Without it the tool answers all the same, and says that it could
-not look.
+The data are `data/directory.json`, an extract of a registry in the public domain (CC0), made by
+`data/make_directory.py`. A probe is one TCP connection to 127.0.0.1, and needs the grant
+`"connect": ["127.0.0.1:<port>"]` in `_manifest.json`. Without the grant the tool still answers, and says that
+it may not connect.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from _common import cut, definition, limit_of, matching, refused, text_of, whole_number, wrong_mode
+from _common import cut, definition, limit_of, matching, refuse, text_of, whole_number, wrong_mode
 
 Service: TypeAlias = dict[str, Any]
 
 DATA = json.loads((Path(__file__).parent / "data" / "directory.json").read_text(encoding="utf-8"))
 SERVICES: list[Service] = DATA["services"]
 
-DEFAULT_LIMIT, MOST = 10, 30
-OTHERS_NAMED = 5  # of a lookup with several hits
+DEFAULT_LIMIT, MAX_ROWS = 10, 30
+MAX_OTHERS = 5  # further hits that a lookup names
 PROBE_SECONDS = 0.3  # a port of this machine answers in under a millisecond, or is filtered
-PROBES = 3  # ports of one lookup
-REMEMBERED_SECONDS = 30.0  # that a port which was closed is not asked again
+MAX_PROBES = 3  # ports of one lookup
+CLOSED_SECONDS = 30.0  # for which a closed port is not probed again
 
 LOOKUP, LIST = "lookup", "list"
 KINDS = ("recent", "oldest", "port", "reliable", "name")
@@ -36,11 +36,11 @@ BELONGS_TO = {
 }
 DO_NOT_INVENT = "Tell the user so. Do not give a port or a name from memory."
 
-_closed: dict[int, float] = {}  # port → when it was found closed
+_closed: dict[int, float] = {}  # port → when a probe found it closed
 
 
 def directory(args: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str, Any]:
-    """Looks one service up, or lists some."""
+    """Looks up one service, or lists some."""
     mode = _mode(args)
     refusal = wrong_mode(args, "directory", ("mode", mode), BELONGS_TO)
     if refusal is not None:
@@ -49,37 +49,37 @@ def directory(args: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _mode(args: Mapping[str, Any]) -> str:
-    """Returns the mode; small models leave it out, or write what they look for into it."""
-    asked = text_of(args, "mode").lower()
-    if asked in (LOOKUP, LIST):
-        return asked
+    """Returns the mode; small models leave it out, or write their query into it."""
+    mode = text_of(args, "mode").lower()
+    if mode in (LOOKUP, LIST):
+        return mode
     return LOOKUP if text_of(args, "name") or text_of(args, "port") else LIST
 
 
 def _lookup(args: Mapping[str, Any]) -> dict[str, Any]:
     name, port_text = text_of(args, "name"), text_of(args, "port")
     if not name and not port_text:
-        return refused(
+        return refuse(
             "mode='lookup' needs `name` (such as 'ssh') or `port` (such as 22): call directory again with one."
         )
     port = whole_number(port_text)
     if port_text and (port is None or not 0 < port < 65536):
-        return refused(f"`port` is {port_text!r:.40}, it must be a whole number from 1 to 65535: correct it.")
-    found = _meant(name, port)
-    answer: dict[str, Any] = {"mode": LOOKUP, "total": len(found)}
-    if not found:
-        wanted = " ".join(filter(None, (name[:80], f"port {port}" if port else "")))
-        return answer | {"note": f"The directory has no service for {wanted!r}. {DO_NOT_INVENT}"}
-    answer["service"] = _described(found[0])
-    if len(found) > 1:
-        answer["others"] = [f"{each['name']} (port {each['port']})" for each in found[1 : 1 + OTHERS_NAMED]]
+        return refuse(f"`port` is {port_text!r:.40}, it must be a whole number from 1 to 65535: correct it.")
+    services = _matches(name, port)
+    answer: dict[str, Any] = {"mode": LOOKUP, "total": len(services)}
+    if not services:
+        query = " ".join(filter(None, (name[:80], f"port {port}" if port else "")))
+        return answer | {"note": f"The directory has no service for {query!r}. {DO_NOT_INVENT}"}
+    answer["service"] = _described(services[0])
+    if len(services) > 1:
+        answer["others"] = [f"{each['name']} (port {each['port']})" for each in services[1 : 1 + MAX_OTHERS]]
     if text_of(args, "probe").lower() in ("true", "1", "yes"):
-        answer["live"] = _live(each for each in found if each["name"] == found[0]["name"])
+        answer["live"] = _live(each for each in services if each["name"] == services[0]["name"])
     return answer
 
 
-def _meant(name: str, port: int | None) -> list[Service]:
-    """Returns what a name or a port means, best first: names before descriptions."""
+def _matches(name: str, port: int | None) -> list[Service]:
+    """Returns the services that match a name or a port, best first: names before descriptions."""
     at_port = [each for each in SERVICES if port is None or each["port"] == port]
     if not name:
         return at_port
@@ -94,31 +94,31 @@ def _list(args: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in KINDS:
         note = f"There is no kind {kind[:40]!r}, so this is kind 'recent'." if kind else ""
         kind = KINDS[0]
-    found = _sorted([each for each in SERVICES if _fits(each, args)], kind)
-    limit = limit_of(args, DEFAULT_LIMIT, MOST)
+    services = _sorted([each for each in SERVICES if _fits(each, args)], kind)
+    limit = limit_of(args, DEFAULT_LIMIT, MAX_ROWS)
     answer = {"mode": LIST, "kind": kind} | cut(
-        [_described(each) for each in found], limit, "services", counted_as="total"
+        [_described(each) for each in services], limit, "services", counted_as="total"
     )
-    if not found:
+    if not services:
         note = f"No service of the directory fits these filters. {DO_NOT_INVENT}"
     return answer | ({"note": note} if note else {})
 
 
 def _fits(service: Service, args: Mapping[str, Any]) -> bool:
-    """Whether a service fits every filter that was given."""
+    """Tells whether a service matches every filter."""
     protocol = text_of(args, "protocol").lower()
     if protocol and protocol not in service["protocols"]:
         return False
-    said = {
+    texts = {
         "assignee": service.get("assignee", ""),
         "document": " ".join(service.get("documents", ())),
         "about": f"{service['name']} {service.get('description', '')}",
     }
-    return all(text_of(args, key).casefold().replace("rfc ", "rfc") in text.casefold() for key, text in said.items())
+    return all(text_of(args, key).casefold().replace("rfc ", "rfc") in text.casefold() for key, text in texts.items())
 
 
 def _sorted(services: list[Service], kind: str) -> list[Service]:
-    """Returns services in the order of a kind. What has no date comes last in both orders of time."""
+    """Returns services in the order of a kind. Those without a date come last in both orders of time."""
     if kind in ("recent", "oldest"):
         dated = sorted((each for each in services if _date(each)), key=_date, reverse=kind == "recent")
         return dated + [each for each in services if not _date(each)]
@@ -135,13 +135,13 @@ def _date(service: Service) -> str:
 
 
 def _described(service: Service) -> dict[str, Any]:
-    """Returns a service as a model is shown it."""
+    """Returns a service as the model sees it."""
     shown = {key: service[key] for key in ("name", "port", "protocols", "description", "assignee") if key in service}
     return shown | {"dated": _date(service) or "unknown", "reliability": _reliability(service)[1]}
 
 
 def _reliability(service: Service) -> tuple[int, str]:
-    """Returns how far the port can be counted on, best first, and why."""
+    """Returns how reliable the port is, 0 for the best, and why."""
     if service.get("misuse"):
         return 3, f"contested: {service['misuse']}"
     if service.get("replaced_by"):
@@ -152,15 +152,15 @@ def _reliability(service: Service) -> tuple[int, str]:
 
 
 def _live(services: Iterable[Service]) -> dict[str, Any]:
-    """Tries a service's ports on this machine, until one answers."""
-    ports = [each["port"] for each in services if "tcp" in each["protocols"]][:PROBES]
+    """Probes a service's ports on this machine, until one answers."""
+    ports = [each["port"] for each in services if "tcp" in each["protocols"]][:MAX_PROBES]
     if not ports:
         return {"state": "not tried", "said": "The service has no TCP port, so there is nothing to connect to."}
-    asked = []
+    probed = []
     for port in ports:
-        if time.monotonic() - _closed.get(port, -REMEMBERED_SECONDS) < REMEMBERED_SECONDS:
+        if time.monotonic() - _closed.get(port, -CLOSED_SECONDS) < CLOSED_SECONDS:
             continue
-        asked.append(port)
+        probed.append(port)
         try:
             socket.create_connection(("127.0.0.1", port), PROBE_SECONDS).close()
         except PermissionError:
@@ -178,12 +178,12 @@ def _live(services: Iterable[Service]) -> dict[str, Any]:
                 "said": f"Something answers on 127.0.0.1:{port}. Which program it is was not asked.",
             }
     shown = ", ".join(map(str, ports))
-    if not asked:
+    if not probed:
         return {"state": "closed", "said": f"Port {shown} of 127.0.0.1 was closed moments ago, and not asked again."}
     return {"state": "closed", "said": f"Nothing answers on port {shown} of 127.0.0.1."}
 
 
-register_tool(  # noqa: F821  # the loader gives every file this function
+register_tool(  # noqa: F821  # the loader gives each file this function
     name="directory",
     execute=directory,
     read_only=True,
@@ -204,7 +204,7 @@ register_tool(  # noqa: F821  # the loader gives every file this function
             "assignee": {"type": "string", "description": "list only: part of the name of who registered it"},
             "document": {"type": "string", "description": "list only: the RFC that it is specified in, 'RFC2865'"},
             "about": {"type": "string", "description": "list only: a word of the name or description"},
-            "limit": {"type": "integer", "description": f"rows to show, 1 to {MOST}. Default 10."},
+            "limit": {"type": "integer", "description": f"rows to show, 1 to {MAX_ROWS}. Default 10."},
         },
     ),
 )

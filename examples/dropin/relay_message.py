@@ -1,13 +1,13 @@
-"""`relay_message` leaves a message for somebody; `my_messages` gives the caller theirs.
+"""Leaves messages for people who are absent: the tools `relay_message` and `my_messages`.
 
-The only tools of this folder that change anything: they keep a queue in `queue.db`, for which `_manifest.json` grants
-the file and SQLite's journal beside it. Who sends and who takes is what the host says (`env["user"]`), so a model can
-neither write under another name nor read what is meant for others.
+They are the only tools of this folder that write: they store a queue in `queue.db`, for which `_manifest.json` grants
+the file and SQLite's journal beside it. The host sets who sends and who reads (`env["user"]`), so a model can neither
+write under another name nor read the messages of others.
 
-A host that wants to deliver by itself calls `my_messages` whenever somebody speaks, on their behalf. Whom messages may
-be left for is the host's to say too, as attributes of the call, names with commas between them: `channel_members`,
-`seen_members` and `users`; and the names in the conversation's `messages` count. Whoever used either tool is known from
-then on.
+A host that delivers messages by itself calls `my_messages` whenever a person speaks, on their behalf. The host also
+sets whom messages may be left for, as attributes of the call, names with commas between them: `channel_members`,
+`seen_members` and `users`; names in the conversation's `messages` count too. A person who has used one of the tools is
+known from then on.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from _common import definition, matching, names_in, refused, span_text, text_of
+from _common import definition, matching, names_in, refuse, span_text, text_of
 
 QUEUE = Path(__file__).with_name("queue.db")
 
-MAX_PENDING = 5  # messages that wait for one recipient, and those that wait of one sender
+MAX_PENDING = 5  # messages that wait for one recipient, and messages of one sender that wait
 MAX_TEXT, MAX_NAME = 500, 64  # characters
 SUGGESTIONS = 3
-KEPT_SECONDS = 30 * 86_400.0  # that a message waits for somebody who does not come back
-MAX_PEOPLE = 1_000  # who were seen last; those who take no messages are kept whatever their number
+EXPIRE_SECONDS = 30 * 86_400.0  # after which a message that was not read is deleted
+MAX_PEOPLE = 1_000  # seen most recently; those who refuse messages are kept in any number
 WAIT_SECONDS = 5.0  # for another process that writes at the same time
 
 TAKE, REFUSE, ACCEPT = MODES = ("take", "refuse", "accept")
-NOBODY = (
+NO_CALLER = (
     "The host did not say who is asking, so there is nobody to act for. Tell the user that this does not work here."
 )
 
@@ -45,43 +45,43 @@ CREATE TABLE IF NOT EXISTS person (
 
 
 def relay_message(args: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str, Any]:
-    """Queues a message, or says why not."""
-    sender, wanted, text = text_of(env, "user"), text_of(args, "recipient").lstrip("@"), text_of(args, "text")
-    refusal = _incomplete(sender, wanted, text)
+    """Queues a message, or returns why it cannot."""
+    sender, name, text = text_of(env, "user"), text_of(args, "recipient").lstrip("@"), text_of(args, "text")
+    refusal = _incomplete(sender, name, text)
     if refusal is not None:
         return refusal
     try:
         with _queue() as queue:
             _notice(queue, sender)
             known = _known(queue, env)
-            found = _resolved(known, wanted)
-            if found is None:
-                return _unknown(wanted, sender, known)
-            return _queued(queue, found, sender, text)
-    except sqlite3.DatabaseError as problem:
-        return _unusable(problem)
+            recipient = _resolved(known, name)
+            if recipient is None:
+                return _unknown(name, sender, known)
+            return _queued(queue, recipient, sender, text)
+    except sqlite3.DatabaseError as error:
+        return _unusable(error)
 
 
 def my_messages(args: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str, Any]:
-    """Hands the caller what waits for them, or notes whether they want messages at all."""
+    """Gives the caller their messages, or stores whether they want messages."""
     caller, mode = text_of(env, "user"), text_of(args, "mode").lower() or TAKE
     if not caller:
-        return refused(NOBODY)
+        return refuse(NO_CALLER)
     if mode not in MODES:
-        return refused(f"There is no mode {mode[:40]!r}. Call my_messages again with one of: {', '.join(MODES)}.")
+        return refuse(f"There is no mode {mode[:40]!r}. Call my_messages again with one of: {', '.join(MODES)}.")
     try:
         if mode == TAKE:
             return _delivered(take(caller))
         with _queue() as queue:
             _notice(queue, caller)
             queue.execute("UPDATE person SET refuses = ? WHERE key = ?", (mode == REFUSE, caller.casefold()))
-    except sqlite3.DatabaseError as problem:
-        return _unusable(problem)
+    except sqlite3.DatabaseError as error:
+        return _unusable(error)
     return {"ok": True, "note": f"From now on, messages for {caller} are {mode}{'d' if mode == REFUSE else 'ed'}."}
 
 
 def take(recipient: str) -> list[dict[str, Any]]:
-    """Removes and returns what waits for somebody, oldest first: `sender`, `text`, and `sent` since the epoch.
+    """Removes and returns the messages for a person, oldest first: `sender`, `text`, and `sent` since the epoch.
 
     Raises:
         sqlite3.DatabaseError: the queue cannot be written.
@@ -96,39 +96,39 @@ def take(recipient: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _queue() -> Iterator[sqlite3.Connection]:
-    """Opens the queue for one change, alone: whoever counts and then adds is not overtaken.
+    """Opens the queue for one transaction, with a lock: no other process writes between a count and an insert.
 
-    The journal is emptied, not deleted: a sandbox that grants two files lets nobody create a third.
+    The journal is emptied, not deleted: the sandbox grants two files, so none can be created again.
     """
     with contextlib.closing(sqlite3.connect(QUEUE, timeout=WAIT_SECONDS, isolation_level=None)) as queue:
         queue.execute("PRAGMA journal_mode = TRUNCATE")
         queue.execute("BEGIN IMMEDIATE")
         for statement in TABLES.split(";"):
             queue.execute(statement)
-        queue.execute("DELETE FROM message WHERE sent < ?", (time.time() - KEPT_SECONDS,))
+        queue.execute("DELETE FROM message WHERE sent < ?", (time.time() - EXPIRE_SECONDS,))
         yield queue
-        queue.execute("COMMIT")  # after an exception, closing takes it all back
+        queue.execute("COMMIT")  # after an exception, closing rolls back
 
 
-def _incomplete(sender: str, wanted: str, text: str) -> dict[str, Any] | None:
-    """Returns what is wrong with a message as it was asked for; None where it can be tried."""
+def _incomplete(sender: str, recipient: str, text: str) -> dict[str, Any] | None:
+    """Returns the error of a message that lacks a part or is too long; None for a valid one."""
     if not sender:
-        return refused(NOBODY)
-    if not wanted or not text:
-        missing = "recipient" if not wanted else "text"
-        return refused(f"`{missing}` is empty: ask the user for it, then call relay_message again.")
-    if len(text) > MAX_TEXT or len(wanted) > MAX_NAME:
-        return refused(
-            f"`recipient` has {len(wanted)} characters and `text` {len(text)}, they may have {MAX_NAME} and "
+        return refuse(NO_CALLER)
+    if not recipient or not text:
+        missing = "recipient" if not recipient else "text"
+        return refuse(f"`{missing}` is empty: ask the user for it, then call relay_message again.")
+    if len(text) > MAX_TEXT or len(recipient) > MAX_NAME:
+        return refuse(
+            f"`recipient` has {len(recipient)} characters and `text` {len(text)}, they may have {MAX_NAME} and "
             f"{MAX_TEXT}: ask the user to shorten the message."
         )
-    if wanted.casefold() == sender.casefold():
-        return refused(f"{sender} cannot leave a message for themselves. Ask the user whom it is for.")
+    if recipient.casefold() == sender.casefold():
+        return refuse(f"{sender} cannot leave a message for themselves. Ask the user whom it is for.")
     return None
 
 
 def _known(queue: sqlite3.Connection, env: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns whom messages may be left for, by where they are known from, nearest first."""
+    """Returns the names that messages may be left for, by origin, nearest first."""
     return {
         "channel": names_in(env, "channel_members"),
         "seen": names_in(env, "seen_members") + [name for (name,) in queue.execute("SELECT name FROM person")],
@@ -137,33 +137,35 @@ def _known(queue: sqlite3.Connection, env: Mapping[str, Any]) -> dict[str, list[
     }
 
 
-def _resolved(known: Mapping[str, Iterable[str]], wanted: str) -> tuple[str, str] | None:
-    """Returns a recipient's name as they write it, and where it is known from."""
+def _resolved(known: Mapping[str, Iterable[str]], recipient: str) -> tuple[str, str] | None:
+    """Returns a recipient's name in their own spelling, and its origin."""
     for source, names in known.items():
         for name in names:
-            if name.casefold() == wanted.casefold():
+            if name.casefold() == recipient.casefold():
                 return name, source
     return None
 
 
-def _unknown(wanted: str, sender: str, known: Mapping[str, Iterable[str]]) -> dict[str, Any]:
-    every = dict.fromkeys(name for names in known.values() for name in names if name.casefold() != sender.casefold())
-    near = matching(every, wanted, lambda name: [name])[:SUGGESTIONS]
+def _unknown(recipient: str, sender: str, known: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+    candidates = dict.fromkeys(
+        name for names in known.values() for name in names if name.casefold() != sender.casefold()
+    )
+    near = matching(candidates, recipient, lambda name: [name])[:SUGGESTIONS]
     hint = f"Ask the user whether they mean {' or '.join(near)}." if near else "Ask the user for the exact name."
-    return refused(f"Nobody called {wanted!r} is known here, so nothing was queued. {hint}", suggestions=near)
+    return refuse(f"Nobody called {recipient!r} is known here, so nothing was queued. {hint}", suggestions=near)
 
 
-def _queued(queue: sqlite3.Connection, found: tuple[str, str], sender: str, text: str) -> dict[str, Any]:
-    """Adds a message, if its recipient takes any and nobody has too many waiting."""
-    recipient, source = found
+def _queued(queue: sqlite3.Connection, resolved: tuple[str, str], sender: str, text: str) -> dict[str, Any]:
+    """Adds a message, if its recipient accepts messages and neither side has too many waiting."""
+    recipient, source = resolved
     key, sender_key = recipient.casefold(), sender.casefold()
     if queue.execute("SELECT 1 FROM person WHERE key = ? AND refuses", (key,)).fetchone():
-        return refused(f"{recipient} takes no messages, so nothing was queued. Tell the user so.")
+        return refuse(f"{recipient} takes no messages, so nothing was queued. Tell the user so.")
     (pending,) = queue.execute("SELECT count(*) FROM message WHERE recipient_key = ?", (key,)).fetchone()
     (sent,) = queue.execute("SELECT count(*) FROM message WHERE sender_key = ?", (sender_key,)).fetchone()
     for count, whose in ((pending, f"for {recipient}"), (sent, f"from {sender}")):
         if count >= MAX_PENDING:
-            return refused(
+            return refuse(
                 f"{count} messages {whose} are waiting already, {MAX_PENDING} may, so nothing was queued. Tell the "
                 "user to try again when some have been taken."
             )
@@ -176,7 +178,7 @@ def _queued(queue: sqlite3.Connection, found: tuple[str, str], sender: str, text
 
 
 def _notice(queue: sqlite3.Connection, name: str) -> None:
-    """Remembers that somebody was here, and forgets who was not for long."""
+    """Stores that a person was here, and deletes those who were not here for long."""
     queue.execute(
         "INSERT INTO person (key, name, seen) VALUES (?, ?, ?) "
         "ON CONFLICT (key) DO UPDATE SET name = excluded.name, seen = excluded.seen",
@@ -202,23 +204,23 @@ def _delivered(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return {"count": len(shown), "messages": shown, "note": note}
 
 
-def _unusable(problem: sqlite3.DatabaseError) -> dict[str, Any]:
-    if getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-        return refused("The queue is busy, so nothing was queued or taken. Tell the user to try again in a minute.")
-    return refused(
-        f"The queue cannot be used ({problem}), so nothing was queued or taken. Tell the user that it does not work; "
+def _unusable(error: sqlite3.DatabaseError) -> dict[str, Any]:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+        return refuse("The queue is busy, so nothing was queued or taken. Tell the user to try again in a minute.")
+    return refuse(
+        f"The queue cannot be used ({error}), so nothing was queued or taken. Tell the user that it does not work; "
         f'the operator needs "write": ["{QUEUE.name}", "{QUEUE.name}-journal"] for relay_message.py in _manifest.json.'
     )
 
 
-register_tool(  # noqa: F821  # the loader gives every file this function
+register_tool(  # noqa: F821  # the loader gives each file this function
     name="relay_message",
     execute=relay_message,
     read_only=False,
     idempotent=False,
     destructive=False,
     no_background=True,
-    direct_reply=True,  # models told users that a message was delivered: the tool's own words are shown instead
+    direct_reply=True,  # models claimed that a message was delivered, so users get the tool's own text
     definition=definition(
         "relay_message",
         "Leaves a message for another person, who gets it when they are next here. Call it when the user asks to pass "
@@ -241,7 +243,7 @@ register_tool(  # noqa: F821
     execute=my_messages,
     read_only=False,
     idempotent=False,
-    destructive=True,  # what was taken is gone
+    destructive=True,  # it removes what it returns
     no_background=True,
     allow_repeat=True,
     definition=definition(

@@ -1,7 +1,6 @@
-"""`this_host`: what runs on this bus, as far as the caller may see it.
+"""Shows what runs on this bus, as far as the caller may see it: the tool `this_host`.
 
-The tool asks nobody by itself. It reads `env["bus"]`, a mapping of four functions without parameters, each of which
-answers for the caller of this very call:
+It reads `env["bus"]`, a mapping of four functions without parameters, which answer for the caller of this call:
 
 - `plugins()`: a list of `{"source", "state", "sessions", "in_flight"}`;
 - `tools()`: a list of `{"name", "source", "description", "read_only"}`, those that the caller may call;
@@ -9,8 +8,8 @@ answers for the caller of this very call:
   "output_size"}`, newest first, with `ended` in seconds since the epoch;
 - `stats()`: `{"sessions", "outcomes"}` of the whole bus, and perhaps `up_seconds` and `held_bytes`.
 
-What it is given it filters once more: a plugin of which the caller may call nothing is not shown, other users' calls
-and the counts of the whole bus are for operators. Where there is no such mapping, it says so.
+It filters once more: a plugin of which the caller may call nothing is not shown; other users' calls and the counts of
+the whole bus are for operators. Without such a mapping it returns an error that says so.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from _common import cut, definition, is_operator, limit_of, matching, refused, size_text, span_text, text_of, wrong_mode
+from _common import cut, definition, is_operator, limit_of, matching, refuse, size_text, span_text, text_of, wrong_mode
 
 Row: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 
-DEFAULT_LIMIT, MOST = 20, 50
-MAX_DESCRIPTION = 160  # characters: what a tool is for, not how it is called
+DEFAULT_LIMIT, MAX_ROWS = 20, 50
+MAX_DESCRIPTION = 160  # characters: enough to say what a tool does
 
 KINDS = ("plugins", "tools", "stats", "recent_calls")
 BELONGS_TO = {"name": ("plugins", "tools"), "plugin": ("tools", "recent_calls"), "outcome": ("recent_calls",)}
 
 
-class Sight:
-    """What one caller sees of the bus."""
+class BusView:
+    """What one caller may see of the bus."""
 
     def __init__(self, env: Mapping[str, Any]) -> None:
-        self.all = is_operator(env)
+        self.is_operator = is_operator(env)
         self.user_id = text_of(env, "user_id")
         self._bus: Mapping[str, Callable[[], Any]] = env["bus"]
 
@@ -45,37 +44,37 @@ class Sight:
         return list(self._bus["tools"]())
 
     def plugins(self) -> list[Row]:
-        """Returns the plugins with the number of the caller's tools; without any, only operators see them."""
+        """Returns the plugins with the number of their tools for the caller; operators see those without any too."""
         counts = Counter(each["source"] for each in self.tools())
-        every = [{**each, "tools": counts[each["source"]]} for each in self._bus["plugins"]()]
-        return [each for each in every if self.all or each["tools"]]
+        plugins = [{**each, "tools": counts[each["source"]]} for each in self._bus["plugins"]()]
+        return [each for each in plugins if self.is_operator or each["tools"]]
 
     def recent_calls(self) -> list[Row]:
-        """Returns the calls made for the caller, but those of looking; nobody's where it is not said who that is."""
-        rows = [each for each in self._bus["recent_calls"]() if not _own(each)]
-        return [each for each in rows if self.all or (self.user_id and each.get("user_id") == self.user_id)]
+        """Returns the calls made for the caller without those that read the bus; none without a user."""
+        rows = [each for each in self._bus["recent_calls"]() if not _reads_bus(each)]
+        return [each for each in rows if self.is_operator or (self.user_id and each.get("user_id") == self.user_id)]
 
     def stats(self) -> Row:
         """Returns the counts of the whole bus."""
-        found: Row = self._bus["stats"]()
-        return found
+        stats: Row = self._bus["stats"]()
+        return stats
 
 
 def this_host(args: Mapping[str, Any], env: Mapping[str, Any]) -> Answer:
-    """Shows one kind of thing."""
+    """Shows one kind of information."""
     kind = text_of(args, "kind").lower() or "tools"
     if kind not in KINDS:
-        return refused(f"There is no kind {kind[:40]!r}. Call this_host again with one of: {', '.join(KINDS)}.")
+        return refuse(f"There is no kind {kind[:40]!r}. Call this_host again with one of: {', '.join(KINDS)}.")
     refusal = wrong_mode(args, "this_host", ("kind", kind), BELONGS_TO)
     if refusal is not None:
         return refusal
     if not env.get("bus"):
-        return refused("this_host cannot see the bus from here. Tell the user so; calling it again does not help.")
-    return {"kind": kind} | _SHOWN[kind](Sight(env), args)
+        return refuse("this_host cannot see the bus from here. Tell the user so; calling it again does not help.")
+    return {"kind": kind} | _SHOWN[kind](BusView(env), args)
 
 
-def _plugins(sight: Sight, args: Mapping[str, Any]) -> Answer:
-    rows = _named(sight.plugins(), args, "source")
+def _plugins(view: BusView, args: Mapping[str, Any]) -> Answer:
+    rows = _named(view.plugins(), args, "source")
     shown = [
         {
             "plugin": each["source"],
@@ -89,13 +88,13 @@ def _plugins(sight: Sight, args: Mapping[str, Any]) -> Answer:
     return _listed(shown, args, "plugins")
 
 
-def _tools(sight: Sight, args: Mapping[str, Any]) -> Answer:
-    rows, plugin = sight.tools(), text_of(args, "plugin")
+def _tools(view: BusView, args: Mapping[str, Any]) -> Answer:
+    rows, plugin = view.tools(), text_of(args, "plugin")
     if plugin:
         sources = matching(sorted({each["source"] for each in rows}), plugin, lambda source: [source])
-        if not sources:  # whether it is hidden or not there at all is not told
+        if not sources:  # a hidden plugin and an unknown one look the same
             fallback = {"_note": f"No plugin {plugin[:60]!r} is here. These are the plugins that there are."}
-            return {"kind": "plugins"} | _plugins(sight, {"limit": args.get("limit")}) | fallback
+            return {"kind": "plugins"} | _plugins(view, {"limit": args.get("limit")}) | fallback
         rows = [each for each in rows if each["source"] in sources]
     shown = [
         {
@@ -109,12 +108,12 @@ def _tools(sight: Sight, args: Mapping[str, Any]) -> Answer:
     return _listed(shown, args, "tools")
 
 
-def _recent_calls(sight: Sight, args: Mapping[str, Any]) -> Answer:
+def _recent_calls(view: BusView, args: Mapping[str, Any]) -> Answer:
     plugin, outcome = text_of(args, "plugin").casefold(), text_of(args, "outcome").casefold()
     rows = [
         each
-        for each in sight.recent_calls()
-        if (not plugin or plugin == each["source"].casefold()) and _ended(outcome, each["outcome"])
+        for each in view.recent_calls()
+        if (not plugin or plugin == each["source"].casefold()) and _has_outcome(each["outcome"], outcome)
     ]
     now = time.time()
     shown = [
@@ -127,39 +126,39 @@ def _recent_calls(sight: Sight, args: Mapping[str, Any]) -> Answer:
             "arguments": size_text(each["arguments_size"]),
             "answer": size_text(each["output_size"]),
         }
-        | ({"for_user": each.get("user_id") or "nobody named"} if sight.all else {})
+        | ({"for_user": each.get("user_id") or "nobody named"} if view.is_operator else {})
         for each in rows
     ]
     answer = _listed(shown, args, "recent_calls")
-    if not sight.all and not sight.user_id:
+    if not view.is_operator and not view.user_id:
         answer["_note"] = "The host did not say who is asking, so no calls are shown."
     return answer
 
 
-def _stats(sight: Sight, args: Mapping[str, Any]) -> Answer:
-    plugins, tools = len(sight.plugins()), len(sight.tools())
-    if not sight.all:
-        calls = Counter(each["outcome"] for each in sight.recent_calls())
+def _stats(view: BusView, args: Mapping[str, Any]) -> Answer:
+    plugins, tools = len(view.plugins()), len(view.tools())
+    if not view.is_operator:
+        calls = Counter(each["outcome"] for each in view.recent_calls())
         note = "These count what this user may see. Counts of the whole bus are for operators."
         return {"plugins": plugins, "tools": tools, "your_recent_calls": dict(calls), "_note": note}
-    found = sight.stats()
-    outcomes = dict(found.get("outcomes", {}))
+    stats = view.stats()
+    outcomes = dict(stats.get("outcomes", {}))
     answer = {
         "plugins": plugins,
         "tools": tools,
-        "connected_programs": found.get("sessions", 0),
+        "connected_programs": stats.get("sessions", 0),
         "calls_since_start": sum(outcomes.values()),
         "outcomes": outcomes,
         "_note": "connected_programs are programs, not people.",
     }
-    if "up_seconds" in found:
-        answer["running_for"] = span_text(found["up_seconds"])
-    if "held_bytes" in found:
-        answer["memory_held"] = size_text(found["held_bytes"])
+    if "up_seconds" in stats:
+        answer["running_for"] = span_text(stats["up_seconds"])
+    if "held_bytes" in stats:
+        answer["memory_held"] = size_text(stats["held_bytes"])
     return answer
 
 
-_SHOWN: Mapping[str, Callable[[Sight, Mapping[str, Any]], Answer]] = {
+_SHOWN: Mapping[str, Callable[[BusView, Mapping[str, Any]], Answer]] = {
     "plugins": _plugins,
     "tools": _tools,
     "stats": _stats,
@@ -168,27 +167,27 @@ _SHOWN: Mapping[str, Callable[[Sight, Mapping[str, Any]], Answer]] = {
 
 
 def _named(rows: list[Row], args: Mapping[str, Any], key: str) -> list[Row]:
-    """Returns the rows that the argument `name` means; all without one."""
+    """Returns the rows that match the argument `name`; all rows without it."""
     name = text_of(args, "name")
     return matching(rows, name, lambda row: [str(row[key])]) if name else rows
 
 
 def _listed(shown: list[Answer], args: Mapping[str, Any], name: str) -> Answer:
-    answer = cut(shown, limit_of(args, DEFAULT_LIMIT, MOST), name)
+    answer = cut(shown, limit_of(args, DEFAULT_LIMIT, MAX_ROWS), name)
     if not shown:
         answer["_note"] = "Nothing here fits. Tell the user so, and do not make up names."
     return answer
 
 
-def _own(call: Row) -> bool:
-    """Whether a call was made to look at the bus: this tool's, and what it asked the bus itself."""
+def _reads_bus(call: Row) -> bool:
+    """Tells whether a call was made to read the bus: by this tool, or by its requests to the bus."""
     name = call["name"].rpartition(":")[2]
     return name == "this_host" or (name == "this_bus" and call["source"] == "toolbus")
 
 
-def _ended(wanted: str, outcome: str) -> bool:
-    """Whether a call ended as asked: 'failed' is everything but OK."""
-    return not wanted or (outcome != "OK" if wanted == "failed" else outcome.casefold() == wanted)
+def _has_outcome(outcome: str, filter_text: str) -> bool:
+    """Tells whether an outcome matches the argument `outcome`: 'failed' is everything but OK."""
+    return not filter_text or (outcome != "OK" if filter_text == "failed" else outcome.casefold() == filter_text)
 
 
 def _short(text: str) -> str:
@@ -196,7 +195,7 @@ def _short(text: str) -> str:
     return line if len(line) <= MAX_DESCRIPTION else line[:MAX_DESCRIPTION].rsplit(" ", 1)[0] + " …"
 
 
-register_tool(  # noqa: F821  # the loader gives every file this function
+register_tool(  # noqa: F821  # the loader gives each file this function
     name="this_host",
     execute=this_host,
     read_only=True,
@@ -213,7 +212,7 @@ register_tool(  # noqa: F821  # the loader gives every file this function
             "name": {"type": "string", "description": "plugins and tools only: a name or a part of one"},
             "plugin": {"type": "string", "description": "tools and recent_calls only: of this plugin"},
             "outcome": {"type": "string", "description": "recent_calls only: 'OK', 'failed', or a code such as TOOL"},
-            "limit": {"type": "integer", "description": f"rows to show, 1 to {MOST}. Default {DEFAULT_LIMIT}."},
+            "limit": {"type": "integer", "description": f"rows to show, 1 to {MAX_ROWS}. Default {DEFAULT_LIMIT}."},
         },
     ),
 )

@@ -1,4 +1,4 @@
-"""Folders of tool files, and calls of what they offer, for the tests of this package."""
+"""Writes folders of tool files, loads them, and calls what they offer, for the tests of this package."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ register_tool(
         "type": "function",
         "function": {
             "name": "greet",
-            "description": "Greets somebody.",
+            "description": "Greets a person.",
             "parameters": {
                 "type": "object",
                 "properties": {"name": {"type": "string"}},

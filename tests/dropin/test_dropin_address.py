@@ -49,7 +49,7 @@ async def test_a_drain_by_an_operator_is_logged_and_followed_by_a_reconnect() ->
         (source,) = bus.core.presence.by_source
         assert (await bus.call("toolbus:drain", {"source": source})).error is None
         await until(lambda: len(addresses) == 2, "the address again")
-        assert "an operator asked this peer to go" in lines[0]
+        assert "an operator asked this peer to disconnect" in lines[0]
 
 
 async def test_a_bus_without_an_address_is_asked_again_and_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def weather(city: str) -> str:
 async def test_a_registered_tool_is_offered_with_its_definition(tmp_path: Path) -> None:
     loaded = load_one(tmp_path, REGISTERED)
     tool = loaded.specs[0].tool
-    assert (tool.name, tool.description) == ("greet", "Greets somebody.")
+    assert (tool.name, tool.description) == ("greet", "Greets a person.")
     assert tool.parameters["required"] == ["name"]
     assert (await call(loaded, "greet", {"name": "Ada"})).output == {"hello": "Ada"}
 

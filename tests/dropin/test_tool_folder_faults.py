@@ -1,4 +1,4 @@
-"""What a folder of tools does about tools that the bus refuses, and about processes that hang."""
+"""A folder of tools with faults: refused tools, unavailable grants, stopped processes, and notices for operators."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import alive, until
-from tests.support.tool_folders import SECONDS, Offered, offered, tool
+from tests.support.tool_folders import SECONDS, OfferedFolder, offered_folder, tool
 from toolbus.cli.serve_log import log_report
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
@@ -27,12 +27,12 @@ register_tool(
 
 
 def refused(name: str, **options: object) -> str:
-    """The text of a file with a tool that only the bus finds wrong."""
+    """Returns a file with a tool that only the bus refuses."""
     return REFUSED.format(name=name, options=options)
 
 
-def manifest(folder: Path, said: object) -> None:
-    (folder / "_manifest.json").write_text(said if isinstance(said, str) else json.dumps(said))
+def manifest(folder: Path, content: object) -> None:
+    (folder / "_manifest.json").write_text(content if isinstance(content, str) else json.dumps(content))
 
 
 async def test_a_file_whose_tool_the_bus_refuses_is_skipped_and_the_others_are_offered(tmp_path: Path) -> None:
@@ -40,12 +40,12 @@ async def test_a_file_whose_tool_the_bus_refuses_is_skipped_and_the_others_are_o
     (tmp_path / "b.py").write_text(tool("fine", "-") + refused("bad"))
     (tmp_path / "c.py").write_text(refused("worse"))
     (tmp_path / "d.py").write_text(tool("four", "4"))
-    async with offered(tmp_path) as folder:
-        await folder.lists(("one", "1"), ("four", "4"))
-        said = await folder.says(
+    async with offered_folder(tmp_path) as folder:
+        await folder.wait_for_tools(("one", "1"), ("four", "4"))
+        refusals = await folder.wait_for_report(
             r"tools output ([bc]\.py: the bus refuses its tools: tool '(?:bad|worse)': schema at .*)", 2
         )
-        assert "nonsense" in said[0]
+        assert "nonsense" in refusals[0]
         async with Host(folder.bus.grpc_addresses[0]) as host:
             notices = (await host.list()).notices
         assert {text[:32] for _, text in notices if "refuses" in text} == {
@@ -55,41 +55,41 @@ async def test_a_file_whose_tool_the_bus_refuses_is_skipped_and_the_others_are_o
         assert folder.count(ReportKind.GIVEN_UP) == 0
         assert folder.count(ReportKind.DIED) == 0
         folder.write(b=tool("fine", "now"))
-        await folder.lists(("one", "1"), ("four", "4"), ("fine", "now"))
+        await folder.wait_for_tools(("one", "1"), ("four", "4"), ("fine", "now"))
 
 
-async def test_a_tool_that_the_bus_refuses_does_not_keep_other_edits_from_taking_effect(tmp_path: Path) -> None:
-    async with offered(tmp_path) as folder:
+async def test_other_edits_take_effect_despite_a_tool_that_the_bus_refuses(tmp_path: Path) -> None:
+    async with offered_folder(tmp_path) as folder:
         folder.write(a=tool("one", "1"), b=tool("two", "2"))
-        await folder.lists(("one", "1"), ("two", "2"))
+        await folder.wait_for_tools(("one", "1"), ("two", "2"))
         folder.write(b=refused("two"))
-        await folder.lists(("one", "1"))
+        await folder.wait_for_tools(("one", "1"))
         folder.write(a=tool("one", "new"))
-        await folder.lists(("one", "new"))
+        await folder.wait_for_tools(("one", "new"))
         folder.write(c=tool("three", "3"))
-        await folder.lists(("one", "new"), ("three", "3"))
+        await folder.wait_for_tools(("one", "new"), ("three", "3"))
 
 
-async def test_a_tool_for_a_role_that_nobody_configured_is_skipped_with_its_file(tmp_path: Path) -> None:
+async def test_a_tool_for_an_unknown_role_is_skipped_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(tool("one", "1"))
     (tmp_path / "b.py").write_text('TOOLS = [{"name": "two", "handler": lambda: 2, "role": "nobody"}]\n')
-    async with offered(tmp_path) as folder:
-        await folder.lists(("one", "1"))
-        await folder.says(r"b\.py: the bus refuses its tools: .*nobody")
+    async with offered_folder(tmp_path) as folder:
+        await folder.wait_for_tools(("one", "1"))
+        await folder.wait_for_report(r"b\.py: the bus refuses its tools: .*nobody")
 
 
 async def test_a_stopped_process_is_killed_and_restarted(tmp_path: Path) -> None:
     timings = FolderTimings(heartbeat_seconds=0.1, frozen_seconds=1.0)
-    async with offered(tmp_path, timings=timings) as folder:
+    async with offered_folder(tmp_path, timings=timings) as folder:
         folder.write(a=tool("one", "1"))
-        await folder.lists(("one", "1"))
-        await folder.says("dropin#1 offered")
+        await folder.wait_for_tools(("one", "1"))
+        await folder.wait_for_report("dropin#1 offered")
         (pid,) = await folder.pids()
         os.kill(pid, signal.SIGSTOP)
-        await folder.says("tools output dropin#1 has sent no heartbeat for 1 s: it is killed and restarted")
-        await folder.says(r"dropin#1 died .*\(SIGKILL\)")
-        await folder.says("dropin#1 offered", 2)
-        await folder.lists(("one", "1"))
+        await folder.wait_for_report("tools output dropin#1 has sent no heartbeat for 1 s: it is killed and restarted")
+        await folder.wait_for_report(r"dropin#1 died .*\(SIGKILL\)")
+        await folder.wait_for_report("dropin#1 offered", 2)
+        await folder.wait_for_tools(("one", "1"))
         await asyncio.to_thread(until, lambda: not alive(pid), "the end of the stopped process")
         assert await folder.call("one") == "1"
 
@@ -97,85 +97,88 @@ async def test_a_stopped_process_is_killed_and_restarted(tmp_path: Path) -> None
 async def test_a_process_with_a_long_call_is_not_killed(tmp_path: Path) -> None:
     timings = FolderTimings(heartbeat_seconds=0.05, frozen_seconds=1.0)
     naps = "import time\ndef run():\n    time.sleep(2)\n    return 'done'\nTOOL_NAME = 'naps'\n"
-    async with offered(tmp_path, timings=timings) as folder:
+    async with offered_folder(tmp_path, timings=timings) as folder:
         folder.write(a=naps)
-        await folder.lists(("naps", ""))
+        await folder.wait_for_tools(("naps", ""))
         assert await folder.call("naps") == "done"
         assert "no heartbeat" not in folder.text
 
 
-async def test_an_edit_while_the_right_to_offer_is_missing_is_what_is_offered_with_it(tmp_path: Path) -> None:
+async def test_an_edit_while_the_source_may_not_offer_tools_is_offered_after_the_grant(tmp_path: Path) -> None:
     (tmp_path / "_manifest.json").write_text(json.dumps({"files": {"note.py": {"connect": ["127.0.0.1:9"]}}}))
-    async with offered(tmp_path) as folder:
+    async with offered_folder(tmp_path) as folder:
         folder.write(note=tool("note", "old"), other=tool("other", "1"))
-        await folder.lists(("note", "old"), ("other", "1"))
+        await folder.wait_for_tools(("note", "old"), ("other", "1"))
         await folder.bus.call("toolbus:revoke", {"source": "dropin:note"})
-        await folder.lists(("other", "1"))
+        await folder.wait_for_tools(("other", "1"))
         folder.write(note=tool("note", "new"))
-        await folder.says(r"tools output dropin:note#\d+ waits, since the bus does not accept its tools: .+")
-        await folder.says("dropin:note#1 ended")
+        await folder.wait_for_report(r"tools output dropin:note#\d+ waits, since the bus does not accept its tools: .+")
+        await folder.wait_for_report("dropin:note#1 ended")
         folder.write(other=tool("other", "2"))
-        await folder.lists(("other", "2"))
+        await folder.wait_for_tools(("other", "2"))
         await folder.bus.call("toolbus:grant", {"source": "dropin:note"})
-        await folder.lists(("other", "2"), ("note", "new"))
+        await folder.wait_for_tools(("other", "2"), ("note", "new"))
         assert await folder.call("note") == "new"
 
 
-async def notices(folder: Offered, *texts: str) -> None:
-    """Waits until operators are told something that holds each of these texts; none: until they are told nothing."""
+async def notices(folder: OfferedFolder, *texts: str) -> None:
+    """Waits until the notices for operators contain each of these texts; without texts, until there are no notices."""
     async with asyncio.timeout(SECONDS), Host(folder.bus.grpc_addresses[0]) as host:
         while True:
-            said = [text for _, text in (await host.list()).notices if not text.startswith("protected by")]
-            if all(any(text in each for each in said) for text in texts) and bool(said) == bool(texts):
+            notices = [text for _, text in (await host.list()).notices if not text.startswith("protected by")]
+            if all(any(text in each for each in notices) for text in texts) and bool(notices) == bool(texts):
                 return
             await asyncio.sleep(0.05)
 
 
-async def test_a_grant_that_cannot_be_had_leaves_what_runs_alone_until_it_can(tmp_path: Path) -> None:
-    async with offered(tmp_path) as folder:
+async def test_an_unavailable_grant_takes_effect_once_it_is_available_and_running_tools_stay(tmp_path: Path) -> None:
+    async with offered_folder(tmp_path) as folder:
         folder.write(a=tool("one", "1"), b=tool("two", "2"))
         manifest(tmp_path, {"files": {"b.py": {"connect": ["127.0.0.1:9"]}}})
-        await folder.lists(("one", "1"), ("two", "2"))
-        wanted = {"write": ["nofolder/x"]}
-        manifest(tmp_path, {"files": {"a.py": wanted, "b.py": {"connect": ["127.0.0.1:9"]} | wanted, "c.py": wanted}})
+        await folder.wait_for_tools(("one", "1"), ("two", "2"))
+        unavailable = {"write": ["nofolder/x"]}
+        manifest(
+            tmp_path,
+            {"files": {"a.py": unavailable, "b.py": {"connect": ["127.0.0.1:9"]} | unavailable, "c.py": unavailable}},
+        )
         folder.write(c=tool("three", "3"))
         text = r"tools output {}\.py has a \"write\" grant that is not available: .*/nofolder'.* Until then it {}"
-        await folder.says(text.format("a", "runs with its previous grants"))
-        await folder.says(text.format("b", "runs with its previous grants"))
-        await folder.says(text.format("c", "is not loaded"))
+        await folder.wait_for_report(text.format("a", "runs with its previous grants"))
+        await folder.wait_for_report(text.format("b", "runs with its previous grants"))
+        await folder.wait_for_report(text.format("c", "is not loaded"))
         assert [await folder.call("one"), await folder.call("two")] == ["1", "2"]
         await notices(
             folder, *(f'{file} has a "write" grant that is not available' for file in ("a.py", "b.py", "c.py"))
         )
         folder.write(a=tool("one", "new"))
-        await folder.lists(("one", "new"), ("two", "2"))
+        await folder.wait_for_tools(("one", "new"), ("two", "2"))
         (tmp_path / "nofolder").mkdir()
-        await folder.says("dropin:c#\\d+ offered")
-        await folder.says("dropin:a#\\d+ offered")
+        await folder.wait_for_report("dropin:c#\\d+ offered")
+        await folder.wait_for_report("dropin:a#\\d+ offered")
         await notices(folder)
         assert await folder.call("three") == "3"
         assert {source for source, _, _ in folder.catalog()} == {"dropin:a", "dropin:b", "dropin:c"}
 
 
-async def test_a_grant_that_cannot_be_had_keeps_nothing_that_was_taken_away(tmp_path: Path) -> None:
-    async with offered(tmp_path) as folder:
+async def test_an_unavailable_grant_does_not_keep_grants_that_were_taken_away(tmp_path: Path) -> None:
+    async with offered_folder(tmp_path) as folder:
         manifest(tmp_path, {"files": {"a.py": {"connect": ["127.0.0.1:9"]}}})
         folder.write(a=tool("one", "1"))
-        await folder.lists(("one", "1"))
+        await folder.wait_for_tools(("one", "1"))
         manifest(tmp_path, {"files": {"a.py": {"write": ["nofolder/x"]}}})
-        await folder.lists()
-        await folder.says("Until then it is not loaded")
+        await folder.wait_for_tools()
+        await folder.wait_for_report("Until then it is not loaded")
 
 
-async def test_operators_are_told_what_no_process_of_the_tools_can_tell(tmp_path: Path) -> None:
-    async with offered(tmp_path, require_manifest=True) as folder:
+async def test_notices_for_operators_include_faults_of_the_manifest(tmp_path: Path) -> None:
+    async with offered_folder(tmp_path, require_manifest=True) as folder:
         folder.write(a=tool("one", "1"), b=tool("two", "2"))
         await notices(folder, "has no _manifest.json, so no file of it may be loaded")
         manifest(tmp_path, "{")
         await notices(folder, "_manifest.json is not JSON")
         entry = {"secrets": ["NOT_SET_HERE"], "read": ["data.txt"]}
         manifest(tmp_path, {"allow": ["a.py", "gone.py"], "files": {"a.py": entry, "rely.py": {}}})
-        await folder.lists(("one", "1"))
+        await folder.wait_for_tools(("one", "1"))
         await notices(
             folder,
             "b.py is not on the allow list",
@@ -184,33 +187,33 @@ async def test_operators_are_told_what_no_process_of_the_tools_can_tell(tmp_path
             "a.py is granted the secret NOT_SET_HERE, which is not set",
             f"a.py is granted to read '{tmp_path / 'data.txt'}', which does not exist",
         )
-        await folder.says("tools output a.py is granted the secret NOT_SET_HERE, which is not set")
+        await folder.wait_for_report("tools output a.py is granted the secret NOT_SET_HERE, which is not set")
         manifest(tmp_path, {})
-        await folder.lists(("one", "1"), ("two", "2"))
+        await folder.wait_for_tools(("one", "1"), ("two", "2"))
         await notices(folder)
 
 
-async def test_operators_are_told_of_a_process_that_was_given_up_until_its_file_is_corrected(tmp_path: Path) -> None:
-    async with offered(tmp_path) as folder:
+async def test_a_process_that_was_given_up_is_a_notice_until_its_file_is_fixed(tmp_path: Path) -> None:
+    async with offered_folder(tmp_path) as folder:
         folder.write(a="import os\nos._exit(3)\n")
         await notices(folder, "a.py: dropin#1 died 3 times within 30 s, the last time with exit code 3 (a crash loop")
         folder.write(a=tool("one", "1"))
-        await folder.lists(("one", "1"))
+        await folder.wait_for_tools(("one", "1"))
         await notices(folder)
 
 
-async def test_a_call_that_is_lost_to_a_limit_says_which_in_the_log_and_to_operators(tmp_path: Path) -> None:
+async def test_a_process_that_a_limit_ended_names_it_in_the_log_and_in_a_notice(tmp_path: Path) -> None:
     manifest(tmp_path, {"files": {"a.py": {"cpu_seconds": 1}}})
-    async with offered(tmp_path) as folder:
+    async with offered_folder(tmp_path) as folder:
         folder.write(a="def run():\n    while True: pass\nTOOL_NAME = 'burns'\n")
-        await folder.lists(("burns", ""))
+        await folder.wait_for_tools(("burns", ""))
         await folder.call("burns")
         text = "was ended by its limit cpu_seconds = 1: a call, or a minute without one, took more processor time"
-        await folder.says(f"tools output dropin:a#1 {text}")
+        await folder.wait_for_report(f"tools output dropin:a#1 {text}")
         await notices(folder, f"a.py: dropin:a#1 {text}")
 
 
-async def test_relative_paths_begin_in_the_folder_and_temporary_files_go_where_a_file_may_write(tmp_path: Path) -> None:
+async def test_relative_paths_start_in_the_folder_and_temporary_files_go_to_a_granted_folder(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     manifest(tmp_path, {"files": {"a.py": {"write": ["data", "log.txt"]}}})
     text = """
@@ -223,10 +226,10 @@ def run():
         return made.name
 TOOL_NAME = "one"
 """
-    async with offered(tmp_path) as folder:
+    async with offered_folder(tmp_path) as folder:
         folder.write(a=text)
         folder.write(b="import tempfile\ndef run():\n    return tempfile.mkdtemp()\nTOOL_NAME = 'two'\n")
-        await folder.lists(("one", ""), ("two", ""))
+        await folder.wait_for_tools(("one", ""), ("two", ""))
         assert (await folder.call("one")).startswith(f"{tmp_path}/data/")
         assert ((tmp_path / "log.txt").read_text(), (tmp_path / "data/x").read_text()) == ("1", "2")
         assert "the file has no temporary folder: grant it a folder" in (await folder.call("two")).message
@@ -239,7 +242,7 @@ TOOL_NAME = "one"
         *((ReportKind.STARTED, logging.INFO), (ReportKind.OFFERED, logging.INFO), (ReportKind.ENDED, logging.INFO)),
     ],
 )
-def test_what_needs_somebody_is_a_warning_in_the_log_of_the_bus(
+def test_reports_that_need_an_operator_are_warnings_in_the_log_of_the_bus(
     happened: ReportKind, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

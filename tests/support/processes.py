@@ -1,4 +1,4 @@
-"""Real processes for tests: started, waited for by what they print, and ended by their own process id."""
+"""Starts real processes for tests, waits for what they print, and ends them by their own process id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 10.0
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
-    """Waits for something that a foreign process does."""
+    """Waits for a condition that another process brings about."""
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, f"{what}: not within {seconds:g} s"
@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) ->
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has reaped yet does not."""
+    """Tells whether a process runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -39,7 +39,7 @@ def alive(pid: int) -> bool:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a test's process: ours without what would steer the command line."""
+    """Returns the environment of a test's process: ours without variables that the command line reads."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("TOOLBUS_", "NEKO_", "MAIN_SERVER"))}
     return {**kept, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **more}
 
@@ -82,7 +82,7 @@ def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.Compl
 
 
 class Running:
-    """A ``toolbus`` command that goes on; its output lands in files."""
+    """A ``toolbus`` command that keeps running; its output goes to files."""
 
     def __init__(self, folder: Path, *words: str | Path, **env: str) -> None:
         self._out = folder / f"{words[0]}-{time.monotonic_ns()}.out"
@@ -114,7 +114,7 @@ class Running:
         assert text in self.out or text in self.err, f"ended with {self.process.poll()}: {self.out}{self.err}"
 
     def says_or_ends(self, text: str) -> None:
-        """Waits for a text where nobody has entered yet, and so nobody would end the process."""
+        """Waits for a text, and kills the process if it does not come: for use before `__enter__`."""
         try:
             self.says(text)
         except BaseException:

@@ -1,4 +1,4 @@
-"""A folder of drop-in tools on a real bus, and what tests wait for: what the bus lists, and what was said."""
+"""Runs a folder of drop-in tools on a real bus, and waits for what the bus lists and what the folder reports."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ register_tool(name="dies", execute=lambda args, env: os._exit(args["code"]), def
 """
 
 
-def tool(name: str, says: str, more: str = "") -> str:
-    """The text of a file with one tool, which says something; its description tells the same."""
-    definition = {"description": says}
-    return f"{more}\nregister_tool(name={name!r}, execute=lambda args, env: {says!r}, definition={definition})\n"
+def tool(name: str, output: str, more: str = "") -> str:
+    """Returns a file with one tool, which returns a text; its description is the same text."""
+    definition = {"description": output}
+    return f"{more}\nregister_tool(name={name!r}, execute=lambda args, env: {output!r}, definition={definition})\n"
 
 
-def slow(name: str, says: str, folder: Path) -> str:
-    """The text of a file with a tool that ends when there is a file `go`; its folder has to be granted."""
+def slow(name: str, output: str, folder: Path) -> str:
+    """Returns a file with a tool that ends when the file `go` exists; its folder has to be granted."""
     return f"""
 import asyncio, os
 def exists():
@@ -40,26 +40,26 @@ async def run():
     open({str(folder / "called")!r}, "w").close()
     while not exists():
         await asyncio.sleep(0.01)
-    return {says!r}
+    return {output!r}
 TOOL_NAME = {name!r}
-TOOL_DESCRIPTION = {says!r}
+TOOL_DESCRIPTION = {output!r}
 """
 
 
-class Offered:
-    """A folder of tools that is offered on a bus, and everything that was said about it."""
+class OfferedFolder:
+    """A folder of tools that is offered on a bus, and all of its reports."""
 
     def __init__(self, path: Path, bus: Bus, address: str, **options: Any) -> None:
         self.path = path
         self.bus = bus
         self.reports: list[PluginReport] = []
-        self._said = asyncio.Event()  # something more
+        self._reported = asyncio.Event()  # a further report
         settings: dict[str, Any] = {"environment": environment({}), "restarts": QUICK, **options}
         self.tools = ToolFolder(path, address, self._emit, **settings)
 
     def _emit(self, report: PluginReport) -> None:
         self.reports.append(report)
-        self._said.set()
+        self._reported.set()
 
     @property
     def text(self) -> str:
@@ -70,7 +70,7 @@ class Offered:
             (self.path / f"{stem}.py").write_text(text)
 
     def catalog(self) -> list[tuple[str, str, str]]:
-        """Source, name and description of each tool of the folder, in order."""
+        """Returns source, name and description of each tool of the folder, in order."""
         return [
             (each.entry.source, each.entry.tool.name, each.entry.tool.description)
             for each in self.bus.list()
@@ -80,45 +80,45 @@ class Offered:
     def names(self) -> list[str]:
         return [name for _, name, _ in self.catalog()]
 
-    async def lists(self, *expected: tuple[str, str]) -> None:
+    async def wait_for_tools(self, *expected: tuple[str, str]) -> None:
         """Waits until the bus lists exactly these names and descriptions, in this order."""
         try:
             async with asyncio.timeout(SECONDS):
                 async for _ in self.bus.watch():
-                    if [(name, says) for _, name, says in self.catalog()] == list(expected):
+                    if [(name, description) for _, name, description in self.catalog()] == list(expected):
                         return
         except TimeoutError:
             raise AssertionError(f"{self.catalog()} is not {expected}\n{self.text}") from None
 
-    async def says(self, pattern: str, times: int = 1) -> list[str]:
-        """Waits until something was said so often; returns what the pattern's group found."""
+    async def wait_for_report(self, pattern: str, times: int = 1) -> list[str]:
+        """Waits until a pattern was reported this often; returns what its group matched."""
         try:
             async with asyncio.timeout(SECONDS):
-                while len(found := re.findall(pattern, self.text)) < times:
-                    self._said.clear()
-                    await self._said.wait()
+                while len(matches := re.findall(pattern, self.text)) < times:
+                    self._reported.clear()
+                    await self._reported.wait()
         except TimeoutError:
-            raise AssertionError(f"{pattern!r} was not said {times} times\n{self.text}") from None
-        return found
+            raise AssertionError(f"{pattern!r} was not reported {times} times\n{self.text}") from None
+        return matches
 
     async def pids(self, count: int = 1) -> list[int]:
-        """The processes that were started so far."""
-        return [int(pid) for pid in await self.says(r"started \(pid (\d+)", count)]
+        """Returns the ids of the processes that were started so far."""
+        return [int(pid) for pid in await self.wait_for_report(r"started \(pid (\d+)", count)]
 
     def count(self, happened: ReportKind) -> int:
         return sum(report.kind is happened for report in self.reports)
 
     async def call(self, name: str, **arguments: Any) -> Any:
-        """The output of a tool, or the error of its call."""
+        """Returns the output of a tool, or the error of its call."""
         result = await self.bus.call(name, arguments)
         return result.error or result.output
 
 
 @asynccontextmanager
-async def offered(path: Path, **options: Any) -> AsyncIterator[Offered]:
+async def offered_folder(path: Path, **options: Any) -> AsyncIterator[OfferedFolder]:
     """Runs a bus and the tools of a folder."""
     async with running_bus() as bus:
-        folder = Offered(path, bus, await bus.dropin_address(), **options)
+        folder = OfferedFolder(path, bus, await bus.dropin_address(), **options)
         running = asyncio.create_task(folder.tools.run())
         try:
             yield folder

@@ -1,10 +1,10 @@
-"""Makes directory.json, the services that the directory tool knows, out of IANA's registry.
+"""Makes directory.json, the services of the directory tool, from IANA's registry.
 
     curl -O https://www.iana.org/assignments/service-names-port-numbers/service-names-port-numbers.csv
     python make_directory.py service-names-port-numbers.csv
 
-All 6,000 services would be 1 MB: kept are those of system ports, those that an RFC describes, and some that everybody
-runs.
+All 6,000 services would take 1 MB: it includes those of system ports, those that an RFC describes, and some that are
+widely used.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ WELL_FORMED = re.compile(r'\s*IANA assigned this well-formed service name as a r
 REPLACED = re.compile(r'This (?:entry is an alias to|is a duplicate of the) "([^"]+)"')
 DOCUMENT = re.compile(r"\[((?:RFC)\d+)\]")
 DATES = ("registered", "changed")
-# The column had another name before.
+# The second one is an older name of the column.
 MISUSE = ("Unauthorized Use Reported", "Known Unauthorized Uses")
 
 
-def services(rows: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Returns the services worth keeping, by port and name, each with the protocols that it may be spoken over."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
+def read_services(rows: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Returns the services to include, by port and name, each with its protocols."""
+    result: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
         name, port, protocol = row["Service Name"], row["Port Number"], row["Transport Protocol"]
         if not name or not port.isdecimal():  # unassigned, a range, or a name without a port
             continue
         key = (int(port), name)
-        if key not in found:
-            found[key] = _begun(row)
-        if protocol and protocol not in found[key]["protocols"]:
-            found[key]["protocols"].append(protocol)
-    return [found[key] for key in sorted(found) if _is_kept(found[key])]
+        if key not in result:
+            result[key] = _service(row)
+        if protocol and protocol not in result[key]["protocols"]:
+            result[key]["protocols"].append(protocol)
+    return [result[key] for key in sorted(result) if _is_included(result[key])]
 
 
-def written(kept: list[dict[str, Any]]) -> str:
-    """Returns the file: a service a line, so that a change shows as one. Its date is that of the newest entry."""
-    date = max((service.get(key, "") for service in kept for key in DATES), default="")
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in kept)
+def as_text(services: list[dict[str, Any]]) -> str:
+    """Returns the file: one line for each service, so that diffs show single services; dated as the newest entry."""
+    date = max((service.get(key, "") for service in services for key in DATES), default="")
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in services)
     return f'{{"origin": {json.dumps(ORIGIN | {"date": date})},\n"services": [\n{lines}\n]}}\n'
 
 
-def _begun(row: Mapping[str, str]) -> dict[str, Any]:
-    """Returns a service as its first row describes it; rows of other protocols may be other people's."""
+def _service(row: Mapping[str, str]) -> dict[str, Any]:
+    """Returns a service from its first row; rows of other protocols may have other assignees."""
     assignee = row["Assignee"].replace("[", "").replace("]", "").replace("_", " ")
     replaced = REPLACED.match(" ".join(row["Assignment Notes"].split()))
-    said: dict[str, Any] = {
+    service: dict[str, Any] = {
         "name": row["Service Name"],
         "port": int(row["Port Number"]),
         "protocols": [],
@@ -74,14 +74,14 @@ def _begun(row: Mapping[str, str]) -> dict[str, Any]:
         "misuse": " ".join(next((row[column] for column in MISUSE if row.get(column)), "").split()),
         "replaced_by": replaced[1] if replaced else "",
     }
-    return {key: value for key, value in said.items() if value or key == "protocols"}
+    return {key: value for key, value in service.items() if value or key == "protocols"}
 
 
-def _is_kept(service: Mapping[str, Any]) -> bool:
+def _is_included(service: Mapping[str, Any]) -> bool:
     return service["port"] in SYSTEM_PORTS or "documents" in service or service["name"] in WELL_KNOWN
 
 
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8", newline="") as file:
-        kept = services(csv.DictReader(file))
-    Path(__file__).with_name("directory.json").write_text(written(kept), encoding="utf-8")
+        directory = read_services(csv.DictReader(file))
+    Path(__file__).with_name("directory.json").write_text(as_text(directory), encoding="utf-8")

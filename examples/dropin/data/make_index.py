@@ -1,10 +1,10 @@
-"""Makes archive_index.json, what archive_search searches, out of the Python that runs it.
+"""Makes archive_index.json, which archive_search searches, from the Python that runs this script.
 
     python3.11 make_index.py
 
-Two parts of the standard library: the topics of the language reference that `help()` shows, and what modules say of
-themselves. The texts are the Python Software Foundation's, under the PSF licence. Nothing is imported but `pydoc` and
-modules that are written in C; the others' source is read.
+It reads two parts of the standard library: the topics of the language reference that `help()` shows, and the docstrings
+of modules. The texts are the Python Software Foundation's, under the PSF licence. Only `pydoc` and modules that are
+written in C are imported; of the others the source is read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CHAPTERS = {
 }
 
 
-def index() -> dict[str, Any]:
+def make_index() -> dict[str, Any]:
     """Returns the whole index."""
     return {
         "origin": {
@@ -91,16 +91,16 @@ def index() -> dict[str, Any]:
     }
 
 
-def written(made: dict[str, Any]) -> str:
-    """Returns the file: an entry a line, so that a change shows as one."""
-    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in made["entries"])
-    return f'{{"origin": {json.dumps(made["origin"])},\n"entries": [\n{lines}\n]}}\n'
+def as_text(index: dict[str, Any]) -> str:
+    """Returns the file: one line for each entry, so that diffs show single entries."""
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in index["entries"])
+    return f'{{"origin": {json.dumps(index["origin"])},\n"entries": [\n{lines}\n]}}\n'
 
 
 def _topics() -> Iterator[dict[str, Any]]:
-    pages = {topic: page for page, listed in PAGES.items() for topic in listed.split()}
+    pages = {topic: page for page, names in PAGES.items() for topic in names.split()}
     if missing := sorted(set(topics) - set(pages)):
-        raise SystemExit(f"topics without a page: {', '.join(missing)}. Write each into PAGES")
+        raise SystemExit(f"topics without a page: {', '.join(missing)}. Add each to PAGES")
     for topic, text in sorted(topics.items()):
         title, _, body = text.partition("\n")
         yield {
@@ -112,34 +112,34 @@ def _topics() -> Iterator[dict[str, Any]]:
 
 
 def _words_for(topic: str) -> Iterator[str]:
-    """Yields the words for which `help()` shows a topic: keywords, symbols and its own names of topics."""
-    named = {name for name, entry in pydoc.Helper.topics.items() if isinstance(entry, tuple) and entry[0] == topic}
-    yield from sorted(name.lower() for name in named)
+    """Yields the words for which `help()` shows a topic: keywords, symbols and names of topics."""
+    names = {name for name, entry in pydoc.Helper.topics.items() if isinstance(entry, tuple) and entry[0] == topic}
+    yield from sorted(name.lower() for name in names)
     for words in (pydoc.Helper.keywords, pydoc.Helper.symbols):
         for word, entry in sorted(words.items()):
             target = entry[0] if isinstance(entry, tuple) else entry
-            if word.isalnum() and (target == topic or target.split(" ")[0] in named):
+            if word.isalnum() and (target == topic or target.split(" ")[0] in names):
                 yield word
 
 
 def _modules() -> Iterator[dict[str, Any]]:
-    for chapter, listed in CHAPTERS.items():
-        for name in listed.split():
-            docstring, public = _said_by(name)
+    for chapter, names in CHAPTERS.items():
+        for name in names.split():
+            docstring, public = _docstring_and_names(name)
             yield {
                 "title": name,
                 "url": f"{SITE}/library/{'profile' if name == 'cProfile' else name.lower()}.html",
-                "summary": _first_words(docstring) or _offers(chapter, public),
+                "summary": _first_words(docstring) or _default_summary(chapter, public),
                 "tags": _tags(name, *re.split(r"[._]", name), chapter, *public),
             }
 
 
-def _offers(chapter: str, public: list[str]) -> str:
-    """Returns what stands in for a docstring."""
+def _default_summary(chapter: str, public: list[str]) -> str:
+    """Returns the summary of a module without a docstring."""
     return f"A module for {chapter}" + (f", with {', '.join(public[:8])}." if public else ".")
 
 
-def _said_by(name: str) -> tuple[str, list[str]]:
+def _docstring_and_names(name: str) -> tuple[str, list[str]]:
     """Returns a module's docstring and the public names that it lists, without constants."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -150,7 +150,7 @@ def _said_by(name: str) -> tuple[str, list[str]]:
         if isinstance(node, ast.Assign) and any(isinstance(at, ast.Name) and at.id == "__all__" for at in node.targets):
             try:
                 public = [str(each) for each in ast.literal_eval(node.value)]
-            except ValueError:  # put together at run time
+            except ValueError:  # built at run time
                 public = []
     return ast.get_docstring(tree) or "", [each for each in public if not each.isupper() and not each.startswith("_")]
 
@@ -160,7 +160,7 @@ def _tags(*words: str) -> list[str]:
 
 
 def _first_words(text: str) -> str:
-    """Returns the first paragraph that is no heading, link or grammar, cut at a word."""
+    """Returns the first paragraph that is not a heading, link or grammar, shortened at a word."""
     paragraphs = (" ".join(each.split()) for each in re.split(r"\n\s*\n", UNDERLINED.sub("", text)))
     prose = (each for each in paragraphs if " " in each and "::=" not in each and not each.startswith("**Source code"))
     first = next(prose, "")
@@ -168,4 +168,4 @@ def _first_words(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("archive_index.json").write_text(written(index()), encoding="utf-8")
+    Path(__file__).with_name("archive_index.json").write_text(as_text(make_index()), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The folder's files, loaded in order with a `register_tool` that only notes what it is given."""
+"""Loads the folder's files in order, with a `register_tool` that only records its arguments."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def _code_of(path: Path) -> CodeType:
     return compile(path.read_bytes(), str(path), "exec")
 
 
-def load(path: Path, **given: Any) -> ModuleType:
+def load(path: Path, **names: Any) -> ModuleType:
     """Runs a file as a module that finds these names without importing them."""
     module = ModuleType(path.stem)
-    vars(module).update(given, __file__=str(path))
+    vars(module).update(names, __file__=str(path))
     exec(_code_of(path), vars(module))
     return module
 
 
 class Folder:
-    """What the files are and what they registered."""
+    """The modules of the files, and the tools that they registered."""
 
     def __init__(self) -> None:
         self.modules: dict[str, Any] = {}
         self.registered: dict[str, dict[str, Any]] = {}
 
     def register_tool(self, *, name: str, execute: Any, definition: Any, **options: Any) -> None:
-        """Notes a tool."""
+        """Records a tool."""
         assert name not in self.registered
         self.registered[name] = {"execute": execute, "definition": definition, **options}
 
@@ -50,11 +50,11 @@ class Folder:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Folder:
-    found = Folder()
+    result = Folder()
     for file in FILES:
-        module = load(FOLDER / file, register_tool=found.register_tool)
-        found.modules[module.__name__] = module
+        module = load(FOLDER / file, register_tool=result.register_tool)
+        result.modules[module.__name__] = module
         if file.startswith("_"):
             monkeypatch.setitem(sys.modules, module.__name__, module)
-    found.modules["relay_message"].QUEUE = tmp_path / "queue.db"
-    return found
+    result.modules["relay_message"].QUEUE = tmp_path / "queue.db"
+    return result

@@ -90,13 +90,13 @@ def test_more_different_terms_come_first_then_more_points_then_the_order_of_the_
 
 
 @pytest.mark.parametrize("query", ["how do I use the Python docs?", "the", "documentation examples", "???"])
-def test_a_query_of_general_words_finds_nothing_and_is_told_how_to_ask(few: Folder, query: str) -> None:
+def test_a_query_of_stop_words_finds_nothing_and_has_a_note(few: Folder, query: str) -> None:
     answer = few.call("archive_search", {"query": query})
     assert (answer["count"], answer["shown"], answer["results"]) == (0, 0, [])
     assert "has only general words" in answer["note"]
 
 
-def test_a_keyword_of_the_language_alone_is_no_general_word(folder: Folder) -> None:
+def test_a_keyword_of_the_language_alone_is_not_a_stop_word(folder: Folder) -> None:
     assert found(folder, "with") == ["The with statement"]
     assert found(folder, "for") == ["The for statement"]
 
@@ -122,7 +122,7 @@ def test_5_results_are_shown_and_never_more_than_10_and_all_are_counted(
     assert (answer["count"], answer["shown"], len(answer["results"])) == (8, min(shown, 8), min(shown, 8))
 
 
-def test_a_long_query_is_cut_to_its_first_terms(few: Folder) -> None:
+def test_a_long_query_is_shortened_to_its_first_terms(few: Folder) -> None:
     query = " ".join(f"word{number}" for number in range(1000))
     assert len(few.call("archive_search", {"query": query})["searched_for"]) == 12
 
@@ -136,17 +136,17 @@ def test_a_long_query_is_cut_to_its_first_terms(few: Folder) -> None:
         *(("lambda", "Lambdas"), ("shared memory", "multiprocessing.shared_memory")),
     ],
 )
-def test_the_index_that_ships_answers_what_people_ask(folder: Folder, query: str, best: str) -> None:
+def test_the_bundled_index_answers_common_queries(folder: Folder, query: str, best: str) -> None:
     assert found(folder, query)[0] == best
 
 
-def test_the_index_that_ships_is_what_its_script_makes_of_that_python() -> None:
+def test_the_bundled_index_is_what_its_script_makes() -> None:
     text = (FOLDER / "data" / "archive_index.json").read_text(encoding="utf-8")
     made_by = json.loads(text)["origin"]["python"]
     if platform.python_version() != made_by or sys.platform != "linux":
         pytest.skip(f"the index is of Python {made_by} on Linux, whose texts another version need not have")
     script = load(FOLDER / "data" / "make_index.py")
-    assert script.written(script.index()) == text
+    assert script.as_text(script.make_index()) == text
 
 
 def test_every_entry_of_the_index_has_a_page_a_summary_and_tags() -> None:

@@ -1,4 +1,4 @@
-"""The folder as it is run: each group in its sandbox, attached to a real bus."""
+"""The bundled folder on a real bus, each group in its sandbox."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ TOOLS = {"archive_search", "directory", "my_messages", "relay_message", "this_ho
 SECONDS = 20.0  # for four processes to load and attach, on a machine that does other things too
 
 
-async def _offered(bus: Bus, said: list[str]) -> None:
+async def _wait_until_offered(bus: Bus, lines: list[str]) -> None:
     try:
         async with asyncio.timeout(SECONDS):
             while not {each.entry.tool.name for each in bus.list()} >= TOOLS:
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError("\n".join(said)) from None
+        raise AssertionError("\n".join(lines)) from None
 
 
 async def test_every_tool_does_its_work_in_a_sandbox_with_what_the_manifest_grants(tmp_path: Path) -> None:
     folder = tmp_path / "dropin"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("queue.db*", "__pycache__"))
-    said: list[str] = []
+    lines: list[str] = []
 
     def emit(report: PluginReport) -> None:
-        said.append(f"{report.plugin} {report.kind.value} {report.text}")
+        lines.append(f"{report.plugin} {report.kind.value} {report.text}")
 
     async with running_bus() as bus:
 
@@ -44,7 +44,7 @@ async def test_every_tool_does_its_work_in_a_sandbox_with_what_the_manifest_gran
         tools = ToolFolder(folder, await bus.dropin_address(), emit, require_manifest=True)
         running = asyncio.create_task(tools.run())
         try:
-            await _offered(bus, said)
+            await _wait_until_offered(bus, lines)
             assert (await ask("archive_search", "ann", query="parse json"))["results"][0]["title"] == "json"
             service = await ask("directory", "ann", name="ssh", probe=True)
             assert (service["service"]["port"], service["live"]["state"]) == (22, "not permitted")

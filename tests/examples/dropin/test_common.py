@@ -19,12 +19,12 @@ from tests.examples.dropin.conftest import Folder
     ],
     ids=repr,
 )
-def test_a_limit_is_clamped_whatever_was_asked_for(folder: Folder, asked: Any, given: int) -> None:
+def test_a_limit_is_clamped(folder: Folder, asked: Any, given: int) -> None:
     assert folder.modules["_common"].limit_of({"limit": asked}, 20, 50) == given
 
 
 @pytest.mark.parametrize("value", [None, "", False, 0, "  ", []], ids=repr)
-def test_what_models_write_to_leave_an_argument_out_is_left_out(folder: Folder, value: Any) -> None:
+def test_empty_values_of_models_count_as_missing(folder: Folder, value: Any) -> None:
     assert folder.modules["_common"].text_of({"a": value}, "a") == ""
     assert folder.modules["_common"].wrong_mode({"a": value}, "tool", ("mode", "x"), {"a": ("y",)}) is None
 
@@ -59,7 +59,7 @@ def test_a_list_says_how_many_there_are_and_how_many_are_shown(folder: Folder) -
     ("size", "text"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (1_288_490_189, "1.2 GiB"), (2**60, "1048576.0 TiB")],
 )
-def test_sizes_are_written_as_they_are_read_out(folder: Folder, size: int, text: str) -> None:
+def test_sizes_are_short_texts(folder: Folder, size: int, text: str) -> None:
     assert folder.modules["_common"].size_text(size) == text
 
 
@@ -75,14 +75,14 @@ def test_sizes_are_written_as_they_are_read_out(folder: Folder, size: int, text:
         (10**7, "116 days"),
     ],
 )
-def test_lengths_of_time_are_written_as_they_are_read_out(folder: Folder, seconds: float, text: str) -> None:
+def test_lengths_of_time_are_short_texts(folder: Folder, seconds: float, text: str) -> None:
     assert folder.modules["_common"].span_text(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("level", "may"), [(90, True), (255, True), ("90", True), (89, False), (None, False), ("operator", False)]
 )
-def test_operators_are_those_of_whom_the_host_says_so(folder: Folder, level: Any, may: bool) -> None:
+def test_the_level_of_the_host_makes_an_operator(folder: Folder, level: Any, may: bool) -> None:
     assert folder.modules["_common"].is_operator({"level": level}) is may
 
 

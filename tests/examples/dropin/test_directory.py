@@ -69,7 +69,7 @@ def names(answer: dict[str, Any]) -> list[str]:
         *(({"mode": "find", "name": "ssh"}, "lookup"), ({"mode": "search", "protocol": "tcp"}, "list")),
     ],
 )
-def test_a_mode_that_is_missing_or_wrong_is_told_from_the_arguments(few: Folder, args: Any, mode: str) -> None:
+def test_a_missing_or_wrong_mode_is_inferred_from_the_arguments(few: Folder, args: Any, mode: str) -> None:
     assert few.call("directory", args)["mode"] == mode
 
 
@@ -91,7 +91,7 @@ def test_an_argument_of_the_other_mode_is_refused_with_the_call_to_make_instead(
     )
 
 
-def test_what_models_send_for_nothing_is_not_refused(few: Folder) -> None:
+def test_empty_values_of_models_are_not_refused(few: Folder) -> None:
     assert few.call("directory", {"mode": "list", "name": "", "port": 0, "probe": False})["total"] == 5
     assert few.call("directory", {"mode": "lookup", "name": "ssh", "port": 0, "limit": 10})["total"] == 1
 
@@ -153,7 +153,7 @@ def test_a_list_comes_in_the_order_of_its_kind_and_what_has_no_date_last(
     assert answer["kind"] == (kind or "recent")
 
 
-def test_a_kind_that_there_is_not_becomes_the_default_and_says_so(few: Folder) -> None:
+def test_an_unknown_kind_becomes_the_default_with_a_note(few: Folder) -> None:
     answer = few.call("directory", {"mode": "list", "kind": "popular"})
     assert answer["kind"] == "recent"
     assert answer["note"] == "There is no kind 'popular', so this is kind 'recent'."
@@ -176,7 +176,7 @@ def test_filters_are_all_applied(few: Folder, filters: dict[str, str], found: li
     assert "note" not in answer
 
 
-def test_filters_that_nothing_fits_tell_the_model_not_to_invent(few: Folder) -> None:
+def test_filters_without_a_match_tell_the_model_not_to_invent(few: Folder) -> None:
     answer = few.call("directory", {"mode": "list", "protocol": "dccp"})
     assert (answer["total"], answer["services"]) == (0, [])
     assert answer["note"] == (
@@ -193,7 +193,7 @@ def test_10_rows_are_shown_and_never_more_than_30_and_the_total_counts_all(
     assert answer["total"] > 700
 
 
-def test_reliability_is_put_in_words(few: Folder) -> None:
+def test_reliability_is_a_text(few: Folder) -> None:
     listed = few.call("directory", {"mode": "list", "kind": "name"})["services"]
     assert {each["name"]: each["reliability"] for each in listed} == {
         "ssh": "good: specified in RFC4251",
@@ -204,7 +204,7 @@ def test_reliability_is_put_in_words(few: Folder) -> None:
     }
 
 
-def test_nothing_is_probed_without_being_asked_for(few: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_is_probed_on_request_only(few: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", None)
     assert "live" not in few.call("directory", {"name": "ssh", "probe": False})
 
@@ -279,8 +279,8 @@ def test_a_service_without_a_tcp_port_is_not_probed(few: Folder) -> None:
     assert few.call("directory", {"name": "radius", "probe": True})["live"]["state"] == "not tried"
 
 
-def test_the_registry_becomes_one_service_a_name_and_port_without_what_nobody_looks_up() -> None:
-    made = load(FOLDER / "data" / "make_directory.py").services(
+def test_the_registry_becomes_one_service_for_each_name_and_port() -> None:
+    made = load(FOLDER / "data" / "make_directory.py").read_services(
         {key: value or "" for key, value in row.items()} for row in csv.DictReader(io.StringIO(SAMPLE, newline=""))
     )
     assert made == [
@@ -294,10 +294,10 @@ def test_the_registry_becomes_one_service_a_name_and_port_without_what_nobody_lo
     ]
 
 
-def test_the_directory_that_ships_is_as_its_script_writes_it_and_knows_what_everybody_knows(folder: Folder) -> None:
+def test_the_bundled_directory_is_what_its_script_writes_and_has_well_known_services(folder: Folder) -> None:
     text = (FOLDER / "data" / "directory.json").read_text(encoding="utf-8")
     kept = json.loads(text)["services"]
-    assert load(FOLDER / "data" / "make_directory.py").written(kept) == text
+    assert load(FOLDER / "data" / "make_directory.py").as_text(kept) == text
     assert kept == sorted(kept, key=lambda each: (each["port"], each["name"]))
     known = {"ssh": 22, "smtp": 25, "domain": 53, "http": 80, "https": 443, "mysql": 3306, "postgresql": 5432}
     for name, port in known.items():

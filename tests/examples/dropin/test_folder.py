@@ -1,4 +1,4 @@
-"""What holds for every tool of the folder: what a model is told, what the manifest grants, that the bus takes them."""
+"""Every tool of the folder: descriptions for models, grants of the manifest, and any arguments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_only_the_message_queue_may_be_written_and_only_their_data_is_read() -> 
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_description_says_when_to_call_a_tool_and_when_not(folder: Folder, name: str) -> None:
+def test_a_description_states_when_to_call_a_tool_and_when_not(folder: Folder, name: str) -> None:
     function = folder.registered[name]["definition"]["function"]
     assert function["name"] == name
     description = function["description"]
@@ -75,7 +75,7 @@ def test_every_argument_is_described_and_no_limit_is_a_rule_of_the_schema(folder
     assert set(parameters["required"]) <= set(parameters["properties"])
 
 
-def test_modes_say_at_each_argument_which_of_them_takes_it(folder: Folder) -> None:
+def test_each_argument_is_described_with_the_modes_that_take_it(folder: Folder) -> None:
     for name in ("directory", "this_host"):
         properties = folder.registered[name]["definition"]["function"]["parameters"]["properties"]
         for argument, modes in folder.modules[name].BELONGS_TO.items():
@@ -95,7 +95,7 @@ VALUES = st.recursive(
 @pytest.mark.parametrize("name", TOOLS)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_a_model_sends_is_answered_with_an_object(folder: Folder, name: str, data: st.DataObject) -> None:
+def test_any_arguments_are_answered_with_an_object(folder: Folder, name: str, data: st.DataObject) -> None:
     properties = folder.registered[name]["definition"]["function"]["parameters"]["properties"]
     args = data.draw(st.dictionaries(st.sampled_from(sorted(properties)), VALUES))
     bus = dict.fromkeys(("plugins", "tools", "recent_calls"), list)
@@ -137,7 +137,7 @@ def test_the_files_need_nothing_but_the_standard_library() -> None:
     assert ran.stdout.strip() in ("['__main__', '_common']", "['_common']")
 
 
-def test_every_file_of_data_says_where_it_is_from_and_under_which_licence() -> None:
+def test_every_data_file_names_its_origin_and_licence() -> None:
     for file in ("directory.json", "archive_index.json"):
         origin = json.loads((FOLDER / "data" / file).read_text(encoding="utf-8"))["origin"]
         assert origin["url"].startswith("https://"), file

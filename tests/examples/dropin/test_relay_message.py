@@ -63,19 +63,19 @@ def test_a_name_is_taken_from_the_nearest_place_that_has_it(folder: Folder) -> N
     assert (answer["recipient"], answer["source"]) == ("DAN", "seen")
 
 
-def test_whoever_used_the_tools_once_is_known_from_then_on(folder: Folder) -> None:
+def test_a_person_who_used_a_tool_once_is_known_from_then_on(folder: Folder) -> None:
     assert "error" in send(folder, recipient="zoe")
     folder.call("my_messages", {}, user="Zoe")
     assert (send(folder, recipient="zoe")["recipient"], send(folder, recipient="zoe")["source"]) == ("Zoe", "seen")
 
 
 @pytest.mark.parametrize("recipient", ["ann", "ANN", "@Ann"])
-def test_nobody_leaves_messages_for_themselves(folder: Folder, recipient: str) -> None:
+def test_a_message_for_oneself_is_refused(folder: Folder, recipient: str) -> None:
     assert "cannot leave a message for themselves" in send(folder, recipient=recipient)["error"]
     assert messages(folder, "ann") == []
 
 
-def test_somebody_unknown_is_refused_with_at_most_three_names_that_are_like_it(folder: Folder) -> None:
+def test_an_unknown_recipient_is_refused_with_at_most_three_similar_names(folder: Folder) -> None:
     answer = send(folder, recipient="bo")
     assert answer["suggestions"] == ["Bob", "Bobby", "bobo"]
     assert answer["error"] == (
@@ -86,11 +86,11 @@ def test_somebody_unknown_is_refused_with_at_most_three_names_that_are_like_it(f
     assert answer["error"].endswith("Ask the user for the exact name.")
 
 
-def test_the_sender_is_no_suggestion(folder: Folder) -> None:
+def test_the_sender_is_not_suggested(folder: Folder) -> None:
     assert send(folder, recipient="an")["suggestions"] == ["dan"]
 
 
-def test_somebody_who_takes_no_messages_gets_none_until_they_want_them_again(folder: Folder) -> None:
+def test_a_person_who_refuses_messages_gets_none_until_they_accept_them_again(folder: Folder) -> None:
     refused = folder.call("my_messages", {"mode": "refuse"}, user="Bob")
     assert refused == {"ok": True, "note": "From now on, messages for Bob are refused."}
     assert send(folder)["error"] == "Bob takes no messages, so nothing was queued. Tell the user so."
@@ -126,12 +126,12 @@ def test_recipient_and_text_are_needed(folder: Folder, recipient: str, text: str
     )
 
 
-def test_a_long_message_is_refused_not_cut(folder: Folder) -> None:
+def test_a_long_message_is_refused_and_not_shortened(folder: Folder) -> None:
     assert send(folder, text="x" * 500)["ok"] is True
     assert "`text` 501, they may have 64 and 500" in send(folder, text="x" * 501)["error"]
 
 
-def test_messages_are_handed_out_once_and_oldest_first(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_returned_once_and_oldest_first(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     send(folder, text="first")
     send(folder, text="second", sender="Cleo")
@@ -158,7 +158,7 @@ def test_programs_take_messages_with_a_function(folder: Folder) -> None:
     assert folder.modules["relay_message"].take("bob") == []
 
 
-def test_the_arguments_cannot_say_who_sends_or_who_takes(folder: Folder) -> None:
+def test_arguments_cannot_set_the_sender_or_the_reader(folder: Folder) -> None:
     send(folder)
     assert folder.call("my_messages", {"user": "Bob", "recipient": "Bob"}, user="cleo")["count"] == 0
     claimed = {"recipient": "Bob", "text": "x", "user": "Bob", "sender": "Cleo"}
@@ -172,7 +172,7 @@ def test_without_a_caller_nothing_is_sent_or_taken(folder: Folder) -> None:
     assert nobody in folder.call("my_messages", {}, user="")["error"]
 
 
-def test_a_mode_that_there_is_not_is_refused_with_those_that_there_are(folder: Folder) -> None:
+def test_an_unknown_mode_is_refused_with_the_known_ones(folder: Folder) -> None:
     send(folder)
     answer = folder.call("my_messages", {"mode": "read"}, user="Bob")
     assert answer == {
@@ -181,7 +181,7 @@ def test_a_mode_that_there_is_not_is_refused_with_those_that_there_are(folder: F
     assert messages(folder, "Bob") == ["hi"]
 
 
-def test_what_nobody_takes_for_30_days_is_gone(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_expire_after_30_days(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     send(folder, text="old")
     monkeypatch.setattr(time, "time", lambda: 86_400.0)
@@ -190,7 +190,7 @@ def test_what_nobody_takes_for_30_days_is_gone(folder: Folder, monkeypatch: pyte
     assert messages(folder, "Bob") == ["newer"]
 
 
-def test_people_who_were_here_long_ago_are_forgotten_but_not_that_they_want_no_messages(
+def test_people_who_were_here_long_ago_are_deleted_unless_they_refuse_messages(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = folder.modules["relay_message"]
@@ -205,23 +205,21 @@ def test_people_who_were_here_long_ago_are_forgotten_but_not_that_they_want_no_m
         assert sorted(name for (name,) in queue.execute("SELECT name FROM person")) == ["quiet", "three", "two"]
 
 
-def test_the_caps_hold_however_many_send_at_once(folder: Folder) -> None:
+def test_the_limits_hold_with_concurrent_senders(folder: Folder) -> None:
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: send(folder, sender=f"s{number}"), range(16)))
     assert sorted(each["queued"] for each in answers if "ok" in each) == [1, 2, 3, 4, 5]
     assert len(messages(folder, "Bob")) == 5
 
 
-def test_a_queue_that_cannot_be_written_says_which_grant_is_missing(folder: Folder, tmp_path: Path) -> None:
+def test_an_unwritable_queue_is_an_error_that_names_the_missing_grant(folder: Folder, tmp_path: Path) -> None:
     folder.modules["relay_message"].QUEUE = tmp_path / "nowhere" / "queue.db"
     for answer in (send(folder), folder.call("my_messages", {}, user="Bob")):
         assert "unable to open database file" in answer["error"]
         assert '"write": ["queue.db", "queue.db-journal"] for relay_message.py' in answer["error"]
 
 
-def test_a_queue_that_somebody_else_keeps_busy_can_be_tried_again(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_queue_is_an_error_that_asks_to_try_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     relay = folder.modules["relay_message"]
     monkeypatch.setattr(relay, "WAIT_SECONDS", 0.01)
     with closing(sqlite3.connect(relay.QUEUE, isolation_level=None)) as other:
@@ -230,7 +228,7 @@ def test_a_queue_that_somebody_else_keeps_busy_can_be_tried_again(
     assert send(folder)["ok"] is True
 
 
-def test_a_file_that_is_no_queue_is_left_as_it_is(folder: Folder) -> None:
+def test_a_file_that_is_not_a_queue_is_not_changed(folder: Folder) -> None:
     relay = folder.modules["relay_message"]
     relay.QUEUE.write_text("a letter, not a database. " * 50)
     assert "file is not a database" in send(folder)["error"]
@@ -259,7 +257,7 @@ SANDBOXED = """
 """
 
 
-def test_the_two_files_that_the_manifest_grants_are_all_that_it_writes(tmp_path: Path) -> None:
+def test_it_writes_only_the_two_files_that_the_manifest_grants(tmp_path: Path) -> None:
     project = str(FOLDER.parents[1])
     script = textwrap.dedent(SANDBOXED).format(folder=str(FOLDER), project=project, queue=str(tmp_path))
     for _ in range(2):  # with new files, and with those that were left

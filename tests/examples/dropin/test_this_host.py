@@ -59,7 +59,7 @@ def test_without_a_kind_the_tools_are_shown(ask: Any) -> None:
     }
 
 
-def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(ask: Any) -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones(ask: Any) -> None:
     assert ask(kind="sessions") == {
         "error": "There is no kind 'sessions'. Call this_host again with one of: plugins, tools, stats, recent_calls."
     }
@@ -103,7 +103,7 @@ def test_tools_of_one_plugin_are_chosen_by_its_name(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("plugin", ["vault", "nowhere"])
-def test_a_plugin_that_is_hidden_and_one_that_is_not_there_look_alike(ask: Any, plugin: str) -> None:
+def test_a_hidden_plugin_and_an_unknown_one_have_the_same_answer(ask: Any, plugin: str) -> None:
     answer = ask(plugin=plugin)
     assert answer["kind"] == "plugins"
     assert [each["plugin"] for each in answer["plugins"]] == ["weather", "weather-old"]
@@ -143,13 +143,13 @@ def test_the_calls_of_others_are_for_operators(ask: Any) -> None:
     assert [each["for_user"] for each in everyones] == ["ann", "ann", "bob", "nobody named"]
 
 
-def test_nobody_in_particular_sees_no_calls_not_even_those_of_nobody(ask: Any) -> None:
+def test_without_a_user_no_calls_are_shown(ask: Any) -> None:
     answer = ask(kind="recent_calls", user_id="")
     assert (answer["count"], answer["recent_calls"]) == (0, [])
     assert answer["_note"] == "The host did not say who is asking, so no calls are shown."
 
 
-def test_the_arguments_cannot_say_who_is_asking(ask: Any, folder: Folder) -> None:
+def test_arguments_cannot_set_the_caller(ask: Any, folder: Folder) -> None:
     claimed = {"kind": "recent_calls", "user": "bob", "level": 90}
     env = {"user_id": "ann", "level": 0, "bus": {"recent_calls": lambda: CALLS}}
     assert folder.call("this_host", claimed, **env)["count"] == 2
@@ -163,16 +163,14 @@ def test_the_arguments_cannot_say_who_is_asking(ask: Any, folder: Folder) -> Non
         *(({"plugin": "Weather"}, ["OK", "TOOL"]), ({"plugin": "vault"}, []), ({"outcome": "INTERNAL"}, [])),
     ],
 )
-def test_calls_are_chosen_by_how_they_ended_and_by_plugin(
-    ask: Any, filters: dict[str, str], outcomes: list[str]
-) -> None:
+def test_calls_are_filtered_by_outcome_and_plugin(ask: Any, filters: dict[str, str], outcomes: list[str]) -> None:
     answer = ask(kind="recent_calls", **filters)
     assert [each["outcome"] for each in answer["recent_calls"]] == outcomes
     assert answer["count"] == len(outcomes)
     assert ("_note" in answer) is (not outcomes)
 
 
-def test_sizes_and_times_come_as_they_are_read_out(ask: Any) -> None:
+def test_sizes_and_times_are_short_texts(ask: Any) -> None:
     assert ask(kind="recent_calls", limit=1)["recent_calls"] == [
         {
             "tool": "get_sun_times",
@@ -202,20 +200,20 @@ def test_operators_see_the_counts_of_the_whole_bus_and_programs_are_not_called_u
     assert not {"running_for", "memory_held"} & set(fewer), "what the bus does not say is not made up"
 
 
-def test_a_long_description_is_cut_at_a_word(ask: Any) -> None:
+def test_a_long_description_is_shortened_at_a_word(ask: Any) -> None:
     does = ask(shown={"tools": [row("t", "s", "Says  something\nlong. " * 30)]})["tools"][0]["does"]
     assert len(does) <= 162
     assert does.endswith(" long. Says …")
 
 
-def test_without_a_bus_to_ask_it_says_so(folder: Folder) -> None:
+def test_without_a_bus_it_is_an_error(folder: Folder) -> None:
     assert folder.call("this_host", {"kind": "stats"}) == {
         "error": "this_host cannot see the bus from here. Tell the user so; calling it again does not help."
     }
 
 
 @pytest.mark.parametrize("level", [0, 100])
-def test_calls_of_looking_at_the_bus_are_left_out(ask: Any, level: int) -> None:
+def test_calls_that_read_the_bus_are_left_out(ask: Any, level: int) -> None:
     looks = [ended("toolbus:this_bus", "toolbus", "ann"), ended("this_bus", "toolbus", "ann")]
     looks += [ended("this_host", "dropin", "ann"), ended("dropin:this_host", "dropin", "ann")]
     shown = {"recent_calls": [*looks, ended("sun", "weather", "ann")]}
