@@ -34,7 +34,7 @@ class Core:
         local: the bus as its own process uses it.
         signals: what changed, and who listens.
         rooms: the rooms of this bus, this one included.
-        request_stop: asks for the end of the whole bus; whoever runs it drains and stops it.
+        request_stop: requests the end of the whole bus; the program that runs it drains and stops it.
     """
 
     config: Config

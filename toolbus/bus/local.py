@@ -1,7 +1,7 @@
-"""Functions and callers of this process.
+"""Runs functions of this process as tools, and calls tools on behalf of programs of this process.
 
 A LocalHandler runs one function on the bus's own loop (async) or on a thread (sync), with the rules for returns and
-raises that plugins have. A LocalCaller asks for calls and waits for their results as futures.
+raises that plugins have. A LocalCaller makes calls and waits for their results as futures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OnProgress = Callable[[Progress], object]
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """Where calls were sent: a loop, its thread, and the dispatcher that waits for their results there."""
+    """The place where a call runs: a loop, its thread, and the dispatcher that waits for the result there."""
 
     loop: asyncio.AbstractEventLoop
     thread: int
@@ -138,7 +138,7 @@ class LocalHandler:
         here.dispatcher.progress(self, [progress], time.monotonic())
 
     def cancel(self, call: Call, reason: str) -> bool:
-        """Cancels the function's task; one on a thread is told through its scope, and keeps its slot until it ends."""
+        """Cancels the function's task; one on a thread learns it from its scope, and keeps its slot until it ends."""
         running = self._running.get(call.id)
         if running is not None:
             task, scope = running
@@ -153,13 +153,13 @@ class LocalHandler:
 
 
 class LocalCaller:
-    """Asks for calls on behalf of a program in the bus's process.
+    """Makes calls on behalf of a program in the bus's process.
 
     Args:
-        owed: for a function that calls other tools: the calls that it answers, one of which each of its calls is
-            part of. A function may not say what the context of a call is, and does not administer the bus.
-        administers: whether it may call the bus's own tools.
-        unnamed_may: whether its calls that name no user pass where users are named.
+        pending: for a function that calls other tools: the calls that it answers; each of its calls is part of
+            one. A function may not set the context of a call, and is not an admin.
+        is_admin: whether it may call the bus's own tools.
+        may_omit_user: whether its calls that name no user pass rules that name users.
         longest_timeout: seconds; a call that asks for more gets this.
     """
 
@@ -227,7 +227,7 @@ class LocalCaller:
             waiting[0].set_result(result)
 
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
-        """Hands a sign of life on to whoever watches the call."""
+        """Hands progress on to the function that watches the call."""
         waiting = self._waiting.get(call_id)
         if waiting is not None and waiting[1] is not None:
             try:

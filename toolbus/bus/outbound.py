@@ -1,7 +1,7 @@
-"""HTTP towards programs of this machine: one way to open it, for every room that asks others.
+"""Opens HTTP connections to programs of this machine, for every room that sends requests.
 
-Loopback by address, never by what a name service says (REST-32); no proxy, no cookie and no redirect that a caller did
-not ask for; nothing compressed, since a small answer may unfold without end.
+Loopback addresses only, without a name service (REST-32); no proxies, no cookies, no redirects unless a caller wants
+them; no compression, since a small response may expand without end.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 import toolbus
 
-# Common servers close an idle connection after 5 s: ours goes first, so that no request meets a closed one.
+# Common servers close an idle connection after 5 s: we close it first, so that no request meets a closed one.
 KEEP_ALIVE_SECONDS = 4.0
 
 
 def open_session(*, connections: int, seconds: float | None, content_type: str | None = None) -> aiohttp.ClientSession:
-    """Returns a session for the running loop; whoever opens it closes it.
+    """Returns a session for the running loop; the caller closes it.
 
     Args:
-        connections: at once; 0 means any number.
-        seconds: for a whole exchange; None: whoever asks has a limit of its own.
-        content_type: of every request; None: each says its own. Headers of the session are made once, those of a
-            request are copied one by one.
+        connections: open at once; 0 means any number.
+        seconds: timeout of a whole exchange; None: the caller sets one per request.
+        content_type: of every request; None: each request sets its own. Headers of the session are made once, those
+            of a request are copied one by one.
     """
     return aiohttp.ClientSession(
         connector=_Connector(
@@ -46,41 +46,41 @@ def open_session(*, connections: int, seconds: float | None, content_type: str |
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Uses that kept connection again which has rested shortest, and only where nothing came over it since its answer.
+    """Reuses the idle connection that was used last, and only where nothing has arrived on it since its response.
 
-    That would be its end, with which a request would be lost (and a POST is not sent twice), or more than was asked
-    for, which would pass for the next answer. aiohttp looks at neither, and takes the one that has rested longest:
-    what a moment of many calls opened would all be used in turn, for ever.
+    What arrives there is its end, with which a request would be lost (a POST is not retried), or surplus bytes, which
+    would pass for the next response. aiohttp checks neither and reuses the connection that was idle longest, so the
+    connections of a burst would never expire.
     """
 
     async def _get(self, key: Any, traces: Any) -> Any:
         while True:
-            if resting := self._conns.get(key):
-                resting.rotate(1)
+            if idle := self._conns.get(key):
+                idle.rotate(1)
             connection = await super()._get(key, traces)
             if connection is None:
                 return None
-            kept = connection.protocol
-            if kept is not None and not kept.should_close and not _has_news(connection.transport):
+            protocol = connection.protocol
+            if protocol is not None and not protocol.should_close and not _is_readable(connection.transport):
                 return connection
             connection.close()
 
 
-def _has_news(transport: Any) -> bool:
-    """Tells whether bytes, or the end, have arrived and are not read yet."""
+def _is_readable(transport: Any) -> bool:
+    """Tells whether bytes, or the end of the connection, have arrived and are not read yet."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
 class _Loopback(AbstractResolver):
-    """Knows one name, and asks nobody what it means."""
+    """Resolves ``localhost`` without a name service, and nothing else."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         if host.lower() != "localhost":
-            raise OSError(None, f"{host} is not localhost, and no other name is looked up")
+            raise OSError(None, f"{host} is not localhost, and no other name is resolved")
         return [
             ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
             for kind, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
@@ -88,4 +88,4 @@ class _Loopback(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Has nothing to release."""
