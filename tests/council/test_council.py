@@ -444,7 +444,7 @@ async def test_arguments_are_planned_where_the_settings_say_so() -> None:
 def test_planning_without_a_model_is_refused_at_once() -> None:
     with pytest.raises(SetupError, match=r"turn it off, or give a model \(no sidecar model: the settings name no conn"):
         Council(Shelf(), settings(plan_arguments=True))
-    with pytest.raises(SetupError, match="is no source of tools"):
+    with pytest.raises(SetupError, match="is not a source of tools"):
         Council(object(), settings())
 
 
