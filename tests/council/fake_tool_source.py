@@ -1,4 +1,4 @@
-"""A source of tools in memory, which keeps what it was asked, and small councils over it."""
+"""A tool source in memory that records its calls, and small councils over it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ USER = {"role": "user", "content": "Who is at the door?"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordedCall:
     name: str
     arguments: Any
     context: CallContext
     timeout: float | None
 
 
-class Rolls:
-    """Numbers that were thought of before."""
+class FixedRolls:
+    """Random numbers that a test has chosen."""
 
     def __init__(self, *numbers: float) -> None:
         self.left = list(numbers)
@@ -35,13 +35,13 @@ class Rolls:
         return self.left.pop(0)
 
 
-class Shelf:
-    """Tools with answers: a value, a `Result`, or a function of the call that returns, awaits or raises."""
+class FakeToolSource:
+    """Tools with fixed answers: a value, a `Result`, or a function of the call that returns, awaits or raises."""
 
     def __init__(self, *tools: Tool, **answers: Any) -> None:
         self.offered = tools
         self.answers = answers  # by the name without source
-        self.asked: list[Asked] = []
+        self.calls: list[RecordedCall] = []
 
     async def tools(self) -> tuple[int, Sequence[Tool]]:
         return 1, self.offered
@@ -57,11 +57,11 @@ class Shelf:
         on_progress: Callable[[Progress], object] | None = None,
     ) -> Result:
         assert context is not None
-        asked = Asked(name, json.loads(arguments_json), context, timeout)
-        self.asked.append(asked)
+        call = RecordedCall(name, json.loads(arguments_json), context, timeout)
+        self.calls.append(call)
         answer = self.answers.get(name.rpartition(":")[2], f"what {name} says")
         if callable(answer):
-            answer = answer(asked)
+            answer = answer(call)
             if isawaitable(answer):
                 answer = await answer
         return answer if isinstance(answer, Result) else Result(output_json=json.dumps(answer))
@@ -89,19 +89,25 @@ def settings(*members: Member, **fields: Any) -> CouncilSettings:
 
 
 def outcome(who: str, tool: str, content: str = "", **fields: Any) -> ToolOutcome:
-    said = {"success": True, "member_id": who.lower(), "member_name": who, "display_name": tool.title(), **fields}
-    return ToolOutcome(tool=tool, content=content, **said)
+    outcome_fields = {
+        "success": True,
+        "member_id": who.lower(),
+        "member_name": who,
+        "display_name": tool.title(),
+        **fields,
+    }
+    return ToolOutcome(tool=tool, content=content, **outcome_fields)
 
 
 class Model:
-    """Answers with one answer after another, and keeps what it was asked; an exception is raised."""
+    """Answers with one answer after another, and records the questions; an exception is raised."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
-        self.asked: list[Question] = []
+        self.questions: list[Question] = []
 
     async def __call__(self, question: Question) -> Completion | str:
-        self.asked.append(question)
+        self.questions.append(question)
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer

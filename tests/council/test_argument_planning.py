@@ -52,10 +52,10 @@ async def plan(
     )
 
 
-async def test_a_model_is_asked_for_one_forced_call_with_the_tools_schema() -> None:
+async def test_planning_forces_one_call_with_the_schema_of_the_tool() -> None:
     model = Model(Completion(arguments={"query": "owls"}))
     assert await plan(SEARCH, model, sidecar=SidecarSettings(model="small")) == {"query": "owls"}
-    (question,) = model.asked
+    (question,) = model.questions
     assert question.function is not None
     assert (question.function["name"], question.function["parameters"]) == ("call_tool", SEARCH)
     assert (question.temperature, question.top_p, question.max_tokens, question.model) == (0.2, 0.9, 300, "small")
@@ -80,14 +80,14 @@ async def test_temperature_and_length_stay_below_what_the_sidecar_and_the_time_a
 ) -> None:
     model = Model(Completion(arguments={"query": "owls"}))
     await plan(SEARCH, model, sidecar=sidecar, timeout_seconds=seconds)
-    assert (model.asked[0].temperature, model.asked[0].max_tokens) == (temperature, tokens)
+    assert (model.questions[0].temperature, model.questions[0].max_tokens) == (temperature, tokens)
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}, {"properties": []}])
 async def test_a_tool_without_parameters_asks_no_model(schema: dict[str, Any]) -> None:
     model = Model()
     assert await plan(schema, model) == {}
-    assert model.asked == []
+    assert model.questions == []
 
 
 @pytest.mark.parametrize(
@@ -118,21 +118,21 @@ async def test_a_tool_without_parameters_asks_no_model(schema: dict[str, Any]) -
 async def test_arguments_are_found_wherever_a_model_puts_them(answer: Any, arguments: dict[str, Any]) -> None:
     model = Model(answer)
     assert await plan(SEARCH, model) == arguments
-    assert len(model.asked) == 1
+    assert len(model.questions) == 1
 
 
-async def test_words_alone_are_no_arguments_where_two_are_required() -> None:
+async def test_plain_text_is_not_an_argument_where_two_are_required() -> None:
     model = Model("Paris, three days", "Paris again")
     with pytest.raises(ToolBusError) as caught:
         await plan(TWO, model)
     assert str(caught.value) == FAILED
-    assert len(model.asked) == 2
+    assert len(model.questions) == 2
 
 
-async def test_what_is_missing_is_asked_for_once_more_and_joined_with_the_rest() -> None:
+async def test_missing_arguments_are_requested_once_more_and_merged() -> None:
     model = Model(Completion(arguments={"city": "Paris", "days": ""}), "days: 3\ncity:  ")
     assert await plan(TWO, model) == {"city": "Paris", "days": 3}
-    first, repair = model.asked
+    first, repair = model.questions
     assert (repair.temperature, repair.max_tokens) == (0.0, 192)
     assert repair.function == first.function
     assert repair.messages[:2] == first.messages
@@ -140,11 +140,11 @@ async def test_what_is_missing_is_asked_for_once_more_and_joined_with_the_rest()
     assert "This lacks days." in repair.messages[3]["content"]
 
 
-async def test_a_repair_that_repairs_nothing_ends_it() -> None:
+async def test_planning_fails_where_the_repair_adds_nothing() -> None:
     model = Model("{}", "{}", "never asked")
     with pytest.raises(ToolBusError, match=FAILED):
         await plan(TWO, model)
-    assert len(model.asked) == 2
+    assert len(model.questions) == 2
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_both_questions_together_end_at_the_timeout(seconds: float) -> Non
         await asyncio.wait_for(plan(TWO, silent, timeout_seconds=seconds), 5)
 
 
-async def test_a_model_that_keeps_the_timeout_to_itself_is_not_asked_to_repair_what_it_said() -> None:
+async def test_a_model_that_suppresses_the_timeout_gets_no_repair_question() -> None:
     questions = []
 
     async def swallowing(question: Question) -> str:

@@ -28,8 +28,8 @@ def test_ten_tools_are_bundled_without_a_problem() -> None:
         "historical_accuracy",
         "detect_expression",
     }
-    found = read_prompt_tools(FOLDER)
-    assert found.problems + found.warnings == ()
+    read = read_prompt_tools(FOLDER)
+    assert read.problems + read.warnings == ()
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.name)
@@ -46,7 +46,7 @@ def test_each_prompt_is_short_and_says_what_to_return_and_what_not(tool: PromptT
     assert tool.category
 
 
-def test_only_what_is_no_advice_is_kept_out_of_the_deliberation() -> None:
+def test_only_results_that_are_not_advice_stay_out_of_the_deliberation() -> None:
     apart = [tool for tool in TOOLS if not tool.deliberates]
     assert [(tool.name, tool.variable) for tool in apart] == [("detect_expression", "expression")]
 

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.council.fake_tool_source import USER, Asked, Rolls, Shelf, failed, member, settings, tool
+from tests.council.fake_tool_source import (
+    USER,
+    FakeToolSource,
+    FixedRolls,
+    RecordedCall,
+    failed,
+    member,
+    settings,
+    tool,
+)
 from toolbus.council.tool_runner import truncate
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.extension import (
@@ -54,9 +63,11 @@ async def model(question: Question) -> Completion:
 # -- a run -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_returns_what_each_member_and_tool_said_in_their_order() -> None:
-    shelf = Shelf(tool("eyes:look", display_name="Look Around"), tool("eyes:listen"), look="a wolf", listen={"db": 7})
-    deliberation = await ran(Council(shelf, settings(ANN, BOB)), run_id="r1")
+async def test_a_run_returns_the_outcomes_in_the_order_of_members_and_tools() -> None:
+    fake = FakeToolSource(
+        tool("eyes:look", display_name="Look Around"), tool("eyes:listen"), look="a wolf", listen={"db": 7}
+    )
+    deliberation = await ran(Council(fake, settings(ANN, BOB)), run_id="r1")
     assert [(each.key, each.display_name, each.success) for each in deliberation.outcomes] == [
         (("ann", "look"), "Look Around", True),
         (("ann", "listen"), "listen", True),
@@ -68,34 +79,34 @@ async def test_a_run_returns_what_each_member_and_tool_said_in_their_order() -> 
     assert deliberation.seconds >= sum(each.seconds for each in deliberation.outcomes) > 0
 
 
-async def test_parity_8_when_nobody_takes_part_there_is_no_deliberation_and_no_event() -> None:
+async def test_parity_8_without_participants_there_is_no_deliberation_and_no_event() -> None:
     told: list[Any] = []
-    shelf = Shelf(tool("look"))
-    council = Council(shelf, settings(member("Ann", "look", chance=0), member("Bob")))
+    fake = FakeToolSource(tool("look"))
+    council = Council(fake, settings(member("Ann", "look", chance=0), member("Bob")))
     assert await council.run([USER], on_event=told.append) is None
-    assert (shelf.asked, told) == ([], [])
+    assert (fake.calls, told) == ([], [])
 
 
 async def test_inline_mode_leaves_the_calls_to_the_main_model_and_does_not_roll() -> None:
-    shelf, rolls = Shelf(tool("look")), Rolls()
-    council = Council(shelf, settings(member("Ann", "look", chance=50), mode="inline"), rng=rolls)
+    fake, rolls = FakeToolSource(tool("look")), FixedRolls()
+    council = Council(fake, settings(member("Ann", "look", chance=50), mode="inline"), rng=rolls)
     assert await council.run([USER]) is None
-    assert shelf.asked == []
+    assert fake.calls == []
 
 
-async def test_members_given_to_a_run_take_the_place_of_the_settings() -> None:
-    shelf = Shelf(tool("look"))
-    deliberation = await ran(Council(shelf, settings(ANN)), members=[BOB])
+async def test_members_of_a_run_replace_those_of_the_settings() -> None:
+    fake = FakeToolSource(tool("look"))
+    deliberation = await ran(Council(fake, settings(ANN)), members=[BOB])
     assert [each.member_id for each in deliberation.outcomes] == ["bob"]
     with pytest.raises(SetupError, match="'bob', it is the id of two members"):
-        await Council(shelf, settings()).run([USER], members=[BOB, BOB])
+        await Council(fake, settings()).run([USER], members=[BOB, BOB])
 
 
-async def test_a_tool_that_is_unknown_or_not_for_councils_is_skipped_and_said_so_once(
+async def test_a_tool_that_is_unknown_or_not_for_councils_is_skipped_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    shelf = Shelf(tool("look"), tool("secret", council_eligible=False))
-    council = Council(shelf, settings(member("Ann", "gone", "secret", "look", "look"), member("Bob", "loook")))
+    fake = FakeToolSource(tool("look"), tool("secret", council_eligible=False))
+    council = Council(fake, settings(member("Ann", "gone", "secret", "look", "look"), member("Bob", "loook")))
     deliberation = await ran(council, run_id="r1")
     assert [each.tool for each in deliberation.outcomes] == ["look"]
     assert [(each["memberId"], each["toolName"]) for each in deliberation.described()["skipped"]] == [
@@ -107,28 +118,28 @@ async def test_a_tool_that_is_unknown_or_not_for_councils_is_skipped_and_said_so
     assert deliberation.skipped[2].why.endswith("did you mean look?")
     (warning,) = caplog.messages
     assert warning.startswith("council run 'r1' skips 'gone' of member 'ann', 'secret' of member 'ann', 'loook'")
-    only_unknown = await ran(Council(shelf, settings(member("Ann", "gone"))))
+    only_unknown = await ran(Council(fake, settings(member("Ann", "gone"))))
     assert only_unknown.outcomes == ()
     assert "No tools were executed for this generation." in only_unknown.block
 
 
 async def test_parity_1_a_qualified_name_finds_its_tool_and_a_bare_one_the_first_registered() -> None:
-    shelf = Shelf(tool("one:look"), tool("two:look"), tool("listen"), tool("three:listen"))
-    await ran(Council(shelf, settings(member("Ann", "two:look", "look", "listen"))))
-    assert [asked.name for asked in shelf.asked] == ["two:look", "one:look", "listen"]
+    fake = FakeToolSource(tool("one:look"), tool("two:look"), tool("listen"), tool("three:listen"))
+    await ran(Council(fake, settings(member("Ann", "two:look", "look", "listen"))))
+    assert [asked.name for asked in fake.calls] == ["two:look", "one:look", "listen"]
 
 
-async def test_what_the_host_knows_travels_beside_the_arguments() -> None:
+async def test_the_context_of_the_host_travels_beside_the_arguments() -> None:
     """Parity line 3: neither member nor context nor deadline is among the arguments, where a model could set it."""
-    shelf = Shelf(tool("look"))
+    fake = FakeToolSource(tool("look"))
     ann = member("Ann", "look", role="Scout", chance=100, pack_name="Pack", avatar_url="/a.png")
     await ran(
-        Council(shelf, settings(ann, timeout_seconds=20)),
+        Council(fake, settings(ann, timeout_seconds=20)),
         scene=Scene(world_info="Snow."),
         user_id="u1",
         attributes={"channel": "dm"},
     )
-    (asked,) = shelf.asked
+    (asked,) = fake.calls
     assert (asked.arguments, asked.timeout) == ({}, 20.0)
     assert (asked.context.user_id, asked.context.attributes) == ("u1", {"channel": "dm"})
     assert asked.context.member == {
@@ -170,7 +181,7 @@ async def test_what_the_host_knows_travels_beside_the_arguments() -> None:
     ],
 )
 async def test_a_failure_has_the_sentence_of_its_kind(name: str, result: Result, sentence: str) -> None:
-    deliberation = await ran(Council(Shelf(tool(name), look=result), settings(BOB)))
+    deliberation = await ran(Council(FakeToolSource(tool(name), look=result), settings(BOB)))
     (outcome,) = deliberation.failed
     assert (outcome.error, outcome.content, outcome.success) == (sentence, "", False)
 
@@ -178,27 +189,29 @@ async def test_a_failure_has_the_sentence_of_its_kind(name: str, result: Result,
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("problem", [RuntimeError("boom"), ValueError(), TimeoutError(), asyncio.CancelledError()])
 async def test_parity_8_one_failing_tool_does_not_stop_the_others(parallel: bool, problem: BaseException) -> None:
-    def look(asked: Asked) -> Any:
+    def look(asked: RecordedCall) -> Any:
         raise problem
 
-    deliberation = await ran(Council(Shelf(tool("look"), tool("listen"), look=look), settings(ANN, parallel=parallel)))
+    deliberation = await ran(
+        Council(FakeToolSource(tool("look"), tool("listen"), look=look), settings(ANN, parallel=parallel))
+    )
     assert said(deliberation) == [f"! {str(problem) or 'Tool invocation failed'}", "what listen says"]
 
 
 async def test_null_is_an_empty_success() -> None:
-    deliberation = await ran(Council(Shelf(tool("look"), look=None), settings(BOB)))
+    deliberation = await ran(Council(FakeToolSource(tool("look"), look=None), settings(BOB)))
     assert (deliberation.outcomes[0].success, deliberation.outcomes[0].content) == (True, "")
 
 
 async def test_one_tool_cannot_fill_the_main_models_context() -> None:
     """Defect 6: the original puts results of any size in front of the main model."""
-    shelf = Shelf(tool("look"), look="é" * 100_000)
-    content = (await ran(Council(shelf, settings(BOB)))).outcomes[0].content
+    fake = FakeToolSource(tool("look"), look="é" * 100_000)
+    content = (await ran(Council(fake, settings(BOB)))).outcomes[0].content
     assert len(content.encode()) <= 65_536
     assert content.endswith("é\n[truncated]")
-    short = (await ran(Council(shelf, settings(BOB, result_bytes=1024)))).outcomes[0].content
+    short = (await ran(Council(fake, settings(BOB, result_bytes=1024)))).outcomes[0].content
     assert 1000 < len(short.encode()) <= 1024
-    loud = Shelf(tool("look"), look=failed(Code.TOOL, "x" * 100_000))
+    loud = FakeToolSource(tool("look"), look=failed(Code.TOOL, "x" * 100_000))
     assert len((await ran(Council(loud, settings(BOB)))).failed[0].error) <= 65_536
 
 
@@ -208,7 +221,7 @@ def test_a_text_that_just_fits_is_not_cut() -> None:
 
 
 async def test_without_a_catalog_the_buss_tools_fail_and_prompt_tools_still_run() -> None:
-    class Lost(Shelf):
+    class Lost(FakeToolSource):
         async def tools(self) -> tuple[int, Sequence[Tool]]:
             raise ConnectionError("no bus there")
 
@@ -221,7 +234,7 @@ async def test_without_a_catalog_the_buss_tools_fail_and_prompt_tools_still_run(
 
 
 async def test_a_catalog_that_never_comes_costs_no_more_than_the_settings_time() -> None:
-    class Silent(Shelf):
+    class Silent(FakeToolSource):
         async def tools(self) -> tuple[int, Sequence[Tool]]:
             await asyncio.Event().wait()
             raise NotImplementedError
@@ -235,12 +248,12 @@ async def test_a_source_that_keeps_to_no_time_costs_little_more_than_the_setting
 ) -> None:
     monkeypatch.setattr("toolbus.council.tool_runner._EXTRA_SECONDS", 0.01)
 
-    async def never(asked: Asked) -> str:
+    async def never(asked: RecordedCall) -> str:
         await asyncio.Event().wait()
         return ""
 
     once = settings(member("Ann", "look", "listen"), timeout_seconds=0.02, least_timeout_seconds=0)
-    deliberation = await ran(Council(Shelf(tool("look"), tool("listen"), look=never), once))
+    deliberation = await ran(Council(FakeToolSource(tool("look"), tool("listen"), look=never), once))
     assert said(deliberation) == ["! Tool invocation 'look' timed out", "what listen says"]
 
 
@@ -250,14 +263,16 @@ async def test_a_source_that_keeps_to_no_time_costs_little_more_than_the_setting
 async def test_by_default_one_tool_runs_at_a_time() -> None:
     running = []
 
-    async def look(asked: Asked) -> str:
+    async def look(asked: RecordedCall) -> str:
         running.append(asked)
         await asyncio.sleep(0)
         assert running == [asked]
         running.clear()
         return "seen"
 
-    deliberation = await ran(Council(Shelf(tool("look"), tool("listen"), look=look, listen=look), settings(ANN, BOB)))
+    deliberation = await ran(
+        Council(FakeToolSource(tool("look"), tool("listen"), look=look, listen=look), settings(ANN, BOB))
+    )
     assert said(deliberation) == ["seen"] * 3
 
 
@@ -266,7 +281,7 @@ async def test_in_parallel_outcomes_keep_the_order_of_assignment() -> None:
     last_first[-1].set()
     places = {("ann", "look"): 0, ("ann", "listen"): 1, ("bob", "look"): 2}
 
-    async def wait(asked: Asked) -> str:
+    async def wait(asked: RecordedCall) -> str:
         assert asked.context.member is not None
         place = places[asked.context.member["memberId"], asked.name]
         await asyncio.wait_for(last_first[place + 1].wait(), 5)
@@ -274,8 +289,8 @@ async def test_in_parallel_outcomes_keep_the_order_of_assignment() -> None:
         return str(place)
 
     told: list[Any] = []
-    shelf = Shelf(tool("look"), tool("listen"), look=wait, listen=wait)
-    deliberation = await ran(Council(shelf, settings(ANN, BOB, parallel=True)), on_event=told.append)
+    fake = FakeToolSource(tool("look"), tool("listen"), look=wait, listen=wait)
+    deliberation = await ran(Council(fake, settings(ANN, BOB, parallel=True)), on_event=told.append)
     assert said(deliberation) == ["0", "1", "2"]
     assert [event.member.name for event in told if isinstance(event, MemberDone)] == ["Bob", "Ann"]
 
@@ -285,7 +300,7 @@ async def test_cancelling_a_run_cancels_its_calls_and_starts_no_more(parallel: b
     """Defect 10: the original looks at a cancellation between tools only and lets a running call go on."""
     began, ended = asyncio.Event(), []
 
-    async def look(asked: Asked) -> str:
+    async def look(asked: RecordedCall) -> str:
         began.set()
         try:
             await asyncio.Event().wait()
@@ -293,19 +308,19 @@ async def test_cancelling_a_run_cancels_its_calls_and_starts_no_more(parallel: b
             ended.append(asked.name)
         raise NotImplementedError
 
-    shelf = Shelf(tool("look"), tool("listen"), look=look)
-    run = asyncio.create_task(Council(shelf, settings(BOB, ANN, parallel=parallel)).run([USER]))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=look)
+    run = asyncio.create_task(Council(fake, settings(BOB, ANN, parallel=parallel)).run([USER]))
     await asyncio.wait_for(began.wait(), 5)
-    asked = len(shelf.asked)
+    asked = len(fake.calls)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
     assert ended == ["look"] * len(ended) != []
-    assert parallel or (asked, len(shelf.asked)) == (1, 1)
+    assert parallel or (asked, len(fake.calls)) == (1, 1)
 
 
 async def test_a_tool_that_swallows_a_cancellation_is_the_last_that_runs() -> None:
-    async def look(asked: Asked) -> str:
+    async def look(asked: RecordedCall) -> str:
         run.cancel()
         try:
             await asyncio.sleep(0)
@@ -313,30 +328,30 @@ async def test_a_tool_that_swallows_a_cancellation_is_the_last_that_runs() -> No
             pass
         return "went on"
 
-    shelf = Shelf(tool("look"), tool("listen"), look=look)
-    run = asyncio.create_task(Council(shelf, settings(ANN)).run([USER]))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=look)
+    run = asyncio.create_task(Council(fake, settings(ANN)).run([USER]))
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert [asked.name for asked in shelf.asked] == ["look"]
+    assert [asked.name for asked in fake.calls] == ["look"]
 
 
 async def test_a_run_of_tools_that_never_wait_can_be_cancelled_between_them() -> None:
-    def look(asked: Asked) -> str:
+    def look(asked: RecordedCall) -> str:
         asyncio.get_running_loop().call_soon(run.cancel)
         return "at once"
 
-    shelf = Shelf(tool("look"), tool("listen"), look=look)
-    run = asyncio.create_task(Council(shelf, settings(ANN)).run([USER]))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=look)
+    run = asyncio.create_task(Council(fake, settings(ANN)).run([USER]))
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert [asked.name for asked in shelf.asked] == ["look"]
+    assert [asked.name for asked in fake.calls] == ["look"]
 
 
 # -- prompt tools and planning ---------------------------------------------------------------------------------------
 
 
 async def test_a_prompt_tool_is_answered_by_the_model_and_wins_over_a_tool_of_the_same_name() -> None:
-    shelf = Shelf(tool("look"))
+    fake = FakeToolSource(tool("look"))
     from_file, bundled = PromptTool("look", prompt="File."), PromptTool("look", prompt="Bundled.", display_name="Look!")
     questions = []
 
@@ -345,25 +360,27 @@ async def test_a_prompt_tool_is_answered_by_the_model_and_wins_over_a_tool_of_th
         return "imagined"
 
     council = Council(
-        shelf, settings(BOB), model=answer, sidecar=SidecarSettings(temperature=0.1), prompt_tools=[from_file, bundled]
+        fake, settings(BOB), model=answer, sidecar=SidecarSettings(temperature=0.1), prompt_tools=[from_file, bundled]
     )
     deliberation = await ran(council)
     assert said(deliberation) == ["imagined"]
-    assert (deliberation.outcomes[0].display_name, shelf.asked) == ("Look!", [])
+    assert (deliberation.outcomes[0].display_name, fake.calls) == ("Look!", [])
     assert "Bundled." in questions[0].messages[0]["content"]
     assert questions[0].messages[1]["content"] == "user: Who is at the door?"
     assert questions[0].temperature == 0.1
 
 
-async def test_a_prompt_tools_result_is_kept_under_its_variable() -> None:
+async def test_the_result_of_a_prompt_tool_is_stored_under_its_variable() -> None:
     mood = PromptTool("mood", prompt="Name the mood.", variable="mood", deliberates=False)
-    deliberation = await ran(Council(Shelf(), settings(member("Ann", "mood")), model=model, prompt_tools=[mood]))
+    deliberation = await ran(
+        Council(FakeToolSource(), settings(member("Ann", "mood")), model=model, prompt_tools=[mood])
+    )
     assert deliberation.variables == {"mood": deliberation.outcomes[0].content}
     assert "model says" not in deliberation.block
     assert deliberation.outcomes[0].described()["resultVariable"] == "mood"
 
 
-async def test_a_model_that_raises_anything_ends_one_tool_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_exception_of_a_model_fails_one_tool_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbus.council.prompt_tool.BACKOFF_SECONDS", 0.0)
     problems = itertools.cycle([RuntimeError("no credit"), asyncio.CancelledError(), TypeError()])
 
@@ -371,7 +388,7 @@ async def test_a_model_that_raises_anything_ends_one_tool_and_not_the_run(monkey
         raise next(problems)
 
     council = Council(
-        Shelf(tool("look")),
+        FakeToolSource(tool("look")),
         settings(member("Ann", "muse", "look")),
         model=broken,
         prompt_tools=[PromptTool("muse", prompt="Muse.")],
@@ -385,13 +402,15 @@ async def test_a_model_that_wants_to_end_the_program_ends_one_tool_only() -> Non
         raise SystemExit("no license")
 
     muse = PromptTool("muse", prompt="Muse.")
-    council = Council(Shelf(tool("look")), settings(member("Ann", "muse", "look")), model=leaving, prompt_tools=[muse])
+    council = Council(
+        FakeToolSource(tool("look")), settings(member("Ann", "muse", "look")), model=leaving, prompt_tools=[muse]
+    )
     assert [each.error for each in (await ran(council)).outcomes] == ["no license", ""]
 
 
 async def test_without_a_model_prompt_tools_are_listed_as_unavailable_and_fail_with_the_reason() -> None:
     council = Council(
-        Shelf(
+        FakeToolSource(
             tool("ext:look", description="Looks.", metadata_json='{"category":"eyes"}'),
             tool("b", metadata_json="["),
             tool("x", council_eligible=False),
@@ -424,26 +443,26 @@ async def test_without_a_model_prompt_tools_are_listed_as_unavailable_and_fail_w
 
 async def test_arguments_are_planned_where_the_settings_say_so() -> None:
     schema = json.dumps({"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]})
-    shelf = Shelf(tool("look", parameters_json=schema, display_name="Look"), tool("listen"))
+    fake = FakeToolSource(tool("look", parameters_json=schema, display_name="Look"), tool("listen"))
 
     async def planner(question: Question) -> Completion:
         return Completion(arguments={"query": "door", "context": "made up"})
 
-    await ran(Council(shelf, settings(ANN, plan_arguments=True), model=planner))
-    assert shelf.asked[0].arguments["query"] == "door"
-    assert shelf.asked[0].context.messages[-1].content == "Who is at the door?"
-    assert shelf.asked[1].arguments == {}
+    await ran(Council(fake, settings(ANN, plan_arguments=True), model=planner))
+    assert fake.calls[0].arguments["query"] == "door"
+    assert fake.calls[0].context.messages[-1].content == "Who is at the door?"
+    assert fake.calls[1].arguments == {}
 
     async def mute(question: Question) -> str:
         return ""
 
-    failing = await ran(Council(shelf, settings(ANN, plan_arguments=True), model=mute))
+    failing = await ran(Council(fake, settings(ANN, plan_arguments=True), model=mute))
     assert said(failing) == ['! Failed to plan arguments for tool "Look"', "what listen says"]
 
 
 def test_planning_without_a_model_is_refused_at_once() -> None:
     with pytest.raises(SetupError, match=r"turn it off, or give a model \(no sidecar model: the settings name no conn"):
-        Council(Shelf(), settings(plan_arguments=True))
+        Council(FakeToolSource(), settings(plan_arguments=True))
     with pytest.raises(SetupError, match="is not a source of tools"):
         Council(object(), settings())
 
@@ -457,9 +476,9 @@ def kinds(told: list[Any]) -> list[str]:
 
 async def test_events_tell_what_happens_under_the_names_of_the_original() -> None:
     told: list[Any] = []
-    shelf = Shelf(tool("look"), tool("listen"), listen=failed(Code.TOOL, "deaf"))
+    fake = FakeToolSource(tool("look"), tool("listen"), listen=failed(Code.TOOL, "deaf"))
     ann = member("Ann", "look", "listen", item_id="i", avatar_url="/a.png")
-    deliberation = await ran(Council(shelf, settings(ann, BOB)), run_id="r1", scene=Scene("chat"), on_event=told.append)
+    deliberation = await ran(Council(fake, settings(ann, BOB)), run_id="r1", scene=Scene("chat"), on_event=told.append)
     assert [type(event) for event in told] == [CouncilStarted, MemberDone, MemberDone, CouncilCompleted, ToolsFailed]
     started, ann_done, _, completed, some_failed = (event.described() for event in told)
     head = {"generationId": "r1", "chatId": "chat"}
@@ -495,7 +514,7 @@ async def test_events_tell_what_happens_under_the_names_of_the_original() -> Non
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("broken page"), asyncio.CancelledError()])
-async def test_an_on_event_that_raises_is_logged_and_ends_nothing(
+async def test_an_exception_of_on_event_is_logged_and_ends_nothing(
     problem: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Any] = []
@@ -505,12 +524,12 @@ async def test_an_on_event_that_raises_is_logged_and_ends_nothing(
         raise problem
 
     with caplog.at_level(logging.WARNING):
-        await ran(Council(Shelf(tool("look")), settings(BOB)), on_event=on_event)
+        await ran(Council(FakeToolSource(tool("look")), settings(BOB)), on_event=on_event)
     assert kinds(told) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
     assert len(caplog.records) == 3
 
 
-async def test_an_on_event_that_never_returns_holds_up_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_on_event_that_never_returns_blocks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbus.council.council_events.EVENT_SECONDS", 0.01)
     told: list[Any] = []
 
@@ -518,7 +537,7 @@ async def test_an_on_event_that_never_returns_holds_up_no_run(monkeypatch: pytes
         told.append(event)
         await asyncio.Event().wait()
 
-    deliberation = await ran(Council(Shelf(tool("look")), settings(BOB)), on_event=on_event)
+    deliberation = await ran(Council(FakeToolSource(tool("look")), settings(BOB)), on_event=on_event)
     assert [each.success for each in deliberation.outcomes] == [True]
     assert kinds(told) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
 
@@ -526,11 +545,11 @@ async def test_an_on_event_that_never_returns_holds_up_no_run(monkeypatch: pytes
 # -- retry -----------------------------------------------------------------------------------------------------------
 
 
-def failing_at_first(*places: tuple[str, str]) -> Callable[[Asked], str]:
+def failing_at_first(*places: tuple[str, str]) -> Callable[[RecordedCall], str]:
     """Returns a tool that fails once for each of these members and tools."""
     left = set(places)
 
-    def look(asked: Asked) -> str:
+    def look(asked: RecordedCall) -> str:
         assert asked.context.member is not None
         place = asked.context.member["memberId"], asked.name
         if place in left:
@@ -541,20 +560,20 @@ def failing_at_first(*places: tuple[str, str]) -> Callable[[Asked], str]:
     return look
 
 
-def asked_of(shelf: Shelf) -> list[tuple[str, str]]:
-    return [(asked.context.member["memberId"], asked.name) for asked in shelf.asked if asked.context.member]
+def asked_of(fake: FakeToolSource) -> list[tuple[str, str]]:
+    return [(asked.context.member["memberId"], asked.name) for asked in fake.calls if asked.context.member]
 
 
 async def test_a_retry_runs_only_what_failed_and_not_anothers_success_of_the_same_tool() -> None:
     """Defect 11: the original selects by the tool's name, so another member's successful run is made again."""
     told: list[Any] = []
-    shelf = Shelf(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
-    council = Council(shelf, settings(ANN, member("Bob", "look", chance=0.001)), rng=Rolls(0.0))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
+    council = Council(fake, settings(ANN, member("Bob", "look", chance=0.001)), rng=FixedRolls(0.0))
     first = await ran(council)
     assert said(first) == ["! fog", "what listen says", "bob look"]
-    shelf.asked.clear()
+    fake.calls.clear()
     again = await council.retry(first, [USER], on_event=told.append)
-    assert asked_of(shelf) == [("ann", "look")]
+    assert asked_of(fake) == [("ann", "look")]
     assert said(again) == ["ann look", "what listen says", "bob look"]
     assert (again.run_id, again.failed) == (first.run_id, ())
     assert again.seconds > first.seconds
@@ -563,26 +582,26 @@ async def test_a_retry_runs_only_what_failed_and_not_anothers_success_of_the_sam
     assert told[0].member_count == 1
 
 
-async def test_members_whose_ids_begin_alike_are_told_apart_everywhere() -> None:
+async def test_members_whose_ids_begin_alike_are_distinct_everywhere() -> None:
     """Defect 7: the original knows a member by the first eight characters of its id."""
     one, two = (Member(id=f"12345678-{end}", name=end, tools=("look",)) for end in "ab")
-    shelf = Shelf(tool("look"), look=failing_at_first((two.id, "look")))
-    council = Council(shelf, settings(one, two))
+    fake = FakeToolSource(tool("look"), look=failing_at_first((two.id, "look")))
+    council = Council(fake, settings(one, two))
     first = await ran(council)
     assert said(first) == ["12345678-a look", "! fog"]
-    shelf.asked.clear()
+    fake.calls.clear()
     assert said(await council.retry(first, [USER])) == ["12345678-a look", "12345678-b look"]
-    assert asked_of(shelf) == [(two.id, "look")]
+    assert asked_of(fake) == [(two.id, "look")]
 
 
-async def test_a_retry_can_be_told_which_of_the_failed_ones_it_is_for() -> None:
+async def test_a_retry_can_select_some_of_the_failed_tools() -> None:
     look = failing_at_first(("ann", "look"), ("bob", "look"))
-    shelf = Shelf(tool("look"), tool("listen"), look=look)
-    council = Council(shelf, settings(ANN, BOB))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=look)
+    council = Council(fake, settings(ANN, BOB))
     first = await ran(council)
-    shelf.asked.clear()
+    fake.calls.clear()
     again = await council.retry(first, [USER], only=[("bob", "look")])
-    assert asked_of(shelf) == [("bob", "look")]
+    assert asked_of(fake) == [("bob", "look")]
     assert said(again) == ["! fog", "what listen says", "bob look"]
 
 
@@ -597,32 +616,32 @@ async def test_a_retry_can_be_told_which_of_the_failed_ones_it_is_for() -> None:
         ([("nobody", "look")], "only names nobody look"),
     ],
 )
-async def test_a_retry_of_what_did_not_fail_is_refused_and_runs_nothing(
+async def test_a_retry_of_a_tool_that_did_not_fail_is_refused_and_runs_nothing(
     only: list[tuple[str, str]], words: str
 ) -> None:
-    shelf = Shelf(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
-    council = Council(shelf, settings(ANN))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
+    council = Council(fake, settings(ANN))
     first = await ran(council)
-    shelf.asked.clear()
+    fake.calls.clear()
     with pytest.raises(SetupError, match=words):
         await council.retry(first, [USER], only=only)
-    assert shelf.asked == []
+    assert fake.calls == []
 
 
-async def test_a_retry_of_nothing_is_the_same_deliberation_and_tells_nobody() -> None:
+async def test_a_retry_without_failures_returns_the_same_deliberation_and_sends_no_event() -> None:
     told: list[Any] = []
-    shelf = Shelf(tool("look"), tool("listen"))
-    council = Council(shelf, settings(ANN))
+    fake = FakeToolSource(tool("look"), tool("listen"))
+    council = Council(fake, settings(ANN))
     first = await ran(council)
     assert await council.retry(first, [USER], on_event=told.append) is first
     assert told == []
 
 
 async def test_what_fails_again_or_is_gone_stays_a_failure_in_its_place() -> None:
-    shelf = Shelf(tool("look"), tool("listen"), look=failed(Code.TOOL, "fog"), listen=failed(Code.TOOL, "deaf"))
-    council = Council(shelf, settings(ANN))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=failed(Code.TOOL, "fog"), listen=failed(Code.TOOL, "deaf"))
+    council = Council(fake, settings(ANN))
     first = await ran(council)
-    shelf.offered = (tool("look"),)
+    fake.offered = (tool("look"),)
     told: list[Any] = []
     again = await council.retry(first, [USER], on_event=told.append)
     assert said(again) == ["! fog", "! listen is not there now"]
@@ -632,16 +651,16 @@ async def test_what_fails_again_or_is_gone_stays_a_failure_in_its_place() -> Non
 
 
 async def test_a_run_ends_with_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    shelf = Shelf(tool("look"), tool("listen"), look=failed(Code.TOOL, "fog"))
+    fake = FakeToolSource(tool("look"), tool("listen"), look=failed(Code.TOOL, "fog"))
     with caplog.at_level(logging.INFO, "toolbus.extension"):
-        await ran(Council(shelf, settings(ANN)), run_id="r1")
+        await ran(Council(fake, settings(ANN)), run_id="r1")
     (line,) = caplog.messages
     assert re.fullmatch(r"council run 'r1' ended results=2 failed=1 seconds=\d+\.\d\d", line)
 
 
 async def test_a_tool_that_timed_out_says_in_a_field_of_its_own_which_time_it_had() -> None:
-    shelf = Shelf(tool("kb:look"), tool("listen"), look=failed(Code.DEADLINE_EXCEEDED, "late"))
-    deliberation = await ran(Council(shelf, settings(member("Ann", "kb:look", "listen"), timeout_seconds=15)))
+    fake = FakeToolSource(tool("kb:look"), tool("listen"), look=failed(Code.DEADLINE_EXCEEDED, "late"))
+    deliberation = await ran(Council(fake, settings(member("Ann", "kb:look", "listen"), timeout_seconds=15)))
     late, other = deliberation.described()["results"]
     assert (late["error"], late["timeoutMs"]) == ("Tool invocation 'look' timed out", 15000)
     assert "timeoutMs" not in other
@@ -725,5 +744,5 @@ def test_a_plain_async_function_is_a_language_model() -> None:
 
 
 def test_a_council_shows_what_it_is() -> None:
-    council = Council(Shelf(), settings(Member("a", "Ann")))
+    council = Council(FakeToolSource(), settings(Member("a", "Ann")))
     assert repr(council).startswith("<Council sidecar members=1 prompt_tools=0 ")

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from tests.council.fake_tool_source import USER, Shelf, failed, member, outcome, settings, tool
+from tests.council.fake_tool_source import USER, FakeToolSource, failed, member, outcome, settings, tool
 from toolbus.errors import Code
 from toolbus.extension import Council, CouncilHistory, HistoryEntry, Scene
 
 ANN = member("Ann", "look", "listen", history_retention={"look": 2})
 
 
-def test_successes_of_tools_to_be_remembered_are_kept_up_to_their_number() -> None:
+def test_successes_are_stored_up_to_the_retention_of_their_tool() -> None:
     history = CouncilHistory()
     for turn in range(4):
         said = [
@@ -63,8 +63,8 @@ def test_a_host_can_keep_the_entries_and_give_them_back() -> None:
 
 async def test_earlier_results_go_to_the_main_model_and_never_to_the_member_itself() -> None:
     sights = iter(("wolf 1", "wolf 2", "wolf 3", "wolf 4"))
-    shelf = Shelf(tool("look"), look=lambda asked: next(sights))
-    council = Council(shelf, settings(ANN), history=CouncilHistory())
+    fake = FakeToolSource(tool("look"), look=lambda asked: next(sights))
+    council = Council(fake, settings(ANN), history=CouncilHistory())
     scene = Scene(chat_id="chat")
     blocks = []
     for _ in range(4):
@@ -74,15 +74,15 @@ async def test_earlier_results_go_to_the_main_model_and_never_to_the_member_itse
     assert blocks[0] == ""
     assert "wolf 1" not in blocks[3]
     assert blocks[3].index("### 2 deliberations ago - Ann / look\nwolf 2") < blocks[3].index("### 1 deliberation ago")
-    assert not any("wolf" in str(asked.context) for asked in shelf.asked)
+    assert not any("wolf" in str(asked.context) for asked in fake.calls)
 
 
 async def test_a_retry_adds_what_succeeded_now_and_keeps_the_block_of_its_turn() -> None:
     sights = iter((failed(Code.TOOL, "fog"), "wolf"))
-    shelf = Shelf(tool("look"), tool("listen"), look=lambda asked: next(sights), listen="howls")
+    fake = FakeToolSource(tool("look"), tool("listen"), look=lambda asked: next(sights), listen="howls")
     history = CouncilHistory()
     ann = member("Ann", "look", "listen", history_retention={"look": 2, "listen": 2})
-    council = Council(shelf, settings(ann), history=history)
+    council = Council(fake, settings(ann), history=history)
     first = await council.run([USER])
     assert first is not None
     assert [each.content for each in history.entries("")] == ["howls"]
@@ -91,11 +91,11 @@ async def test_a_retry_adds_what_succeeded_now_and_keeps_the_block_of_its_turn()
     assert [each.content for each in history.entries("")] == ["howls", "wolf"]
 
 
-async def test_a_reply_that_is_made_again_is_not_told_its_abandoned_run_now_or_later() -> None:
+async def test_a_regenerated_reply_never_gets_the_results_of_its_replaced_run() -> None:
     sights = iter(f"wolf {number}" for number in range(1, 6))
-    shelf = Shelf(tool("look"), look=lambda asked: next(sights))
+    fake = FakeToolSource(tool("look"), look=lambda asked: next(sights))
     ann = member("Ann", "look", history_retention={"look": 1})
-    council = Council(shelf, settings(ann), history=CouncilHistory())
+    council = Council(fake, settings(ann), history=CouncilHistory())
     scene = Scene(chat_id="chat")
     blocks = []
     for regenerates in (False, False, True, True, False):
@@ -107,18 +107,18 @@ async def test_a_reply_that_is_made_again_is_not_told_its_abandoned_run_now_or_l
 
 async def test_a_turn_without_a_council_is_not_taken_for_the_one_before_it() -> None:
     history = CouncilHistory()
-    council = Council(Shelf(tool("look")), settings(ANN), history=history)
+    council = Council(FakeToolSource(tool("look")), settings(ANN), history=history)
     await council.run([USER])
     for regenerates in (False, True):
         await council.run([USER], members=[member("Bob", "look", chance=0)], regenerates=regenerates)
     assert [each.content for each in history.entries("")] == ["what look says"]
 
 
-async def test_a_retry_of_an_abandoned_run_is_not_kept() -> None:
+async def test_a_retry_of_a_replaced_run_is_not_stored() -> None:
     sights = iter((failed(Code.TOOL, "fog"), "fox", "wolf"))
-    shelf = Shelf(tool("look"), look=lambda asked: next(sights))
+    fake = FakeToolSource(tool("look"), look=lambda asked: next(sights))
     history = CouncilHistory()
-    council = Council(shelf, settings(member("Ann", "look", history_retention={"look": 2})), history=history)
+    council = Council(fake, settings(member("Ann", "look", history_retention={"look": 2})), history=history)
     first = await council.run([USER], run_id="first")
     await council.run([USER], regenerates=True, run_id="second")
     assert first is not None
@@ -136,7 +136,7 @@ def test_entries_that_a_host_gave_back_are_abandoned_with_their_run() -> None:
     assert [each.content for each in history.entries("chat")] == ["fox", "owl"]
 
 
-def test_chats_have_a_bound_in_all_and_the_oldest_go_first() -> None:
+def test_the_characters_of_all_chats_are_limited_and_the_oldest_chat_is_evicted() -> None:
     history = CouncilHistory(max_characters=100)
     for _ in range(3):  # what takes the place of something else counts once
         history.restore("a", [HistoryEntry("ann", "Ann", "look", "Look", "x" * 60)])

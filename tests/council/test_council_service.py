@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.council.fake_tool_source import Shelf, failed, tool
+from tests.council.fake_tool_source import FakeToolSource, failed, tool
 from tests.council.test_sidecar import KEY, says, server_of
 from toolbus.council.council_file import CouncilFile
 from toolbus.council.council_service import MAX_RUNS, CouncilService
@@ -67,11 +67,16 @@ chance = 50
 def test_a_file_holds_members_settings_model_and_prompt_tools(tmp_path: Path) -> None:
     (tmp_path / "prompts").mkdir()
     written(tmp_path / "prompts", json.dumps(PROMPT), "feel.json")
-    told = loaded(written(tmp_path, TOML))
-    (ada,) = told.settings.members
-    assert (ada.id, ada.tools, ada.chance, told.settings.parallel) == ("Ada", ("memory:recall", "feel"), 50, True)
-    assert (told.sidecar.model, told.model is not None) == ("small", True)
-    assert [each.name for each in told.prompt_tools] == ["feel"]
+    council_file = loaded(written(tmp_path, TOML))
+    (ada,) = council_file.settings.members
+    assert (ada.id, ada.tools, ada.chance, council_file.settings.parallel) == (
+        "Ada",
+        ("memory:recall", "feel"),
+        50,
+        True,
+    )
+    assert (council_file.sidecar.model, council_file.model is not None) == ("small", True)
+    assert [each.name for each in council_file.prompt_tools] == ["feel"]
 
 
 def test_the_file_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
@@ -80,18 +85,18 @@ def test_the_file_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
     (shown,) = (block for block in blocks if "[[members]]" in block)
     (tmp_path / "prompts").mkdir()
     written(tmp_path / "prompts", json.dumps(PROMPT), "feel.json")
-    told = loaded(written(tmp_path, shown))
-    (ada,) = told.settings.members
+    council_file = loaded(written(tmp_path, shown))
+    (ada,) = council_file.settings.members
     assert (ada.history_retention, ada.tools[1]) == ({"memory:recall": 2}, "propose_twist")
-    assert told.model is not None
-    assert {"feel", "propose_twist"} <= {each.name for each in told.prompt_tools}
+    assert council_file.model is not None
+    assert {"feel", "propose_twist"} <= {each.name for each in council_file.prompt_tools}
 
 
 def test_bundled_prompt_tools_come_last_so_that_they_count(tmp_path: Path) -> None:
     written(tmp_path, json.dumps(PROMPT), "feel.json")
-    told = loaded(written(tmp_path, '{"prompt_tools": ["feel.json"]}', "c.json"))
-    names = [each.name for each in told.prompt_tools]
-    assert (names[0], len(names) > 5, told.model) == ("feel", True, None)
+    council_file = loaded(written(tmp_path, '{"prompt_tools": ["feel.json"]}', "c.json"))
+    names = [each.name for each in council_file.prompt_tools]
+    assert (names[0], len(names) > 5, council_file.model) == ("feel", True, None)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_the_model_may_be_described_where_hosts_keep_it_and_its_connection_named
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "sentence"),
     [
         ("[", "cannot be parsed"),
         ("timeout_ms = 'soon'", "council settings: timeout_ms is 'soon', it must be a number"),
@@ -127,23 +132,23 @@ def test_the_model_may_be_described_where_hosts_keep_it_and_its_connection_named
         ("prompt_tools = ['empty']", "empty has no prompt tools: name the file or folder that has them"),
     ],
 )
-def test_a_fault_in_the_file_is_refused_with_its_name_and_a_fix(tmp_path: Path, text: str, words: str) -> None:
+def test_an_error_in_the_file_names_the_file_and_the_fix(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "empty").mkdir()
     file = written(tmp_path, text)
     with pytest.raises(SetupError) as refusal:
         loaded(file)
     assert str(refusal.value).startswith(f"{file}: ")
-    assert words in str(refusal.value)
+    assert sentence in str(refusal.value)
     assert KEY not in str(refusal.value)
 
 
 def test_a_file_that_plans_without_a_model_is_refused_with_its_name(tmp_path: Path) -> None:
     file = written(tmp_path, "plan_arguments = true")
     with pytest.raises(SetupError, match=f"^{file}: plan_arguments is on"):
-        CouncilService.of_file(Shelf(), file)
+        CouncilService.of_file(FakeToolSource(), file)
 
 
-def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
+def test_json_that_is_not_an_object_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"the council file is .*, it must be an object"):
         loaded(written(tmp_path, "[1]", "c.json"))
 
@@ -156,7 +161,7 @@ async def test_the_key_of_the_model_comes_from_the_environment_and_is_shown_nowh
     async with server_of((200, says("calm"))) as server:
         said = {"sidecar": {"connection": server.url, "model": "small"}, "prompt_tools": ["feel.json"]}
         written(tmp_path, json.dumps(PROMPT), "feel.json")
-        service = CouncilService.of_file(Shelf(), written(tmp_path, json.dumps(said), "c.json"))
+        service = CouncilService.of_file(FakeToolSource(), written(tmp_path, json.dumps(said), "c.json"))
         answer = await ran(service, members=[{**ADA, "tools": ["feel"]}])
     assert answer["results"][0]["content"] == "calm"
     assert answer["namedResults"] == {"mood": "calm"}
@@ -165,7 +170,9 @@ async def test_the_key_of_the_model_comes_from_the_environment_and_is_shown_nowh
 
 
 def test_what_is_in_force_can_be_sent_as_a_run_s_own(tmp_path: Path) -> None:
-    service = CouncilService.of_file(Shelf(), written(tmp_path, "timeout_seconds = 60\n[[members]]\nname = 'Ada'"))
+    service = CouncilService.of_file(
+        FakeToolSource(), written(tmp_path, "timeout_seconds = 60\n[[members]]\nname = 'Ada'")
+    )
     shown = json.loads(json.dumps(service.described()))
     assert (shown["settings"]["timeout_seconds"], shown["members"][0]["name"]) == (60.0, "Ada")
     assert shown["sidecar"]["available"] is False
@@ -183,17 +190,17 @@ def test_the_bus_loads_nothing_of_councils_before_it_needs_them() -> None:
 
 
 async def test_a_run_s_settings_and_members_are_its_own() -> None:
-    shelf = Shelf(tool("ext:look"))
-    service = CouncilService(shelf)
+    fake = FakeToolSource(tool("ext:look"))
+    service = CouncilService(fake)
     answer = await ran(service, settings={"timeoutMs": 45_000})
-    assert shelf.asked[0].timeout == 45.0
+    assert fake.calls[0].timeout == 45.0
     assert [each["content"] for each in answer["results"]] == ["what ext:look says"]
     assert service.described()["members"] == []
     assert service.described()["settings"]["timeout_seconds"] == 30.0
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "text"),
     [
         ({"members": None}, "the council has no members"),
         ({"members": [{"name": "Ada"}]}, "no member has tools"),
@@ -201,14 +208,14 @@ async def test_a_run_s_settings_and_members_are_its_own() -> None:
         ({"settings": {"mode": "inline"}}, "the mode is inline: the main model calls the tools itself"),
     ],
 )
-async def test_where_nobody_takes_part_the_answer_says_why(more: dict[str, Any], words: str) -> None:
-    answer = await ran(CouncilService(Shelf(tool("ext:look"))), **more)
-    assert words in answer.pop("reason")
+async def test_a_run_without_participants_has_a_reason(more: dict[str, Any], text: str) -> None:
+    answer = await ran(CouncilService(FakeToolSource(tool("ext:look"))), **more)
+    assert text in answer.pop("reason")
     assert answer == {"ok": True, "active": False, "results": []}
 
 
 async def test_a_run_whose_tools_are_all_gone_is_not_active_and_says_which_they_are() -> None:
-    service = CouncilService(Shelf(tool("ext:look")))
+    service = CouncilService(FakeToolSource(tool("ext:look")))
     answer = await ran(service, members=[{**ADA, "tools": ["ext:loook"]}])
     assert (answer["active"], answer["results"]) == (False, [])
     assert "see skipped for the reasons" in answer["reason"]
@@ -216,8 +223,8 @@ async def test_a_run_whose_tools_are_all_gone_is_not_active_and_says_which_they_
     assert service.find(answer["runId"]) == answer
 
 
-async def test_keys_that_mean_nothing_are_named_in_the_answer() -> None:
-    service = CouncilService(Shelf(tool("ext:look")))
+async def test_unknown_keys_are_named_in_the_response() -> None:
+    service = CouncilService(FakeToolSource(tool("ext:look")))
     answer = await ran(
         service,
         settings={"paralel": True, "toolsSettings": {"timeOut": 5, "enabled": True}},
@@ -236,7 +243,7 @@ async def test_keys_that_mean_nothing_are_named_in_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "text"),
     [
         ({"members": [{"name": "x", "chance": 10**400}]}, "must be a number"),
         ({"members": [ADA, ADA]}, "is the id of two members"),
@@ -247,21 +254,21 @@ async def test_keys_that_mean_nothing_are_named_in_the_answer() -> None:
         ({"settings": {"mode": "sideways"}}, "must be one of sidecar, inline"),
     ],
 )
-def test_a_run_that_breaks_a_rule_is_refused_before_it_begins(more: dict[str, Any], words: str) -> None:
-    with pytest.raises(SetupError, match=words):
-        CouncilService(Shelf()).begin({**HELLO, "members": [ADA], **more})
+def test_an_invalid_run_is_refused_before_it_starts(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(SetupError, match=text):
+        CouncilService(FakeToolSource()).begin({**HELLO, "members": [ADA], **more})
 
 
 def test_unknown_keys_cannot_fill_the_log_or_write_lines_of_it(caplog: pytest.LogCaptureFixture) -> None:
     keys = {f"x\nERROR forged {number}": 1 for number in range(1000)}
-    CouncilService(Shelf()).begin({**HELLO, "members": [{**ADA, **keys}]})
+    CouncilService(FakeToolSource()).begin({**HELLO, "members": [{**ADA, **keys}]})
     (line,) = caplog.messages
     assert "\n" not in line
     assert len(line) < 1000
 
 
-async def test_earlier_results_are_kept_by_chat_and_not_at_all_without_one() -> None:
-    service = CouncilService(Shelf(tool("ext:look")))
+async def test_earlier_results_are_stored_by_chat_and_not_without_one() -> None:
+    service = CouncilService(FakeToolSource(tool("ext:look")))
     ada = {**ADA, "history_retention": {"ext:look": 2}}
     assert (await ran(service, members=[ada]))["history"] == ""
     assert "1 deliberation ago - Ada / look\nwhat ext:look says" in (await ran(service, members=[ada]))["history"]
@@ -269,23 +276,23 @@ async def test_earlier_results_are_kept_by_chat_and_not_at_all_without_one() -> 
         assert (await ran(service, members=[ada], chat_id=""))["history"] == ""
 
 
-async def test_a_reply_that_is_made_again_uses_the_run_of_another_request() -> None:
-    shelf = Shelf(tool("ext:look"))
-    service = CouncilService(shelf)
+async def test_a_regenerated_reply_reuses_the_run_of_another_request() -> None:
+    fake = FakeToolSource(tool("ext:look"))
+    service = CouncilService(fake)
     keeping = {"settings": {"retain_results_for_regens": True}, "regenerates": True}
     first, again = await ran(service, **keeping), await ran(service, **keeping)
-    assert (first["reused"], again["reused"], len(shelf.asked)) == (False, True, 1)
+    assert (first["reused"], again["reused"], len(fake.calls)) == (False, True, 1)
     assert again["results"] == first["results"]
     assert service.find(again["runId"]) == again
 
 
-async def test_a_retry_takes_the_run_s_own_members_messages_and_user() -> None:
-    shelf = Shelf(tool("ext:look"), tool("ext:listen"), look=failed(Code.TOOL, "fog"))
-    service = CouncilService(shelf)
+async def test_a_retry_uses_the_members_messages_and_user_of_the_run() -> None:
+    fake = FakeToolSource(tool("ext:look"), tool("ext:listen"), look=failed(Code.TOOL, "fog"))
+    service = CouncilService(fake)
     ada = {**ADA, "tools": ["ext:look", "ext:listen"]}
     run = await ran(service, members=[ada], user_id="ann", attributes={"level": "5"}, persona="A sailor")
     assert (run["successCount"], run["failedCount"]) == (1, 1)
-    shelf.answers["look"] = "a wolf"
+    fake.answers["look"] = "a wolf"
     for useless in ([("m1", "ext:listen")], []):
         with pytest.raises(SetupError, match="failed in this run: m1 ext:look"):
             service.begin_retry(run["runId"], useless)
@@ -293,19 +300,19 @@ async def test_a_retry_takes_the_run_s_own_members_messages_and_user() -> None:
         start = service.begin_retry(run["runId"], only)
         assert start is not None
         answer = await start(None)
-        assert len(shelf.asked) == times
+        assert len(fake.calls) == times
     assert [each["content"] for each in answer["results"]] == ["a wolf", "what ext:listen says"]
     assert service.find(run["runId"]) == answer
-    assert (shelf.asked[2].name, shelf.asked[2].context.messages) == ("ext:look", shelf.asked[0].context.messages)
-    assert (shelf.asked[2].context.user_id, dict(shelf.asked[2].context.attributes)) == ("ann", {"level": "5"})
+    assert (fake.calls[2].name, fake.calls[2].context.messages) == ("ext:look", fake.calls[0].context.messages)
+    assert (fake.calls[2].context.user_id, dict(fake.calls[2].context.attributes)) == ("ann", {"level": "5"})
     assert service.begin_retry("unknown") is None
 
 
-async def test_two_retries_at_once_lose_nothing_of_each_other() -> None:
-    shelf = Shelf(tool("ext:look"), tool("ext:listen"), look=failed(Code.TOOL), listen=failed(Code.TOOL))
-    service = CouncilService(shelf)
+async def test_two_retries_at_once_keep_the_outcomes_of_both() -> None:
+    fake = FakeToolSource(tool("ext:look"), tool("ext:listen"), look=failed(Code.TOOL), listen=failed(Code.TOOL))
+    service = CouncilService(fake)
     run = await ran(service, members=[{**ADA, "tools": ["ext:look", "ext:listen"]}])
-    shelf.answers = {}
+    fake.answers = {}
     starts = [service.begin_retry(run["runId"], [("m1", f"ext:{name}")]) for name in ("look", "listen")]
     await asyncio.gather(*(start(None) for start in starts if start is not None))
     found = service.find(run["runId"])
@@ -314,19 +321,19 @@ async def test_two_retries_at_once_lose_nothing_of_each_other() -> None:
 
 
 async def test_a_retry_that_waited_for_one_of_the_same_tool_runs_it_no_more() -> None:
-    shelf = Shelf(tool("ext:look"), look=failed(Code.TOOL))
-    service = CouncilService(shelf)
+    fake = FakeToolSource(tool("ext:look"), look=failed(Code.TOOL))
+    service = CouncilService(fake)
     run = await ran(service)
-    shelf.answers = {}
+    fake.answers = {}
     starts = [service.begin_retry(run["runId"], [("m1", "ext:look")]) for _ in range(2)]
     first, second = await asyncio.gather(*(start(None) for start in starts if start is not None))
     assert first == second
-    assert len(shelf.asked) == 2
+    assert len(fake.calls) == 2
 
 
 async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> None:
-    shelf = Shelf(tool("ext:look"), look=failed(Code.TOOL))
-    service = CouncilService(shelf)
+    fake = FakeToolSource(tool("ext:look"), look=failed(Code.TOOL))
+    service = CouncilService(fake)
     run = await ran(service)
     begun = asyncio.Event()
 
@@ -334,7 +341,7 @@ async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> Non
         begun.set()
         await asyncio.Event().wait()
 
-    shelf.answers["look"] = hang
+    fake.answers["look"] = hang
     start = service.begin_retry(run["runId"])
     assert start is not None
     retrying = asyncio.ensure_future(start(None))
@@ -342,18 +349,18 @@ async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> Non
     retrying.cancel()
     await asyncio.wait((retrying,))
     assert service.find(run["runId"]) == run
-    shelf.answers = {}
+    fake.answers = {}
     assert (await asyncio.wait_for(start(None), 5))["failedCount"] == 0
 
 
 async def test_the_newest_runs_can_be_retried() -> None:
-    service = CouncilService(Shelf(tool("ext:look")))
+    service = CouncilService(FakeToolSource(tool("ext:look")))
     ids = [(await ran(service))["runId"] for _ in range(MAX_RUNS + 1)]
     assert [service.find(run_id) is not None for run_id in ids] == [False, *([True] * MAX_RUNS)]
 
 
 async def test_of_large_runs_fewer_can_be_retried_and_the_newest_always() -> None:
-    service = CouncilService(Shelf(tool("ext:look")), max_characters=10)
+    service = CouncilService(FakeToolSource(tool("ext:look")), max_characters=10)
     older, newest = (await ran(service))["runId"], (await ran(service))["runId"]
     assert service.find(newest) is not None
     assert service.find(older) is None
@@ -364,13 +371,13 @@ async def test_of_large_runs_fewer_can_be_retried_and_the_newest_always() -> Non
     [{"world_info": "x" * 5000}, {"members": [{**ADA, "definition": "x" * 5000}]}, {"attributes": {"a": "x" * 5000}}],
 )
 async def test_the_request_counts_towards_the_size_of_a_run(more: dict[str, Any]) -> None:
-    service = CouncilService(Shelf(tool("ext:look")), max_characters=9000)
+    service = CouncilService(FakeToolSource(tool("ext:look")), max_characters=9000)
     older, newer = (await ran(service, **more))["runId"], (await ran(service, **more))["runId"]
     assert (service.find(older), service.find(newer) is not None) == (None, True)
 
 
 async def test_many_unknown_tool_names_do_not_block_the_bus() -> None:
-    service = CouncilService(Shelf(*(tool(f"ext:t{number}") for number in range(200))))
+    service = CouncilService(FakeToolSource(*(tool(f"ext:t{number}") for number in range(200))))
     member = {**ADA, "tools": [f"q{number}" for number in range(100_000)] + ["t7"]}
     began = time.process_time()
     run = await ran(service, members=[member])
@@ -381,12 +388,12 @@ async def test_many_unknown_tool_names_do_not_block_the_bus() -> None:
 # -- those who watch -------------------------------------------------------------------------------------------------
 
 
-async def test_a_watcher_hears_of_its_chat_and_the_asker_of_its_run() -> None:
-    service = CouncilService(Shelf(tool("ext:look"), look=failed(Code.TOOL)))
-    everything, of_c2, told = service.watch(), service.watch("c2"), list[Mapping[str, Any]]()
-    await service.begin({**HELLO, "members": [ADA]})(told.append)
+async def test_a_watcher_gets_the_events_of_its_chat_and_a_client_those_of_its_run() -> None:
+    service = CouncilService(FakeToolSource(tool("ext:look"), look=failed(Code.TOOL)))
+    everything, of_c2, council_file = service.watch(), service.watch("c2"), list[Mapping[str, Any]]()
+    await service.begin({**HELLO, "members": [ADA]})(council_file.append)
     kinds = ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED", "COUNCIL_TOOLS_FAILED"]
-    assert [each["event"] for each in told] == kinds
+    assert [each["event"] for each in council_file] == kinds
     await ran(service, chat_id="c2")
     service.close()
     assert [each["event"] async for each in everything] == kinds * 2
@@ -394,8 +401,8 @@ async def test_a_watcher_hears_of_its_chat_and_the_asker_of_its_run() -> None:
     assert [each async for each in service.watch()] == []
 
 
-async def test_a_slow_watcher_loses_the_oldest_and_is_told_how_many() -> None:
-    service = CouncilService(Shelf(tool("ext:look")))
+async def test_a_slow_watcher_loses_the_oldest_events_and_gets_their_count() -> None:
+    service = CouncilService(FakeToolSource(tool("ext:look")))
     watcher = service.watch("c1")
     for number in range(MAX_WAITING + 3):
         watcher.put({"event": "X", "chatId": "c1", "number": number})
@@ -415,7 +422,7 @@ async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:
         finally:
             ended.set()
 
-    service = CouncilService(Shelf(tool("ext:look"), look=hang))
+    service = CouncilService(FakeToolSource(tool("ext:look"), look=hang))
     running = asyncio.ensure_future(ran(service))
     await asyncio.wait_for(begun.wait(), 5)
     service.close()
@@ -427,6 +434,6 @@ async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:
 
 
 async def test_prompt_tools_are_listed_as_unavailable_where_there_is_no_model() -> None:
-    listed = {each["name"]: each for each in await CouncilService(Shelf(tool("ext:look"))).tools()}
+    listed = {each["name"]: each for each in await CouncilService(FakeToolSource(tool("ext:look"))).tools()}
     assert (listed["ext:look"]["available"], listed["ext:look"]["source"]) == (True, "ext")
     assert (listed["propose_twist"]["available"], listed["propose_twist"]["reason"]) == (False, NO_CONNECTION)

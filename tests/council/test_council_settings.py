@@ -45,9 +45,13 @@ ORIGINAL: dict[str, Any] = {
 
 
 def test_the_defaults_are_those_of_the_original() -> None:
-    said = CouncilSettings()
-    assert (said.mode, said.timeout_seconds, said.sidecar_context_window) == ("sidecar", 30.0, 25)
-    assert (said.include_user_persona, said.include_character_info, said.include_world_info) == (True, True, True)
+    settings = CouncilSettings()
+    assert (settings.mode, settings.timeout_seconds, settings.sidecar_context_window) == ("sidecar", 30.0, 25)
+    assert (settings.include_user_persona, settings.include_character_info, settings.include_world_info) == (
+        True,
+        True,
+        True,
+    )
     off = (
         "exclude_latest_user_message",
         "allow_user_control",
@@ -55,13 +59,13 @@ def test_the_defaults_are_those_of_the_original() -> None:
         "parallel",
         "plan_arguments",
     )
-    assert [name for name in off if getattr(said, name)] == []
-    assert (said.max_words_per_tool, said.result_bytes) == (250, 65536)
+    assert [name for name in off if getattr(settings, name)] == []
+    assert (settings.max_words_per_tool, settings.result_bytes) == (250, 65536)
 
 
 def test_settings_of_the_original_are_read_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    said = CouncilSettings.read(ORIGINAL)
-    assert said == CouncilSettings(
+    settings = CouncilSettings.read(ORIGINAL)
+    assert settings == CouncilSettings(
         members=(
             Member(
                 id="row-1",
@@ -89,7 +93,7 @@ def test_settings_of_the_original_are_read_without_a_warning(caplog: pytest.LogC
     assert caplog.records == []
 
 
-def test_our_own_spelling_says_the_same_in_toml_as_in_json(tmp_path: Path) -> None:
+def test_our_own_spelling_means_the_same_in_toml_and_json(tmp_path: Path) -> None:
     (tmp_path / "council.toml").write_text(
         'mode = "sidecar"\ntimeout_seconds = 20\nparallel = true\n'
         '[[members]]\nname = "Ann"\ntools = ["look"]\ngender_identity = 0\navatar_url = "/a.png"\n'
@@ -103,19 +107,19 @@ def test_our_own_spelling_says_the_same_in_toml_as_in_json(tmp_path: Path) -> No
             }
         )
     )
-    said = CouncilSettings.load(tmp_path / "council.toml")
-    assert said == CouncilSettings.load(str(tmp_path / "council.json"))
-    assert said.members[0] == Member(id="Ann", name="Ann", tools=("look",), gender_identity=0, avatar_url="/a.png")
+    settings = CouncilSettings.load(tmp_path / "council.toml")
+    assert settings == CouncilSettings.load(str(tmp_path / "council.json"))
+    assert settings.members[0] == Member(id="Ann", name="Ann", tools=("look",), gender_identity=0, avatar_url="/a.png")
 
 
-def test_a_time_below_the_floor_is_raised_to_it_and_the_floor_can_be_lowered() -> None:
+def test_a_timeout_below_the_minimum_is_raised_to_it_and_the_minimum_can_be_lowered() -> None:
     assert CouncilSettings(timeout_seconds=1).timeout_seconds == 15.0
     assert CouncilSettings.read({"timeoutMs": 0}).timeout_seconds == 15.0
     assert CouncilSettings(timeout_seconds=1, least_timeout_seconds=0.5).timeout_seconds == 1.0
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("settings", "sentence"),
     [
         ({"mode": "loud"}, "council settings: mode is 'loud', it must be one of sidecar, inline"),
         ({"timeoutMs": 300_001}, "timeoutMs is 300001, it must be a number from 0 to 300000"),
@@ -158,15 +162,15 @@ def test_a_time_below_the_floor_is_raised_to_it_and_the_floor_can_be_lowered() -
         ({"members": [{"name": "Ann", "history_retention": 3}]}, "history_retention is 3, it must be an"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_place_its_rule_and_how_to_fix_it(said: Any, sentence: str) -> None:
-    with pytest.raises(SetupError) as refused:
-        CouncilSettings.read(said)
-    assert sentence in str(refused.value)
-    assert str(refused.value).startswith("council settings")
+def test_a_bad_value_is_refused_with_its_place_its_rule_and_how_to_fix_it(settings: Any, sentence: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        CouncilSettings.read(settings)
+    assert sentence in str(caught.value)
+    assert str(caught.value).startswith("council settings")
 
 
 @pytest.mark.parametrize(
-    ("said", "loc"),
+    ("settings", "loc"),
     [
         ({"mode": "loud"}, ("mode",)),
         ({"timeoutMs": 300_001}, ("timeoutMs",)),
@@ -182,18 +186,18 @@ def test_a_bad_value_is_refused_with_its_place_its_rule_and_how_to_fix_it(said: 
         ({"timeoutMs": 1, "toolsSettings": {"timeoutMs": 1}}, ("timeoutMs",)),
     ],
 )
-def test_a_fault_names_the_keys_that_lead_to_it(said: Any, loc: tuple[str | int, ...]) -> None:
-    with pytest.raises(SetupError) as refused:
-        CouncilSettings.read(said)
-    assert refused.value.loc == loc
+def test_an_error_has_the_keys_that_lead_to_its_value(settings: Any, loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(SetupError) as caught:
+        CouncilSettings.read(settings)
+    assert caught.value.loc == loc
 
 
 def test_unknown_keys_are_ignored_and_named_in_one_warning_with_the_nearest_known_key(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        said = CouncilSettings.read({"members": [{"name": "Ann", "mood": "grim"}], "colour": 1, "paralel": 2})
-    assert said == CouncilSettings(members=(Member(id="Ann", name="Ann"),))
+        settings = CouncilSettings.read({"members": [{"name": "Ann", "mood": "grim"}], "colour": 1, "paralel": 2})
+    assert settings == CouncilSettings(members=(Member(id="Ann", name="Ann"),))
     assert [each.getMessage() for each in caplog.records] == [
         "council settings: unknown keys are ignored: colour, paralel (did you mean parallel?), members[0].mood",
     ]
@@ -216,10 +220,10 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(
     file = tmp_path / name
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(SetupError) as refused:
+    with pytest.raises(SetupError) as caught:
         CouncilSettings.load(file)
-    assert str(refused.value).startswith(f"{file}: ")
-    assert sentence in str(refused.value)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert sentence in str(caught.value)
 
 
 def test_a_member_can_be_read_by_itself() -> None:
@@ -227,7 +231,7 @@ def test_a_member_can_be_read_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("settings", "sentence"),
     [
         (
             {"timeout_seconds": "30"},
@@ -238,6 +242,6 @@ def test_a_member_can_be_read_by_itself() -> None:
         ({"parallel": "no"}, "parallel is 'no', it must be true or false"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_refused_by_the_constructor_too(said: Any, sentence: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused_by_the_constructor_too(settings: Any, sentence: str) -> None:
     with pytest.raises(SetupError, match=re.escape(sentence)):
-        CouncilSettings(**said)
+        CouncilSettings(**settings)

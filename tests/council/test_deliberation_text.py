@@ -26,7 +26,7 @@ def test_parity_8_the_block_groups_by_member_and_leaves_failures_out() -> None:
     assert "Cid" not in block
 
 
-def test_a_named_result_that_does_not_deliberate_is_kept_by_name_only() -> None:
+def test_a_named_result_that_does_not_deliberate_is_stored_by_name_only() -> None:
     outcomes = [
         outcome("Ann", "mood", "grim", variable="mood", deliberates=False),
         outcome("Ann", "plot", "twist", variable="plot"),
@@ -40,7 +40,7 @@ def test_a_named_result_that_does_not_deliberate_is_kept_by_name_only() -> None:
     assert named_results(outcomes) == {"mood": "grim", "plot": "twist"}
 
 
-def test_without_anything_to_show_the_block_says_so() -> None:
+def test_a_block_without_results_has_a_sentence_about_it() -> None:
     nothing = "## Council Deliberation\n\nNo tools were executed for this generation."
     assert deliberation_block([]) == nothing
     assert deliberation_block([outcome("Ann", "look", success=False, error="blind")]) == (

@@ -56,13 +56,13 @@ def names(cells: Iterable[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("head", "record"), [("| council setting |", CouncilSettings), ("| sidecar setting |", SidecarSettings)]
 )
-def test_every_setting_is_told_with_its_default(head: str, record: Any) -> None:
+def test_the_page_lists_every_setting_with_its_default(head: str, record: Any) -> None:
     told = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows(head)}
     assert told == {each.name: each.default for each in fields(record) if each.default is not MISSING}
     assert len(told) == len(fields(record))
 
 
-def test_every_event_is_told_with_its_fields() -> None:
+def test_the_page_lists_every_event_with_its_fields() -> None:
     assert {type(event) for event in EVENTS} == set(typing.get_args(CouncilEvent))
     for event, (kind, name, told) in zip(EVENTS, rows("| event |"), strict=True):
         described = event.described()
@@ -70,7 +70,7 @@ def test_every_event_is_told_with_its_fields() -> None:
         assert names([told]) == [key for key in described if key not in ("generationId", "chatId")]
 
 
-def test_every_key_of_an_invocation_and_of_a_member_is_told() -> None:
+def test_the_page_lists_every_key_of_an_invocation_and_of_a_member() -> None:
     told = rows("| key | attribute |")
     call = ToolInvocation.of({}, ToolScope())
     assert names(row[0] for row in told) == list(call)
@@ -97,7 +97,7 @@ def test_the_numbers_of_the_page_are_those_of_the_code(sentence: str, number: in
     assert [int(found.replace(",", "")) for found in re.findall(sentence, " ".join(PAGE.split()))] == [number]
 
 
-def test_the_words_for_numbers_are_true() -> None:
+def test_the_numbers_in_the_text_of_the_page_are_true() -> None:
     words = {"ten": len(bundled_prompt_tools()), "three times in all": ATTEMPTS, "twelve": len(ANN.described())}
     assert words == {"ten": 10, "three times in all": 3, "twelve": 12}
     assert all(word in " ".join(PAGE.split()) for word in words)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.council.fake_tool_source import Shelf, failed, member, tool
+from tests.council.fake_tool_source import FakeToolSource, failed, member, tool
 from tests.loop.scripted_model import ScriptedModel, call, says
 from toolbus.dialects import find_dialect
 from toolbus.errors import Code, InvalidRequest, PeerLost
@@ -44,10 +44,10 @@ def test_each_tool_of_each_member_is_a_function_of_its_own_that_says_whose_it_is
 @pytest.mark.parametrize("members", [(), (ANN,)])
 def test_inline_tools_are_offered_whether_or_not_there_are_members(members: tuple[Member, ...]) -> None:
     """Defect 2."""
-    roll = tool("dice:roll", council_eligible=False, inline_available=True, description="Rolls.")
+    roll = tool("dice:roll", council_eligible=False, inline_available=True, description="FixedRolls.")
     export = InlineExport.build([SEARCH, roll], members)
     (offered,) = [each for each in export.tools if export.targets[each.name].member is None]
-    assert (offered.name, offered.description, offered.metadata_json) == ("dice_roll", "Rolls.", "")
+    assert (offered.name, offered.description, offered.metadata_json) == ("dice_roll", "FixedRolls.", "")
     assert export.resolve("dice_roll") == InlineTarget("dice:roll")
     assert len(export.tools) == 1 + len(members)
 
@@ -87,7 +87,7 @@ def test_names_stay_from_call_to_call_in_whatever_order_tools_and_members_come()
     assert InlineExport.build(reversed(tools), [BEN, ANN]).targets == first.targets
 
 
-def test_what_was_assigned_and_is_not_there_is_told_and_a_tool_named_twice_is_offered_once() -> None:
+def test_a_missing_assigned_tool_is_reported_and_a_tool_named_twice_is_offered_once() -> None:
     hidden = tool("memory:hidden", council_eligible=False)
     export = InlineExport.build([SEARCH, hidden], [member("Bo", "search", "memory:search", "gone", "hidden")])
     assert names(export) == ["bo_memory_search"]
@@ -95,12 +95,12 @@ def test_what_was_assigned_and_is_not_there_is_told_and_a_tool_named_twice_is_of
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("",)])
-def test_members_that_cannot_be_told_apart_are_refused(ids: tuple[str, ...]) -> None:
+def test_members_without_unique_ids_are_refused(ids: tuple[str, ...]) -> None:
     members = [Member(each, each) for each in ids]
     with pytest.raises(InvalidRequest, match=f"have the id '{ids[0]}': give each"):
         InlineExport.build([], members)
     with pytest.raises(InvalidRequest, match="give each"):
-        InlineTools(Shelf(), members)
+        InlineTools(FakeToolSource(), members)
 
 
 def test_functions_keep_the_hash_of_the_declaration_behind_them() -> None:
@@ -144,32 +144,32 @@ async def asked(tools: InlineTools, name: str, **options: Any) -> Result:
     return await tools.call(name, '{"query":"door"}', **{"context": None, "schema_hash": "", **options})
 
 
-async def test_a_call_goes_to_the_tool_with_the_member_and_what_the_host_said() -> None:
-    shelf = Shelf(SEARCH)
-    tools = InlineTools(shelf, [ANN, BEN])
+async def test_a_call_reaches_the_tool_with_the_member_and_the_context_of_the_host() -> None:
+    fake = FakeToolSource(SEARCH)
+    tools = InlineTools(fake, [ANN, BEN])
     assert isinstance(tools, ToolSource)
     revision, offered = await tools.tools()
     context = CallContext(user_id="u", member={"name": "Eve"}, messages=(ContextMessage("user", "Hi"),))
     result = await asked(tools, offered[1].name, context=context, timeout=7)
     assert (revision, result.output) == (1, "what memory:search says")
-    (seen,) = shelf.asked
+    (seen,) = fake.calls
     assert (seen.name, seen.arguments, seen.timeout) == ("memory:search", {"query": "door"}, 7)
     assert seen.context == CallContext(user_id="u", member=BEN.described(), messages=context.messages)
 
 
 async def test_a_tool_without_member_is_called_without_one_whatever_the_context_says() -> None:
-    shelf = Shelf(tool("dice:roll", inline_available=True))
-    await asked(InlineTools(shelf), "dice_roll", context=CallContext(member={"name": "Eve"}))
-    assert shelf.asked[0].context == CallContext()
+    fake = FakeToolSource(tool("dice:roll", inline_available=True))
+    await asked(InlineTools(fake), "dice_roll", context=CallContext(member={"name": "Eve"}))
+    assert fake.calls[0].context == CallContext()
 
 
 async def test_a_call_without_context_has_that_of_the_source() -> None:
-    shelf = Shelf(SEARCH)
-    shelf.context = CallContext(user_id="u")  # type: ignore[attr-defined]
-    tools = InlineTools(shelf, [ANN])
+    fake = FakeToolSource(SEARCH)
+    fake.context = CallContext(user_id="u")  # type: ignore[attr-defined]
+    tools = InlineTools(fake, [ANN])
     assert tools.context == CallContext(user_id="u")
     await asked(tools, "1b4e28ba_memory_search")
-    assert shelf.asked[0].context == CallContext(user_id="u", member=ANN.described())
+    assert fake.calls[0].context == CallContext(user_id="u", member=ANN.described())
 
 
 def raising(problem: BaseException) -> Any:
@@ -190,9 +190,9 @@ def raising(problem: BaseException) -> Any:
         (raising(asyncio.CancelledError()), Code.CANCELLED, "cancelled before it had a result"),
     ],
 )
-async def test_whatever_goes_wrong_is_a_result_and_the_turn_goes_on(answer: Any, code: Code, words: str) -> None:
+async def test_every_error_is_a_result_and_does_not_end_the_turn(answer: Any, code: Code, words: str) -> None:
     """Defect 1."""
-    tools = InlineTools(Shelf(SEARCH, search=answer), [ANN])
+    tools = InlineTools(FakeToolSource(SEARCH, search=answer), [ANN])
     result = await asked(tools, "1b4e28ba_memory_search")
     assert result.error is not None
     assert (result.error.code, words in result.error.message) == (code, True)
@@ -204,7 +204,7 @@ async def test_whatever_goes_wrong_is_a_result_and_the_turn_goes_on(answer: Any,
 
 async def test_every_call_is_answered_one_of_an_invented_name_too() -> None:
     """Defect 5."""
-    tools = InlineTools(Shelf(SEARCH), [ANN])
+    tools = InlineTools(FakeToolSource(SEARCH), [ANN])
     calls = [call("1b4e28ba_memory_search"), call("1b4e28ba_gone"), call("memory:search")]
     model = ScriptedModel(says("", *calls), says("Done."))
     await ToolLoop(tools, model.endpoint).run("?")
@@ -222,7 +222,7 @@ async def test_every_call_is_answered_one_of_an_invented_name_too() -> None:
 async def test_a_loop_calls_with_the_hash_of_the_declaration_and_sees_changes() -> None:
     seen: list[str] = []
 
-    class Changing(Shelf):
+    class Changing(FakeToolSource):
         revision = 1
 
         async def tools(self) -> tuple[int, Any]:
@@ -232,13 +232,13 @@ async def test_a_loop_calls_with_the_hash_of_the_declaration_and_sees_changes() 
             seen.append(options["schema_hash"])
             return await super().call(name, arguments_json, **options)
 
-    shelf = Changing(SEARCH)
-    tools = InlineTools(shelf, [ANN])
+    fake = Changing(SEARCH)
+    tools = InlineTools(fake, [ANN])
     model = ScriptedModel(says("", call("1b4e28ba_memory_search")), says("."), says("."))
     loop = ToolLoop(tools, model.endpoint)
     await loop.run("?")
     assert seen == [SEARCH.schema_hash]
-    shelf.offered, shelf.revision = (*shelf.offered, tool("dice:roll", inline_available=True)), 2
+    fake.offered, fake.revision = (*fake.offered, tool("dice:roll", inline_available=True)), 2
     await loop.run("?")
     assert model.offered(2) == ["1b4e28ba_memory_search", "dice_roll"]
     assert [revision async for revision in tools.changes()] == [1]
@@ -261,8 +261,8 @@ async def test_the_member_reaches_an_extension_over_the_wire() -> None:
     assert seen[0]["args"]["context"] == "user: Hi"
 
 
-async def test_an_empty_text_is_told_as_such() -> None:
-    tools = InlineTools(Shelf(SEARCH, search=""), [ANN])
+async def test_an_empty_result_has_a_text() -> None:
+    tools = InlineTools(FakeToolSource(SEARCH, search=""), [ANN])
     assert (await asked(tools, "1b4e28ba_memory_search")).output == "(empty result)"
 
 
@@ -273,7 +273,7 @@ async def test_cancelling_a_call_cancels_it() -> None:
         began.set()
         await asyncio.Event().wait()
 
-    tools = InlineTools(Shelf(SEARCH, search=wait), [ANN])
+    tools = InlineTools(FakeToolSource(SEARCH, search=wait), [ANN])
     task = asyncio.create_task(asked(tools, "1b4e28ba_memory_search"))
     await asyncio.wait_for(began.wait(), 5)
     task.cancel()

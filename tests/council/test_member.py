@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.council.fake_tool_source import Rolls, member
+from tests.council.fake_tool_source import FixedRolls, member
 from toolbus.council.member import participants, takes_part
 
 
@@ -16,19 +16,19 @@ from toolbus.council.member import participants, takes_part
     ],
 )
 def test_parity_8_a_chance_is_compared_as_the_original_does(chance: float, roll: float | None, comes: bool) -> None:
-    rolls = Rolls() if roll is None else Rolls(roll)
+    rolls = FixedRolls() if roll is None else FixedRolls(roll)
     assert takes_part(member("Ann", "look", chance=chance), rolls) is comes
     assert rolls.left == []
 
 
 def test_a_member_without_tools_stays_away_and_costs_no_roll() -> None:
-    assert participants([member("Ann"), member("Bob", "look", chance=50)], Rolls(0.1)) == (
+    assert participants([member("Ann"), member("Bob", "look", chance=50)], FixedRolls(0.1)) == (
         member("Bob", "look", chance=50),
     )
 
 
 def test_a_chance_that_is_no_number_never_takes_part() -> None:
-    assert not takes_part(member("Ann", "look", chance=float("nan")), Rolls(0.0))
+    assert not takes_part(member("Ann", "look", chance=float("nan")), FixedRolls(0.0))
 
 
 def test_parity_8_a_seeded_source_of_randomness_rolls_the_same_again() -> None:

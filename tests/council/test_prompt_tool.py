@@ -55,7 +55,7 @@ async def test_a_member_answers_the_prompt_as_itself_with_the_context_as_the_use
     model = Model("  A letter arrives.  ")
     sidecar = SidecarSettings(model="small", temperature=0.3, top_p=0.5, max_tokens=200)
     assert await run_prompt_tool(TWIST, ADA, "user: hi\n", Settings(), model, sidecar=sidecar) == "A letter arrives."
-    (question,) = model.asked
+    (question,) = model.questions
     assert question.messages[1] == {"role": "user", "content": "user: hi"}
     assert question.messages[0] == {"role": "system", "content": instructions(TWIST, ADA, Settings())}
     assert (question.model, question.temperature, question.top_p, question.max_tokens) == ("small", 0.3, 0.5, 200)
@@ -81,7 +81,7 @@ def test_brevity_and_user_control_can_be_switched_off(settings: Settings, gone: 
     assert gone not in instructions(TWIST, ADA, settings)
 
 
-def test_a_member_of_whom_nothing_is_known_leaves_no_gaps() -> None:
+def test_a_member_without_description_leaves_no_gaps_in_the_prompt() -> None:
     text = instructions(TWIST, Member("1", "Bo"), Settings())
     assert "pronouns" not in text
     assert "role" not in text
@@ -94,14 +94,14 @@ async def test_the_councils_own_settings_fit() -> None:
 
 
 @pytest.mark.parametrize("bad", [RuntimeError("busy"), "", "  \n", Completion(""), "<think>hm</think>", None, 7])
-async def test_a_failure_or_an_empty_answer_is_asked_again_after_a_pause(bad: Any) -> None:
+async def test_a_failure_or_an_empty_answer_is_retried_after_a_backoff(bad: Any) -> None:
     model, pauses = Model(bad, bad, "At last."), Pauses()
     assert await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses) == "At last."
     assert pauses.seconds == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("bad", "why"),
+    ("bad", "reason"),
     [
         (RuntimeError("busy"), "busy"),
         (KeyError(), "KeyError"),
@@ -109,22 +109,22 @@ async def test_a_failure_or_an_empty_answer_is_asked_again_after_a_pause(bad: An
         (asyncio.CancelledError(), "was cancelled"),
     ],
 )
-async def test_after_three_attempts_the_last_failure_is_told(bad: Any, why: str) -> None:
+async def test_after_three_attempts_the_last_failure_is_the_error(bad: Any, reason: str) -> None:
     model, pauses = Model(bad, bad, bad, "never asked"), Pauses()
-    with pytest.raises(ToolBusError, match=f'"Propose Twist" failed 3 times, at last: .*{why}'):
+    with pytest.raises(ToolBusError, match=f'"Propose Twist" failed 3 times, at last: .*{reason}'):
         await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
-    assert (len(model.asked), pauses.seconds) == (3, [0.5, 1.0])
+    assert (len(model.questions), pauses.seconds) == (3, [0.5, 1.0])
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
-async def test_a_server_that_refuses_the_question_is_not_asked_again(status: int) -> None:
+async def test_a_question_that_the_server_refuses_is_not_retried(status: int) -> None:
     model, pauses = Model(SidecarError("no such model", status), "never asked"), Pauses()
     with pytest.raises(ToolBusError, match='"Propose Twist" failed: the sidecar model failed: no such model'):
         await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pauses)
-    assert (len(model.asked), pauses.seconds) == (1, [])
+    assert (len(model.questions), pauses.seconds) == (1, [])
 
 
-async def test_a_server_that_has_too_much_to_do_is_asked_again() -> None:
+async def test_an_overloaded_server_is_retried() -> None:
     model = Model(SidecarError("busy", 429), SidecarError("broken", 500), "At last.")
     assert await run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=Pauses()) == "At last."
 
@@ -160,7 +160,7 @@ async def test_cancelling_during_a_pause_ends_it_too() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert len(model.asked) == 1
+    assert len(model.questions) == 1
 
 
 async def test_all_attempts_together_end_at_the_timeout() -> None:
@@ -172,7 +172,7 @@ async def test_all_attempts_together_end_at_the_timeout() -> None:
         await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), 5)
 
 
-async def test_a_model_that_makes_an_error_of_its_own_of_the_timeout_is_not_asked_again() -> None:
+async def test_a_model_that_turns_the_timeout_into_its_own_error_is_not_retried() -> None:
     questions = []
 
     async def wrapping(question: Question) -> str:
@@ -191,13 +191,13 @@ async def test_a_model_that_makes_an_error_of_its_own_of_the_timeout_is_not_aske
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_display_name_is_made_of_the_name_where_there_is_none() -> None:
+def test_a_missing_display_name_is_made_of_the_name() -> None:
     assert TWIST.display_name == "Propose Twist"
     assert PromptTool("x", "The X", prompt="p").display_name == "The X"
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("fields", "sentence"),
     [
         ({"name": "a b", "prompt": "p"}, "'a b': its name must be 1 to 64 of [A-Za-z0-9_.-]"),
         ({"name": "source:x", "prompt": "p"}, "its name must be"),
@@ -209,9 +209,9 @@ def test_a_display_name_is_made_of_the_name_where_there_is_none() -> None:
         ({"name": "x", "prompt": "p", "parameters": 5}, "parameters are 5, they must be a JSON Schema"),
     ],
 )
-def test_a_prompt_tool_that_breaks_a_rule_is_refused_with_value_rule_and_cure(said: Any, sentence: str) -> None:
+def test_an_invalid_prompt_tool_is_refused_with_value_rule_and_fix(fields: Any, sentence: str) -> None:
     with pytest.raises(InvalidTool) as caught:
-        PromptTool(**said)
+        PromptTool(**fields)
     assert sentence in str(caught.value)
 
 
@@ -223,8 +223,8 @@ def written(path: Path, content: Any) -> Path:
     return path
 
 
-def names(found: PromptTools) -> list[str]:
-    return [tool.name for tool in found.tools]
+def names(read: PromptTools) -> list[str]:
+    return [tool.name for tool in read.tools]
 
 
 def entry(name: str, **more: Any) -> dict[str, Any]:
@@ -239,9 +239,9 @@ def test_a_file_holds_one_tool_a_list_or_a_list_under_tools(tmp_path: Path) -> N
     written(tmp_path / "e.toml", 'name = "seven"\nprompt = """\nDo\nseven."""\n')
     written(tmp_path / "readme.txt", "no tool")
     written(tmp_path / ".hidden.json", "{")
-    found = read_prompt_tools(tmp_path)
-    assert names(found) == ["one", "two", "three", "four", "five", "six", "seven"]
-    assert (found.problems, found.warnings) == ((), ())
+    read = read_prompt_tools(tmp_path)
+    assert names(read) == ["one", "two", "three", "four", "five", "six", "seven"]
+    assert (read.problems, read.warnings) == ((), ())
     assert names(read_prompt_tools(str(tmp_path / "b.json"))) == ["two", "three"]
 
 
@@ -257,20 +257,20 @@ def test_the_originals_keys_are_read_as_its_database_keeps_them(tmp_path: Path) 
         "result_variable": "mood",
         "store_in_deliberation": 0,
     }
-    found = read_prompt_tools(written(tmp_path / "rows.json", [row, entry("x", resultVariable="y", category=None)]))
-    assert found.tools[0] == PromptTool("expression", "Expression", "d", "p", schema, "mood", False)
-    assert found.tools[1].variable == "y"
-    assert not found.problems + found.warnings
+    read = read_prompt_tools(written(tmp_path / "rows.json", [row, entry("x", resultVariable="y", category=None)]))
+    assert read.tools[0] == PromptTool("expression", "Expression", "d", "p", schema, "mood", False)
+    assert read.tools[1].variable == "y"
+    assert not read.problems + read.warnings
 
 
 @pytest.mark.parametrize("schema", ["{broken", "[]", 5, [], {"type": "array"}, {"properties": 3}, "[" * 100_000])
 def test_a_broken_schema_becomes_that_of_no_arguments_with_a_warning(tmp_path: Path, schema: Any) -> None:
-    found = read_prompt_tools(written(tmp_path / "a.json", [entry("one", input_schema=schema), entry("two")]))
-    assert names(found) == ["one", "two"]
-    assert dict(found.tools[0].parameters) == {"type": "object", "properties": {}}
-    assert "is not a JSON Schema of an object: the tool is used without parameters" in found.warnings[0]
-    assert "a.json, tool 1" in found.warnings[0]
-    assert not found.problems
+    read = read_prompt_tools(written(tmp_path / "a.json", [entry("one", input_schema=schema), entry("two")]))
+    assert names(read) == ["one", "two"]
+    assert dict(read.tools[0].parameters) == {"type": "object", "properties": {}}
+    assert "is not a JSON Schema of an object: the tool is used without parameters" in read.warnings[0]
+    assert "a.json, tool 1" in read.warnings[0]
+    assert not read.problems
 
 
 @pytest.mark.parametrize(
@@ -292,9 +292,9 @@ def test_what_is_broken_is_a_problem_and_the_rest_is_read(
     written(tmp_path / "a.json", entry("one"))
     written(tmp_path / "b.json", content)
     written(tmp_path / "c.json", entry("two"))
-    found = read_prompt_tools(tmp_path)
-    assert names(found) == ["one", "two"]
-    (sentence,) = found.problems
+    read = read_prompt_tools(tmp_path)
+    assert names(read) == ["one", "two"]
+    (sentence,) = read.problems
     assert problem in sentence
     assert str(tmp_path / "b.json") in sentence
     assert sentence in caplog.text
@@ -310,9 +310,9 @@ def test_what_is_broken_is_a_problem_and_the_rest_is_read(
 )
 def test_a_file_of_another_kind_is_a_problem(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     (tmp_path / name).write_bytes(content)
-    found = read_prompt_tools(tmp_path / name)
-    assert found.tools == ()
-    assert problem in found.problems[0]
+    read = read_prompt_tools(tmp_path / name)
+    assert read.tools == ()
+    assert problem in read.problems[0]
 
 
 def test_a_path_that_is_not_there_is_a_problem_and_no_exception(tmp_path: Path) -> None:
@@ -324,9 +324,9 @@ def test_a_path_that_is_not_there_is_a_problem_and_no_exception(tmp_path: Path) 
 def test_of_two_with_one_name_the_later_counts_in_the_place_of_the_first(tmp_path: Path) -> None:
     written(tmp_path / "a.json", [entry("one"), entry("two")])
     written(tmp_path / "b.json", entry("one", display_name="Newer"))
-    found = read_prompt_tools(tmp_path)
-    assert [tool.display_name for tool in found.tools] == ["Newer", "Two"]
-    assert "prompt tool 'one' appears twice, the later one is used" in found.warnings[0]
+    read = read_prompt_tools(tmp_path)
+    assert [tool.display_name for tool in read.tools] == ["Newer", "Two"]
+    assert "prompt tool 'one' appears twice, the later one is used" in read.warnings[0]
 
 
 def test_parameters_cannot_be_changed_from_outside() -> None:

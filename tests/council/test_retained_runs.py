@@ -2,43 +2,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.council.fake_tool_source import USER, Rolls, Shelf, member, outcome, settings, tool
+from tests.council.fake_tool_source import USER, FakeToolSource, FixedRolls, member, outcome, settings, tool
 from toolbus.council.retained_runs import RetainedRuns, fingerprint
 from toolbus.extension import Council, Deliberation, Scene, SidecarSettings
 
 SCENE = Scene(chat_id="chat", world_info="Snow.")
 
 
-def council(shelf: Shelf, **fields: Any) -> Council:
+def council(fake: FakeToolSource, **fields: Any) -> Council:
     chosen = {"retain_results_for_regens": True, **fields}
-    return Council(shelf, settings(member("Ann", "look"), **chosen))
+    return Council(fake, settings(member("Ann", "look"), **chosen))
 
 
-async def test_a_reply_that_is_made_again_uses_the_earlier_run_if_nothing_changed() -> None:
+async def test_a_regenerated_reply_reuses_the_earlier_run_if_nothing_changed() -> None:
     told: list[Any] = []
-    shelf = Shelf(tool("look"))
-    retaining = council(shelf)
+    fake = FakeToolSource(tool("look"))
+    retaining = council(fake)
     first = await retaining.run([USER], scene=SCENE)
     again = await retaining.run([USER], scene=SCENE, regenerates=True, run_id="r2", on_event=told.append)
     assert first is not None
     assert again is not None
     assert (again.reused, first.reused, again.run_id) == (True, False, "r2")
     assert (again.outcomes, again.block) == (first.outcomes, first.block)
-    assert len(shelf.asked) == 1
+    assert len(fake.calls) == 1
     assert told == []
 
 
 async def test_by_default_and_for_a_new_reply_the_tools_run_again() -> None:
-    shelf = Shelf(tool("look"))
-    for retaining in (council(shelf, retain_results_for_regens=False), council(shelf)):
+    fake = FakeToolSource(tool("look"))
+    for retaining in (council(fake, retain_results_for_regens=False), council(fake)):
         for regenerates in (True, False):
             await retaining.run([USER], scene=SCENE, regenerates=regenerates)
-    assert len(shelf.asked) == 4
+    assert len(fake.calls) == 4
 
 
 async def test_whatever_a_tool_could_see_runs_the_tools_again_when_it_changes() -> None:
-    shelf = Shelf(tool("look"))
-    retaining = council(shelf)
+    fake = FakeToolSource(tool("look"))
+    retaining = council(fake)
     await retaining.run([USER], scene=SCENE)
     changes: tuple[dict[str, Any], ...] = (
         {"messages": [USER, USER]},
@@ -50,31 +50,33 @@ async def test_whatever_a_tool_could_see_runs_the_tools_again_when_it_changes() 
     )
     for number, change in enumerate(changes, 2):
         await retaining.run(**{"messages": [USER], "scene": SCENE, "regenerates": True, **change})
-        assert len(shelf.asked) == number
+        assert len(fake.calls) == number
 
 
 async def test_a_run_with_failures_is_not_used_again_until_a_retry_has_mended_it() -> None:
     def look(asked: object) -> str:
-        if len(shelf.asked) < 3:
+        if len(fake.calls) < 3:
             raise RuntimeError("fog")
         return "wolf"
 
-    shelf = Shelf(tool("look"), look=look)
-    retaining = council(shelf)
+    fake = FakeToolSource(tool("look"), look=look)
+    retaining = council(fake)
     await retaining.run([USER], scene=SCENE)
     second = await retaining.run([USER], scene=SCENE, regenerates=True)
     assert second is not None
-    assert len(shelf.asked) == 2
+    assert len(fake.calls) == 2
     await retaining.retry(second, [USER], scene=SCENE)
     mended = await retaining.run([USER], scene=SCENE, regenerates=True)
     assert mended is not None
-    assert (mended.reused, mended.outcomes[0].content, len(shelf.asked)) == (True, "wolf", 3)
+    assert (mended.reused, mended.outcomes[0].content, len(fake.calls)) == (True, "wolf", 3)
 
 
 async def test_a_council_that_stayed_silent_stays_silent_without_another_roll() -> None:
-    rolls = Rolls(0.9, 0.1)
+    rolls = FixedRolls(0.9, 0.1)
     silent = Council(
-        Shelf(tool("look")), settings(member("Ann", "look", chance=50), retain_results_for_regens=True), rng=rolls
+        FakeToolSource(tool("look")),
+        settings(member("Ann", "look", chance=50), retain_results_for_regens=True),
+        rng=rolls,
     )
     assert await silent.run([USER], scene=SCENE) is None
     assert await silent.run([USER], scene=SCENE, regenerates=True) is None
@@ -99,7 +101,7 @@ def test_the_chat_that_was_not_used_for_longest_is_forgotten_first() -> None:
     assert runs.find("c", "fingerprint") is None
 
 
-def test_retained_runs_have_a_bound_in_all_and_the_newest_is_kept() -> None:
+def test_the_characters_of_all_retained_runs_are_limited_and_the_newest_stays() -> None:
     runs = RetainedRuns(max_characters=100)
     for chat, size in (("a", 60), ("b", 30), ("c", 50)):
         runs.store(chat, "fingerprint", Deliberation("r", (outcome("Ann", "look", "x" * size),), ""))

@@ -47,7 +47,7 @@ def says(text: str | None, arguments: str | None = None) -> dict[str, Any]:
 
 
 class Server:
-    """Answers with one status and body after another, and keeps what it was sent."""
+    """Answers with one status and body after another, and records the requests."""
 
     def __init__(self, *answers: tuple[int, Any]) -> None:
         self.answers = list(answers)
@@ -99,18 +99,18 @@ def test_the_defaults_are_those_of_the_original() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         {"connectionProfileId": "local", "model": "m", "temperature": 0, "topP": 1, "maxTokens": 64},
         {"connection": "local", "model": "m", "temperature": 0.0, "top_p": 1.0, "max_tokens": 64.0},
         {"connection_profile_id": "local", "model": "m", "temperature": 0, "top_p": 1, "max_tokens": 64},
     ],
 )
-def test_settings_are_read_in_each_spelling(said: dict[str, Any]) -> None:
-    assert SidecarSettings.read(said) == SidecarSettings("local", "m", 0, 1, 64)
+def test_settings_are_read_in_each_spelling(settings: dict[str, Any]) -> None:
+    assert SidecarSettings.read(settings) == SidecarSettings("local", "m", 0, 1, 64)
 
 
-def test_what_is_null_or_missing_keeps_its_default() -> None:
+def test_a_missing_or_null_setting_has_its_default() -> None:
     assert SidecarSettings.read({"model": None, "topP": 0.5}) == SidecarSettings(top_p=0.5)
 
 
@@ -120,7 +120,7 @@ def test_an_unknown_setting_is_named_in_a_warning_with_the_nearest_known_one(cap
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("settings", "sentence"),
     [
         ([], "sidecar is [], it must be an object"),
         ({"temperature": 3}, "sidecar.temperature is 3, it must be a number from 0 to 2"),
@@ -133,9 +133,9 @@ def test_an_unknown_setting_is_named_in_a_warning_with_the_nearest_known_one(cap
         ({"topP": 0.1, "top_p": 0.2}, "sidecar.top_p is 0.2, it sets top_p a second time: keep one of topP and top_p"),
     ],
 )
-def test_a_setting_that_breaks_its_rule_is_refused_with_value_rule_and_fix(said: Any, sentence: str) -> None:
+def test_a_setting_that_breaks_its_rule_is_refused_with_value_rule_and_fix(settings: Any, sentence: str) -> None:
     with pytest.raises(SetupError) as caught:
-        SidecarSettings.read(said)
+        SidecarSettings.read(settings)
     assert sentence in str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_a_setting_that_breaks_its_rule_is_refused_with_value_rule_and_fix(said:
     ("settings", "lacks"),
     [(SidecarSettings(model="m"), "connection"), (SidecarSettings(connection="http://localhost/v1"), "model")],
 )
-def test_without_connection_or_model_there_is_none_and_a_reason(settings: SidecarSettings, lacks: str) -> None:
+def test_without_connection_or_model_there_is_no_model_but_a_reason(settings: SidecarSettings, lacks: str) -> None:
     assert sidecar_model(settings) is None
     assert f"the settings name no {lacks}" in settings.unavailable
 
@@ -151,7 +151,7 @@ def test_without_connection_or_model_there_is_none_and_a_reason(settings: Sideca
 # -- an OpenAI-compatible server -------------------------------------------------------------------------------------
 
 
-async def test_a_question_reaches_the_server_with_everything_that_it_says() -> None:
+async def test_a_question_reaches_the_server_with_all_its_fields() -> None:
     async with server_of((200, says("  Hi.  "))) as server:
         assert await ask(server, api_key=f" {KEY}\n") == Completion("Hi.")
     assert server.requests == [
@@ -203,7 +203,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("message", "gone", "there"), REFUSALS)
-async def test_what_a_server_refuses_to_be_told_is_left_out_from_then_on(
+async def test_an_option_that_a_server_refuses_is_left_out_from_then_on(
     message: str, gone: set[str], there: dict[str, Any]
 ) -> None:
     refusal = (400, {"error": {"message": message}})
@@ -235,7 +235,7 @@ async def test_two_questions_at_once_both_survive_a_refusal_that_each_meets_by_i
     assert [completion_of(each).text for each in answers] == ["Hi.", "Hi."]
 
 
-async def test_a_refusal_that_names_nothing_of_the_request_is_passed_on_at_once() -> None:
+async def test_an_error_that_names_no_option_of_the_request_is_raised_at_once() -> None:
     refused = await failure_of((400, {"error": {"message": "unknown model small"}}))
     assert (refused.status_code, refused.message.endswith("answered 400: unknown model small")) == (400, True)
 
@@ -266,7 +266,7 @@ async def test_a_fault_of_the_server_is_a_sentence_without_the_key(status: int, 
     assert len(str(refused)) < 700
 
 
-async def test_a_server_that_is_not_there_is_said_so() -> None:
+async def test_an_unreachable_server_is_reported_as_such() -> None:
     model = sidecar_model(SidecarSettings("http://127.0.0.1:9/v1", "m"), timeout_seconds=5)
     assert model is not None
     with pytest.raises(SidecarError, match=r"cannot be reached: .*: is the server running"):
@@ -330,7 +330,7 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key: str) 
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_a_bound_that_is_none_is_refused(seconds: float) -> None:
+def test_an_invalid_timeout_is_refused(seconds: float) -> None:
     with pytest.raises(SetupError, match="timeout_seconds"):
         sidecar_model(SidecarSettings("http://h/v1", "m"), timeout_seconds=seconds)
 
@@ -367,15 +367,15 @@ FORCED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")  # of Google's client
 @pytest.mark.parametrize("flavour", ["openai", "responses", "anthropic", "gemini", "ollama"])
-async def test_each_official_client_is_told_everything_where_its_provider_looks_for_it(flavour: str) -> None:
+async def test_each_official_client_gets_every_option_in_its_providers_place(flavour: str) -> None:
     async with serving(flavour, "one", "text") as server, official(server) as endpoint:
         model = model_of(endpoint)
         called = completion_of(await model(CALLING))
-        said = completion_of(await model(QUESTION))
+        settings = completion_of(await model(QUESTION))
     assert called.arguments is not None
     assert isinstance(json.loads(str(called.arguments)), dict)
-    assert said.text
-    assert said.arguments is None
+    assert settings.text
+    assert settings.arguments is None
     forcing, plain = server.requests
     wanted = FORCED[server.recording.dialect]
     assert {key: forcing.get(key) for key in wanted} == wanted
@@ -384,11 +384,11 @@ async def test_each_official_client_is_told_everything_where_its_provider_looks_
 
 
 @pytest.mark.parametrize("flavour", ["openai", "ollama"])
-async def test_a_server_without_tools_is_asked_for_words(flavour: str) -> None:
+async def test_a_server_without_tools_gets_a_question_without_function(flavour: str) -> None:
     refusal = Recording.read(flavour).refusal
     async with serving(flavour, Refuses(**refusal), "text") as server, official(server) as endpoint:
-        said = completion_of(await model_of(endpoint)(CALLING))
-    assert said.text
+        settings = completion_of(await model_of(endpoint)(CALLING))
+    assert settings.text
     assert not server.requests[1].get("tools")
 
 
@@ -411,7 +411,7 @@ async def test_options_that_a_program_set_for_ollama_stay_beside_those_of_a_ques
     assert asked[0]["options"] == {"num_ctx": 8192, "temperature": 0.4, "top_p": 0.8, "num_predict": 77}
 
 
-async def test_whatever_a_client_raises_is_passed_on_where_nothing_can_be_left_out() -> None:
+async def test_an_error_of_a_client_is_raised_where_no_option_can_be_left_out() -> None:
     def broken(request: Any) -> Any:
         raise TypeError("something else")
 
@@ -419,7 +419,7 @@ async def test_whatever_a_client_raises_is_passed_on_where_nothing_can_be_left_o
         await model_of(Endpoint(OpenAIChat(), broken))(QUESTION)
 
 
-async def test_a_dialect_that_is_no_models_is_refused_with_its_own_words() -> None:
+async def test_a_dialect_without_a_model_is_refused_with_its_own_error() -> None:
     with pytest.raises(NotImplementedError, match="MCP is not a chat"):
         await model_of(Endpoint(Mcp(), lambda request: None))(QUESTION)
 

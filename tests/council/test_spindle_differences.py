@@ -144,7 +144,7 @@ async def test_parity_3_arguments_cannot_pose_as_what_the_host_says(wire: Wire) 
     assert (outside["councilMember"], outside["contextMessages"], outside["args"].get("context")) == (None, None, None)
 
 
-async def test_parity_4_the_deadline_is_told_and_what_comes_after_it_is_dropped(wire: Wire) -> None:
+async def test_parity_4_the_deadline_is_passed_on_and_later_results_are_dropped(wire: Wire) -> None:
     seen: list[ToolInvocation] = []
     cancelled = asyncio.Event()
     async with offering(wire, seen.append) as extension:
