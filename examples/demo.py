@@ -1,9 +1,9 @@
-"""The demo: a bus, four plugins in processes of their own, and this process as the host that calls them.
+"""Runs the demo: a bus, four plugins in processes of their own, and this process as the host that calls them.
 
     python -m examples.demo
 
 It goes on until Ctrl-C or SIGTERM and then ends everything it has started. The bus keeps nothing and listens on free
-ports, so that it is in nobody's way; TOOLBUS_GRPC and TOOLBUS_HTTP say otherwise.
+ports, so it is in no other bus's way; TOOLBUS_GRPC and TOOLBUS_HTTP set others.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ DOCS = ROOT / "examples" / "docs_search" / "plugin.py"
 CLIENT = ROOT / "clients" / "python"
 REST = ROOT / "clients" / "rest" / "plugin.py"
 FREE = "127.0.0.1:0"
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 ROUNDS = 200  # calls in a row for the measurement
 SHOWN_CHARACTERS = 600  # of an answer
 
-# What the host calls, and why a person would want to see it.
+# What the host calls, and what each call shows.
 CALLS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("get_sun_times", {"city": "Tokyo"}, "a plugin class as N.E.K.O. has them, run by `toolbus run`"),
-    ("get_local_time", {"city": "Tokio"}, "the tool says no: an answer that a model can act on"),
+    ("get_local_time", {"city": "Tokio"}, "the tool returns an error that a model can act on"),
     ("search_docs", {"query": "heartbeat", "limit": 3}, "progress before the answer; the first call builds the index"),
     ("read_doc", {"id": "python:textwrap.shorten"}, "the index is there now"),
     ("convert_units", {"value": 42.195, "from": "km", "to": "mi"}, "a plugin on the generated stubs alone, no SDK"),
@@ -54,12 +54,12 @@ EXPECTED = {name for name, _, _ in CALLS}
 
 
 def _beside_python(command: str) -> str:
-    """How to call a command of this environment from here, where it is not on the path."""
+    """Returns the path of a command of this environment, for where it is not on PATH."""
     return os.path.relpath(Path(sys.executable).with_name(command))
 
 
-class Failed(Exception):
-    """The demo cannot go on; the text says why. Empty where somebody has said it already."""
+class DemoFailed(Exception):
+    """The demo cannot go on, for the reason in the text; empty where the reason has been printed."""
 
 
 class Demo:
@@ -68,7 +68,7 @@ class Demo:
     def __init__(self, console: Console, children: Children) -> None:
         self._console = console
         self._children = children
-        self._sources: dict[str, str] = {}  # tool → whose it is, once they are listed
+        self._sources: dict[str, str] = {}  # by tool, once they are listed
 
     async def run(self, ready: asyncio.Event) -> None:
         """Starts everything, shows it, and then waits for the bus to end.
@@ -77,7 +77,7 @@ class Demo:
             ready: set when everything has been shown.
 
         Raises:
-            Failed: something did not start, or ended by itself.
+            DemoFailed: something did not start, or ended by itself.
         """
         bus = await self._children.start(
             *("-m", "toolbus.cli", "serve", "--ephemeral", "--log-level", "warning"),
@@ -95,35 +95,35 @@ class Demo:
                 await self._call(host, name, arguments, why)
             await self._measure(host)
         await self._other_host(address)
-        self._say(f"\nThe bus stays at {address}. From another terminal:", style="bold")
+        self._print(f"\nThe bus stays at {address}. From another terminal:", style="bold")
         at = "" if address == "127.0.0.1:48930" else f" --bus {address}"
         command = "toolbus" if shutil.which("toolbus") else _beside_python("toolbus")
-        self._say(f'  {command} list{at}\n  {command} call{at} get_sun_times \'{{"city": "Lima"}}\'')
-        self._say(f"In a browser: http://{http}/docs\nCtrl-C ends everything.")
+        self._print(f'  {command} list{at}\n  {command} call{at} get_sun_times \'{{"city": "Lima"}}\'')
+        self._print(f"In a browser: http://{http}/docs\nCtrl-C ends everything.")
         ready.set()
-        raise Failed(f"the bus ended (exit code {await bus.wait()})")
+        raise DemoFailed(f"the bus ended (exit code {await bus.wait()})")
 
     async def _addresses(self, bus: Process) -> tuple[str, str]:
         """Returns where the bus listens, for gRPC and for HTTP."""
         assert bus.stdout is not None  # a pipe
         try:
-            line = (await asyncio.wait_for(bus.stdout.readline(), PATIENCE_SECONDS)).decode().strip()
+            line = (await asyncio.wait_for(bus.stdout.readline(), TIMEOUT_SECONDS)).decode().strip()
         except TimeoutError:
-            raise Failed(f"the bus was not ready within {PATIENCE_SECONDS:g} s") from None
+            raise DemoFailed(f"the bus was not ready within {TIMEOUT_SECONDS:g} s") from None
         if not line.startswith("toolbus ready "):
             await bus.wait()
-            raise Failed("the bus did not start")  # and said why
-        self._say(line, style="dim")
+            raise DemoFailed("the bus did not start")  # it has printed the reason
+        self._print(line, style="dim")
         addresses = dict(part.split("=", 1) for part in line.split()[2:])
         if addresses["http"] == "off":
-            raise Failed("one of the plugins knows HTTP only: leave TOOLBUS_HTTP unset, or set it to 127.0.0.1:0")
+            raise DemoFailed("one of the plugins knows HTTP only: leave TOOLBUS_HTTP unset, or set it to 127.0.0.1:0")
         return addresses["grpc"].split(",")[0], addresses["http"]
 
     async def _listed(self, host: Host) -> Listing:
-        """Waits until every plugin has come."""
+        """Waits until the tools of every plugin are listed."""
         names: set[str] = set()
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while True:
                     listing: Listing = await host.list()
                     names = {tool.name for tool in listing}
@@ -132,10 +132,10 @@ class Demo:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             missing = ", ".join(sorted(EXPECTED - names))
-            raise Failed(f"these tools were not there after {PATIENCE_SECONDS:g} s: {missing}") from None
+            raise DemoFailed(f"these tools were not listed after {TIMEOUT_SECONDS:g} s: {missing}") from None
 
     def _show_tools(self, listing: Listing) -> None:
-        self._say(f"\n{len(listing)} tools, from processes that know nothing of one another:", style="bold")
+        self._print(f"\n{len(listing)} tools, from processes that do not know one another:", style="bold")
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for head in ("tool", "source", "state", "description"):
             table.add_column(head, no_wrap=head != "description")
@@ -146,49 +146,52 @@ class Demo:
         self._console.print(table)
 
     async def _call(self, host: Host, name: str, arguments: dict[str, Any], why: str) -> None:
-        signs = 0
+        progress_count = 0
 
-        def on_progress(sign: Any) -> None:
-            nonlocal signs
-            signs += 1
+        def on_progress(progress: Any) -> None:
+            nonlocal progress_count
+            progress_count += 1
 
         started = time.perf_counter()
         result = await host.call(name, arguments, on_progress=on_progress)
         micros = (time.perf_counter() - started) * 1e6
-        who = self._sources[name]
-        self._say(f"\ndemo calls {name} of {who}", style="bold", end="")
-        self._say(f"  {why}" if why else "", style="dim")
-        self._say(f"  with      {json.dumps(arguments, ensure_ascii=False)}")
-        if signs:
-            self._say(f"  progress  {signs} signs of life before the answer")
+        source = self._sources[name]
+        self._print(f"\ndemo calls {name} of {source}", style="bold", end="")
+        self._print(f"  {why}" if why else "", style="dim")
+        self._print(f"  with      {json.dumps(arguments, ensure_ascii=False)}")
+        if progress_count:
+            self._print(f"  progress  {progress_count} messages before the answer")
         verdict = f"error {_code(result)}" if result.is_error else "answer"
-        self._say(f"  {verdict} after {micros:,.0f} µs", style="red" if result.is_error else "green")
+        self._print(f"  {verdict} after {micros:,.0f} µs", style="red" if result.is_error else "green")
         text = result.text
         shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} … ({len(text)} characters)"
         for line in shown.splitlines():
-            self._say(f"    {line}")
+            self._print(f"    {line}")
 
     async def _measure(self, host: Host) -> None:
-        taken = []
+        durations = []
         for _ in range(ROUNDS):
             started = time.perf_counter()
             (await host.call("convert_units", {"value": 1, "from": "h", "to": "s"})).unwrap()
-            taken.append((time.perf_counter() - started) * 1e6)
-        self._say(
-            f"\n{ROUNDS} calls of convert_units one after another: median {statistics.median(taken):,.0f} µs from host "
+            durations.append((time.perf_counter() - started) * 1e6)
+        median = statistics.median(durations)
+        self._print(
+            f"\n{ROUNDS} calls of convert_units one after another: median {median:,.0f} µs from host "
             "to plugin and back, over two sockets and three processes"
         )
 
     async def _other_host(self, address: str) -> None:
-        self._say("\nThe same bus, seen by a host on the generated stubs alone (clients/python/host.py):", style="bold")
+        self._print(
+            "\nThe same bus, seen by a host on the generated stubs alone (clients/python/host.py):", style="bold"
+        )
         host = await self._children.start(
             *(str(CLIENT / "host.py"), "--bus", address, "text_statistics", '{"text": "To be, or not to be."}')
         )
-        if code := await asyncio.wait_for(host.wait(), PATIENCE_SECONDS):
-            raise Failed(f"clients/python/host.py ended with exit code {code}")
+        if code := await asyncio.wait_for(host.wait(), TIMEOUT_SECONDS):
+            raise DemoFailed(f"clients/python/host.py ended with exit code {code}")
 
-    def _say(self, text: str, *, style: str = "", end: str = "\n") -> None:
-        """Prints words as they are: they may come from a plugin and are no markup."""
+    def _print(self, text: str, *, style: str = "", end: str = "\n") -> None:
+        """Prints text as it is: it may come from a plugin and is not markup."""
         self._console.print(Text(text, style=style), end=end, soft_wrap=True)
         self._console.file.flush()
 
@@ -198,24 +201,24 @@ def _code(result: Result) -> str:
 
 
 async def main() -> int:
-    """Runs the demo until it is told to end; returns the exit code."""
+    """Runs the demo until a signal; returns the exit code."""
     tty = sys.stdout.isatty()
     console = Console(highlight=False, width=None if tty else 120)
     children = Children({**os.environ, "PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"})
-    told, ready = asyncio.Event(), asyncio.Event()
+    stopping, ready = asyncio.Event(), asyncio.Event()
 
-    def signalled() -> None:
-        if told.is_set():
+    def on_signal() -> None:
+        if stopping.is_set():
             children.kill()
-        told.set()
+        stopping.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, signalled)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     async with children:
         running = asyncio.create_task(Demo(console, children).run(ready))
-        waiting = asyncio.create_task(told.wait())
+        waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if told.is_set():
+        if stopping.is_set():
             console.print("\nending …")
         running.cancel()
         waiting.cancel()
@@ -223,15 +226,15 @@ async def main() -> int:
             await running
         except asyncio.CancelledError:
             return 0 if ready.is_set() else 130
-        except Failed as problem:
-            if str(problem):
-                print(f"demo: {problem}", file=sys.stderr)
+        except DemoFailed as error:
+            if str(error):
+                print(f"demo: {error}", file=sys.stderr)
             return 1
     return 0
 
 
 def _path() -> str:
-    """The children find this checkout also where it is not installed."""
+    """Returns the PYTHONPATH with which children find this checkout where it is not installed."""
     before = os.environ.get("PYTHONPATH")
     return f"{ROOT}{os.pathsep}{before}" if before else str(ROOT)
 

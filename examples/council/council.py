@@ -1,4 +1,4 @@
-"""A council of two: what its members' tools say before a main model is asked, and the text which that model gets.
+"""Runs a council of two: the results of their tools, and the text that the main model then gets.
 
 It runs with no model at all, on a bus of its own. `--bus` has it use another one; `--url` and `--model` name a server
 that speaks OpenAI's chat completions, and then each member has a prompt tool too.
@@ -48,8 +48,8 @@ def tavern(address: str) -> Extension:
     @extension.tool(display_name="Lore", council_eligible=True, host_args=True)
     def lore(context: str = "") -> str:
         """Finds what is known about anything that was mentioned."""
-        said = set(re.findall(r"\w+", context.lower()))
-        return "\n".join(f"- {text}" for word, text in LORE.items() if word in said) or "Nothing is known."
+        words = set(re.findall(r"\w+", context.lower()))
+        return "\n".join(f"- {text}" for word, text in LORE.items() if word in words) or "Nothing is known."
 
     extension.register_tool(name="pace", display_name="Pace", description="Measures replies.", council_eligible=True)
 
@@ -65,14 +65,14 @@ def tavern(address: str) -> Extension:
 
 
 def members(shared: bool, has_model: bool) -> tuple[Member, ...]:
-    """Returns who sits on the council; a shared bus may have the memory extension, and prompts need a model."""
+    """Returns the members; a shared bus may have the memory extension, and prompt tools need a model."""
     hers = ("tavern:lore", *("memory:recall",) * shared, *("analyze_character",) * has_model)
     tom = Member("tom", "Tom", ("tavern:pace", *("suggest_direction",) * has_model), role="Pacing")
     return Member("mira", "Mira", hers, role="Archivist"), tom
 
 
-def told(event, console: Console) -> None:
-    """Prints what happens, as it happens."""
+def show(event, console: Console) -> None:
+    """Prints an event of the council."""
     if isinstance(event, CouncilStarted):
         console.print(f"[bold]council[/] of {event.member_count}")
     for each in event.outcomes if isinstance(event, MemberDone) else ():
@@ -80,27 +80,27 @@ def told(event, console: Console) -> None:
         console.print(f"  {escape(each.member_name)} · {escape(each.display_name)} · {each.seconds:.2f} s · {how}")
 
 
-async def main(given: argparse.Namespace) -> None:
+async def main(arguments: argparse.Namespace) -> None:
     async with AsyncExitStack() as running:
         own = Bus(Config(grpc=("127.0.0.1:0",), http="off"))
-        address = given.bus or (await running.enter_async_context(own)).grpc_addresses[0]
+        address = arguments.bus or (await running.enter_async_context(own)).grpc_addresses[0]
         host = await running.enter_async_context(Host(address))
-        await host.list(timeout=5)  # else nobody would say that there is no bus
+        await host.list(timeout=5)  # fails here if no bus is running
         extension = await running.enter_async_context(tavern(address))
         await extension.ready()
-        sidecar = SidecarSettings(given.url, given.model)
+        sidecar = SidecarSettings(arguments.url, arguments.model)
         model = sidecar_model(sidecar, api_key=os.environ.get("OPENAI_API_KEY"))  # None without a URL
-        who = CouncilSettings(members(bool(given.bus), model is not None))
+        who = CouncilSettings(members(bool(arguments.bus), model is not None))
         council = Council(host, who, model=model, sidecar=sidecar, prompt_tools=bundled_prompt_tools())
-        console, events = Console(quiet=given.json, highlight=False), []
+        console, events = Console(quiet=arguments.json, highlight=False), []
 
         def on_event(event) -> None:
             events.append(event.described())
-            told(event, console)
+            show(event, console)
 
-        messages = [*SO_FAR, {"role": "user", "content": given.text}]
-        result = await council.run(messages, user_id=given.user, on_event=on_event)
-        if given.json:
+        messages = [*SO_FAR, {"role": "user", "content": arguments.text}]
+        result = await council.run(messages, user_id=arguments.user, on_event=on_event)
+        if arguments.json:
             print(json.dumps({"events": events, **result.described()}, ensure_ascii=False, indent=2))
         failed = f", {len(result.failed)} failed" * bool(result.failed)
         console.print(f"[bold]done[/], {len(result.outcomes)} results{failed} in {result.seconds:.2f} s")

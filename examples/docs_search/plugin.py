@@ -25,13 +25,13 @@ HEADING = re.compile(r"^(#{1,3}) +(.+?)\s*$", re.MULTILINE)
 WORD = re.compile(r"\w+")
 SNIPPET_WORDS = 24
 PROGRESS_EVERY = 20  # files
-MAX_CHARACTERS = 20_000  # of one document: more than a model wants to read at once
+MAX_CHARACTERS = 20_000  # of one document, so that it does not fill a model's context
 
 OnProgress = Callable[[int, int], None]
 
 
 class Document(NamedTuple):
-    """One thing that can be found and read."""
+    """A document that can be found and read."""
 
     id: str  # `docs/protocol.md#drain`, `python:json.dumps`
     title: str
@@ -39,7 +39,7 @@ class Document(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A document that fits a query."""
+    """A document that matches a query."""
 
     id: str
     title: str
@@ -50,7 +50,7 @@ class Library:
     """An index that is built at its first use. Safe to use from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # sqlite3 connections are not for several threads at once
+        self._lock = threading.Lock()  # a sqlite3 connection serves one thread at a time
         self._index: sqlite3.Connection | None = None  # None until built
 
     def search(self, query: str, limit: int, on_progress: OnProgress) -> list[Hit]:
@@ -71,7 +71,7 @@ class Library:
         return []
 
     def read(self, id: str, on_progress: OnProgress) -> Document | None:
-        """Returns a document, or None where there is none of that id."""
+        """Returns a document; None for an unknown id."""
         with self._lock:
             row = (
                 self._built(on_progress)
@@ -96,7 +96,7 @@ class Library:
 
 
 def documents(on_progress: OnProgress) -> Iterator[Document]:
-    """Yields every document; tells after every few files how far it is."""
+    """Yields every document; reports progress after every few files."""
     files = [*_markdown_files(), *_standard_library()]
     for number, (label, file) in enumerate(files):
         if number % PROGRESS_EVERY == 0:
@@ -132,7 +132,7 @@ def _sections(path: str, text: str) -> Iterator[Document]:
 
 
 def _docstrings(module: str, source: bytes) -> Iterator[Document]:
-    """Yields what a module and its public classes and functions say about themselves."""
+    """Yields the docstrings of a module and of its public classes and functions."""
     tree = ast.parse(source)
     named: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [(module, tree)]
     named += [
@@ -181,7 +181,7 @@ def read_doc(id: str, scope: ToolScope) -> Any:
 
 
 def _reporting(scope: ToolScope) -> OnProgress:
-    """The first call of all builds the index, in about a second: the caller sees how far it is."""
+    """Reports progress while the first call builds the index, which takes about a second."""
 
     def report(done: int, total: int) -> None:
         scope.progress(done, total=total, message=f"reading the documents, {done} of {total}")

@@ -1,4 +1,4 @@
-"""A memory for role-play hosts: what a user wants kept, found again by words, in SQLite.
+"""Stores memories for role-play hosts in SQLite, and finds them again by words.
 
 An extension shows both ways to answer calls. `remember` and `forget` are functions, whose hints and docstrings become
 the schemas. `recall` is registered as a record and answered by the handler for all tools, since it wants what the host
@@ -19,8 +19,8 @@ from pathlib import Path
 from toolbus.sdk import Err, Extension, ToolInvocation, ToolScope
 
 WORD = re.compile(r"\w+")
-MAX_CHARACTERS = 2000  # of one memory: it is read by a model, beside others
-STOP_WORDS = frozenset(  # a memory that has nothing else of a query does not fit it
+MAX_CHARACTERS = 2000  # of one memory: a model reads several at once
+STOP_WORDS = frozenset(  # a memory that shares only these with a query does not match
     WORD.findall(
         "a about an and are as at be but by did do does for from had has have he her him his how i if in is it its me "
         "my no not of on or our she so that the their them they this to us was we were what when where who why with you"
@@ -51,11 +51,11 @@ def remember(text: str, scope: ToolScope) -> str | Err:
     Args:
         text: What to keep, as one sentence that can be understood by itself.
     """
-    kept = text.strip()[:MAX_CHARACTERS]
-    if not kept:
+    memory = text.strip()[:MAX_CHARACTERS]
+    if not memory:
         return Err("there is nothing to remember: say what")
     with memories() as database:
-        cursor = database.execute("INSERT INTO memories VALUES (?, ?)", (kept, scope.context.user_id))
+        cursor = database.execute("INSERT INTO memories VALUES (?, ?)", (memory, scope.context.user_id))
     return f"Kept as {cursor.lastrowid}."
 
 
@@ -90,13 +90,13 @@ plugin.register_tool(
 
 @plugin.on_invocation
 def recall(call: ToolInvocation) -> str:
-    """Answers `recall`; a council calls it without arguments, so what the user said last is the query then."""
-    said = [each["content"] for each in call.context_messages or () if each["role"] == "user"]
-    query = str(call.args.get("query") or "".join(said[-1:]))
-    limit = call.args.get("limit")  # unchecked, as all arguments of councils' tools: below 1 is taken as 1
+    """Answers `recall`; a council calls it without arguments: the user's newest message is the query then."""
+    messages = [each["content"] for each in call.context_messages or () if each["role"] == "user"]
+    query = str(call.args.get("query") or "".join(messages[-1:]))
+    limit = call.args.get("limit")  # not validated, like all arguments of councils' tools: below 1 means 1
     limit = 5 if limit is None else min(max(int(limit), 1), 20)
-    found = search(query, call.scope.context.user_id, limit)
-    lines = [f"{number}. {text}" for number, text in found] or ["Nothing is kept about that."]
+    memories = search(query, call.scope.context.user_id, limit)
+    lines = [f"{number}. {text}" for number, text in memories] or ["Nothing is kept about that."]
     if call.council_member is not None:
         name, role = call.council_member["name"], call.council_member["role"]
         lines.insert(0, f"{name} ({role or 'archivist'}) remembers:")
@@ -104,11 +104,11 @@ def recall(call: ToolInvocation) -> str:
 
 
 def search(query: str, user_id: str, limit: int) -> list[tuple[int, str]]:
-    """Returns what a user had kept that has a word of the query which says something; without any word the newest."""
-    telling = [word for word in WORD.findall(query) if word.lower() not in STOP_WORDS]
-    if not telling and WORD.search(query):
+    """Returns the memories of a user that share a word with the query; for a query of stop words the newest."""
+    terms = [word for word in WORD.findall(query) if word.lower() not in STOP_WORDS]
+    if not terms and WORD.search(query):
         return []
-    words = " OR ".join(f'"{word}"' for word in telling[:MAX_WORDS])  # quoted: no operators of FTS5
+    words = " OR ".join(f'"{word}"' for word in terms[:MAX_WORDS])  # quoted: no operators of FTS5
     fits, order = ("memories MATCH ? AND", "rank") if words else ("? = '' AND", "rowid DESC")
     with memories() as database:
         statement = f"SELECT rowid, text FROM memories WHERE {fits} user_id = ? ORDER BY {order} LIMIT ?"

@@ -1,4 +1,4 @@
-"""The sky over a city: sunrise, sunset and local time, as a plugin class.
+"""Offers sunrise, sunset and local time of cities, as a plugin class.
 
 The form is that of N.E.K.O. plugins; only the import line is toolbus's. Nothing is made up and nothing is fetched:
 `astral` computes the sun's position and brings the coordinates of some 400 cities.
@@ -26,7 +26,7 @@ DATE = {"type": "string", "format": "date", "description": "Day as YYYY-MM-DD; t
 
 @neko_plugin(id="weather")
 class WeatherPlugin(NekoPluginBase):
-    """Tells what the sun does over a city."""
+    """Tools for sunrise, sunset and local time of a city."""
 
     def __init__(self, ctx: Any = None) -> None:
         super().__init__(ctx)
@@ -51,20 +51,20 @@ class WeatherPlugin(NekoPluginBase):
         },
     )
     async def get_sun_times(self, *, city: str, date: str = "") -> Any:
-        """Computes both moments; near the poles there may be none."""
-        found = self._cities.get(city.strip().casefold())
-        if found is None:
+        """Computes both moments; near the poles they may not exist."""
+        location = self._cities.get(city.strip().casefold())
+        if location is None:
             return self._unknown(city)
-        zone = ZoneInfo(found.timezone)
+        zone = ZoneInfo(location.timezone)
         try:
             day = datetime.date.fromisoformat(date) if date else datetime.datetime.now(zone).date()
         except ValueError:
             return _refusal("BAD_DATE", f"date is {date!r}, it must be a day as YYYY-MM-DD, e.g. 2024-06-21")
-        rise, fall = (_moment(which, found, day, zone) for which in (sunrise, sunset))
+        rise, fall = (_moment(which, location, day, zone) for which in (sunrise, sunset))
         answer: dict[str, Any] = {
-            "city": f"{found.name}, {found.region}",
+            "city": f"{location.name}, {location.region}",
             "date": day.isoformat(),
-            "timezone": found.timezone,
+            "timezone": location.timezone,
             "sunrise": rise and rise.strftime("%H:%M:%S"),
             "sunset": fall and fall.strftime("%H:%M:%S"),
         }
@@ -86,15 +86,15 @@ class WeatherPlugin(NekoPluginBase):
     )
     async def get_local_time(self, *, city: str) -> Any:
         """Reads the clock in the city's time zone."""
-        found = self._cities.get(city.strip().casefold())
-        if found is None:
+        location = self._cities.get(city.strip().casefold())
+        if location is None:
             return self._unknown(city)
-        now = datetime.datetime.now(ZoneInfo(found.timezone))
+        now = datetime.datetime.now(ZoneInfo(location.timezone))
         return {
-            "city": f"{found.name}, {found.region}",
+            "city": f"{location.name}, {location.region}",
             "local_time": now.strftime("%Y-%m-%d %H:%M:%S"),
             "weekday": now.strftime("%A"),
-            "timezone": found.timezone,
+            "timezone": location.timezone,
             "utc_offset": now.strftime("%z"),
         }
 
@@ -123,5 +123,5 @@ def _moment(
 
 
 def _refusal(code: str, sentence: str, near: list[str] | None = None) -> dict[str, Any]:
-    """Returns what marks an answer as a tool's own "no": data for the model, not an exception."""
+    """Returns an error of the tool itself: data for the model, not an exception."""
     return {"output": {"reason": sentence, **({"near_matches": near} if near else {})}, "is_error": True, "error": code}
