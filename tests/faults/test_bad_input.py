@@ -94,7 +94,7 @@ async def test_every_fault_of_an_attach_is_named_at_once(stranger: RawPeer) -> N
     assert "description_bytes" in details
 
 
-async def test_a_session_id_that_nobody_has_is_refused_with_the_cure(connect: Connect) -> None:
+async def test_an_unknown_session_id_is_refused_with_how_to_fix_it(connect: Connect) -> None:
     peer = await connect("peer")
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await peer.stub.Register(wire.RegisterRequest(session_id="0" * 32, tools=[tool("t")]))
@@ -102,7 +102,7 @@ async def test_a_session_id_that_nobody_has_is_refused_with_the_cure(connect: Co
     assert "Attach again" in (failure.value.details() or "")
 
 
-async def test_the_session_id_of_an_ended_session_is_no_longer_good(connect: Connect) -> None:
+async def test_the_session_id_of_an_ended_session_is_refused(connect: Connect) -> None:
     gone, peer = await connect("gone"), await connect("peer")
     assert gone.attached is not None
     request = wire.RegisterRequest(session_id=gone.attached.session_id, tools=[tool("t")])
@@ -125,9 +125,9 @@ STRICT = {
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("{", "no JSON"),
-        ("{'n': 1}", "no JSON"),
-        ('{"n": NaN}', "no JSON"),
+        ("{", "not JSON"),
+        ("{'n': 1}", "not JSON"),
+        ('{"n": NaN}', "not JSON"),
         ("[1]", "must be a JSON object"),
         ("1", "must be a JSON object"),
         ("", "n"),
@@ -168,7 +168,7 @@ async def test_a_bad_call_id_is_refused(connect: Connect, call_id: str) -> None:
     assert (await host.call("t", {"n": 1})).output_json == '{"n": 1}'
 
 
-async def test_names_and_roles_of_megabytes_are_answered_in_a_sentence(connect: Connect) -> None:
+async def test_names_and_roles_of_megabytes_are_refused_with_a_short_error(connect: Connect) -> None:
     host = await connect("host")
     for fields in ({"name": "x" * 3_000_000}, {"name": "t", "role": "r" * 3_000_000}):
         result = await host.call(**fields)
@@ -209,7 +209,7 @@ async def test_a_frame_of_6_mb_from_a_peer_is_read_whole(connect: Connect) -> No
 
 
 @pytest.mark.parametrize("arm", ["calls", "results", "progress", "cancels"])
-async def test_a_frame_of_a_million_empty_items_is_refused_before_any_is_looked_at(connect: Connect, arm: str) -> None:
+async def test_a_frame_of_a_million_empty_items_is_refused_before_any_is_read(connect: Connect, arm: str) -> None:
     host, quiet = await connect("host"), await connect("quiet")
     number = wire.InvokeRequest.DESCRIPTOR.fields_by_name[arm].number
     frame = wire.InvokeRequest.FromString(bytes([number << 3 | 2, 0]) * 1_000_000)
@@ -222,7 +222,7 @@ async def test_a_frame_of_a_million_empty_items_is_refused_before_any_is_looked_
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x04\x12\x02\xff\xff"])
 @pytest.mark.parametrize("attached", [False, True], ids=["first", "later"])
-async def test_bytes_that_are_no_message_end_the_stream_with_a_sentence(
+async def test_bytes_that_are_not_a_message_end_the_stream_with_an_error(
     connect: Connect, stranger: RawPeer, attached: bool, garbage: bytes
 ) -> None:
     """The third is a message whose source is not UTF-8."""
@@ -240,7 +240,7 @@ async def test_bytes_that_are_no_message_end_the_stream_with_a_sentence(
         assert (await host.call("mine")).error.code == pb.ERROR_CODE_UNAVAILABLE
 
 
-async def test_a_role_of_megabytes_in_an_attach_is_refused_in_a_sentence(stranger: RawPeer) -> None:
+async def test_a_role_of_megabytes_in_an_attach_is_refused_with_a_short_error(stranger: RawPeer) -> None:
     code, details = await stranger.refused(opening("roles", tool("t", role="r" * 3_000_000)))
     assert code is grpc.StatusCode.NOT_FOUND
     assert len(details) < 1_000

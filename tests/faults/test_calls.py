@@ -106,9 +106,7 @@ async def test_contexts_count_towards_the_size_of_a_frame(connect: Connect) -> N
     assert max(frame.ByteSize() for frame in plugin.frames) < 2 * MIB
 
 
-async def test_results_and_progress_for_calls_that_are_not_owed_are_dropped_and_counted(
-    bus: Bus, connect: Connect
-) -> None:
+async def test_results_and_progress_of_unknown_calls_are_dropped_and_counted(bus: Bus, connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     before = bus.records.unexpected
@@ -188,7 +186,7 @@ async def until_not_stuck(peer: RawPeer, name: str) -> None:
     [({"timeout_seconds": 0.05}, "timeout_seconds"), ({"idle_timeout_seconds": 0.05}, "idle_timeout_seconds")],
     ids=["timeout", "idle timeout"],
 )
-async def test_a_call_past_its_time_ends_and_the_plugin_gets_a_cancel(
+async def test_a_call_past_its_deadline_ends_and_the_plugin_gets_a_cancel(
     bus: Bus, connect: Connect, fields: dict[str, float], limit: str
 ) -> None:
     plugin = await connect("plugin", tool("t", **fields))
@@ -204,7 +202,7 @@ async def test_a_call_past_its_time_ends_and_the_plugin_gets_a_cancel(
     assert len(host.results) == 1
 
 
-async def test_progress_makes_a_call_accepted_and_holds_off_its_idle_timeout(connect: Connect) -> None:
+async def test_progress_makes_a_call_accepted_and_resets_its_idle_timeout(connect: Connect) -> None:
     plugin = await connect("plugin", tool("t", idle_timeout_seconds=0.2))
     host = await connect("host")
     (future,) = await host.start(host.ask("t"))
@@ -219,7 +217,7 @@ async def test_progress_makes_a_call_accepted_and_holds_off_its_idle_timeout(con
     assert (result.error.code, result.error.stage) == (pb.ERROR_CODE_DEADLINE_EXCEEDED, pb.CALL_STAGE_ACCEPTED)
 
 
-async def test_a_plugin_that_ignores_cancels_keeps_its_slot_stuck_until_it_is_taken_back(
+async def test_a_plugin_that_ignores_cancels_keeps_its_slot_stuck_until_it_is_freed(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "STUCK_SECONDS", 0.5)
@@ -240,7 +238,7 @@ async def _until_not_stuck_slowly(peer: RawPeer) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_full_plugin_refuses_at_once_and_says_when_to_come_back(connect: Connect) -> None:
+async def test_calls_of_a_full_plugin_are_refused_at_once_with_a_retry_hint(connect: Connect) -> None:
     plugin = await connect("small", tool("t"), max_in_flight=2)
     host = await connect("host")
     futures = await host.start(*(host.ask("t") for _ in range(5)))
@@ -268,7 +266,7 @@ async def test_a_caller_with_too_many_calls_in_flight_is_refused(connect: Connec
 
 
 @pytest.mark.parametrize("limits", [Limits(held_bytes=2_000_000, held_bytes_per_source=1_000_000)])
-async def test_a_source_that_has_the_bus_hold_too_much_is_refused(connect: Connect, limits: Limits) -> None:
+async def test_calls_of_a_source_above_the_limit_of_held_bytes_are_refused(connect: Connect, limits: Limits) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     await host.start(*(host.ask("t", {"s": "x" * 300_000}) for _ in range(5)))

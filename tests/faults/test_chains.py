@@ -59,7 +59,7 @@ async def test_a_chain_of_more_than_8_calls_ends_in_an_error_that_says_so(connec
     assert not (await one_result(outermost)).is_error
 
 
-async def test_a_nested_call_dies_with_its_parent(connect: Connect) -> None:
+async def test_a_nested_call_is_cancelled_with_its_parent(connect: Connect) -> None:
     plugin, inner = await connect("outer", tool("outer")), await connect("inner", tool("inner"))
     host = await connect("host")
     (future,) = await host.start(host.ask("outer"))
@@ -73,7 +73,7 @@ async def test_a_nested_call_dies_with_its_parent(connect: Connect) -> None:
     assert inner.cancels[0].call_id == at_inner.call_id
 
 
-async def test_a_parent_that_the_session_does_not_owe_is_refused(connect: Connect) -> None:
+async def test_a_parent_that_is_not_a_pending_call_of_the_session_is_refused(connect: Connect) -> None:
     plugin, other = await connect("plugin", tool("t")), await connect("other", tool("u"))
     host = await connect("host")
     await host.start(host.ask("t"))
@@ -101,7 +101,7 @@ async def test_context_comes_from_hosts_only_and_follows_nested_calls(connect: C
 # -- what the end of a session ends ------------------------------------------------------------------------------------
 
 
-async def test_when_a_caller_dies_its_calls_are_cancelled_to_the_plugin(connect: Connect) -> None:
+async def test_when_a_caller_disconnects_its_calls_are_cancelled_at_the_plugin(connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     await host.start(*(host.ask("t") for _ in range(3)))
@@ -112,7 +112,7 @@ async def test_when_a_caller_dies_its_calls_are_cancelled_to_the_plugin(connect:
     assert {cancel.reason for cancel in plugin.cancels} == {"caller gone"}
 
 
-async def test_when_a_plugin_breaks_off_each_of_its_calls_ends_once_and_at_once(connect: Connect) -> None:
+async def test_when_a_plugin_disconnects_each_of_its_calls_ends_once_and_at_once(connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     futures = await host.start(*(host.ask("t") for _ in range(20)))
@@ -132,7 +132,7 @@ async def test_when_a_plugin_breaks_off_each_of_its_calls_ends_once_and_at_once(
     assert len(host.results) == 21
 
 
-async def test_calls_of_an_idempotent_tool_move_to_another_session(connect: Connect) -> None:
+async def test_calls_of_an_idempotent_tool_are_retried_by_another_session(connect: Connect) -> None:
     safe = tool("t", annotations=pb.ToolAnnotations(idempotent=True))
     first, second = await connect("pair", safe), await connect("pair", safe)
     host = await connect("host")
@@ -146,7 +146,7 @@ async def test_calls_of_an_idempotent_tool_move_to_another_session(connect: Conn
     assert len(host.results) == 10
 
 
-async def test_tools_that_come_back_within_the_grace_period_keep_their_place(bus: Bus, connect: Connect) -> None:
+async def test_tools_of_a_plugin_that_reconnects_in_time_keep_their_place(bus: Bus, connect: Connect) -> None:
     plugin = await connect("plugin", tool("a"), instance="one")
     await connect("other", tool("b"))
     host = await connect("host")
@@ -159,7 +159,7 @@ async def test_tools_that_come_back_within_the_grace_period_keep_their_place(bus
     assert (await host.call("a", {"n": 1})).output_json == '{"n": 1}'
 
 
-async def test_a_peer_may_declare_its_tools_anew_while_calls_run(connect: Connect) -> None:
+async def test_a_peer_may_declare_its_tools_again_while_calls_run(connect: Connect) -> None:
     plugin = await connect("plugin", tool("old"))
     host = await connect("host")
     (future,) = await host.start(host.ask("old", {"n": 1}))
@@ -172,7 +172,7 @@ async def test_a_peer_may_declare_its_tools_anew_while_calls_run(connect: Connec
     assert (await host.call("old")).error.code == pb.ERROR_CODE_NOT_FOUND
 
 
-async def test_a_tool_taken_by_another_source_is_told_to_its_owner(connect: Connect) -> None:
+async def test_the_owner_is_notified_of_a_tool_overwritten_by_another_source(connect: Connect) -> None:
     owner = await connect("owner", tool("t"))
     await connect("taker", tool("t"), answer=echo)
     await until(lambda: owner.events, "the event")

@@ -44,7 +44,7 @@ async def test_one_frame_and_a_half_close_make_a_complete_call(connect: Connect,
 
 
 @bystander
-async def test_one_frame_can_hold_hello_call_and_goodbye(connect: Connect, stranger: RawPeer) -> None:
+async def test_one_frame_can_hold_attach_call_and_drain(connect: Connect, stranger: RawPeer) -> None:
     await connect("plugin", tool("t"), answer=echo)
     stranger.open()
     await stranger.send(attach=attach("once"), calls=[stranger.ask("t", {"n": 1})], drain=wire.Drain(reason="done"))
@@ -53,7 +53,7 @@ async def test_one_frame_can_hold_hello_call_and_goodbye(connect: Connect, stran
 
 
 @bystander
-async def test_a_half_closed_plugin_loses_the_calls_it_owed_at_once(connect: Connect) -> None:
+async def test_a_half_closed_plugin_loses_its_pending_calls_at_once(connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     (future,) = await host.start(host.ask("t"))
@@ -66,7 +66,7 @@ async def test_a_half_closed_plugin_loses_the_calls_it_owed_at_once(connect: Con
 
 
 @bystander
-async def test_a_half_closed_caller_that_then_breaks_off_has_its_calls_cancelled(connect: Connect) -> None:
+async def test_a_half_closed_caller_that_then_disconnects_has_its_calls_cancelled(connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     await host.start(host.ask("t"))
@@ -102,7 +102,7 @@ async def test_a_plugin_that_drains_under_load_loses_nothing(connect: Connect) -
 
 
 @bystander
-async def test_the_tools_of_a_plugin_that_said_goodbye_go_at_once(bus: Bus, connect: Connect) -> None:
+async def test_the_tools_of_a_plugin_that_drains_are_withdrawn_at_once(bus: Bus, connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     await plugin.send(drain=wire.Drain())
@@ -112,7 +112,7 @@ async def test_the_tools_of_a_plugin_that_said_goodbye_go_at_once(bus: Bus, conn
 
 
 @bystander
-async def test_an_attach_after_goodbye_breaks_the_protocol(connect: Connect) -> None:
+async def test_an_attach_after_a_drain_breaks_the_protocol(connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"))
     host = await connect("host")
     await host.start(host.ask("t"))
@@ -197,7 +197,7 @@ async def test_an_operator_drains_one_source(connect: Connect) -> None:
 
 
 @bystander
-async def test_a_second_bus_on_the_same_port_is_refused_with_a_sentence(bus: Bus, address: str) -> None:
+async def test_a_second_bus_on_the_same_port_is_refused_with_an_error(bus: Bus, address: str) -> None:
     with pytest.raises(SetupError, match="is taken"):
         await Bus(Config(grpc=(address,), http="off")).start()
 

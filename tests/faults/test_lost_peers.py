@@ -69,7 +69,7 @@ async def test_a_killed_plugin_ends_its_100_calls_within_a_second_each_once(addr
     assert Counter(result.call_id for result in host.results) == {f"c{n}": 1 for n in range(1, 102)}
 
 
-async def test_a_killed_and_restarted_bus_is_noticed_and_takes_its_peers_back(socket: str) -> None:
+async def test_a_bus_that_is_killed_and_restarted_is_noticed_and_its_peers_reconnect(socket: str) -> None:
     async with RawPeer(socket, answer=echo) as plugin, RawPeer(socket) as host:
         async with run("run_bus.py", socket) as process:
             await process.says("ready")
@@ -202,7 +202,7 @@ async def test_calls_that_never_left_for_a_plugin_that_does_not_read_are_safe_to
 
 
 @bystander
-async def test_a_call_that_waits_for_a_slow_reader_is_taken_back_without_a_word_to_it(connect: Connect) -> None:
+async def test_a_call_that_waits_for_a_slow_reader_is_cancelled_without_being_sent(connect: Connect) -> None:
     plugin = await connect("deaf", tool("t"), reads=False)
     host = await connect("host")
     await host.start(*(host.ask("t", {"s": "x" * 900_000}) for _ in range(16)))
@@ -218,7 +218,7 @@ async def test_a_call_that_waits_for_a_slow_reader_is_taken_back_without_a_word_
 
 
 @bystander
-async def test_a_stream_that_never_attaches_is_ended_with_a_sentence(
+async def test_a_stream_that_never_attaches_is_ended_with_an_error(
     stranger: RawPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_server, "OPENING_SECONDS", 0.1)

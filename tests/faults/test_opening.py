@@ -29,7 +29,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
     ],
     ids=["empty", "calls", "results", "drain", "heartbeat"],
 )
-async def test_a_first_message_without_attach_ends_the_stream_with_a_sentence(
+async def test_a_first_message_without_attach_ends_the_stream_with_an_error(
     stranger: RawPeer, frame: wire.InvokeRequest
 ) -> None:
     code, details = await stranger.refused(frame)
@@ -76,9 +76,7 @@ async def test_a_later_attach_that_is_refused_leaves_everything_as_it_was(connec
 
 
 @pytest.mark.parametrize("version", [0, 2, 4_000_000_000])
-async def test_another_protocol_version_ends_in_a_sentence_that_says_what_to_do(
-    stranger: RawPeer, version: int
-) -> None:
+async def test_another_protocol_version_ends_in_an_error_that_says_what_to_do(stranger: RawPeer, version: int) -> None:
     code, details = await stranger.refused(opening("future", protocol_version=version))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "speaks version 1" in details
@@ -118,7 +116,7 @@ async def test_the_bus_keeps_its_own_source_to_itself(stranger: RawPeer) -> None
     assert "choose another" in details
 
 
-async def test_a_role_that_nobody_configured_refuses_the_attach(stranger: RawPeer) -> None:
+async def test_a_role_that_is_not_configured_refuses_the_attach(stranger: RawPeer) -> None:
     code, details = await stranger.refused(opening("roles", tool("t", role="nobody")))
     assert code is grpc.StatusCode.NOT_FOUND
     assert "nobody" in details
@@ -139,7 +137,7 @@ async def test_a_newer_session_of_an_instance_replaces_the_older_one(connect: Co
     assert len(newer.calls) == 1
 
 
-async def test_a_newer_session_hears_attached_before_the_calls_it_takes_over(connect: Connect) -> None:
+async def test_a_newer_session_gets_attached_before_the_calls_it_takes_over(connect: Connect) -> None:
     repeatable = tool("again", annotations=pb.ToolAnnotations(idempotent=True))
     older = await connect("heir", repeatable, instance="one")
     other = await connect("heir", repeatable, instance="two", max_in_flight=1)
@@ -163,7 +161,7 @@ async def test_a_bad_attach_of_the_same_instance_leaves_the_older_session_alone(
     assert (await host.call("work", {"n": 1})).output_json == '{"n": 1}'
 
 
-async def test_two_clones_under_one_instance_name_are_told_apart_after_five_rounds(
+async def test_two_processes_under_one_instance_name_are_refused_after_five_takeovers(
     connect: Connect, stranger: RawPeer
 ) -> None:
     newest = await connect("clone", tool("work"), instance="same", answer=echo)

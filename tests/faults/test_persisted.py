@@ -25,7 +25,7 @@ def start(tmp_path: Path) -> Start:
     return starting(tmp_path / "data")
 
 
-async def test_everything_about_a_registration_and_its_place_come_back(start: Start) -> None:
+async def test_a_registration_is_restored_with_everything_and_its_place(start: Start) -> None:
     with CallbackPlugin().come() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="one", callback_url=plugin.url("one"), timeout_seconds=1.5)
@@ -78,7 +78,9 @@ async def test_arguments_are_checked_and_stripped_after_a_restart_as_before(star
     assert ("rest", {"n": "text", "userId": "mallory"}) in before
 
 
-async def test_what_nobody_answers_for_is_not_offered_and_is_back_soon_after_its_port_opens(start: Start) -> None:
+async def test_an_unreachable_restored_tool_is_offered_soon_after_its_port_opens_only(
+    start: Start,
+) -> None:
     with CallbackPlugin().come() as plugin, CallbackPlugin().come() as other:
         async with start() as bus, Legacy.of(bus) as legacy:
             for number in range(3):
@@ -140,7 +142,7 @@ WAYS_OUT = (
 
 @pytest.mark.parametrize("go", WAYS_OUT, ids=lambda go: go.__name__[1:])
 @pytest.mark.parametrize("away", [False, True], ids=["answering", "away"])
-async def test_what_went_stays_away_whoever_took_it(
+async def test_a_withdrawn_tool_is_not_restored_whichever_way_it_was_withdrawn(
     start: Start, go: Callable[[Bus, Legacy], Awaitable[None]], away: bool
 ) -> None:
     with CallbackPlugin().come() as plugin:
@@ -160,7 +162,7 @@ async def test_what_went_stays_away_whoever_took_it(
             assert names(bus, "C") == ["stays"]
 
 
-async def test_only_the_last_writer_comes_back(start: Start) -> None:
+async def test_only_the_last_writer_is_restored(start: Start) -> None:
     with CallbackPlugin().come() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="x", callback_url=plugin.url("old"), source="one")

@@ -92,7 +92,7 @@ class Client:
 
 
 @pytest.mark.timeout(60 + 8 * KILLS)
-async def test_no_kill_loses_what_was_answered_or_brings_back_what_was_withdrawn(tmp_path: Path) -> None:
+async def test_no_kill_loses_a_confirmed_registration_or_restores_a_withdrawn_one(tmp_path: Path) -> None:
     print(f"TOOLBUS_KILL_SEED={SEED} TOOLBUS_KILLS={KILLS}")
     dice = random.Random(SEED)
     with CallbackPlugin().come() as plugin:

@@ -78,7 +78,7 @@ def test_tools_are_listed_again_at_once_after_a_bus_was_ended(tmp_path: Path, en
             assert (called["output"], called["is_error"]) == ({"a": 1}, False)
 
 
-def test_a_killed_plugin_and_a_killed_bus_find_each_other_again(tmp_path: Path) -> None:
+def test_a_killed_plugin_and_a_killed_bus_reconnect(tmp_path: Path) -> None:
     with CallbackPlugin().come() as plugin:
         with Serve(tmp_path, "--data-dir", tmp_path) as bus:
             bus.ask("register", name="x", callback_url=plugin.url())
@@ -136,7 +136,7 @@ def _no_database(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [_below_a_file, _a_file, _damaged, _no_database], ids=lambda make: make.__name__[1:])
-def test_a_data_directory_that_cannot_be_used_ends_the_start_with_the_cure(tmp_path: Path, make: Any) -> None:
+def test_a_data_directory_that_cannot_be_used_ends_the_start_with_how_to_fix_it(tmp_path: Path, make: Any) -> None:
     folder = make(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     ended = toolbus("serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", folder)

@@ -49,7 +49,7 @@ def days_silent(folder: Path) -> dict[str, float]:
     return found
 
 
-async def test_what_has_not_answered_for_thirty_days_is_dropped_with_a_word_in_the_log(
+async def test_a_tool_that_has_not_answered_for_thirty_days_expires_with_a_log_line(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with CallbackPlugin() as old, CallbackPlugin() as recent, CallbackPlugin() as back:
@@ -80,7 +80,7 @@ async def test_what_has_not_answered_for_thirty_days_is_dropped_with_a_word_in_t
 
 
 @pytest.mark.parametrize("how", ["called", "probed", "there"])
-async def test_an_answer_is_written_down(start: Start, tmp_path: Path, how: str) -> None:
+async def test_an_answer_is_persisted(start: Start, tmp_path: Path, how: str) -> None:
     with CallbackPlugin() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="x", callback_url=plugin.url())
@@ -162,7 +162,7 @@ def taken(complaints: list[str]) -> list[str]:
     return found
 
 
-async def test_a_registration_that_cannot_be_written_down_is_refused_holds_and_is_caught_up(
+async def test_a_registration_that_cannot_be_persisted_is_refused_stays_in_force_and_is_persisted_later(
     start: Start, full_disk: Callable[[bool], None], complaints: list[str]
 ) -> None:
     with CallbackPlugin().come() as plugin:
@@ -206,7 +206,7 @@ async def test_changes_that_concern_no_callback_do_not_wait_for_a_disk_that_is_f
             assert names(bus) == ["x"]
 
 
-async def test_what_was_withdrawn_over_grpc_while_the_disk_was_full_is_caught_up(
+async def test_a_withdrawal_over_grpc_while_the_disk_was_full_is_persisted_later(
     start: Start, full_disk: Callable[[bool], None], complaints: list[str]
 ) -> None:
     with CallbackPlugin().come() as plugin:
@@ -224,7 +224,7 @@ async def test_what_was_withdrawn_over_grpc_while_the_disk_was_full_is_caught_up
             assert names(bus) == ["three"]
 
 
-async def test_a_disk_that_stays_full_loses_what_was_refused_and_nothing_else(
+async def test_a_disk_that_stays_full_loses_the_refused_changes_and_nothing_else(
     start: Start, full_disk: Callable[[bool], None], complaints: list[str]
 ) -> None:
     with CallbackPlugin().come() as plugin:
@@ -241,7 +241,7 @@ async def test_a_disk_that_stays_full_loses_what_was_refused_and_nothing_else(
 # -- the end of a bus ------------------------------------------------------------------------------------------------
 
 
-async def test_a_bus_without_http_puts_back_what_is_kept_too(start: Start) -> None:
+async def test_a_bus_without_http_restores_persisted_tools_too(start: Start) -> None:
     with CallbackPlugin().come() as plugin:
         async with start(http="off") as bus, Legacy.of(bus) as legacy:
             await legacy.register("s", callback_tool("x", plugin))
@@ -279,7 +279,7 @@ async def test_a_bus_that_cannot_bind_leaves_no_task_and_its_data_directory_free
             assert names(bus) == ["x"]
 
 
-async def test_what_no_longer_fits_into_a_role_is_named_in_the_log(
+async def test_a_restored_tool_that_no_longer_fits_into_its_role_is_named_in_the_log(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     with CallbackPlugin() as plugin:

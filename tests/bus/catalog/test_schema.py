@@ -147,9 +147,9 @@ def test_a_valid_schema_accepts_what_fits_and_explains_what_does_not(schema: Any
 
 
 REFUSED: dict[str, tuple[Any, list[str]]] = {
-    "no JSON": ("{", ["at #", "no JSON", "line 1"]),
-    "NaN": ('{"const":NaN}', ["no JSON"]),
-    "a number beyond a double": ('{"maximum":1e400}', ["no JSON", "infinity"]),
+    "no JSON": ("{", ["at #", "not JSON", "line 1"]),
+    "NaN": ('{"const":NaN}', ["not JSON"]),
+    "a number beyond a double": ('{"maximum":1e400}', ["not JSON", "infinity"]),
     "an array": ("[]", ["it is []", "must be a JSON object"]),
     "a boolean": ("true", ["must be a JSON object"]),
     "a wrong type": ({"type": "objekt"}, ["#/type", '"objekt"']),
@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
     "a dynamic URL": ({"$dynamicRef": "https://example.com/#x"}, ["#/$dynamicRef", "leads out"]),
     "the meta-schema": ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, ["leads out"]),
     "a URL in a definition that nobody uses": ({"$defs": {"a": {"$ref": "http://x/"}}}, ["#/$defs/a/$ref"]),
-    "a broken URI": ({"$ref": "http://[x"}, ["#/$ref", "no URI"]),
+    "a broken URI": ({"$ref": "http://[x"}, ["#/$ref", "not a URI"]),
     "an unknown draft": (
         {"$schema": "http://example.com/mine"},
         ["#/$schema", "example.com", "not fetched", "2020-12"],
@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
     "depth": ('{"properties":{"a":' * 40 + "{}" + "}}" * 40, ["schema_depth = 64", "$defs"]),
     "extreme depth": ('{"not":' * 20_000 + "{}" + "}" * 20_000, ["#"]),
     "size": ({"description": "x" * 300_000}, ["300019 bytes", "schema_bytes = 262144", "shorten"]),
-    "an integer of too many digits": ('{"maximum":' + "9" * 5000 + "}", ["no JSON", "infinity"]),
+    "an integer of too many digits": ('{"maximum":' + "9" * 5000 + "}", ["not JSON", "infinity"]),
 }
 
 
@@ -306,7 +306,7 @@ def test_an_explanation_of_a_choice_names_the_closest_branch() -> None:
 @pytest.mark.parametrize("arguments", [{"a": object()}, {"\ud800": 1}, {1: 2}])
 @pytest.mark.parametrize("schema", [{"additionalProperties": {"type": "string"}}, {"additionalProperties": SELF}])
 def test_what_json_cannot_hold_is_explained(schema: Any, arguments: Any) -> None:
-    assert compiled(schema).explain(arguments).startswith("arguments: they are no JSON")
+    assert compiled(schema).explain(arguments).startswith("arguments: they are not JSON")
 
 
 def hostile() -> dict[str, tuple[Any, str, bool]]:
@@ -474,16 +474,16 @@ def test_wide_integers_are_read_exactly_wherever_they_stand(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"a":', ["no JSON", "column"]),
-        (" ", ["no JSON"]),
-        ('{"a":NaN}', ["no JSON", "column"]),
-        ('{"a":-Infinity}', ["no JSON"]),
-        ('{"a":1e999}', ["no JSON", "infinity"]),
-        ('{"a":"\\ud800"}', ["no JSON"]),
-        ("{'a':1}", ["no JSON"]),
+        ('{"a":', ["not JSON", "column"]),
+        (" ", ["not JSON"]),
+        ('{"a":NaN}', ["not JSON", "column"]),
+        ('{"a":-Infinity}', ["not JSON"]),
+        ('{"a":1e999}', ["not JSON", "infinity"]),
+        ('{"a":"\\ud800"}', ["not JSON"]),
+        ("{'a':1}", ["not JSON"]),
         ("[" * 129 + "]" * 129, ["more than 128 levels"]),
-        ("[" * 5000 + "]" * 5000, ["no JSON"]),
-        ('{"a":' + "1" * 310 + "}", ["no JSON", "send it as a string"]),
+        ("[" * 5000 + "]" * 5000, ["not JSON"]),
+        ('{"a":' + "1" * 310 + "}", ["not JSON", "send it as a string"]),
         (json.dumps([WIDE] * (WIDE_INTEGERS + 1)), ["more than 256 integers", "strings"]),
     ],
 )

@@ -1,7 +1,7 @@
-"""Texts that may be kept or shown: with what looks like a secret taken out.
+"""Redacts secrets in texts that are recorded or shown.
 
-A value is judged by the name of its key; in texts that are no JSON, by what stands before it. It is a net with holes,
-for what people look at. It decides nothing.
+A value is judged by the name of its key; in texts that are not JSON, by the word before it. It is a best effort for
+what people read, and it decides nothing: see tripwire.py for what blocks results.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import re
 from typing import Any
 
 from toolbus.bus.loopback import mask
+from toolbus.text import repair_utf8, shorten
 
 HIDDEN = "[hidden]"
-MAX_PARSED = 16_384  # characters, 6 ms at worst: a longer text is not looked through, so none of it is shown
+MAX_PARSED = 16_384  # characters, 6 ms at worst: a longer text is not searched, so none of it is shown
 MAX_DEPTH = 32
 
 _WORD = (
@@ -21,9 +22,9 @@ _WORD = (
     r"|(?:api|private|access|ssh|signing|encryption|master|account)[-_ ]?keys?|cookies?|session[-_ ]?ids?|signature|pin"
     r"|t?otp|jwt|(?:mfa|recovery|backup)[-_ ]?codes?"
 )
-# A whole word of the key, with its parts set apart: `clientSecret` and `x-api-key` are, `author` and `spin` are not.
+# A whole word of the key: `clientSecret` and `x-api-key` match, `author` and `spin` do not.
 _KEY = re.compile(rf"(?:^|[-_ .]){'(?:' + _WORD + ')'}[0-9]*(?:$|[-_ .])", re.IGNORECASE)
-_HINT = re.compile(_WORD)  # without it anywhere, small letters for capitals, a key is none: most are seen off here
+_HINT = re.compile(_WORD)  # quick test on the lower-case key: most keys do not match
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _COUNTS = re.compile(
     r"(?:^|[-_ .])(?:max|min|num|count|total|limit|used|usage|per|n|prompt|completion|input|output|cached|reasoning)"
@@ -31,25 +32,25 @@ _COUNTS = re.compile(
     re.IGNORECASE,
 )
 _TOKENS = re.compile(r"tokens?", re.IGNORECASE)
-# Possessive and begun at a word's start only: whatever is sent, a text is gone through once.
+# Possessive, and starting at a word only: any text is read once, in linear time.
 _KEYED = re.compile(r"""(?<![\w.-])(?P<key>[\w.-]++(?: [\w.-]++)?)\\*["']?\s*+[:=]+>?\s*+""")
-_VALUE = re.compile(  # in quotes; nested, where what follows cannot be told apart any more; one word
+_VALUE = re.compile(  # in quotes; an object or array to the end of the text; one word
     r"""(?P<quote>\\*["']).*?(?:(?<!\\)(?P=quote)|$)|[\[{].*|(?:(?:bearer|basic|digest|token)\s+)?\S+""",
     re.IGNORECASE | re.DOTALL,
 )
-# Shapes that well-known secrets have.
+# Formats of well-known secrets.
 _BARE = re.compile(
     r"\b(?:(?:sk|pk|rk)[-_]|gh[opsur]_|github_pat_|xox[abprs]-|AKIA|eyJ)[-_A-Za-z0-9.]{12,}"
     r"|(?<=\bbearer )\S+|(?<=\bbasic )[A-Za-z0-9+/]{16,}=*",
     re.IGNORECASE,
 )
-# What none of the above, nor `mask`, finds anything without: a sign behind a name, or a bare secret's length or word.
+# Quick test: without a match, neither `mask` nor the expressions above find anything.
 _SUSPECT = re.compile(r"[:=]|[-_A-Za-z0-9.]{15}|bearer |basic ", re.IGNORECASE)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # making one takes as long as what it writes
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # creating one takes as long as encoding
 
 
 def is_secret_name(key: str) -> bool:
-    """Whether a key names a secret: `password`, `clientSecret`, `x-api-key`; not `author`, `max_tokens`."""
+    """Tells whether a key names a secret: `password`, `clientSecret`, `x-api-key`; not `author`, `max_tokens`."""
     if key.isascii() and _HINT.search(key.lower()) is None:
         return False
     name = parted(key)
@@ -59,21 +60,19 @@ def is_secret_name(key: str) -> bool:
 
 
 def parted(key: str) -> str:
-    """Sets the parts of a key apart: `clientSecret` becomes `client_Secret`."""
+    """Separates the parts of a key: `clientSecret` becomes `client_Secret`."""
     return _HUMP.sub("_", key)
 
 
-def redacted(text: str, most: int) -> str:
-    """Returns JSON or any other text without its secrets, cut to ``most`` characters."""
+def redacted(text: str, limit: int) -> str:
+    """Returns JSON or any other text without its secrets, shortened to ``limit`` characters."""
     if len(text) > MAX_PARSED:
         return f"[{len(text)} characters]"
     try:
         shown = _ENCODER.encode(_redacted(json.loads(text), 0))
     except (ValueError, RecursionError):
         shown = _plain(text)
-    if not shown.isascii():  # half of a surrogate pair would break whoever prints it
-        shown = shown.encode("utf-8", "replace").decode()
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    return shorten(repair_utf8(shown), limit)
 
 
 def _redacted(value: Any, depth: int) -> Any:
@@ -95,14 +94,14 @@ def _plain(text: str) -> str:
     if _SUSPECT.search(text) is None:
         return text
     text = mask(text)
-    shown, at = [], 0  # what may be shown so far, and where in the text it ends
-    for found in _KEYED.finditer(text):
-        # `api key` is a name of two words; in `n token` the first belongs to the sentence.
-        names = (found["key"], found["key"].rpartition(" ")[2])
-        if found.start() < at or not any(map(is_secret_name, names)):
+    parts, end = [], 0  # what may be shown so far, and where in the text it ends
+    for match in _KEYED.finditer(text):
+        # `api key` is a name of two words; in `n token` the first word does not belong to the name.
+        names = (match["key"], match["key"].rpartition(" ")[2])
+        if match.start() < end or not any(map(is_secret_name, names)):
             continue
-        value = _VALUE.match(text, found.end())
+        value = _VALUE.match(text, match.end())
         if value is not None:
-            shown += [text[at : found.end()], HIDDEN]
-            at = value.end()
-    return _BARE.sub(HIDDEN, "".join(shown) + text[at:])
+            parts += [text[end : match.end()], HIDDEN]
+            end = value.end()
+    return _BARE.sub(HIDDEN, "".join(parts) + text[end:])

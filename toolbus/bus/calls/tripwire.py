@@ -1,13 +1,12 @@
-r"""Results that must not leave a tool: those with a field that is named like a secret.
+r"""Blocks results that have a field named like a secret.
 
-A net under the tools of others, against slips: a tool that returns a whole user record instead of a name. Fields are
-judged by their names, never by what they hold. The text is read as it stands, without a JSON parser, because all of it
-is handed on: of a field that is there twice a parser keeps one, and text that is cut off, nested too deeply or holds
-NaN it does not read at all.
+It protects against mistakes of untrusted tools, such as returning a whole user record instead of a name. Fields are
+judged by their names, never by their values. The text is read as it is, without a JSON parser, because all of it is
+passed on: a parser keeps one of two fields with the same name, and refuses text that is truncated, too deep or has NaN.
 
-Most results are clean, and one search tells: `_FINDS_NONE` knows texts in which no field can be named so. It costs
+Most results are harmless, and one search tells: `_FINDS_NONE` accepts texts in which no field can be named so. It takes
 less than 1 µs for a small result and a few ms for 4 MB; the rest is read field by field, up to a bound: the bus answers
-nobody else meanwhile, so what takes longer to judge is held back unjudged.
+no other caller meanwhile, so a result that takes longer to judge is blocked.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ import jsonschema_rs
 
 from toolbus.bus.calls.redaction import is_secret_name, parted, redacted
 from toolbus.errors import Code, InvalidRequest, ToolBusError
+from toolbus.text import quote
 from toolbus.v1 import tool_pb2 as pb
 
 Preset = Literal["default", "synchronet"]
 
 MAX_LEVELS = 4  # JSON in a text in JSON …: each level is read again, and one hardly happens
 MAX_NAME = 1_000  # characters of a field's name that are looked at: half of them at either end
-MAX_SHOWN = 300  # characters of a path in a sentence
-MAX_TOKENS = 200_000  # read for a path, 40 ms at worst: beyond them it is not told
+MAX_SHOWN = 300  # characters of a path in an error text
+MAX_TOKENS = 200_000  # read for a path, 40 ms at worst: beyond them the path is left out
 MAX_SEEN = 10_000  # fields of a text that are not judged again
 # What one result may cost to judge, 0.3 s: 1 for a field or text that is read, 3 more where it is a new one, 30 more
 # where it is looked into, 2 for each letter of a name. That is 400,000 fields, 100,000 different ones, or 7,000 names
@@ -41,7 +41,7 @@ CACHED_NAME = 64  # characters: longer names seldom come again, and 4,096 of the
 
 # -- the names -------------------------------------------------------------------------------------------------------
 
-# Synchronet's list, which is matched anywhere in a name: `secretary` and `max_tokens` are held back too.
+# Synchronet's list, which matches anywhere in a name: `secretary` and `max_tokens` are blocked too.
 _SYNCHRONET = re.compile(
     r"password|passwd|secret|private_key|api_key|token|passphrase|\bauth\b", re.IGNORECASE | re.ASCII
 )
@@ -51,8 +51,8 @@ _RUN_TOGETHER = re.compile(
     r"|(?:api|private|access|ssh|signing|encryption|master|account)_?keys?|passkeys?|session_?ids?(?![a-z])",
     re.IGNORECASE,
 )
-# Words that are hidden from onlookers, and too common to hold a whole result back for: a map's pins, a function's
-# signature, where the next page begins, the signs that a language model's text is cut into.
+# Words that redaction hides, but that are too common to block a whole result for: a map's pins, a function's
+# signature, the token of the next page, the tokens of a language model.
 _COMMON = re.compile(
     r"(?:^|_)(?:pins?|signatures?|(?:next|prev|previous|bos|eos|pad|unk|sep|cls|mask|stop|special)_?tokens?)(?=_|$)"
     r"|(?:page|continuation)_?tokens?",
@@ -106,7 +106,7 @@ _FINDS_NONE = jsonschema_rs.validator_for(
 
 
 class Tripwire:
-    """The rule for one bus.
+    """The check of results of untrusted sources on one bus.
 
     Args:
         preset: "default", or "synchronet" for that board's list of names and its sentence.
@@ -114,7 +114,7 @@ class Tripwire:
             allowed for a bare name also holds for the tool's qualified name.
 
     Raises:
-        InvalidRequest: there is no such preset, or the names are no collection of texts.
+        InvalidRequest: the preset is unknown, or the names are not a collection of texts.
     """
 
     def __init__(self, preset: Preset = "default", allow: Mapping[str, Collection[str]] | None = None) -> None:
@@ -128,14 +128,14 @@ class Tripwire:
         return f"<Tripwire {self.preset} allow={len(self._allow)} tools>"
 
     def check(self, tool_name: str, output_json: str) -> str | None:
-        """Says which field of an output is named like a secret, as the sentence of an error; None where none is.
+        """Returns an error text that names a field which is named like a secret; None without such a field.
 
-        Total: whatever the text is, JSON or not, it is looked at. The sentence holds names of fields, no values.
+        Accepts any text, JSON or not. The error text holds names of fields, never values.
         """
         return None if _finds_none(output_json) else self._refusal(tool_name, output_json, _Effort())
 
     def check_result(self, tool_name: str, result: pb.ToolResult) -> str | None:
-        """Does what `check` does for all that a model reads of a result: output, parts that are text, the error."""
+        """Does the same as `check` for all that a model reads of a result: output, parts of text, the error."""
         refusal = self.check(tool_name, result.output_json)
         if refusal is not None or not (result.content or result.HasField("error")):
             return refusal
@@ -145,7 +145,7 @@ class Tripwire:
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     def _refusal(self, tool_name: str, text: str, effort: _Effort, level: int = 1) -> str | None:
-        """Says what is wrong with a text; at level 0 it is one that may hold JSON, else JSON."""
+        """Returns what is wrong with a text, which is JSON, or at level 0 may hold JSON."""
         bare_name = tool_name.rpartition(":")[2]
         allowed = self._allow.get(tool_name, frozenset()) | self._allow.get(bare_name, frozenset()) | _CODES
         search = _Search(self._is_secret, allowed, effort)
@@ -153,8 +153,8 @@ class Tripwire:
             found = search.in_json(text, level) if level else search.in_text(text, level)
         except _TooMuch:
             return (
-                f"the result of tool {tool_name[:80]!r} was held back: it has too many different fields, or names like "
-                f"those of secrets, to be looked through (tripwire preset {self.preset}). Return less of it at once"
+                f"the result of tool {quote(tool_name)} was blocked: it has too many different fields, or names "
+                f"like those of secrets, to check in time (tripwire preset {self.preset}). Return less of it at once"
             )
         if found is None:
             return None
@@ -163,18 +163,18 @@ class Tripwire:
         if self.preset == "synchronet":
             return f'llm_tools: forbidden field "{shown}" -- review llm_tools security policy'
         return (
-            f"the result of tool {tool_name[:80]!r} was held back: its field {shown!r} is named like a secret "
+            f"the result of tool {quote(tool_name)} was blocked: its field {shown!r} is named like a secret "
             f"(tripwire preset default). Leave the field out of the tool's result, or put its name under "
-            f"[tripwire_allow] in the bus's configuration file, for this tool, if it holds none"
+            f"[tripwire_allow] in the bus's configuration file, for this tool, if it holds no secret"
         )
 
 
 class _TooMuch(ToolBusError):
-    """A result takes longer to judge than the bus can spare."""
+    """Judging a result would take too long."""
 
 
 class _Effort:
-    """What judging one result has cost so far."""
+    """Counts what judging one result costs."""
 
     def __init__(self) -> None:
         self.left = MAX_EFFORT
@@ -187,13 +187,13 @@ class _Effort:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Looks for the first field of a secret.
+    """Searches a text for the first field that is named like a secret.
 
     Attributes:
-        is_secret: tells of a name whether it is a secret's, given the first letter of a value that is no text.
+        is_secret: tells whether a name is a secret's, given the first letter of a value that is not a text.
         allowed: names that pass.
         effort: of the whole result.
-        harmless: names that are none, with 0 for every number, each with the first letter of its value.
+        harmless: names judged harmless, with 0 for every number, each with the first letter of its value.
     """
 
     is_secret: Callable[[str, str], bool]
@@ -202,7 +202,7 @@ class _Search:
     harmless: set[tuple[str, str]] = field(default_factory=set)
 
     def in_json(self, text: str, level: int) -> tuple[str, str] | None:
-        """Returns the path and the name of the first field that is named like a secret; None where none is."""
+        """Returns the path and the name of the first field that is named like a secret; None without one."""
         seen: set[tuple[str, ...]] = set()  # the same few fields in every record, usually
         for found in _PIECE.finditer(text):
             piece = found.groups("")
@@ -285,7 +285,7 @@ def _finds_none(text: str) -> bool:
 
 
 def _is_secret_by_default(name: str, count: str) -> bool:
-    """Tells of a name, given the first letter of its value, where that is a number, true, false or null."""
+    """Tells whether a name is a secret's, given the first letter of a value that is a number, true, false or null."""
     if count in _NO_VALUE:
         return False
     if len(name) <= CACHED_NAME:
@@ -302,7 +302,7 @@ def _is_secret_for_synchronet(name: str, _count: str) -> bool:
 
 
 def _judged(name: str) -> bool | None:
-    """Whether a name is one of a secret; None where it may as well be one of a count."""
+    """Tells whether a name is a secret's; None if it may as well be the name of a count."""
     if len(name) > MAX_NAME:
         name = name[: MAX_NAME // 2] + name[-MAX_NAME // 2 :]
     name = _SEPARATORS.sub("_", parted(name if _is_plain(name) else _undisguised(name)))
@@ -322,7 +322,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _undisguised(name: str) -> str:
-    """Returns a name as it looks: full-width letters as ASCII, without accents and what nobody sees."""
+    """Returns a name as it looks: full-width letters as ASCII, without accents and invisible characters."""
     return "".join(
         letter
         for letter in unicodedata.normalize("NFKD", name)
@@ -376,7 +376,7 @@ def _path(text: str, end: int, *, of_field: bool) -> str:
 
 
 def _shown(field: str) -> str:
-    """Returns a path for a sentence: its end, where it is long, and nothing in it that looks like a value."""
+    """Returns a path for an error text: only its end if it is long, and nothing that looks like a value."""
     if len(field) > MAX_SHOWN:
         field = "…" + field[-MAX_SHOWN:]
     shown = redacted(field, MAX_SHOWN + 1)

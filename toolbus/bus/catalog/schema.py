@@ -1,8 +1,8 @@
-"""Arguments and their JSON Schema: reading both, checking one against the other, saying what is wrong.
+"""Validates arguments against JSON Schema: compiles schemas, parses arguments, explains what is wrong with them.
 
 JSON Schema 2020-12, unless ``$schema`` names 2019-09, 07, 06 or 04; ``format`` and ``content…`` are annotations, as
-2020-12 has them by default. Knows no tools, sessions or calls. What a schema may be is decided in
-``toolbus.bus.catalog.schema_graph`` before the native validator sees it; here are the bounds on the arguments.
+2020-12 has them by default. Knows no tools, sessions or calls. ``schema_graph`` decides which schemas are accepted,
+before the native validator sees them; the limits on arguments are here.
 Figures were measured with jsonschema-rs 0.60.
 """
 
@@ -42,20 +42,20 @@ FREE_STEPS, FREE_STATES = 20, 60  # up to here 1 MiB of arguments stays near the
 EXPLAIN_STEPS = 20_000  # each may become an error record of about 10 µs
 EXPLAIN_DEPTH = 512  # steps above one another; each takes up to 1.5 KB of native stack where errors are collected
 SHOWN_FAULTS = 5
-# Compiled schemas outlive their tools, so that a plugin that comes back costs nothing: 5 KB each, 57 KB with 30 fields.
+# Cache: compiled schemas outlive their tools, so that a reconnect is cheap: 5 KB each, 57 KB with 30 fields.
 MAX_CACHED_SCHEMAS = 1_024
-CACHED_CHARACTERS = 4096  # longer schemas are seldom shared, and so many of them would be much to hold
+CACHED_CHARACTERS = 4096  # longer schemas are seldom shared, and this many of them would take much memory
 
 TOO_MUCH_TO_EXPLAIN = (
     "arguments: they break the tool's schema, and are too many or too deeply nested for the bus to say where: "
     "send fewer values"
 )
 
-_loads = orjson.loads  # a name less to look up on every call
+_loads = orjson.loads  # saves an attribute lookup on every call
 _PLAIN = frozenset({str, int, bool, type(None)})
 _no_digit_in = frozenset("0123456789").isdisjoint
-_find_wide_integer = re.compile(r"[:,\[ \n\r\t-][0-9]{19}").search  # not in strings, as far as that is seen cheaply
-# Keywords under which an integer that became a float would lie; a backslash could spell any of them otherwise.
+_find_wide_integer = re.compile(r"[:,\[ \n\r\t-][0-9]{19}").search  # mostly outside strings
+# Keywords for which an integer that became a float would give a wrong verdict; a backslash could spell any of them.
 _ASKS_FOR_VALUES = re.compile(
     r'"(?:minimum|maximum|exclusiveMinimum|exclusiveMaximum|multipleOf|const|enum|uniqueItems)"|\\'
 ).search
@@ -65,10 +65,10 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class ArgumentChecker:
-    """One compiled schema.
+    """Checks arguments against one compiled schema.
 
     Attributes:
-        load: reads arguments for this schema; exactly, where the value of a wide integer can matter to it.
+        load: parses arguments for this schema; exactly if the value of a wide integer can matter to it.
         is_valid: tells whether arguments fit: the validator's own method, or one that counts the arguments first
             where the schema could make a check slow. It expects what `load_arguments` returned, which bounds their
             depth and their wide integers.
@@ -79,7 +79,7 @@ class ArgumentChecker:
     def __init__(self, validator: jsonschema_rs.Validator, size: Size, text: str, limits: Limits) -> None:
         self._validator = validator
         self._size = size
-        self._text = text  # `explain` builds the graph from it again, rather than every tool keeping its own
+        self._text = text  # `explain` builds the graph from it again, so that not every tool keeps one in memory
         self._limits = limits
         self.load: Callable[[str], Any] = load_arguments if _ASKS_FOR_VALUES(text) else _load_quickly
         self._is_free = size.repeated <= FREE_STEPS and size.states <= FREE_STATES
@@ -89,7 +89,7 @@ class ArgumentChecker:
         return f"ArgumentChecker({len(self._text)} characters, {self._size})"
 
     def explain(self, arguments: object) -> str:
-        """Says what is wrong with arguments, for a model to act on; empty where they fit."""
+        """Returns what is wrong with arguments, for a model to act on; "" if they fit."""
         if is_deeper(arguments, ARGUMENT_DEPTH):
             return f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them"
         graph = Graph(_read(self._text, self._limits), self._limits)
@@ -98,16 +98,16 @@ class ArgumentChecker:
                 return excess
             if _is_explainable(graph.root, arguments):
                 errors = iter(self._validator.iter_errors(arguments))
-                faults = [_sentence(error) for error in itertools.islice(errors, SHOWN_FAULTS)]
+                faults = [_fault_text(error) for error in itertools.islice(errors, SHOWN_FAULTS)]
                 more = sum(1 for _ in errors)
                 return "; ".join(faults) + (f"; and {more} more" if more else "")
             if self._is_free and not graph.branches:
                 self._validator.validate(arguments)  # stops at the first error, which is then the only one made
             return "" if self._validator.is_valid(arguments) else TOO_MUCH_TO_EXPLAIN
         except jsonschema_rs.ValidationError as error:
-            return _sentence(error)
-        except (ValueError, TypeError) as problem:  # what JSON cannot hold: lone surrogates, values of other types
-            return f"arguments: they are no JSON: {cut(str(problem))}"
+            return _fault_text(error)
+        except (ValueError, TypeError) as problem:  # what JSON cannot represent: lone surrogates, values of other types
+            return f"arguments: they are not JSON: {cut(str(problem))}"
         except BaseException as problem:
             raise_unless_panic(problem)
             return "arguments: the validator failed on them: send simpler values"
@@ -116,11 +116,11 @@ class ArgumentChecker:
         return not self._excess(arguments) and self._validator.is_valid(arguments)
 
     def _excess(self, arguments: object) -> str:
-        """Says in which way arguments are too many for this schema; empty where they are not."""
+        """Returns which limit of this schema the arguments exceed; "" if none."""
         if self._is_free:
             return ""
-        most_values = CHECK_STEPS // max(self._size.repeated, FREE_STEPS)
-        most_characters = PATTERN_STEPS // max(self._size.states, FREE_STATES)
+        max_values = CHECK_STEPS // max(self._size.repeated, FREE_STEPS)
+        max_characters = PATTERN_STEPS // max(self._size.states, FREE_STATES)
         characters = 0
         values: list[Any] = [arguments]
         for value in values:
@@ -132,15 +132,15 @@ class ArgumentChecker:
                 values.extend(value.values())
             elif kind is list:
                 values.extend(value)
-            if len(values) > most_values:
+            if len(values) > max_values:
                 return (
-                    f"arguments: they hold more than {most_values} values, the most that can be checked in time "
+                    f"arguments: they hold more than {max_values} values, the most that can be checked in time "
                     f"against this tool's schema: send fewer"
                 )
-        if characters > most_characters:
+        if characters > max_characters:
             return (
                 f"arguments: their texts have {characters} characters, the most that can be checked in time against "
-                f"the patterns in this tool's schema is {most_characters}: send shorter ones"
+                f"the patterns in this tool's schema is {max_characters}: send shorter ones"
             )
         return ""
 
@@ -159,19 +159,19 @@ def compile_schema(parameters_json: str, limits: Limits) -> ArgumentChecker:
 
 
 def load_arguments(text: str) -> Any:
-    """Reads arguments as JSON: integers are exact up to 308 digits, empty text is ``{}``.
+    """Parses arguments as JSON: integers are exact up to 308 digits, an empty text is ``{}``.
 
     Raises:
-        ValueError: saying where the text is no JSON, or which bound it exceeds.
+        ValueError: saying where the text is not JSON, or which limit it exceeds.
     """
     try:
         value = _loads(text)
     except orjson.JSONDecodeError as problem:
         if text == "":
             return {}
-        cure = "send it as a string" if "infinity" in str(problem) else "correct it"
-        raise ValueError(f"arguments are no JSON: {cut(str(problem))}: {cure}") from None
-    # Most arguments: one level deep, and no integer became a float. What follows reads the whole text again.
+        fix = "send it as a string" if "infinity" in str(problem) else "correct it"
+        raise ValueError(f"arguments are not JSON: {cut(str(problem))}: {fix}") from None
+    # Most arguments: one level deep, and no integer became a float. The checks below read the whole text again.
     if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
         return value
     if (
@@ -187,7 +187,7 @@ def load_arguments(text: str) -> Any:
 
 
 def _load_quickly(text: str) -> Any:
-    """Does what `load_arguments` does, but turns integers beyond 64 bits into floats."""
+    """Does the same as `load_arguments`, but turns integers beyond 64 bits into floats."""
     if len(text) > 2 * ARGUMENT_DEPTH:
         return load_arguments(text)
     try:
@@ -197,7 +197,7 @@ def _load_quickly(text: str) -> Any:
 
 
 def _load_exactly(text: str) -> Any:
-    """Reads again what orjson found to be JSON, because it turns integers beyond 64 bits into floats."""
+    """Parses again a text that orjson accepted, because orjson turns integers beyond 64 bits into floats."""
     wide = 0
 
     def integer(digits: str) -> int:
@@ -216,7 +216,7 @@ def _load_exactly(text: str) -> Any:
 
 @functools.lru_cache(maxsize=MAX_CACHED_SCHEMAS)
 def _compile_once(text: str, limits: Limits) -> ArgumentChecker:
-    return _compile(text, limits)  # what raises is not kept
+    return _compile(text, limits)  # errors are not cached
 
 
 def _compile(text: str, limits: Limits) -> ArgumentChecker:
@@ -239,7 +239,7 @@ def _compile(text: str, limits: Limits) -> ArgumentChecker:
         raise SchemaFault("schema at #: the validator failed on it: simplify it") from None
     if not graph.takes_objects():
         raise SchemaFault(
-            'schema at #: it accepts no JSON object, and arguments always are one: declare "type": "object"'
+            'schema at #: it accepts no JSON object, but arguments are always one: declare "type": "object"'
         )
     return ArgumentChecker(validator, size, text, limits)
 
@@ -260,7 +260,7 @@ def _read(text: str, limits: Limits) -> dict[str, Any]:
         if _find_wide_integer(text):
             value = _load_exactly(text)
     except orjson.JSONDecodeError as problem:
-        raise SchemaFault(f"schema at #: it is no JSON: {cut(str(problem))}: correct it") from None
+        raise SchemaFault(f"schema at #: it is not JSON: {cut(str(problem))}: correct it") from None
     except SchemaFault:
         raise
     except ValueError as problem:
@@ -286,10 +286,10 @@ def is_deeper(value: object, limit: int) -> bool:
 
 
 def _is_explainable(root: Node, arguments: object) -> bool:
-    """Walks the schema along the arguments as the validator would, to see whether collecting errors stays cheap.
+    """Tells whether collecting errors stays cheap, by walking the schema along the arguments as the validator would.
 
-    Where errors are wanted the validator tries every branch, remembers nothing and quotes the value in each error: 18
-    levels of a schema with two branches took more than 20 s.
+    To collect errors the validator tries every branch, remembers nothing and quotes the value in each error: 18 levels
+    of a schema with two branches took more than 20 s.
     """
     sizes: dict[int, int] = {}
     _measure_texts(arguments, sizes)
@@ -315,7 +315,7 @@ def _members(value: Any, key: str | int | None) -> Iterable[Any]:
 
 
 def _measure_texts(value: Any, sizes: dict[int, int]) -> int:
-    """Notes about how many characters each object and array has as JSON; arguments are known not to be deep."""
+    """Stores about how many characters each object and array has as JSON; the depth of arguments is bounded before."""
     if not isinstance(value, (dict, list)):
         return _length(value)
     items = value.values() if isinstance(value, dict) else value
@@ -338,15 +338,15 @@ def _place(error: jsonschema_rs.ValidationError) -> str:
     return cut(place)
 
 
-def _sentence(error: jsonschema_rs.ValidationError) -> str:
+def _fault_text(error: jsonschema_rs.ValidationError) -> str:
     message = error.message
-    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Constant):  # the one message that leaves the value out
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Constant):  # the one message without the value
         message = f"{show(error.instance)} is not what it must be: {message}"
     return f"{_place(error)}: {cut(message)} (rule {pointer(error.schema_path)[1:] or '/'}){_closest(error)}"
 
 
 def _closest(error: jsonschema_rs.ValidationError) -> str:
-    """Says, where no branch of a choice fits, what is wrong with the one that came furthest into the value."""
+    """Returns what is wrong with the closest branch of a choice: the one that got furthest into the value."""
     if not isinstance(error.kind, _CHOICES):
         return ""
     firsts = [branch[0] for branch in error.kind.context if branch]

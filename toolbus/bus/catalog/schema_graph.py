@@ -1,4 +1,4 @@
-"""The graph of a JSON Schema: which schemas in it apply which others, and what a check of it can cost.
+"""Measures a JSON Schema as a graph: which schemas in it apply which others, and what a check of it can cost.
 
 The validator is native code that cannot be stopped once it runs, follows references wherever they lead by default, and
 ends the process where its stack overflows. So every schema is measured here before it is compiled. Knows the grammar
@@ -52,7 +52,7 @@ _PATTERN_PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?P<to>,(?
 
 
 class SchemaFault(ValueError):
-    """A schema breaks a rule; the text names the place (a JSON pointer), the value, the rule and the cure."""
+    """A schema breaks a rule; the text names the place (a JSON pointer), the value, the rule and how to fix it."""
 
 
 class Edge(NamedTuple):
@@ -172,7 +172,7 @@ class Graph:
         return _DRAFTS[name]
 
     def _walk(self, root: dict[str, Any], place: tuple[str | int, ...], base: str) -> None:
-        """Notes every schema in its lawful place, its base and its names."""
+        """Stores every schema that stands where the grammar allows one, with its base and its names."""
         waiting: list[tuple[object, tuple[str | int, ...], str]] = [(root, place, base)]
         while waiting:
             schema, place, base = waiting.pop()
@@ -282,12 +282,12 @@ class Graph:
                 reason = "the engine failed on it"
         keyword = "pattern" if node.schema.get("pattern") == pattern else "patternProperties"
         raise SchemaFault(
-            f"schema at {pointer([*node.place, keyword])}: {show(pattern)} is no pattern that can be compiled "
+            f"schema at {pointer([*node.place, keyword])}: {show(pattern)} cannot be compiled as a pattern "
             f"({cut(reason)}): correct or shorten it"
         )
 
     def _refuse_endless(self) -> None:
-        """Refuses references in a circle that never moves on to another value: checking them would not end."""
+        """Refuses references that form a cycle at one value: checking them would never end."""
         for node, _, is_back in _visit(self._nodes.values(), lambda node: [e for e in node.edges if e.applies == SAME]):
             if is_back:
                 raise SchemaFault(
@@ -454,4 +454,4 @@ def _joined(base: str, reference: str, place: Iterable[str | int]) -> str:
     try:
         return urljoin(base, reference)
     except ValueError:
-        raise SchemaFault(f"schema at {pointer(place)}: {show(reference)} is no URI reference: correct it") from None
+        raise SchemaFault(f"schema at {pointer(place)}: {show(reference)} is not a URI reference: correct it") from None
