@@ -241,7 +241,7 @@ def _by_keywords(where: str, entry: Any, flags: Mapping[str, bool]) -> ToolSpec:
     takes_ctx = _takes_ctx(handler)
     parameters = options.pop("parameters", None)
     if takes_ctx:
-        parameters = _without_ctx(hints.parameters_schema(handler) if parameters is None else parameters)
+        parameters = hints.without_property(hints.parameters_schema(handler) if parameters is None else parameters, CTX)
     spec = spec_of(handler, _meta(handler, name, options | {"parameters": parameters}))
     if not takes_ctx:
         return spec
@@ -256,14 +256,3 @@ def _takes_ctx(handler: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return ctx is not None and ctx.kind in _BY_KEYWORD
-
-
-def _without_ctx(parameters: Any) -> Any:
-    """Returns a schema without the property `ctx`, which no model may fill."""
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    if not isinstance(properties, dict) or CTX not in properties:
-        return parameters
-    shown = {**parameters, "properties": {name: each for name, each in properties.items() if name != CTX}}
-    if isinstance(required := parameters.get("required"), list):
-        shown["required"] = [name for name in required if name != CTX]
-    return shown

@@ -134,6 +134,17 @@ def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     return result
 
 
+def without_property(schema: Any, name: str) -> Any:
+    """Returns a JSON Schema without one property; a value without that property is returned as it is."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or name not in properties:
+        return schema
+    rest = {**schema, "properties": {each: value for each, value in properties.items() if each != name}}
+    if isinstance(required := schema.get("required"), list):
+        rest["required"] = [each for each in required if each != name]
+    return rest
+
+
 def description_of(function: Callable[..., Any]) -> str:
     """Returns the first paragraph of a function's docstring, on one line."""
     if isinstance(function, functools.partial):

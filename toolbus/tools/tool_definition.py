@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from toolbus.functions.declaration import describe
-from toolbus.functions.hints import signature_of
+from toolbus.functions.hints import signature_of, without_property
 from toolbus.functions.tool_options import ToolOptions, ToolTraits
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 
@@ -58,7 +58,7 @@ class ToolDefinition:
 
     def for_models(self) -> ToolDefinition:
         """Returns the definition without the parameter ``ctx``, which no model may fill."""
-        parameters = _without_ctx(self.parameters) if _takes_ctx(self.handler) else self.parameters
+        parameters = without_property(self.parameters, CTX) if _takes_ctx(self.handler) else self.parameters
         return self if parameters is self.parameters else replace(self, parameters=parameters)
 
     def spec(self, **options: Unpack[ToolTraits]) -> ToolSpec:
@@ -120,14 +120,3 @@ def _with_ctx(handler: Callable[..., Any]) -> Callable[..., Any]:
         return handler(**arguments)
 
     return run
-
-
-def _without_ctx(parameters: Any) -> Any:
-    """Returns a schema without the property ``ctx``; a value that is not a schema is returned as it is."""
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    if not isinstance(properties, dict) or CTX not in properties:
-        return parameters
-    shown = {**parameters, "properties": {name: each for name, each in properties.items() if name != CTX}}
-    if isinstance(required := parameters.get("required"), list):
-        shown["required"] = [name for name in required if name != CTX]
-    return shown
