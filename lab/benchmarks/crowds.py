@@ -1,7 +1,7 @@
-"""What many sessions, many calls in flight and many watchers cost a bus, beside bare streams of grpcio.
+"""Measures what many sessions, calls in flight and watchers cost a bus, beside bare streams of grpcio.
 
 Each session has a connection of its own, as those of so many processes would; all of them live in this process, which
-shares the CPUs with the bus. This module imports grpc, so whoever imports it sets the environment before.
+shares the CPUs with the bus. Imports grpc, so the importer sets the environment before.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import psutil
 import uvloop
 
-from lab.benchmarks import peer, workload
-from lab.benchmarks.children import Child, Nursery, environment, grpc_address
-from lab.benchmarks.contest import Plan, start_bus
-from lab.benchmarks.fact import Fact
+from lab.benchmarks.contest import Plan
+from lab.benchmarks.facts import Column, Fact, Line, Measured, measured
 from lab.benchmarks.growth import asked, flatness, read_all
-from lab.benchmarks.table import Column, Line, Measured, measured
+from lab.load import peer, workload
+from lab.stage import Child, Stage, address_of, processor_seconds
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 SESSIONS = (10, 1_000, 5_000)
@@ -32,26 +31,26 @@ HELD_BY_ONE = workload.MAX_IN_FLIGHT
 OTHER_FILES = 500
 AT_ONCE = 50  # attaches at a time
 SETTLE_SECONDS = 1.0
-PATIENCE_SECONDS = 120.0
-ENOUGH = 1_000  # of fewer, nothing can be told from the size of a process
+ANSWER_SECONDS = 120.0
+MIN_FOR_MEMORY = 1_000  # of fewer, nothing can be told from the size of a process
 Change = Callable[[peer.Peer, str], Awaitable[None]]
 MEMORY = ("memory of each idle session", "kB")
 
 
-def sessions(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def sessions(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Measures operations among idle sessions, and what those hold."""
     few = max(1, repeats // 3)
     lines: dict[str, Line] = {f"{count:,} sessions": functools.partial(_among, plan, count, few) for count in SESSIONS}
-    lines[f"{ENOUGH:,} bare streams of grpcio"] = functools.partial(_bare, plan, ENOUGH)
+    lines[f"{MIN_FOR_MEMORY:,} bare streams of grpcio"] = functools.partial(_bare, plan, MIN_FOR_MEMORY)
     facts = uvloop.run(measured("sessions", "A bus over gRPC, by idle sessions", lines, plan.rounds))
     return (*facts, *flatness(facts, "over gRPC"))
 
 
 async def _among(plan: Plan, count: int, repeats: int) -> Measured:
     _open_files(count)
-    with Nursery(environment(plan.experiments)) as nursery:
-        bus, address = start_bus(nursery, plan)
-        nursery.module("load_plugin", address).line()
+    with plan.stage() as stage:
+        bus, address, _ = plan.bus(stage)
+        stage.module("load.plugin", address).line()
         host = peer.Peer(address)
         await host.attach("bench-host", [])
         before = await _resident(bus)
@@ -61,7 +60,7 @@ async def _among(plan: Plan, count: int, repeats: int) -> Measured:
             held = await _resident(bus) - before
             found: dict[Column, Sequence[float]] = {("attach", "µs"): [attached]}
             found |= await asked(host, crowd[0], repeats)
-            if count >= ENOUGH:
+            if count >= MIN_FOR_MEMORY:
                 found[MEMORY] = [held / count / 1e3]
         await host.close()
         return found
@@ -79,9 +78,9 @@ def _open_files(count: int) -> None:
 
 async def _bare(plan: Plan, count: int) -> Measured:
     _open_files(count)
-    with Nursery(environment(plan.experiments)) as nursery:
-        server = nursery.module("bare_streams")
-        address = grpc_address(server.line())
+    with plan.stage() as stage:
+        server = stage.module("benchmarks.bare_streams")
+        address = address_of(server.line())
         before = await _resident(server)
         async with _crowd(address, count):
             held = await _resident(server) - before
@@ -90,11 +89,11 @@ async def _bare(plan: Plan, count: int) -> Measured:
 
 @asynccontextmanager
 async def _crowd(address: str, count: int, *, watch: bool = False) -> AsyncIterator[list[peer.Peer]]:
-    """Attaches so many peers, and has their heartbeats answered; watchers are read by whoever asked for them."""
+    """Attaches so many peers, and has their heartbeats answered; watchers are read by the caller."""
     waiting = iter(range(count))
     crowd: list[peer.Peer] = []
 
-    async def some() -> None:
+    async def attach_some() -> None:
         for number in waiting:
             one = peer.Peer(address, own_connection=True)
             crowd.append(one)
@@ -102,8 +101,8 @@ async def _crowd(address: str, count: int, *, watch: bool = False) -> AsyncItera
 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_close, crowd)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await asyncio.gather(*(attach_some() for _ in range(AT_ONCE)))
         if not watch:
             for one in crowd:
                 stack.callback(asyncio.create_task(read_all(one)).cancel)
@@ -116,16 +115,16 @@ async def _close(crowd: list[peer.Peer]) -> None:
 
 async def _resident(child: Child) -> int:
     await asyncio.sleep(SETTLE_SECONDS)
-    return int(psutil.Process(child.pid).memory_info().rss)
+    return child.resident_bytes
 
 
-def held_calls(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
+def held_calls(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Reads what a bus holds for each call in flight."""
     samples = []
     for _ in range(max(1, repeats // 3)):
-        with Nursery(environment(plan.experiments)) as own:
-            bus, address = start_bus(own, plan)
-            plugins = [own.module("load_plugin", address, "--hold", str(HELD_BY_ONE)) for _ in range(HOLDERS)]
+        with plan.stage() as own:
+            bus, address, _ = plan.bus(own)
+            plugins = [own.module("load.plugin", address, "--hold", str(HELD_BY_ONE)) for _ in range(HOLDERS)]
             for plugin in plugins:
                 plugin.line()
             samples.append(uvloop.run(_held(bus, address, plugins)))
@@ -142,21 +141,23 @@ async def _held(bus: Child, address: str, plugins: Sequence[Child]) -> float:
         host.calls += [peer.call(str(number), number) for number in range(HELD_BY_ONE)]
         host.flush()
     for plugin in plugins:
-        await asyncio.to_thread(plugin.line)  # each holds as many: calls go to whoever owes the fewest
+        await asyncio.to_thread(plugin.line)  # each holds as many: calls go to the plugin with the fewest in flight
     held = await _resident(bus) - before
     await _close(hosts)
     return held / (HOLDERS * HELD_BY_ONE) / 1e3
 
 
-def watchers(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Times one change of the catalog, to the moment when so many watchers have read of it, beside bare streams."""
     _open_files(WATCHERS)
-    bus, address = start_bus(nursery, plan)
-    bare = nursery.module("bare_streams")
-    bare_address = grpc_address(bare.line())
+    bus, address, _ = plan.bus(stage)
+    bare = stage.module("benchmarks.bare_streams")
+    bare_address = address_of(bare.line())
     lines: dict[str, Line] = {
-        "a bus, a tool is registered": functools.partial(_told, bus, address, _registered, repeats),
-        "bare streams of grpcio, told the same": functools.partial(_told, bare, bare_address, _said, repeats),
+        "a bus, a tool is registered": functools.partial(_followed, bus, address, _registered, repeats),
+        "bare streams of grpcio, the same change": functools.partial(
+            _followed, bare, bare_address, _announced, repeats
+        ),
     }
     title = f"{WATCHERS:,} watchers in one process"
     return uvloop.run(measured("watchers", title, lines, plan.rounds))
@@ -164,27 +165,28 @@ def watchers(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 
 async def _registered(some: peer.Peer, name: str) -> None:
     request = wire.RegisterRequest(session_id=some.attached.session_id, tools=[peer.tool(name)])
-    await some.stub.Register(request, timeout=PATIENCE_SECONDS)
+    await some.stub.Register(request, timeout=ANSWER_SECONDS)
 
 
-async def _said(some: peer.Peer, name: str) -> None:
+async def _announced(some: peer.Peer, name: str) -> None:
     some.calls.append(peer.call(name, name=name))
     some.flush()
 
 
-async def _told(server: Child, address: str, change: Change, repeats: int) -> Measured:
+async def _followed(server: Child, address: str, change: Change, repeats: int) -> Measured:
+    process = psutil.Process(server.pid)
     async with _crowd(address, WATCHERS, watch=True) as crowd:
-        last, middle, spent = [], [], [_processor_time(server)]
+        last, middle, spent = [], [], [processor_seconds(process)]
         for number in range(repeats + 1):
             name = f"new_{number}"
             waiting = [asyncio.create_task(_reads_of(one, name)) for one in crowd]
             began_at = time.perf_counter()
             await change(crowd[0], name)
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 moments = [(moment - began_at) * 1e3 for moment in await asyncio.gather(*waiting)]
             last.append(max(moments))
             middle.append(statistics.median(moments))
-            spent.append(_processor_time(server))
+            spent.append(processor_seconds(process))
         return {  # without the first time, which also reads what came before
             ("to the last that has read of it", "ms"): last[1:],
             ("to half of them", "ms"): middle[1:],
@@ -193,16 +195,10 @@ async def _told(server: Child, address: str, change: Change, repeats: int) -> Me
         }
 
 
-def _processor_time(server: Child) -> float:
-    """Returns how many seconds a process has computed, itself and the kernel for it."""
-    times = psutil.Process(server.pid).cpu_times()
-    return float(times.user + times.system)
-
-
 async def _reads_of(watcher: peer.Peer, name: str) -> float:
     """Returns when a watcher has read that a tool was added."""
     while (frame := await watcher.read()) is not None:
-        told = (listed.tool.name for event in frame.events for listed in event.catalog.added)
-        if name in told:
+        added = (listed.tool.name for event in frame.events for listed in event.catalog.added)
+        if name in added:
             return time.perf_counter()
     raise RuntimeError("a watcher's stream ended")

@@ -1,4 +1,4 @@
-"""What drop-in tools cost: from saving a file to the tool being callable, from a start, and the memory of a process.
+"""Measures drop-in tools: from a saved file to the first answer of its tool, from a start, and a process's memory.
 
 A tool counts from its first answer, to a host that calls until it gets one. The contest is between one function as a
 plugin file and as a drop-in tool.
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lab.benchmarks import workload
-from lab.benchmarks.children import Child, ChildFailed, Nursery
-from lab.benchmarks.contest import Contestant, Plan, start_bus
-from lab.benchmarks.fact import Fact
+from lab.benchmarks.contest import Contestant, Plan
+from lab.benchmarks.facts import Fact
+from lab.load import workload
+from lab.stage import Child, ChildFailed, Stage
 
 if TYPE_CHECKING:
     from toolbus.sdk import SyncHost
@@ -37,39 +37,39 @@ async def forecast(place: str, days: int, note: str = "") -> dict:
 """
 
 
-def saved(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
+def saved(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a file that is added to a folder that is followed, to the first answer of its tool."""
     samples = []
-    with _tools(nursery, plan) as (folder, address, host):
-        _run(nursery, address, folder)
+    with _tools(stage, plan) as (folder, address, host):
+        _run(stage, address, folder)
         _write(folder, "first")
-        _answered(host, "first", time.monotonic())
+        _first_answer(host, "first", time.monotonic())
         for number in range(repeats):
             began_at = time.monotonic()
             _write(folder, f"tool_{number}")
-            samples.append(_answered(host, f"tool_{number}", began_at))
+            samples.append(_first_answer(host, f"tool_{number}", began_at))
     return Fact("saved", "a file is saved, to the first answer of its tool", "ms", 2000.0, tuple(samples))
 
 
-def folder_start(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
+def folder_start(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a start of ``toolbus run DIR``, to the first answer of a tool."""
     samples = []
-    with _tools(nursery, plan) as (folder, address, host):
+    with _tools(stage, plan) as (folder, address, host):
         for number in range(repeats):
             _write(folder, f"tool_{number}")
             began_at = time.monotonic()
-            running = _run(nursery, address, folder)
-            samples.append(_answered(host, f"tool_{number}", began_at))
+            running = _run(stage, address, folder)
+            samples.append(_first_answer(host, f"tool_{number}", began_at))
             running.end()
     return Fact("folder_start", "start of `toolbus run DIR`, to the first answer", "ms", 3000.0, tuple(samples))
 
 
-def dropin_memory(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
+def dropin_memory(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Reads the resident memory of an idle process of drop-in tools."""
-    with _tools(nursery, plan) as (folder, address, host):
-        running = _run(nursery, address, folder)
+    with _tools(stage, plan) as (folder, address, host):
+        running = _run(stage, address, folder)
         _write(folder, "tool")
-        _answered(host, "tool", time.monotonic())
+        _first_answer(host, "tool", time.monotonic())
         time.sleep(SETTLE_SECONDS)
         children = psutil.Process(running.pid).children()  # the other one is the lifeline, which is small
         sample = max(each.memory_info().rss for each in children) / 1e6
@@ -77,11 +77,11 @@ def dropin_memory(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
 
 
 @contextmanager
-def _tools(nursery: Nursery, plan: Plan) -> Iterator[tuple[Path, str, SyncHost]]:
+def _tools(stage: Stage, plan: Plan) -> Iterator[tuple[Path, str, SyncHost]]:
     """Yields an empty folder, the address of a bus, and a host on that."""
     from toolbus.sdk import SyncHost  # imports grpc, which reads GRPC_EXPERIMENTS at that moment
 
-    _, address = start_bus(nursery, plan)
+    _, address, _ = plan.bus(stage)
     with tempfile.TemporaryDirectory(prefix="toolbus-") as folder, SyncHost(address) as host:
         yield Path(folder), address, host
 
@@ -90,11 +90,11 @@ def _write(folder: Path, name: str) -> None:
     (folder / f"{name}.py").write_text(f"def run():\n    return 1\n\n\nTOOL_NAME = {name!r}\n")
 
 
-def _run(nursery: Nursery, address: str, what: Path) -> Child:
-    return nursery.start("toolbus run", [sys.executable, "-m", "toolbus.cli", "run", str(what), "--bus", address])
+def _run(stage: Stage, address: str, what: Path) -> Child:
+    return stage.start("toolbus run", [sys.executable, "-m", "toolbus.cli", "run", str(what), "--bus", address])
 
 
-def _answered(host: SyncHost, name: str, began_at: float, arguments: str = "{}") -> float:
+def _first_answer(host: SyncHost, name: str, began_at: float, arguments: str = "{}") -> float:
     """Calls a tool until it answers; returns the milliseconds since a moment."""
     while (result := host.call(name, arguments)).error is not None:
         if time.monotonic() - began_at > MAX_SECONDS:
@@ -103,24 +103,24 @@ def _answered(host: SyncHost, name: str, began_at: float, arguments: str = "{}")
     return (time.monotonic() - began_at) * 1e3
 
 
-def _offered(nursery: Nursery, plan: Plan, *, alone: bool) -> tuple[Child, str]:
+def _offered(stage: Stage, plan: Plan, *, alone: bool) -> tuple[Child, str]:
     """Starts a bus and the tool, by itself as a plugin file or as the one file of a folder of drop-in tools."""
     from toolbus.sdk import SyncHost
 
-    bus, address = start_bus(nursery, plan)
-    folder = Path(nursery.folder())
+    bus, address, _ = plan.bus(stage)
+    folder = Path(stage.folder())
     file = folder / "forecast.py"
     file.write_text(FORECAST)
-    _run(nursery, address, file if alone else folder)
+    _run(stage, address, file if alone else folder)
     with SyncHost(address) as host:
-        _answered(host, workload.TOOL_NAME, time.monotonic(), workload.arguments_json(0))
+        _first_answer(host, workload.TOOL_NAME, time.monotonic(), workload.arguments_json(0))
     return bus, address
 
 
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
-        Contestant("plugin", lambda nursery, plan: _offered(nursery, plan, alone=True), ("load_host",)),
-        Contestant("dropin", lambda nursery, plan: _offered(nursery, plan, alone=False), ("load_host",)),
+        Contestant("plugin", lambda stage, plan: _offered(stage, plan, alone=True), ("load.stream_host",)),
+        Contestant("dropin", lambda stage, plan: _offered(stage, plan, alone=False), ("load.stream_host",)),
     )
 }

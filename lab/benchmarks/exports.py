@@ -14,10 +14,9 @@ import aiohttp
 import uvloop
 
 from lab.benchmarks import catalog
-from lab.benchmarks.children import Nursery
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.table import Column, Line, Measured, measured, microseconds, milliseconds
+from lab.benchmarks.facts import Column, Fact, Line, Measured, measured, microseconds, milliseconds
+from lab.stage import Stage
 from toolbus.dialects import DIALECTS, Dialect, Export, find_dialect
 from toolbus.dialects.token_cost import estimate_tokens
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
@@ -54,7 +53,7 @@ class Changing:
         yield self.revision
 
 
-def export(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def export(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Exports a thousand tools in every dialect."""
     tools = catalog.tools(TOOLS)
     lines: dict[str, Line] = {name: functools.partial(_exported, name, tools, repeats) for name in DIALECTS}
@@ -115,7 +114,7 @@ def _sizes(written: Export) -> dict[Column, Sequence[float]]:
     }
 
 
-def served_export(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def served_export(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Gets a thousand tools from a bus of this process over HTTP."""
     lines: dict[str, Line] = {name: functools.partial(_served, name, repeats) for name in SERVED}
     title = f"GET /api/tools/export, {TOOLS:,} tools, bus and client in one process"

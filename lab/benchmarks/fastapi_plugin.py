@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from lab.benchmarks import workload
+from lab.load import workload
 
 application = FastAPI()
 

@@ -1,7 +1,7 @@
-"""How fast faults are noticed and mended: a plugin's death, a cancel on its way, a bus that was killed.
+"""Measures how fast faults are noticed: a plugin's death, a caller's cancel, a bus that was killed.
 
-Every function starts its own bus and its own peers, and returns one ``Fact``. This module imports grpc, so whoever
-imports it sets the environment before.
+Every function starts a bus and peers of its own, and returns one ``Fact``. Imports grpc, so the importer sets the
+environment before.
 """
 
 from __future__ import annotations
@@ -10,35 +10,34 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 
 import grpc
 import uvloop
 
-from lab.benchmarks import peer
-from lab.benchmarks.children import Child, ChildFailed, Nursery
-from lab.benchmarks.contest import Plan, start_bus
-from lab.benchmarks.fact import Fact
+from lab.benchmarks.contest import Plan
+from lab.benchmarks.facts import Fact
+from lab.load import peer
+from lab.stage import Child, ChildFailed, Stage, free_ports
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 from toolbus.v1 import tool_pb2 as pb
 
-PATIENCE_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
 HELD = 100
 PLUGINS = 10
 DOWN_SECONDS = 5.0
 
 
-def death(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
-    """Times SIGKILL of a plugin that owes 100 calls, to the last of their 100 errors at the caller."""
-    _, address = start_bus(nursery, plan)
+def death(stage: Stage, plan: Plan, repeats: int) -> Fact:
+    """Times SIGKILL of a plugin with 100 calls in flight, to the last of their 100 errors at the caller."""
+    _, address, _ = plan.bus(stage)
     samples = []
     for _ in range(repeats):
-        plugin = nursery.module("load_plugin", address, "--hold", str(HELD))
+        plugin = stage.module("load.plugin", address, "--hold", str(HELD))
         plugin.line()
         samples.append(uvloop.run(_death(address, plugin)))
-    sentence = f"SIGKILL of a plugin that owes {HELD} calls, to the last error at the caller"
+    sentence = f"SIGKILL of a plugin with {HELD} calls in flight, to the last error at the caller"
     return Fact("death", sentence, "ms", 10.0, tuple(samples))
 
 
@@ -51,24 +50,24 @@ async def _death(address: str, plugin: Child) -> float:
     began_at = time.monotonic_ns()
     os.kill(plugin.pid, signal.SIGKILL)
     errors: list[pb.ToolResult] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(ANSWER_SECONDS):
         while len(errors) < HELD:
             frame = await host.read()
             if frame is None:
                 raise ChildFailed(f"the host's stream ended with {len(errors)} of {HELD} errors")
             errors += frame.results
     ended_at = time.monotonic_ns()
-    strangers = [error for error in errors if error.error.code != pb.ERROR_CODE_UNAVAILABLE]
-    if strangers:
-        raise ChildFailed(f"expected UNAVAILABLE from every call, got {strangers[0]}")
+    others = [error for error in errors if error.error.code != pb.ERROR_CODE_UNAVAILABLE]
+    if others:
+        raise ChildFailed(f"expected UNAVAILABLE from every call, got {others[0]}")
     await host.close()
     return (ended_at - began_at) / 1e6
 
 
-def cancel(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
+def cancel(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a caller's cancel, from its write to the handler of an SDK plugin."""
-    _, address = start_bus(nursery, plan)
-    plugin = nursery.module("sdk_plugin", address, "hold")
+    _, address, _ = plan.bus(stage)
+    plugin = stage.module("load.plugin", address, "--way", "hold", "--tool", "hold")
     samples = uvloop.run(_cancel(address, plugin, 2 * repeats))
     return Fact("cancel", "cancel at the caller, to the handler of an SDK plugin", "ms", 5.0, samples)
 
@@ -86,60 +85,54 @@ async def _cancel(address: str, plugin: Child, repeats: int) -> tuple[float, ...
         began_at = time.monotonic_ns()
         host.cancels.append(pb.ToolCancel(call_id=call.call_id, reason="cancelled"))
         host.flush()
-        said = await asyncio.to_thread(plugin.line)
-        samples.append((int(said.split()[1]) - began_at) / 1e6)
+        cancelled = await asyncio.to_thread(plugin.line)
+        samples.append((int(cancelled.split()[1]) - began_at) / 1e6)
     await host.close()
     return tuple(samples)
 
 
-def restart(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
+def restart(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times how long after a killed bus listens again ten SDK plugins are offered again."""
-    samples = _restarts(nursery, plan, max(1, repeats // 3), 0.0)
+    samples = _restarts(stage, plan, max(1, repeats // 3), 0.0)
     sentence = f"bus killed and started again at once: ready line, to all {PLUGINS} SDK plugins listed"
     return Fact("restart", sentence, "ms", 1000.0, samples)
 
 
-def outage(nursery: Nursery, plan: Plan, repeats: int) -> Fact:
-    """Times the same after the bus was away for so long that the plugins' back-off has grown."""
-    samples = _restarts(nursery, plan, max(1, repeats // 5), DOWN_SECONDS)
+def outage(stage: Stage, plan: Plan, repeats: int) -> Fact:
+    """Times the same after the bus was away for so long that the plugins' backoff has grown."""
+    samples = _restarts(stage, plan, max(1, repeats // 5), DOWN_SECONDS)
     sentence = f"bus away for {DOWN_SECONDS:g} s: ready line, to all {PLUGINS} SDK plugins listed"
     return Fact("outage", sentence, "ms", 1000.0, samples)
 
 
-def _restarts(nursery: Nursery, plan: Plan, repeats: int, down_seconds: float) -> tuple[float, ...]:
-    fixed = f"127.0.0.1:{_free_port()}"
+def _restarts(stage: Stage, plan: Plan, repeats: int, down_seconds: float) -> tuple[float, ...]:
+    fixed = f"127.0.0.1:{free_ports(1)[0]}"
     names = {f"hold_{number}" for number in range(PLUGINS)}
-    bus, address = start_bus(nursery, plan, fixed)
+    bus, address, _ = plan.bus(stage, grpc=fixed)
     for name in names:
-        nursery.module("sdk_plugin", address, name)
+        stage.module("load.plugin", address, "--way", "hold", "--source", f"bench-{name}", "--tool", name)
     uvloop.run(_listed(address, names))
     samples = []
     for _ in range(repeats):
         bus.kill()
         time.sleep(down_seconds)
-        bus, address = start_bus(nursery, plan, fixed)
+        bus, address, _ = plan.bus(stage, grpc=fixed)
         began_at = time.monotonic_ns()
         uvloop.run(_listed(address, names))
         samples.append((time.monotonic_ns() - began_at) / 1e6)
     return tuple(samples)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 async def _listed(address: str, names: set[str]) -> None:
-    """Returns once the bus lists all these tools; it asks every 5 ms."""
+    """Returns once the bus lists all these tools; it lists every 5 ms."""
     missing = set(names)
     async with grpc.aio.insecure_channel(address) as channel:
         stub = stubs.ToolBusServiceStub(channel)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 while missing:
                     answer = await stub.List(wire.ListRequest())
                     missing = names - {listed.tool.name for listed in answer.tools}
                     await asyncio.sleep(0.005 if missing else 0)
     if missing:
-        raise ChildFailed(f"after {PATIENCE_SECONDS:g} s the bus did not list {', '.join(sorted(missing))}")
+        raise ChildFailed(f"after {ANSWER_SECONDS:g} s the bus did not list {', '.join(sorted(missing))}")

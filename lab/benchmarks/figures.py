@@ -1,16 +1,13 @@
-"""The charts of a page: what a report says, drawn; each names the command that repeats it."""
+"""Draws the charts of a benchmark's page; each names the command that repeats it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from lab.benchmarks.cells import Cell, size_title
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.plot import Chart
+from lab.benchmarks.facts import Fact
 from lab.benchmarks.report import Report
-from lab.benchmarks.window import Window
-
-Points = Sequence[tuple[float, float]]
+from lab.chart import Chart, Panel, Points
+from lab.load.windows import Cell, Window, size_title
 
 
 def charts(report: Report) -> dict[str, Chart]:
@@ -47,10 +44,10 @@ def _latency(report: Report) -> dict[str, Chart]:
 
 
 def _lines(report: Report, cells: Iterable[Cell], across: str, up: str) -> dict[str, Points]:
-    asked = tuple(cells)
+    wanted = tuple(cells)
 
     def points(windows: Mapping[Cell, Window]) -> Points:
-        return [(getattr(w, across), getattr(w, up)) for cell in asked if (w := windows.get(cell))]
+        return [(getattr(w, across), getattr(w, up)) for cell in wanted if (w := windows.get(cell))]
 
     drawn = {name: points(windows) for name, windows in report.figures.items()}
     return {name: drawn[name] for name in sorted(drawn, key=lambda name: name != "toolbus") if drawn[name]}
@@ -88,4 +85,4 @@ def _chart(
 ) -> Chart:
     own = {"in_process", "rest", "callback", "dropin", "toolbus"}
     others = frozenset(name for name in report.figures if name not in own)
-    return Chart(title, x_title, y_title, lines, ticks, f"Repeat with: {report.command}", others)
+    return Chart(title, x_title, (Panel(y_title, lines),), ticks, f"Repeat with: {report.command}", others)

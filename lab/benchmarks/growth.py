@@ -1,4 +1,4 @@
-"""What one operation costs among more and more tools: in the core by itself, and with a bus over gRPC.
+"""Measures what one operation costs among more and more tools: in the core by itself, and with a bus over gRPC.
 
 With a bus, every round builds the catalog of each size anew. A ratio compares the largest with the smallest of the
 same run. Reading memory of the larger size costs more by itself: a bare dict with the same entries says how much.
@@ -16,14 +16,13 @@ from contextlib import AsyncExitStack, ExitStack
 from multiprocessing import get_context
 from typing import Any
 
-import psutil
 import uvloop
 
-from lab.benchmarks import many_tools, peer, workload
-from lab.benchmarks.children import Nursery, environment
-from lab.benchmarks.contest import Plan, start_bus
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.table import Column, Line, Measured, measured, microseconds
+from lab.benchmarks import many_tools
+from lab.benchmarks.contest import Plan
+from lab.benchmarks.facts import Column, Fact, Line, Measured, measured, microseconds
+from lab.load import peer, workload
+from lab.stage import Stage
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 TOOLS = (100, 10_000, 100_000)
@@ -31,11 +30,11 @@ FLAT = 1.5  # times the cost among the fewest: what an operation may cost among 
 OPERATIONS = 200  # of one sample
 PART = 5_000  # tools of one attach: a message of the stream holds 16 MiB
 SETTLE_SECONDS = 0.5
-PATIENCE_SECONDS = 120.0
+ANSWER_SECONDS = 120.0
 BYTES = ("memory of each tool", "kB")
 
 
-def catalog(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def catalog(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Registers, finds, lists and calls in the core, without a network, each size in a process of its own."""
     with ExitStack() as stack:
         processes = {
@@ -57,7 +56,7 @@ async def _sampled(process: ProcessPoolExecutor) -> Measured:
     return {column: (cost,) for column, cost in found.items()}
 
 
-def served(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def served(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Registers, finds, lists and calls over gRPC, with a bus in a process of its own."""
     lines: dict[str, Line] = {
         f"{count:,} tools": functools.partial(_served, plan, count, max(1, repeats // 3)) for count in TOOLS
@@ -68,20 +67,20 @@ def served(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 
 async def _served(plan: Plan, count: int, repeats: int) -> Measured:
     async with AsyncExitStack() as stack:
-        nursery = stack.enter_context(Nursery(environment(plan.experiments)))
-        bus, address = start_bus(nursery, plan)
-        nursery.module("load_plugin", address).line()
+        stage = stack.enter_context(plan.stage())
+        bus, address, _ = plan.bus(stage)
+        stage.module("load.plugin", address).line()
         host = peer.Peer(address)
         await host.attach("bench-host", [])
         stack.push_async_callback(host.close)
         await asyncio.sleep(SETTLE_SECONDS)
-        before = psutil.Process(bus.pid).memory_info().rss
+        before = bus.resident_bytes
         plugins = [await attached_plugin(address, begin, min(PART, count - begin)) for begin in range(0, count, PART)]
         for plugin, reading in plugins:
             stack.push_async_callback(plugin.close)
             stack.callback(reading.cancel)
         await asyncio.sleep(SETTLE_SECONDS)
-        held = psutil.Process(bus.pid).memory_info().rss - before
+        held = bus.resident_bytes - before
         found = await asked(host, plugins[0][0], repeats, f"tool_{count - 1}")
         found["list all, each tool", "µs"] = [await _list_all(host, count) / count for _ in range(repeats)]
         if count >= PART:  # of fewer, nothing can be told from the size of a process
@@ -116,16 +115,16 @@ async def asked(
 
     async def register(number: int) -> None:
         request = wire.RegisterRequest(session_id=session, tools=[peer.tool(f"new_{number}")])
-        if not (await host.stub.Register(request, timeout=PATIENCE_SECONDS)).ok:
+        if not (await host.stub.Register(request, timeout=ANSWER_SECONDS)).ok:
             raise RuntimeError("a tool was not registered")
 
     async def unregister(number: int) -> None:
         request = wire.UnregisterRequest(session_id=session, name=f"new_{number}")
-        if not (await host.stub.Unregister(request, timeout=PATIENCE_SECONDS)).removed:
+        if not (await host.stub.Unregister(request, timeout=ANSWER_SECONDS)).removed:
             raise RuntimeError("a tool was not unregistered")
 
     async def find(number: int) -> None:
-        if len((await host.stub.List(wire.ListRequest(names=[name]), timeout=PATIENCE_SECONDS)).tools) != 1:
+        if len((await host.stub.List(wire.ListRequest(names=[name]), timeout=ANSWER_SECONDS)).tools) != 1:
             raise RuntimeError(f"{name} was not listed")
 
     async def call(number: int) -> None:
@@ -151,7 +150,7 @@ async def _list_all(host: peer.Peer, count: int) -> float:
     """Lists every page and returns how many microseconds that takes."""
     began_at, token, seen = time.perf_counter(), "", 0
     while True:
-        answer: Any = await host.stub.List(wire.ListRequest(page_token=token), timeout=PATIENCE_SECONDS)
+        answer: Any = await host.stub.List(wire.ListRequest(page_token=token), timeout=ANSWER_SECONDS)
         seen += len(answer.tools)
         token = answer.next_page_token
         if not token:

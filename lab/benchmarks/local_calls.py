@@ -1,4 +1,4 @@
-"""What a call costs without a process in between: the registry beside its function, the dispatcher, and tasks."""
+"""Measures a call without a process in between: the registry beside its function, the dispatcher, and tasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 
 import uvloop
 
-from lab.benchmarks import workload
-from lab.benchmarks.children import Nursery
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.table import Line, Measured, compared, measured, microseconds
-from toolbus import Host
+from lab.benchmarks.facts import Fact, Line, Measured, compared, measured, microseconds
+from lab.load import workload
+from lab.stage import Stage
+from toolbus import Host, errors
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import compile_tools
@@ -26,7 +25,6 @@ from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import TaskManager
-from toolbus.errors import Stage
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.testing import running_bus
 from toolbus.tool import Limits, Tool
@@ -42,7 +40,7 @@ USER = "alice"
 PARAMETERS = json.loads(workload.PARAMETERS_JSON)
 TOOL = Tool(workload.TOOL_NAME, workload.DESCRIPTION, workload.PARAMETERS_JSON)
 ARGUMENTS = {"place": "Reykjavik", "days": 3}
-ALONE = "the function itself"
+FUNCTION = "the function itself"
 
 Ask: TypeAlias = Callable[[int], Awaitable[Any]]
 Way: TypeAlias = Callable[[], AbstractAsyncContextManager[Ask]]
@@ -94,7 +92,7 @@ async def _host() -> AsyncIterator[Ask]:
 
 
 WAYS: dict[str, Way] = {
-    ALONE: _function,
+    FUNCTION: _function,
     "ToolRegistry.call": _registry,
     "ToolRegistry.call, for a user": functools.partial(_registry, user=USER),
     "ToolRegistry.call, with a task manager": lambda: _registry(TaskManager()),
@@ -103,18 +101,18 @@ WAYS: dict[str, Way] = {
 }
 
 
-def calls(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def calls(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Calls one async function in every way, one call after another."""
     lines: dict[str, Line] = {name: functools.partial(_called, way, repeats) for name, way in WAYS.items()}
     facts = uvloop.run(measured("calls", "A call of an async function", lines, plan.rounds))
-    return compared(facts, ALONE, "times the function itself")
+    return compared(facts, FUNCTION, "times the function itself")
 
 
 async def _called(way: Way, repeats: int) -> Measured:
     async with way() as ask:
-        said = await ask(0)
-        if "celsius" not in str(said):
-            raise RuntimeError(f"a call failed: {said}")
+        output = await ask(0)
+        if "celsius" not in str(output):
+            raise RuntimeError(f"a call failed: {output}")
         await microseconds(ask, CALLS)
         return {("a call", "µs"): [await microseconds(ask, CALLS) for _ in range(repeats)]}
 
@@ -123,7 +121,7 @@ async def _called(way: Way, repeats: int) -> Measured:
 
 
 class Plugin:
-    """Takes calls and remembers them until somebody answers."""
+    """Takes calls and holds them until they are answered."""
 
     source = "bench"
     instance = ""
@@ -140,16 +138,16 @@ class Plugin:
         self.stuck = 0
 
     def send(self, calls: Sequence[Any], now: float) -> None:
-        """Does nothing: they are owed already."""
+        """Does nothing: the calls are pending already."""
 
     def cancel(self, call: Any, reason: str) -> bool:
         return False
 
-    def stage(self, call: Any) -> Stage:
-        return Stage.DISPATCHED
+    def stage(self, call: Any) -> errors.Stage:
+        return errors.Stage.DISPATCHED
 
     def answers(self) -> list[pb.ToolResult]:
-        """Returns a result for each call that is owed."""
+        """Returns a result for each pending call."""
         return [pb.ToolResult(call_id=number, output_json=workload.OUTPUT_JSON) for number in self.pending]
 
 
@@ -180,7 +178,7 @@ def _never(when: float) -> None:
     """Arms nothing."""
 
 
-def _messages(count: int, user: str = "", patience: float = 0.0) -> list[pb.ToolCall]:
+def _messages(count: int, user: str = "", background_after: float = 0.0) -> list[pb.ToolCall]:
     context = pb.CallContext(user_id=user) if user else None
     return [
         pb.ToolCall(
@@ -188,13 +186,13 @@ def _messages(count: int, user: str = "", patience: float = 0.0) -> list[pb.Tool
             name=TOOL.name,
             arguments_json=workload.arguments_json(slot),
             context=context,
-            background_after_seconds=patience,
+            background_after_seconds=background_after,
         )
         for slot in range(count)
     ]
 
 
-def dispatch(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def dispatch(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Has a dispatcher take and answer calls, without any stream."""
     only = AccessRules.read({"tools": {TOOL.name: [USER]}})
     cores: dict[str, tuple[Callable[[], Core], str]] = {
@@ -226,11 +224,11 @@ async def _dispatched(make: Callable[[], Core], user: str, repeats: int) -> Meas
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def tasks(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def tasks(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Has calls that take too long become tasks, and end as tasks."""
     lines: dict[str, Line] = {
-        "kept in memory": functools.partial(_adopted, False, repeats),
-        "kept in a file too": functools.partial(_adopted, True, repeats),
+        "in memory": functools.partial(_adopted, False, repeats),
+        "persisted, too": functools.partial(_adopted, True, repeats),
     }
     return uvloop.run(measured("tasks", f"{TASKS} calls become tasks", lines, plan.rounds))
 
@@ -243,7 +241,7 @@ async def _adopted(in_file: bool, repeats: int) -> Measured:
             manager = TaskManager(path=path, running=TASKS, running_per_owner=TASKS)
             core = Core()
             core.dispatcher.background = manager
-            core.ask(_messages(TASKS, USER, patience=1.0), 0.0)
+            core.ask(_messages(TASKS, USER, background_after=1.0), 0.0)
             becoming.append(_each(functools.partial(core.dispatcher.sweep, 2.0)))
             if len(manager.list_tasks(USER)) != TASKS:
                 raise RuntimeError(f"{len(manager.list_tasks(USER))} of {TASKS} calls became tasks")

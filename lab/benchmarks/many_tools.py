@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
-from lab.benchmarks import workload
+from lab.benchmarks.facts import Column
 from lab.benchmarks.local_calls import Core
-from lab.benchmarks.table import Column
+from lab.load import workload
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import Policy

@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from fastmcp import Client  # type: ignore[import-not-found]  # in an environment of its own
 from fastmcp.client.transports import StdioTransport  # type: ignore[import-not-found]
 
-from lab.benchmarks import cells, window, workload
+from lab.load import windows, workload
 
 
 async def main() -> None:
     """Reads the command line and runs a window for each cell."""
-    options = cells.options_of(__doc__).parse_args()
+    options = windows.options_of(__doc__).parse_args()
     server = options.address
     if server == "stdio":
         server = StdioTransport(sys.executable, ["-m", "lab.benchmarks.mcp_server", "stdio"])
     async with Client(server) as client:
 
-        def prepare(texts: Sequence[str]) -> window.Ask:
+        def prepare(texts: Sequence[str]) -> windows.Ask:
             arguments = [json.loads(text) for text in texts]
 
             async def ask(slot: int) -> None:
@@ -35,7 +35,7 @@ async def main() -> None:
 
             return ask
 
-        await window.run_cells(prepare, options, options.middle_pid)
+        await windows.run_cells(prepare, options, options.middle_pid)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from fastmcp import FastMCP  # type: ignore[import-not-found]  # in an environment of its own
 from fastmcp.server import create_proxy  # type: ignore[import-not-found]
 
-from lab.benchmarks import workload
+from lab.load import workload
 
 
 def _app() -> FastMCP:

@@ -13,8 +13,8 @@ from typing import Any
 import nats
 import uvloop
 
-from lab.benchmarks import window, workload
-from lab.benchmarks.cells import options_of
+from lab.load import windows, workload
+from lab.load.windows import options_of
 
 SUBJECT = f"tools.{workload.TOOL_NAME}"
 
@@ -43,13 +43,13 @@ async def run() -> None:
     options = options_of(__doc__).parse_args(sys.argv[2:])
     client = await nats.connect(options.address, allow_reconnect=False)
 
-    def prepare(texts: Sequence[str]) -> window.Ask:
+    def prepare(texts: Sequence[str]) -> windows.Ask:
         async def ask(slot: int) -> None:
             await client.request(SUBJECT, texts[slot].encode(), timeout=10)
 
         return ask
 
-    await window.run_cells(prepare, options, options.middle_pid)
+    await windows.run_cells(prepare, options, options.middle_pid)
     await client.close()
 
 

@@ -1,4 +1,4 @@
-"""Where the middle process spends its time: ``python -m lab.benchmarks.profile [CONTESTANT] [--in-flight N]``.
+"""Samples where the middle process spends its time: ``python -m lab.benchmarks.profile [CONTESTANT] [--in-flight N]``.
 
 The middle runs under a sampler of its own main thread (a timer of CPU time, a stack at each tick), which slows it far
 less than a tracing profiler and does not favour long functions over many short ones. It prints the lines and the
@@ -21,8 +21,9 @@ from pathlib import Path
 from types import FrameType
 
 from lab.benchmarks import contest, gateway_contest
-from lab.benchmarks.children import Child, Nursery, grpc_address, terminated_like_interrupted
-from lab.benchmarks.window import Window
+from lab.commands import terminated_like_interrupted
+from lab.load.windows import Window
+from lab.stage import Child, Stage, address_of
 
 INTERVAL_SECONDS = 0.001
 START_SECONDS = 1.0  # CPU time before the first sample, so that imports do not show
@@ -67,7 +68,7 @@ def _file(frame: FrameType) -> str:
 
 
 def _sampled(to: Path, module: str, arguments: list[str]) -> None:
-    """The middle itself: runs a module as a program, sampled. SIGTERM ends it as Ctrl-C does where it has no say."""
+    """Runs a module as a program, sampled. Without a handler of its own, SIGTERM ends it as Ctrl-C does."""
     with terminated_like_interrupted():
         Sampler().start(to)
         sys.argv = [module, *arguments]
@@ -83,9 +84,9 @@ def profile(middle: str, plan: contest.Plan) -> tuple[list[Window], str]:
         counts = Path(folder, "counts.json")
         sample = ("profile", "--sample", str(counts))
 
-        def sampled_relay(nursery: Nursery, plan: contest.Plan) -> tuple[Child, str]:
-            child = nursery.module(*sample, "lab.benchmarks.relay")
-            return child, grpc_address(child.line())
+        def sampled_relay(stage: Stage, plan: contest.Plan) -> tuple[Child, str]:
+            child = stage.module(f"benchmarks.{sample[0]}", *sample[1:], "lab.benchmarks.relay")
+            return child, address_of(child.line())
 
         contestant = CONTESTANTS[middle]
         if middle == "relay":

@@ -1,6 +1,6 @@
-"""What registrations over HTTP cost: how long one takes, idle and under traffic, and what ten thousand of them need.
+"""Measures registrations over HTTP: how long one takes, idle and under traffic, and what ten thousand of them need.
 
-Every function starts its own bus and its own peers, and returns its facts, all of which its name repeats.
+Every function starts a bus and peers of its own, and returns its facts; its name repeats all of them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import aiohttp
-import psutil
 import uvloop
 
-from lab.benchmarks.callback_plugin import declaration
-from lab.benchmarks.children import Child, Nursery
-from lab.benchmarks.contest import Plan
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.gateway_contest import start_gateway, start_plugin
+from lab.benchmarks.contest import LOOPBACK, Plan
+from lab.benchmarks.facts import Fact
+from lab.benchmarks.gateway_contest import start_plugin
+from lab.load.callbacks import declaration, register
+from lab.stage import Child, Stage
 
 REGISTRATIONS = 500  # of one round: its p99 is the sixth from the top
 RATE = 500  # calls a second beside them
@@ -33,23 +31,23 @@ SETTLE_SECONDS = 1.0
 AIM_MS = 50.0  # a client of the contract waits 5 s
 
 
-def register_idle(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def register_idle(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Times registrations one after another with a bus that does nothing else."""
-    return _register(nursery, plan, repeats, 0)
+    return _register(stage, plan, repeats, 0)
 
 
-def register_busy(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def register_busy(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Times registrations one after another with a bus that carries calls over gRPC meanwhile."""
-    return _register(nursery, plan, repeats, RATE)
+    return _register(stage, plan, repeats, RATE)
 
 
-def _register(nursery: Nursery, plan: Plan, repeats: int, rate: int) -> tuple[Fact, ...]:
+def _register(stage: Stage, plan: Plan, repeats: int, rate: int) -> tuple[Fact, ...]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        bus, grpc, http = start_gateway(nursery, plan, "--data-dir", folder)
-        _, callback_url = start_plugin(nursery)
+        bus, grpc, http = plan.bus(stage, "--data-dir", folder, http=LOOPBACK)
+        _, callback_url = start_plugin(stage)
         if rate:
-            nursery.module("load_plugin", grpc).line()
-            nursery.module("paced_host", grpc, str(rate)).line()
+            stage.module("load.plugin", grpc).line()
+            stage.module("benchmarks.paced_host", grpc, str(rate)).line()
         rounds = [uvloop.run(_timed(http, callback_url, f"{n}", rate)) for n in range(max(1, repeats // 2))]
         bus.end()  # before its directory goes
     name = "register_busy" if rate else "register_idle"
@@ -58,7 +56,7 @@ def _register(nursery: Nursery, plan: Plan, repeats: int, rate: int) -> tuple[Fa
     return tuple(
         Fact(
             name,
-            f"POST /api/tools/register, kept on disk, {beside}: {label} of {REGISTRATIONS}",
+            f"POST /api/tools/register, persisted, {beside}: {label} of {REGISTRATIONS}",
             "ms",
             aim,
             tuple(each[place] for each in rounds),
@@ -75,7 +73,7 @@ async def _timed(http: str, callback_url: str, mark: str, rate: int) -> list[flo
         samples = []
         for body in bodies:
             sent_at = time.perf_counter()
-            await _post(session, body)
+            await register(session, body)
             samples.append((time.perf_counter() - sent_at) * 1e3)
         seconds = time.perf_counter() - began_at
         carried = (await _answered(session) - before) / seconds
@@ -91,45 +89,38 @@ async def _answered(session: aiohttp.ClientSession) -> int:
         return sum(outcomes.values())
 
 
-async def _post(session: aiohttp.ClientSession, body: dict[str, Any]) -> None:
-    async with session.post("/api/tools/register", json=body) as answer:
-        said = await answer.read()
-        if answer.status != 200 or not json.loads(said)["ok"]:
-            raise RuntimeError(f"a registration failed: HTTP {answer.status} {said[:500]!r}")
-
-
-def many_kept(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Registers ten thousand callbacks with a bus that keeps them: memory, lists, and its next starts."""
+def many_kept(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Registers ten thousand callbacks with a bus that persists them: memory, lists, and its next starts."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        keeping = ("--data-dir", folder)
-        facts = _many(nursery, plan, repeats, "many_kept", *keeping)
+        persistence = ("--data-dir", folder)
+        facts = _many(stage, plan, repeats, "many_kept", *persistence)
         starts = []
         for _ in range(max(1, repeats // 3)):
             began_at = time.monotonic()
-            bus, _, http = start_gateway(nursery, plan, *keeping)
+            bus, _, http = plan.bus(stage, *persistence, http=LOOPBACK)
             starts.append((time.monotonic() - began_at) * 1e3)
             uvloop.run(_count(http))
             bus.end()
-    sentence = f"start of a bus that keeps {MANY:,} callbacks, to its ready line"
+    sentence = f"start of a bus that restores {MANY:,} callbacks, to its ready line"
     return (*facts, Fact("many_kept", sentence, "ms", None, tuple(starts)))
 
 
-def many_ephemeral(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Registers ten thousand callbacks with a bus that keeps nothing: memory and lists."""
-    return _many(nursery, plan, repeats, "many_ephemeral", "--ephemeral")
+def many_ephemeral(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Registers ten thousand callbacks with a bus that persists nothing: memory and lists."""
+    return _many(stage, plan, repeats, "many_ephemeral", "--ephemeral")
 
 
-def _many(nursery: Nursery, plan: Plan, repeats: int, name: str, *kept: str) -> tuple[Fact, ...]:
-    bus, _, http = start_gateway(nursery, plan, *kept)
-    _, callback_url = start_plugin(nursery)
+def _many(stage: Stage, plan: Plan, repeats: int, name: str, *persistence: str) -> tuple[Fact, ...]:
+    bus, _, http = plan.bus(stage, *persistence, http=LOOPBACK)
+    _, callback_url = start_plugin(stage)
     uvloop.run(_register_all(http, callback_url, range(WARM)))
-    empty = _resident(bus)
+    empty = _settled_bytes(bus)
     uvloop.run(_register_all(http, callback_url, range(WARM, WARM + MANY)))
-    full = _resident(bus)
+    full = _settled_bytes(bus)
     first, again = uvloop.run(_listed(http, callback_url, repeats))
-    listed = _resident(bus)
+    listed = _settled_bytes(bus)
     bus.end()
-    what = f"{MANY:,} callbacks, {kept[0]}"
+    what = f"{MANY:,} callbacks, {persistence[0]}"
     return tuple(
         Fact(name, f"{what}: {sentence}", unit, None, samples)
         for sentence, unit, samples in (
@@ -143,21 +134,21 @@ def _many(nursery: Nursery, plan: Plan, repeats: int, name: str, *kept: str) -> 
     )
 
 
-def _resident(bus: Child) -> int:
-    """Returns the resident memory of a bus, in bytes, once it has come to rest."""
+def _settled_bytes(bus: Child) -> int:
+    """Returns the resident memory of a bus once it is idle."""
     time.sleep(SETTLE_SECONDS)
-    return int(psutil.Process(bus.pid).memory_info().rss)
+    return bus.resident_bytes
 
 
 async def _register_all(http: str, callback_url: str, numbers: range) -> None:
     waiting = iter(numbers)
     async with aiohttp.ClientSession(http) as session:
 
-        async def some() -> None:
+        async def register_some() -> None:
             for number in waiting:
-                await _post(session, declaration(callback_url, f"tool_{number}", f"bench-{number % SOURCES}"))
+                await register(session, declaration(callback_url, f"tool_{number}", f"bench-{number % SOURCES}"))
 
-        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(register_some() for _ in range(AT_ONCE)))
 
 
 async def _listed(http: str, callback_url: str, repeats: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -165,7 +156,7 @@ async def _listed(http: str, callback_url: str, repeats: int) -> tuple[tuple[flo
     first, again = [], []
     async with aiohttp.ClientSession(http) as session:
         for number in range(repeats):
-            await _post(session, declaration(callback_url, f"change_{number}"))
+            await register(session, declaration(callback_url, f"change_{number}"))
             first.append(await _seconds(lambda: _list(session)))
             again.append(statistics.median([await _seconds(lambda: _list(session)) for _ in range(5)]))
     return tuple(each * 1e3 for each in first), tuple(each * 1e3 for each in again)
@@ -183,7 +174,7 @@ async def _list(session: aiohttp.ClientSession) -> bytes:
 
 
 async def _count(http: str) -> None:
-    """Fails where a bus does not offer what it kept."""
+    """Fails where a bus does not offer what it has persisted."""
     async with aiohttp.ClientSession(http) as session:
         roles = json.loads(await _list(session))["tools_by_role"]
     fewest = min(map(len, roles.values()))

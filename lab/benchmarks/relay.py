@@ -1,8 +1,8 @@
-"""The limit of this stack: a relay of the bus's own frames that checks nothing and knows one plugin.
+"""Relays the bus's own messages and checks nothing: the limit of this stack. It knows one plugin.
 
-It takes the calls of any host to the plugin and the results back, in frames of at most 512 items, written by one
-writer a stream that sends whatever is waiting. The only thing it does to a call is to put its host's number before
-its id, so that the result finds its way back. Whatever the bus costs above this is what its promises cost.
+It takes the calls of any host to the plugin and the results back, in messages of at most 512 items, written by one
+writer a stream that sends whatever waits. The only thing it does to a call is to put its host's number before its id,
+so that the result finds its way back. What the bus costs above this is the price of its promises.
 """
 
 from __future__ import annotations
@@ -97,16 +97,15 @@ class Relay(stubs.ToolBusServiceServicer):
                 outlet.wake.set()
 
 
-async def serve() -> None:
+async def serve(servicer: stubs.ToolBusServiceServicer, name: str) -> None:
     """Serves on a free port of loopback until the process is ended."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    relay = Relay()  # type: ignore[abstract]  # a run needs no other RPC
-    stubs.add_ToolBusServiceServicer_to_server(relay, server)
+    stubs.add_ToolBusServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(f"relay ready grpc=127.0.0.1:{port}", flush=True)
+    print(f"{name} ready grpc=127.0.0.1:{port}", flush=True)
     await server.wait_for_termination()
 
 
 if __name__ == "__main__":
-    uvloop.run(serve())
+    uvloop.run(serve(Relay(), "relay"))  # type: ignore[abstract]  # a run needs no other RPC

@@ -1,39 +1,25 @@
-"""What a run says at its end: ratios first, then figures, then facts, each with the command that repeats it.
+"""Reports a benchmark: ratios first, then figures, then facts, each with the command that repeats it.
 
-The same rows become a table on the terminal, a page in ``lab/results/`` and a file of JSON.
+The same rows become tables on the terminal, a page in ``lab/results/`` and a file of JSON.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import platform
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from lab.benchmarks.cells import Cell, size_title
 from lab.benchmarks.contest import Outcome, Plan, medians, ratios
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.rooms import version_of
+from lab.benchmarks.facts import Fact
+from lab.benchmarks.rooms import version_of as room_version
 from lab.benchmarks.suite import Aim, Suite
-from lab.benchmarks.window import Window
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One table."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    repeat: str = ""  # what repeats all of it, where not each row says it
+from lab.load.windows import Cell, Window, size_title
+from lab.report import Table, machine, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +40,7 @@ class Report:
         found = {name: medians(rounds) for name, rounds in self.outcome.rounds.items()}
         return {name: windows for name, windows in found.items() if windows}
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[Table]:
         """Returns the tables that have rows, ratios first."""
         ratio_facts = self._facts("Ratios", [fact for fact in self.facts if not fact.table and fact.unit == "×"])
         facts = self._facts("Facts", [fact for fact in self.facts if not fact.table and fact.unit != "×"])
@@ -65,7 +51,7 @@ class Report:
         return [section for section in every if section.rows]
 
     def aims(self) -> list[tuple[Aim, float]]:
-        """Returns the aims that this run can tell about, and what it found."""
+        """Returns the aims that this run has measured, each with what it found."""
         found = []
         for aim in self.suite.aims:
             cell = self.suite.cells_of(aim)
@@ -74,19 +60,18 @@ class Report:
                 found.append((aim, compared[cell]))
         return found
 
-    def _aims(self) -> Section:
+    def _aims(self) -> Table:
         rows = [
             (
                 f"{aim.sentence}, {self.suite.cells_of(aim).title}",
                 f"{found:.2f}",
                 f"{'at least' if aim.least else 'at most'} {aim.bound:g}",
-                "met" if (found >= aim.bound if aim.least else found <= aim.bound) else "missed",
             )
             for aim, found in self.aims()
         ]
-        return Section("Aims", ("ratio", "found", "aim", ""), rows)
+        return Table("Aims", ("ratio", "found", "aim"), rows)
 
-    def _ratios(self, size: int) -> Section:
+    def _ratios(self, size: int) -> Table:
         # CPU too, because the two ends share the CPUs with the middle and so hide part of what it costs.
         measures = {
             "calls/s": "calls_per_second",
@@ -99,13 +84,13 @@ class Report:
             for name, to in self.suite.ratios:
                 found = ratios(self.outcome.rounds, (name, measure), (to, measure))
                 if any(cell in found for cell in columns):
-                    told = (_ratio(found[cell]) if cell in found else "–" for cell in columns)
-                    rows.append((f"{name} / {to}, {label}", *told))
+                    figures = (_ratio(found[cell]) if cell in found else "–" for cell in columns)
+                    rows.append((f"{name} / {to}, {label}", *figures))
         # Of the rounds, not of the medians below: see `contest.ratios`.
         title = f"Ratios with {size_title(size)} of arguments" if size else "Ratios"
-        return Section(title, ("ratio", *(f"{cell.in_flight} in flight" for cell in columns)), rows)
+        return Table(title, ("ratio", *(f"{cell.in_flight} in flight" for cell in columns)), rows)
 
-    def _windows(self) -> Section:
+    def _windows(self) -> Table:
         lengths = self._lengths("seconds", "warm_up", "rounds")
         sized = self.plan.sizes != (0,)
         rows = [
@@ -125,19 +110,19 @@ class Report:
         ]
         sizes = ("arguments",) if sized else ()
         columns = ("contestant", *sizes, "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
-        return Section(f"Medians, {self.plan.rounds} × {self.plan.seconds:g} s", columns, rows)
+        return Table(f"Medians, {self.plan.rounds} × {self.plan.seconds:g} s", columns, rows)
 
-    def _cannot(self) -> Section:
+    def _cannot(self) -> Table:
         rows = [
             (name, cell.title if cell else "anything", why.splitlines()[-1] if why else "")
             for (name, cell), why in self.outcome.cannot.items()
         ]
-        return Section("What could not be measured", ("contestant", "what", "why"), rows)
+        return Table("What could not be measured", ("contestant", "what", "why"), rows)
 
-    def _tables(self) -> list[Section]:
+    def _tables(self) -> list[Table]:
         return [self._table(table) for table in dict.fromkeys(fact.table for fact in self.facts if fact.table)]
 
-    def _table(self, table: str) -> Section:
+    def _table(self, table: str) -> Table:
         facts = [fact for fact in self.facts if fact.table == table]
         heads = {(fact.sentence, fact.unit): ", ".join(filter(None, (fact.sentence, fact.unit))) for fact in facts}
         cells = {(fact.line, fact.sentence, fact.unit): _cell(fact) for fact in facts}
@@ -147,20 +132,20 @@ class Report:
         ]
         lengths = self._lengths("rounds")
         repeat = f"{self._begin()} --only {facts[0].name} --repeats {self.repeats}{lengths}{self._switches()}"
-        return Section(table, ("what", *heads.values()), rows, repeat)
+        return Table(table, ("what", *heads.values()), rows, repeat)
 
-    def _facts(self, title: str, facts: Sequence[Fact]) -> Section:
+    def _facts(self, title: str, facts: Sequence[Fact]) -> Table:
         rows = [
             (
                 fact.sentence,
                 f"{fact.median:,.{_places(fact.median)}f} {fact.unit}",
                 f"{fact.worst:,.{_places(fact.worst)}f} {fact.unit}",
-                *(("", "") if fact.aim is None else (f"{fact.aim:g} {fact.unit}", "met" if fact.met else "missed")),
+                "" if fact.aim is None else f"{fact.aim:g} {fact.unit}",
                 f"{self._begin()} --only {fact.name} --repeats {self.repeats}{self._switches()}",
             )
             for fact in facts
         ]
-        return Section(title, ("what", "median", "worst", "aim", "", "repeat with"), rows)
+        return Table(title, ("what", "median", "worst", "aim", "repeat with"), rows)
 
     def _begin(self) -> str:
         return shlex.join(self.suite.command)
@@ -181,17 +166,14 @@ class Report:
 
     def machine(self) -> str:
         """Returns one sentence about where the figures come from."""
-        here = [(name, _version(name)) for name in self.suite.packages]
-        elsewhere = [(package, version_of(room, package)) for room, package in self.suite.extra]
+        here = [(name, version_of(name)) for name in self.suite.packages]
+        elsewhere = [(package, room_version(room, package)) for room, package in self.suite.extra]
         versions = ", ".join(f"{name} {found}" for name, found in (*here, *elsewhere) if found)
         switch = "with" if self.plan.experiments else "without"
         busy = self.outcome.others_busy_percent
         others = f" Others took {statistics.median(busy):.0f} % of the CPUs in between (median)." if busy else ""
         bus = f" The bus was started by `{self.plan.bus_command}`." if self.plan.bus_command else ""
-        return (
-            f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, Python {platform.python_version()}, "
-            f"{versions}; every gRPC process {switch} the GRPC_EXPERIMENTS switch.{others}{bus}"
-        )
+        return f"{machine()}, {versions}; every gRPC process {switch} the GRPC_EXPERIMENTS switch.{others}{bus}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the run with every sample."""
@@ -213,7 +195,7 @@ class Report:
             },
             "rounds": {name: [[asdict(w) for w in one] for one in many] for name, many in self.outcome.rounds.items()},
             "medians": {name: [asdict(w) for w in windows.values()] for name, windows in self.figures.items()},
-            "facts": [{**asdict(fact), "median": fact.median, "met": fact.met} for fact in self.facts],
+            "facts": [{**asdict(fact), "median": fact.median} for fact in self.facts],
             "cannot": {f"{name} {cell or ''}".strip(): why for (name, cell), why in self.outcome.cannot.items()},
             "failures": dict(self.failures),
         }
@@ -221,13 +203,7 @@ class Report:
     def show(self, console: Console) -> None:
         """Prints the tables."""
         for section in self.sections():
-            table = Table(title=section.title, title_justify="left")
-            for column in section.columns:
-                left = column in ("contestant", "what", "why", "repeat with", "ratio", "")
-                table.add_column(column, justify="left" if left else "right", overflow="fold")
-            for row in section.rows:
-                table.add_row(*row)
-            console.print(table)
+            section.show(console)
             if section.repeat:
                 console.print(f"median (best to worst); repeat with {section.repeat}", highlight=False, soft_wrap=True)
         console.print(self.machine(), highlight=False)
@@ -247,10 +223,7 @@ class Report:
             f"Measured with `{self.command}` on {self.machine()}{ratio_rule}",
         ]
         for section in self.sections():
-            heads = "| " + " | ".join(section.columns) + " |"
-            rule = "| " + " | ".join("---" for _ in section.columns) + " |"
-            body = ["| " + " | ".join(_code(cell) for cell in row) + " |" for row in section.rows]
-            parts += [f"## {section.title}", "\n".join((heads, rule, *body))]
+            parts.append(section.markdown())
             if section.repeat:
                 parts.append(f"Median (best to worst); repeat with `{section.repeat}`.")
         parts += [f"![{title}]({file})\n\nRepeat with `{self.command}`." for file, title in (pictures or {}).items()]
@@ -270,14 +243,3 @@ def _ratio(found: float) -> str:
 
 def _places(figure: float) -> int:
     return 2 if abs(figure) < 10 else 1
-
-
-def _code(cell: str) -> str:
-    return f"`{cell}`" if cell.startswith("python -m") else cell
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

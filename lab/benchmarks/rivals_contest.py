@@ -16,47 +16,47 @@ from pathlib import Path
 from typing import Any
 
 from lab.benchmarks import contest, dropins, gateway_contest
-from lab.benchmarks.children import Child, ChildFailed, Nursery, address
 from lab.benchmarks.contest import Contestant, Plan
 from lab.benchmarks.rooms import python_of
+from lab.stage import Child, ChildFailed, Stage, address_of
 
 FORGE_READY_SECONDS = 90.0  # its data base is made anew each time
 FORGE_PASSWORD = "Ab1_" + "x" * 12
 REQUEST_SECONDS = 30.0
 
 
-def _none(nursery: Nursery, plan: Plan) -> tuple[None, str]:
+def _none(stage: Stage, plan: Plan) -> tuple[None, str]:
     return None, "-"
 
 
-def _stdio(nursery: Nursery, plan: Plan) -> tuple[None, str]:
+def _stdio(stage: Stage, plan: Plan) -> tuple[None, str]:
     return None, "stdio"
 
 
-def _fastapi(nursery: Nursery, plan: Plan) -> tuple[None, str]:
-    return None, address(nursery.module("fastapi_plugin").line(), "http")
+def _fastapi(stage: Stage, plan: Plan) -> tuple[None, str]:
+    return None, address_of(stage.module("benchmarks.fastapi_plugin").line(), "http")
 
 
-def _mcp_server(nursery: Nursery, *arguments: str) -> tuple[Child, str]:
-    server = nursery.module("mcp_server", *arguments, python=python_of("fastmcp"))
-    return server, address(server.line(), "http")
+def _mcp_server(stage: Stage, *arguments: str) -> tuple[Child, str]:
+    server = stage.module("benchmarks.mcp_server", *arguments, python=python_of("fastmcp"))
+    return server, address_of(server.line(), "http")
 
 
-def _http(nursery: Nursery, plan: Plan) -> tuple[None, str]:
-    return None, _mcp_server(nursery, "http")[1]
+def _http(stage: Stage, plan: Plan) -> tuple[None, str]:
+    return None, _mcp_server(stage, "http")[1]
 
 
-def _proxy(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
-    _, url = _mcp_server(nursery, "http")
-    return _mcp_server(nursery, "proxy", url)
+def _proxy(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    _, url = _mcp_server(stage, "http")
+    return _mcp_server(stage, "proxy", url)
 
 
-def _contextforge(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
+def _contextforge(stage: Stage, plan: Plan) -> tuple[Child, str]:
     """Starts ContextForge with its defaults, but for the secrets without which it does not start, and one server."""
-    _, upstream = _mcp_server(nursery, "http")
+    _, upstream = _mcp_server(stage, "http")
     python = python_of("contextforge")
     secret = secrets.token_hex(24)
-    folder = nursery.folder()
+    folder = stage.folder()
     settings = {
         "JWT_SECRET_KEY": secret,
         "AUTH_ENCRYPTION_SECRET": secret,
@@ -69,9 +69,9 @@ def _contextforge(nursery: Nursery, plan: Plan) -> tuple[Child, str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [str(Path(python).with_name("mcpgateway")), "--host", "127.0.0.1", "--port", str(port)]
-    gateway = nursery.start("mcpgateway", command, cwd=folder, **settings)
+    gateway = stage.start("mcpgateway", command, cwd=folder, **settings)
     ask_for_token = ["-m", "mcpgateway.utils.create_jwt_token", "-u", "admin@example.com", "-e", "600", "-s", secret]
-    token = nursery.start("create_jwt_token", [python, *ask_for_token], cwd=folder, **settings).line()
+    token = stage.start("create_jwt_token", [python, *ask_for_token], cwd=folder, **settings).line()
     url = f"http://127.0.0.1:{port}"
     _wait_for(f"{url}/health", gateway)
     body = {"name": "bench", "url": upstream, "transport": "STREAMABLEHTTP"}
@@ -87,7 +87,7 @@ def _wait_for(url: str, child: Child) -> None:
             return
         except (OSError, ChildFailed) as error:
             if time.monotonic() > ends_at or child.has_ended:
-                raise ChildFailed(f"{child.name} did not become ready: {error}. {child.complaints()}") from None
+                raise ChildFailed(f"{child.name} did not become ready: {error}. {child.errors()}") from None
         time.sleep(0.1)
 
 
@@ -108,16 +108,16 @@ CONTESTANTS = {
     contestant.name: replace(contestant, partial=contestant.name not in WHOLE)
     for contestant in (
         contest.CONTESTANTS["toolbus"],
-        Contestant("in_process", _none, ("rest_host", "in_process")),
+        Contestant("in_process", _none, ("load.rest_host", "in_process")),
         replace(gateway_contest.CONTESTANTS["rest_grpc"], name="rest"),
         gateway_contest.CONTESTANTS["callback"],
         dropins.CONTESTANTS["dropin"],
         contest.CONTESTANTS["relay"],
         contest.CONTESTANTS["nats"],
-        Contestant("fastmcp_http", _http, ("mcp_host",), host_room="fastmcp", rooms=("fastmcp",)),
-        Contestant("fastmcp_stdio", _stdio, ("mcp_host",), host_room="fastmcp", rooms=("fastmcp",)),
-        Contestant("fastmcp_proxy", _proxy, ("mcp_host",), host_room="fastmcp", rooms=("fastmcp",)),
-        Contestant("contextforge", _contextforge, ("rest_host", "json_rpc"), rooms=("fastmcp", "contextforge")),
-        Contestant("httpx", _fastapi, ("rest_host", "httpx")),
+        Contestant("fastmcp_http", _http, ("benchmarks.mcp_host",), host_room="fastmcp", rooms=("fastmcp",)),
+        Contestant("fastmcp_stdio", _stdio, ("benchmarks.mcp_host",), host_room="fastmcp", rooms=("fastmcp",)),
+        Contestant("fastmcp_proxy", _proxy, ("benchmarks.mcp_host",), host_room="fastmcp", rooms=("fastmcp",)),
+        Contestant("contextforge", _contextforge, ("load.rest_host", "json_rpc"), rooms=("fastmcp", "contextforge")),
+        Contestant("httpx", _fastapi, ("load.rest_host", "httpx")),
     )
 }

@@ -1,4 +1,4 @@
-"""What it costs to find tools: building an index of a catalog, and asking it."""
+"""Measures the search for tools: building an index of a catalog, and querying it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import uvloop
 
 from lab.benchmarks import catalog
-from lab.benchmarks.children import Nursery
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.table import Line, Measured, measured, microseconds
+from lab.benchmarks.facts import Fact, Line, Measured, measured, microseconds
+from lab.stage import Stage
 from toolbus.search import ToolIndex
 from toolbus.tool import Tool
 
@@ -23,7 +22,7 @@ WORDS = "send an email"
 SENTENCE = "how do I find the weather for my hotel and send it to a contact by email"
 
 
-def search(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def search(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Builds indexes and asks them."""
     tools = catalog.tools(max(SIZES))
     lines: dict[str, Line] = {f"{size:,} tools": functools.partial(_searched, tools[:size], repeats) for size in SIZES}

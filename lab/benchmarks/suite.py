@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lab.benchmarks import contest, dropins, gateway_contest, rivals_contest
-from lab.benchmarks.cells import Cell
 from lab.benchmarks.contest import Contestant
+from lab.load.windows import Cell
 
 
 @dataclass(frozen=True, slots=True)

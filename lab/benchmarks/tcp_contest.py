@@ -15,8 +15,8 @@ from typing import cast
 
 import uvloop
 
-from lab.benchmarks import window, workload
-from lab.benchmarks.cells import MAX_BYTES, options_of
+from lab.load import windows, workload
+from lab.load.windows import MAX_BYTES, options_of
 
 LINE_BYTES = 2 * MAX_BYTES
 PLUGIN = b"plugin\n"  # what the plugin says first
@@ -78,7 +78,7 @@ async def run() -> None:
         while line := await reader.readline():
             waiting.pop(line.partition(b" ")[0]).set_result(None)
 
-    def prepare(texts: Sequence[str]) -> window.Ask:
+    def prepare(texts: Sequence[str]) -> windows.Ask:
         lines = [f"{slot} {text}\n".encode() for slot, text in enumerate(texts)]
         slots = [str(slot).encode() for slot in range(len(texts))]
 
@@ -90,7 +90,7 @@ async def run() -> None:
         return ask
 
     reading = asyncio.create_task(read())
-    await window.run_cells(prepare, options, options.middle_pid)
+    await windows.run_cells(prepare, options, options.middle_pid)
     reading.cancel()
     writer.close()
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import uvloop
 
-from lab.benchmarks import catalog, workload
-from lab.benchmarks.children import Nursery
+from lab.benchmarks import catalog
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.fact import Fact
-from lab.benchmarks.table import Line, Measured, measured, microseconds
+from lab.benchmarks.facts import Fact, Line, Measured, measured, microseconds
+from lab.load import workload
+from lab.stage import Stage
 from toolbus import Host
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.functions.call_context import CallContext
@@ -35,7 +35,7 @@ MODEL_MS = 300.0  # a model that begins to answer soon
 TOOL = Tool(workload.TOOL_NAME, workload.DESCRIPTION, workload.PARAMETERS_JSON)
 
 
-def loop(nursery: Nursery, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+def loop(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Measures turns with tools of a bus of this process, asked directly and over gRPC."""
     lines: dict[str, Line] = {
         f"{where}, {calls} a round": functools.partial(_turns, over_grpc, calls, repeats)

@@ -1,102 +1,76 @@
-"""A plugin that knows HTTP only: ``python -m lab.chaos.callback_plugin MAIN_SERVER FOLDER PART PORT PUBLIC_PORT``.
+"""Answers calls over HTTP only: ``python -m lab.chaos.callback_plugin BUS FOLDER PART PORT PUBLIC_PORT``.
 
-It answers at PORT and is registered with PUBLIC_PORT, which may be that of a line. Once it is registered, a file says
-so; started again after it was killed it registers nothing, since the bus has to know it still.
+It answers at PORT and is registered with PUBLIC_PORT, which may be that of a line. A file is left once it is
+registered; started again after it was killed it registers nothing, since the bus must still have its tool.
 """
 
 from __future__ import annotations
 
-import json
-import signal
+import asyncio
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
+from aiohttp import web
 
-from lab.chaos.work import Runs
+from lab.ledger import Runs
+from lab.load.callbacks import serve_callbacks
+from lab.stage import stop_event
 
 RETRY_SECONDS = 0.3
 REQUEST_SECONDS = 3.0
 
 
-class Callback(BaseHTTPRequestHandler):
-    """Answers calls, each connection on a thread of its own."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # one piece a response
-    runs: Runs  # set before the first request
-
-    def do_POST(self) -> None:
-        """Runs the tool."""
-        arguments = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["arguments"]
-        self.runs.begin(arguments["token"])
-        time.sleep(arguments.get("seconds", 0.0))
-        answer: dict[str, Any] = {"output": self.runs.end(arguments["token"]), "is_error": False}
-        if arguments.get("refuse"):
-            answer = {"output": None, "is_error": True, "error": "as you asked"}
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing of calls."""
-
-
-class Server(ThreadingHTTPServer):
-    """A server whose callers may go away in the middle of a call."""
-
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of connections that broke; of other faults, what they are."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
-
-
-def register(main_server: str, tool: dict[str, Any], registered: Path) -> None:
-    """Registers the tool; tries until the bus takes it, and leaves a file that says so."""
-    with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS) as client:
-        while True:
-            try:
-                if client.post(f"{main_server}/api/tools/register", json=tool).is_success:
-                    registered.touch()
+async def _register(session: aiohttp.ClientSession, tool: dict[str, Any], registered: Path) -> None:
+    """Registers the tool; tries until the bus takes it, and leaves a file then."""
+    while True:
+        try:
+            async with session.post("/api/tools/register", json=tool) as response:
+                if response.ok:
+                    registered.touch()  # noqa: ASYNC240  # a local folder
                     return
-            except httpx.TransportError:
-                pass  # it is away
-            time.sleep(RETRY_SECONDS)
+        except (aiohttp.ClientError, TimeoutError):
+            pass  # the bus is away
+        await asyncio.sleep(RETRY_SECONDS)
 
 
-def main(main_server: str, folder: str, name: str, port: str, public_port: str) -> None:
-    """Serves until it is told to end; then unregisters, where the bus can be reached."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    Callback.runs = Runs(Path(folder), name)
-    server = Server(("127.0.0.1", int(port)), Callback)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+async def main(bus: str, folder: str, name: str, port: str, public_port: str) -> None:
+    """Serves until it is terminated; then unregisters, where the bus can be reached."""
+    stops, runs = stop_event(), Runs(Path(folder), name)
+
+    async def answer(request: web.Request) -> web.Response:
+        arguments = (await request.json())["arguments"]
+        runs.begin(arguments["token"])
+        await asyncio.sleep(arguments.get("seconds", 0.0))
+        output = runs.end(arguments["token"])
+        if arguments.get("refuse"):
+            return web.json_response({"output": None, "is_error": True, "error": "refused on purpose"})
+        return web.json_response({"output": output, "is_error": False})
+
+    _, runner = await serve_callbacks(answer, int(port))
     registered = Path(folder) / f"{name}.registered"
-    if not registered.exists():
-        tool = {
-            "name": f"{name}_once",
-            "description": "Writes down that it ran.",
-            "parameters": {"type": "object", "properties": {"token": {"type": "string"}}},
-            "callback_url": f"http://127.0.0.1:{public_port}/run",
-            "source": name,
-            "timeout_seconds": 8,
-        }
-        threading.Thread(target=register, args=(main_server, tool, registered), daemon=True).start()
-    signal.sigwait([signal.SIGTERM])
-    registered.unlink(missing_ok=True)
-    try:
-        httpx.post(f"{main_server}/api/tools/clear", json={"source": name}, timeout=REQUEST_SECONDS, trust_env=False)
-    except httpx.TransportError:
-        pass  # the bus is away: it finds nobody at the URL then
+    tool = {
+        "name": f"{name}_once",
+        "description": "Writes down that it ran.",
+        "parameters": {"type": "object", "properties": {"token": {"type": "string"}}},
+        "callback_url": f"http://127.0.0.1:{public_port}/run",
+        "source": name,
+        "timeout_seconds": 8,
+    }
+    async with aiohttp.ClientSession(bus, timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)) as session:
+        registering = None if registered.exists() else asyncio.create_task(_register(session, tool, registered))
+        await stops.wait()
+        if registering is not None:
+            registering.cancel()
+        registered.unlink(missing_ok=True)
+        try:
+            async with session.post("/api/tools/clear", json={"source": name}):
+                pass
+        except (aiohttp.ClientError, TimeoutError):
+            pass  # the bus is away: it finds that the URL does not answer
+    await runner.cleanup()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The drop-in tools of a run. The harness puts this file into a folder, with `work.py` beside it as a helper."""
+"""Offers the drop-in tools of a run. The scene copies this file into a folder, with `lab/ledger.py` as a helper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from _work import Runs  # type: ignore[import-not-found]  # the name that helpers have there
+from _ledger import Runs  # type: ignore[import-not-found]  # the name that helpers have there
 
 # `register_tool` is there without an import in every drop-in file.
 PARAMETERS = {
@@ -22,7 +22,7 @@ async def run(args: dict[str, Any], env: Any) -> dict[str, Any]:
     runs.begin(args["token"])
     await asyncio.sleep(args.get("seconds", 0.0))
     output = runs.end(args["token"])
-    return {"error": "as you asked"} if args.get("refuse") else dict(output)
+    return {"error": "refused on purpose"} if args.get("refuse") else dict(output)
 
 
 for name, idempotent in (("folder_once", False), ("folder_again", True)):

@@ -1,8 +1,7 @@
-"""What everybody wrote down, put together: each call with what was asked, what ran, and what was told."""
+"""Puts the ledgers together: each call with its order, its runs and its results."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from lab.chaos.cast import BUS, ChaosTool, Part
 from lab.chaos.scene import Trouble
 from lab.chaos.schedule import Act
 from lab.chaos.watcher import AWAY, Move
-from lab.chaos.work import CALLS, RUNS
+from lab.ledger import CALLS, RUNS, LedgerReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class Call:
 
     token: str
     tool: ChaosTool
-    asked: Moment
-    told: list[Moment] = field(default_factory=list)
+    order: Moment
+    results: list[Moment] = field(default_factory=list)
     began: list[Moment] = field(default_factory=list)
     ended: list[Moment] = field(default_factory=list)
 
@@ -47,33 +46,33 @@ class Call:
 
     @property
     def host(self) -> str:
-        return self.asked.part
+        return self.order.part
 
     @property
     def timeout(self) -> float:
-        return float(self.asked.line["timeout"])
+        return float(self.order.line["timeout"])
 
     @property
     def leaves(self) -> bool:
         """Whether its caller took it back early."""
-        return bool(self.asked.line["leave"])
+        return bool(self.order.line["leave"])
 
     @property
     def deadline(self) -> float:
-        return self.asked.at + self.timeout
+        return self.order.at + self.timeout
 
-    def says(self, key: str) -> Any:
+    def result(self, key: str) -> Any:
         """Returns a part of its first result; None where it has none."""
-        return self.told[0].line[key] if self.told else None
+        return self.results[0].line[key] if self.results else None
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Everything that there is to judge.
+    """Everything that is judged.
 
     Attributes:
-        strays: results that nobody waited for, as sentences.
-        unknown: runs of calls that nobody made, by token.
+        strays: results for which no call was pending, as sentences.
+        unknown: runs of calls that no host made, by token.
         moves: what a watcher saw of the catalog, oldest first.
     """
 
@@ -93,9 +92,9 @@ class Evidence:
 
     def read(self, folder: Path, tools: Mapping[str, ChaosTool]) -> None:
         """Reads the ledgers."""
-        for line in lines(folder / CALLS):
+        for line in LedgerReader(folder / CALLS).new_lines():
             self.take_call_line(line, tools)
-        for line in lines(folder / RUNS):
+        for line in LedgerReader(folder / RUNS).new_lines():
             self.take_run_line(line)
 
     def take_call_line(self, line: Mapping[str, Any], tools: Mapping[str, ChaosTool]) -> None:
@@ -104,9 +103,9 @@ class Evidence:
         if "asked" in line:
             self.calls[line["asked"]] = Call(line["asked"], tools[line["tool"]], moment)
         elif "told" in line:
-            self.calls[line["told"]].told.append(moment)
+            self.calls[line["told"]].results.append(moment)
         else:
-            kind = "a second result" if line["again"] else "a result that it never asked for"
+            kind = "a second result" if line["again"] else "a result of an unknown call"
             self.strays.append(f"{moment.part} got {kind} on one stream, call_id {line['stray']}")
 
     def take_run_line(self, line: Mapping[str, Any]) -> None:
@@ -122,8 +121,8 @@ class Evidence:
     # -- what was going on ---------------------------------------------------------------------------------------
 
     def is_orphan(self, call: Call, at: float) -> bool:
-        """Whether nobody was left at a moment to hear of a call: the process that asked had been killed."""
-        return not call.told and self._killed.get(call.asked.pid, math.inf) < at
+        """Whether the process that called had been killed by a moment, so that its call gets no result."""
+        return not call.results and self._killed.get(call.order.pid, math.inf) < at
 
     def between(self, call: Call, *plugins: str) -> set[str]:
         """Returns all parts that a call depends on: its host, the bus, plugins (else all of its tool), their lines."""
@@ -158,10 +157,3 @@ class Evidence:
     def state(self, tool: str, at: float) -> str:
         """Returns the state in which a tool was seen last, before a moment."""
         return next((m.state for m in reversed(self.moves) if m.tool == tool and m.at < at), AWAY)
-
-
-def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a ledger; none where nobody wrote."""
-    if file.exists():
-        with open(file, encoding="utf-8") as ledger:
-            yield from map(json.loads, ledger)

@@ -1,4 +1,4 @@
-"""A host that calls all the time: ``python -m lab.chaos.host NAME ADDRESS HTTP FOLDER SEED GENERATION TOOL...``."""
+"""Calls all the time: ``python -m lab.chaos.host NAME ADDRESS HTTP FOLDER SEED GENERATION TOOL...``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from lab.chaos.callers import RawCaller, RestCaller, SdkCaller
 from lab.chaos.cast import PARTS
 from lab.chaos.load import Caller, Load, orders
-from lab.chaos.work import CALLS, Ledger
+from lab.ledger import CALLS, Ledger
 
 
 async def main(name: str, address: str, http: str, folder: str, seed: str, generation: str, *tools: str) -> None:
-    """Calls until it is told to end."""
+    """Calls until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
     part = next(part for part in PARTS if part.name == name)
     ledger = Ledger(Path(folder) / CALLS)

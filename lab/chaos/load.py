@@ -1,18 +1,18 @@
-"""The calls that a host makes, and what it writes down about each: that it asked, and what it was told."""
+"""Makes the calls of a host, and writes down each of them and its result."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
-import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from lab.chaos.work import ONE_IN, Ledger
+from lab.ledger import ONE_IN, Ledger
+from lab.stage import stop_event
 
-LEAVE_SECONDS = 40.0  # for the calls in flight when a host is told to end
+LEAVE_SECONDS = 40.0  # for the calls in flight when a host is terminated
 LONG_TIMEOUT = 30.0
 
 
@@ -23,7 +23,7 @@ class Order:
     Attributes:
         token: names the call in all ledgers; its result has to bring it back.
         seconds: how long the tool works.
-        refuse: whether the tool is to say no.
+        refuse: whether the tool refuses.
         leave: after how many seconds the caller takes it back; 0: it stays.
     """
 
@@ -36,17 +36,17 @@ class Order:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the tool is given."""
+        """The arguments of the call."""
         return {"token": self.token, "seconds": self.seconds, "refuse": self.refuse}
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the caller was told.
+class Reply:
+    """The result of a call, as its caller got it.
 
     Attributes:
         code: the error's code in the words of the protocol; OK; or what only callers see: LOST (the connection broke),
-            AWAY (nobody was there to be asked), LEFT (it did not wait).
+            AWAY (it could not be sent), LEFT (it did not wait).
         ran: the token in the result; None where there is none.
     """
 
@@ -61,7 +61,7 @@ class Told:
 class Caller(Protocol):
     """One way of calling."""
 
-    async def call(self, order: Order) -> Told:
+    async def call(self, order: Order) -> Reply:
         """Makes a call."""
         ...
 
@@ -74,7 +74,7 @@ def orders(seed: str, prefix: str, tools: Sequence[str], *, own_timeout: float =
     """Yields calls for ever, the same for the same seed.
 
     Args:
-        own_timeout: of the tools, for hosts that cannot say one; they do not leave either.
+        own_timeout: of the tools, for hosts that cannot set one; they do not leave either.
     """
     rng = random.Random(seed)
     number = 0
@@ -82,8 +82,8 @@ def orders(seed: str, prefix: str, tools: Sequence[str], *, own_timeout: float =
         number += 1
         long = rng.random()
         seconds = 0.0 if long < 0.65 else rng.uniform(0.02, 0.3) if long < 0.9 else rng.uniform(1.0, 2.5)
-        patience = rng.random()
-        timeout = 8.0 if patience < 0.75 else rng.uniform(1.0, 2.0) if patience < 0.9 else LONG_TIMEOUT
+        length = rng.random()
+        timeout = 8.0 if length < 0.75 else rng.uniform(1.0, 2.0) if length < 0.9 else LONG_TIMEOUT
         leave = rng.uniform(0.001, 0.2) if rng.random() < 0.03 else 0.0
         refuse = rng.random() < 0.03
         tool = rng.choice(tools)
@@ -93,7 +93,7 @@ def orders(seed: str, prefix: str, tools: Sequence[str], *, own_timeout: float =
 
 
 class Load:
-    """Makes calls at a steady rate until the process is told to end, then waits for those in flight.
+    """Makes calls at a steady rate until the process is terminated, then waits for those in flight.
 
     Args:
         broken: ``unheard`` does not write down some answers; ``safe`` calls every failure safe to repeat.
@@ -109,12 +109,11 @@ class Load:
 
     async def run(self, calls: Iterator[Order], rate: float, rng: random.Random) -> None:
         """Runs until SIGTERM."""
-        told = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-        while not told.is_set():
+        stops = stop_event()
+        while not stops.is_set():
             self.begin(next(calls))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(told.wait(), rng.expovariate(rate))
+                await asyncio.wait_for(stops.wait(), rng.expovariate(rate))
         if self._running:
             await asyncio.wait(self._running, timeout=LEAVE_SECONDS)
         await self._caller.close()
@@ -127,10 +126,10 @@ class Load:
 
     async def _ask(self, order: Order) -> None:
         self._ledger.write(asked=order.token, host=self._host, **asdict(order))
-        told = await self._caller.call(order)
+        reply = await self._caller.call(order)
         self._answers += 1
         if self._broken == "unheard" and self._answers % ONE_IN == 0:
             return
-        if self._broken == "safe" and told.code == "UNAVAILABLE":
-            told = Told(told.code, told.ran, "NOT_DISPATCHED", True, told.limit, told.message)
-        self._ledger.write(told=order.token, host=self._host, **asdict(told))
+        if self._broken == "safe" and reply.code == "UNAVAILABLE":
+            reply = replace(reply, stage="NOT_DISPATCHED", retry_safe=True)
+        self._ledger.write(told=order.token, host=self._host, **asdict(reply))

@@ -1,4 +1,4 @@
-"""The main server above the bus, which calls what is registered with it.
+"""Runs the main server above the bus, which calls what is registered with it.
 
 ``python -m lab.chaos.main_server PORT FOLDER SEED GENERATION``. It forgets everything when it is killed.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import httpx
 
-from lab.chaos.callers import PATIENCE
+from lab.chaos.callers import RESPONSE_SECONDS
 from lab.chaos.cast import PARTS, TIMEOUT_SECONDS
-from lab.chaos.load import Load, Order, Told, orders
-from lab.chaos.work import CALLS, Ledger
+from lab.chaos.load import Load, Order, Reply, orders
+from lab.ledger import CALLS, Ledger
 from tests.bus.upstream.main_server import MainServer
 
 NAME = "main-server"
@@ -31,11 +31,11 @@ class CallbackCaller:
         self._server = server
         self._client = httpx.AsyncClient(trust_env=False)
 
-    async def call(self, order: Order) -> Told:
+    async def call(self, order: Order) -> Reply:
         """Calls one of the tools that there are now."""
         body = self._server.tools["default"].get(order.tool)
         if body is None:
-            return Told("AWAY", stage="NOT_DISPATCHED")
+            return Reply("AWAY", stage="NOT_DISPATCHED")
         call = {
             "name": order.tool,
             "arguments": order.arguments,
@@ -43,15 +43,15 @@ class CallbackCaller:
             "raw_arguments": json.dumps(order.arguments),
         }
         try:
-            posted = await self._client.post(body["callback_url"], json=call, timeout=order.timeout + PATIENCE)
+            posted = await self._client.post(body["callback_url"], json=call, timeout=order.timeout + RESPONSE_SECONDS)
             answer = posted.json()
         except httpx.ConnectError:
-            return Told("AWAY", stage="NOT_DISPATCHED")
-        except (httpx.TransportError, ValueError) as problem:
-            return Told("LOST", stage="UNKNOWN", message=f"{type(problem).__name__}: {problem}")
+            return Reply("AWAY", stage="NOT_DISPATCHED")
+        except (httpx.TransportError, ValueError) as error:
+            return Reply("LOST", stage="UNKNOWN", message=f"{type(error).__name__}: {error}")
         if answer.get("is_error"):
-            return Told("TOOL" if order.refuse else str(answer["error"]), message=str(answer["output"])[:200])
-        return Told("OK", (answer.get("output") or {}).get("ran"))
+            return Reply("TOOL" if order.refuse else str(answer["error"]), message=str(answer["output"])[:200])
+        return Reply("OK", (answer.get("output") or {}).get("ran"))
 
     async def close(self) -> None:
         """Closes what is kept open."""
@@ -59,7 +59,7 @@ class CallbackCaller:
 
 
 async def main(port: str, folder: str, seed: str, generation: str, *tools: str) -> None:
-    """Serves and calls until it is told to end."""
+    """Serves and calls until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
     server = MainServer()
     server.port = int(port)

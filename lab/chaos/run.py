@@ -1,38 +1,34 @@
-"""A run from its start to its verdict: rounds of trouble, and the calm after each in which the bus is looked at."""
+"""Plays a run: rounds of trouble, and the calm after each, in which the bus is compared with what it should be."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from lab.chaos.cast import BUS, Kind, Part, tools
-from lab.chaos.checks import Verdict, judge
+from lab.chaos.checks import judge
 from lab.chaos.evidence import Evidence
 from lab.chaos.scene import Scene
 from lab.chaos.schedule import Event, Round
 from lab.chaos.watcher import Watcher
-from lab.chaos.work import CALLS
-from toolbus.processes.lifeline import Lifeline
+from lab.judge import Cases
+from lab.ledger import CALLS, LedgerReader
+from lab.stage import ChildFailed, Stage
 
 START_SECONDS = 30.0
-SETTLE_SECONDS = 15.0  # after the last disturbance, until the catalog is what is alive
-LATE_SECONDS = 3.0  # for runs whose calls have ended
-TELL_SECONDS = 3.0
+SETTLE_SECONDS = 60.0  # after the last disturbance, until which the catalog is what is alive on any machine
+LATE_SECONDS, LATE_SHARE = 3.0, 0.1  # for runs whose calls have ended; less in a short run
+PROGRESS_SECONDS = 3.0
 # Between two calms of one bus process.
 MORE_MEMORY_MB = 24.0
 MORE_FILES = 12
-
-
-class SetUpFailed(Exception):
-    """The cast never came together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +44,11 @@ class Sample:
 class Outcome:
     """What is left of a run."""
 
-    verdicts: list[Verdict]
+    verdicts: list[Cases]
     evidence: Evidence
     events: Counter[str]
     samples: list[Sample] = field(default_factory=list)
+    settled: list[float] = field(default_factory=list)  # seconds of each calm until the catalog was right
 
     @property
     def broken(self) -> list[str]:
@@ -80,10 +77,11 @@ class Run:
         self.broken = ""
         self._leak: list[socket.socket] = []
         self._tools = tools(parts)
-        self._catalog = Verdict(f"after {SETTLE_SECONDS:g} s of calm every way of asking shows what is alive")
-        self._bus = Verdict(f"in each calm a bus has at most {MORE_MEMORY_MB:g} MB and {MORE_FILES} files more")
-        self._ends = Verdict("nobody ends, hangs or logs a fault by itself, and nothing is left behind")
+        self._catalog = Cases("in calm every way of listing shows what is alive")
+        self._bus = Cases(f"in each calm a bus has at most {MORE_MEMORY_MB:g} MB and {MORE_FILES} files more")
+        self._ends = Cases("no process ends, hangs or logs a fault by itself, and nothing is left behind")
         self._samples: list[Sample] = []
+        self._settled: list[float] = []
         self._events: Counter[str] = Counter()
         self._happened: list[str] = []  # since the last line of progress
         self._began = 0.0
@@ -92,10 +90,10 @@ class Run:
         """Plays it. Whatever it started has ended when this returns or raises.
 
         Raises:
-            SetUpFailed: it could not begin.
+            ChildFailed: it could not begin.
         """
-        with Lifeline() as lifeline:
-            scene = Scene(self._parts, self._seed, self._folder, lifeline, self.broken)
+        with Stage() as stage:
+            scene = Scene(self._parts, self._seed, self._folder, stage, self.broken)
             watcher = Watcher(scene)
             try:
                 await self._play(scene, watcher)
@@ -110,20 +108,20 @@ class Run:
         await scene.set_up()
         watcher.start()
         if missing := await self._differences(watcher, START_SECONDS):
-            raise SetUpFailed(f"the cast did not come together within {START_SECONDS:g} s: {'; '.join(missing)}")
+            raise ChildFailed(f"the cast did not come together within {START_SECONDS:g} s: {'; '.join(missing)}")
         scene.start_hosts()
         self._began = time.monotonic()
-        telling = asyncio.create_task(self._tell(scene))
+        showing = asyncio.create_task(self._show_progress(scene))
         try:
             for each in self._rounds:
                 await self._trouble(scene, each)
                 await self._calm(scene, watcher, each)
             self._say("the hosts finish their calls")
             await asyncio.gather(scene.end(Kind.HOST), scene.end(Kind.MAIN_SERVER))
-            await asyncio.sleep(LATE_SECONDS)
+            await asyncio.sleep(min(LATE_SECONDS, LATE_SHARE * (time.monotonic() - self._began)))
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
         await asyncio.gather(*map(scene.end, (Kind.PLUGIN, Kind.FOLDER, Kind.CALLBACK)))
         await scene.end(Kind.BUS)
 
@@ -143,8 +141,9 @@ class Run:
         began = time.monotonic()
         missing = await self._differences(watcher, SETTLE_SECONDS)
         took = time.monotonic() - began
+        self._settled += [] if missing else [took]
         self._catalog.take(f"round {each.number}: {'; '.join(missing)}" if missing else None)
-        self._happened.append(f"calm, catalog right after {took:.1f} s" if not missing else "calm, CATALOGUE WRONG")
+        self._happened.append(f"calm, catalog right after {took:.1f} s" if not missing else "calm, CATALOG WRONG")
         await asyncio.sleep(max(0.0, each.calm_seconds - took))
         changed = await self._differences(watcher, 0.0)
         self._catalog.take(f"at the end of round {each.number}: {'; '.join(changed)}" if changed else None)
@@ -165,7 +164,7 @@ class Run:
         self._bus.take(f"bus (pid {sample.pid}): {memory:+.1f} MB, {files:+d} files" if grown else None)
 
     async def _differences(self, watcher: Watcher, seconds: float) -> list[str]:
-        """Waits until each way of asking shows all tools and nothing else; returns what differs in the end."""
+        """Waits until each way of listing shows all tools and nothing else; returns what differs in the end."""
         until = time.monotonic() + seconds
         while True:
             found = [
@@ -177,58 +176,38 @@ class Run:
                 return found
             await asyncio.sleep(0.1)
 
-    # -- telling and judging ----------------------------------------------------------------------------------------
+    # -- showing and judging ----------------------------------------------------------------------------------------
 
-    async def _tell(self, scene: Scene) -> None:
-        """Says every few seconds how far it is."""
+    async def _show_progress(self, scene: Scene) -> None:
+        """Prints every few seconds how far it is."""
         evidence = Evidence(scene.parts, ())
-        position = 0
+        ledger = LedgerReader(self._folder / CALLS)
         while True:
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(PROGRESS_SECONDS)
             for actor in scene.actors.values():
-                _ = actor.runs  # notes whoever has ended by itself
-            position = self._read_on(evidence, position)
-            codes = Counter(str(call.says("code")) for call in evidence.calls.values() if call.told)
+                _ = actor.is_running  # notes each that has ended by itself
+            for line in ledger.new_lines():
+                evidence.take_call_line(line, self._tools)
+            codes = Counter(str(call.result("code")) for call in evidence.calls.values() if call.results)
             shown = " ".join(f"{code} {count}" for code, count in codes.most_common())
             happened, self._happened = ", ".join(self._happened), []
             self._say(f"{time.monotonic() - self._began:5.0f} s  calls {len(evidence.calls)}: {shown}  | {happened}")
-
-    def _read_on(self, evidence: Evidence, position: int) -> int:
-        file = self._folder / CALLS
-        if not file.exists():
-            return position
-        with open(file, "rb") as ledger:
-            ledger.seek(position)
-            text = ledger.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            evidence.take_call_line(json.loads(line), self._tools)
-        return position + len(whole)
 
     def _judged(self, scene: Scene, watcher: Watcher) -> Outcome:
         evidence = Evidence(scene.parts, scene.troubles, watcher.moves)
         evidence.read(self._folder, self._tools)
         for name, actor in scene.actors.items():
-            for finding in (*actor.surprises, *_logged_faults(actor.log)):
+            for finding in actor.faults():
                 self._ends.take(finding)
             if not actor.surprises:
                 self._ends.take(None)
-            self._events[f"starts of {name}"] = actor.generation
+            self._events[f"starts of {name}"] = actor.starts
         for finding in (*scene.faults, *(f"process {pid} was left behind" for pid in scene.left_behind())):
             self._ends.take(finding)
         verdicts = [*judge(evidence), self._catalog, self._bus, self._ends]
-        return Outcome(verdicts, evidence, self._events, self._samples)
+        return Outcome(verdicts, evidence, self._events, self._samples, self._settled)
 
 
 def _difference(wanted: set[str], shown: set[str]) -> str:
     words = (("missing", wanted - shown), ("too many", shown - wanted))
     return ", ".join(f"{word} {' '.join(sorted(names))}" for word, names in words if names)
-
-
-def _logged_faults(log: Path) -> list[str]:
-    """Returns what a process logged that no disturbance explains."""
-    if not log.exists():
-        return []
-    text = log.read_text("utf-8", "replace")
-    signs: Mapping[str, int] = {sign: text.count(sign) for sign in ("Traceback (most recent", "a fault of the bus")}
-    return [f"{log.name} says {sign!r} {count} times" for sign, count in signs.items() if count]

@@ -1,4 +1,4 @@
-"""The cast on one machine: its processes and lines, what is done to them, and a record of it."""
+"""Runs the cast on one machine: starts its processes and lines, does to them what the schedule says, and records it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.chaos.actor import Actor
 from lab.chaos.cast import BUS, Kind, Part, tools
-from lab.chaos.line import Line
 from lab.chaos.schedule import Act, Event
-from tests.support.processes import environment
-from toolbus.processes.lifeline import Lifeline
+from lab.load.line import Line
+from lab.stage import Actor, Stage, free_ports
 
 HERE = Path(__file__).parent
 CHILD_MODULE = "toolbus.dropin.group_process"
 DRAIN_SECONDS = 60.0  # after which a process that was asked to end is killed, and that counts as a fault
 _LOOK_SECONDS = 0.02
-_PORTS = range(20000, 32000)  # below those that systems give to clients, which could take one while its owner is away
 
 
 @dataclass(slots=True)
@@ -49,35 +45,30 @@ class Scene:
     """Everything that runs beside the harness.
 
     Args:
-        broken: how plugins and hosts misbehave, see `work.Runs` and `load.Load`; empty: they do not.
+        broken: how plugins and hosts misbehave, see `lab.ledger.Runs` and `load.Load`; empty: they do not.
 
     Attributes:
         troubles: what was done so far.
-        faults: what processes did that they were not told to do.
+        faults: what processes did that the run did not cause.
     """
 
-    def __init__(self, parts: Sequence[Part], seed: int, folder: Path, lifeline: Lifeline, broken: str = "") -> None:
+    def __init__(self, parts: Sequence[Part], seed: int, folder: Path, stage: Stage, broken: str = "") -> None:
         self.parts = {part.name: part for part in parts}
         self.folder = folder
         self.troubles: list[Trouble] = []
         self.faults: list[str] = []
         self._seed = seed
         names = [*self.parts, "http"]
-        self.ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self.grpc = f"127.0.0.1:{self.ports[BUS]}"
         self.http = f"127.0.0.1:{self.ports['http']}"
         # A fixed token, so that a folder may come back at once after it was killed.
-        told = environment({"CHAOS_BROKEN": broken})
-        self.actors = {
-            part.name: Actor(
-                part.name,
-                folder,
-                {**told, "TOOLBUS_TOKEN": f"chaos-{seed}"} if part.kind is Kind.FOLDER else told,
-                lifeline,
-            )
-            for part in parts
-            if part.kind is not Kind.LINE
-        }
+        token = {"TOOLBUS_TOKEN": f"chaos-{seed}"}
+        for part in parts:
+            if part.kind is not Kind.LINE:
+                more = token if part.kind is Kind.FOLDER else {}
+                stage.actor(part.name, folder, CHAOS_BROKEN=broken, **more)
+        self.actors = stage.actors
         self.lines = {part.name: Line(self.ports[part.name], self._behind(part)) for part in self._of(Kind.LINE)}
 
     async def set_up(self) -> None:
@@ -98,19 +89,19 @@ class Scene:
     def start(self, name: str) -> None:
         """Starts a process, unless it runs."""
         actor = self.actors[name]
-        actor.start([sys.executable, *self._command(self.parts[name], actor.generation + 1)])
+        actor.start([sys.executable, *self._command(self.parts[name], actor.starts + 1)])
 
     async def end(self, kind: Kind) -> None:
         """Asks all parts of a kind to end, and waits for that."""
         names = [part.name for part in self._of(kind)]
         for name in names:
-            self.actors[name].ask_to_end()
+            self.actors[name].terminate()
         await asyncio.gather(*map(self._ended, names))
 
     async def close(self) -> None:
-        """Ends whatever is left, at once."""
+        """Kills the processes that are left, and closes the lines."""
         for actor in self.actors.values():
-            if actor.generation:
+            if actor.starts:
                 actor.kill()
         for line in self.lines.values():
             await line.close()
@@ -138,7 +129,7 @@ class Scene:
             await asyncio.sleep(event.seconds)
             self.start(event.part)
         elif event.act is Act.DRAIN:
-            actor.ask_to_end()
+            actor.terminate()
             await self._ended(event.part)
             await asyncio.sleep(event.seconds)
             self.start(event.part)
@@ -174,7 +165,7 @@ class Scene:
     async def _ended(self, name: str) -> None:
         actor = self.actors[name]
         until = time.monotonic() + DRAIN_SECONDS
-        while not actor.over():
+        while not actor.has_ended():
             if time.monotonic() > until:
                 self.faults.append(f"{name} (pid {actor.pid}) was asked to end and had not after {DRAIN_SECONDS:g} s")
                 actor.kill()
@@ -214,7 +205,7 @@ class Scene:
     def _lay_out_tools(self) -> None:
         ledgers, folder = self.folder, self.folder / "tools"
         folder.mkdir()
-        shutil.copy(HERE / "work.py", folder / "_work.py")
+        shutil.copy(HERE.parent / "ledger.py", folder / "_ledger.py")
         text = (HERE / "dropin_tool.py").read_text("utf-8").replace('"LEDGERS"', repr(str(ledgers)))
         (folder / "tool.py").write_text(text, "utf-8")
         (folder / "_manifest.json").write_text(
@@ -228,16 +219,3 @@ def _sent(pid: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    with_room = random.SystemRandom().sample(_PORTS, len(_PORTS))
-    while len(found) < count:
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", with_room.pop()))
-            except OSError:
-                continue  # somebody's
-            found.append(listener.getsockname()[1])
-    return found

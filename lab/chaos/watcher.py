@@ -1,11 +1,10 @@
-"""How the catalog looks from outside: every change as it is told, and the whole of it in each way of asking."""
+"""Follows the catalog from outside: every change as an event, and all of it in each way of listing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
@@ -72,7 +71,7 @@ class Watcher:
         self._states[name] = state
 
     async def views(self) -> dict[str, set[str]]:
-        """Returns the live tools by each way of asking; a way that gives no answer shows nothing."""
+        """Returns the live tools by each way of listing; a way that fails shows nothing."""
         found = {"events": {name for name, state in self._states.items() if state == "live"}}
         try:
             listing = await self._host.list(timeout=LIST_SECONDS)
@@ -86,15 +85,10 @@ class Watcher:
                 found["main server"] = await _listed(client, f"127.0.0.1:{port}")
         return found
 
-    async def stats(self) -> dict[str, Any]:
-        """Returns what the bus counts."""
-        result = await self._host.call("toolbus:stats", timeout=LIST_SECONDS)
-        return dict(result.output or {})
-
 
 async def _listed(client: httpx.AsyncClient, address: str) -> set[str]:
     try:
-        answer = await client.get(f"http://{address}/api/tools")
-        return {tool["name"] for tools in answer.json()["tools_by_role"].values() for tool in tools}
+        response = await client.get(f"http://{address}/api/tools")
+        return {tool["name"] for tools in response.json()["tools_by_role"].values() for tool in tools}
     except (httpx.TransportError, ValueError, KeyError):
         return set()

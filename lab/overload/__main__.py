@@ -1,30 +1,27 @@
-"""``python -m lab.overload``: ten times the capacity in every part, a table, exit code 1 where a bound broke."""
+"""Offers ten times the capacity in every part, and judges what was counted meanwhile."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import shlex
-import sys
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from lab.benchmarks.children import ChildFailed, environment, terminated_like_interrupted
-from lab.benchmarks.plot import svg
+from lab import commands
+from lab.chart import svg
+from lab.stage import ChildFailed, Stage, environment
 
 if TYPE_CHECKING:
-    from lab.overload.judge import Verdict
-    from lab.overload.stage import Seen
+    from lab.judge import Verdict
+    from lab.overload.run import Recording
 
-PAGES = Path(__file__).resolve().parents[1] / "results"
 PAGE, PICTURE = "overload-figures.md", "overload.svg"
 SECONDS = 60.0
-LEAST_SECONDS = 2.0
+MIN_SECONDS = 2.0
 READERS = {
     "slow-host": "a host that does not read its results",
     "slow-plugin": "a plugin that does not read its calls",
@@ -34,9 +31,10 @@ EXAMPLES = """examples:
   python -m lab.overload                             every part, a minute of overload each
   python -m lab.overload --part plugin --seconds 5   one part, for a quick look
   python -m lab.overload --json outcome.json         what the table shows, for programs
-  python -m lab.overload --write                     lab/results/overload-figures.md and lab/results/overload.svg
+  python -m lab.overload --write                     the page and the picture in lab/results/
 
-exit codes: 0 every bound was kept, 1 one was broken or a part could not be played, 2 wrong usage, 130 after Ctrl-C.
+exit codes: 0 every rule holds, 1 one is broken or a part could not be played, 2 wrong usage, 130 after Ctrl-C. What
+depends on the machine's pace is a figure and fails nothing.
 """
 
 
@@ -44,35 +42,26 @@ def _options() -> argparse.Namespace:
     from lab.overload.parts import PARTS
 
     titles = {name: part.title for name, part in PARTS.items()} | READERS
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.overload",
-        description=__doc__,
-        epilog="parts:\n" + "".join(f"  {name:14} {title}\n" for name, title in titles.items()) + "\n" + EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parts = "".join(f"  {name:14} {title}\n" for name, title in titles.items())
+    parser = commands.parser_of("overload", __doc__, f"parts:\n{parts}\n{EXAMPLES}")
     parser.add_argument("--part", action="append", choices=tuple(titles), metavar="NAME", help="only this; repeatable")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of overload in each part ({SECONDS:g})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome there, too")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE} and {PICTURE} to lab/results/")
-    parser.add_argument("--pages", type=Path, default=PAGES, metavar="DIR", help="write them there instead")
+    commands.add_results(parser, "the outcome", f"{PAGE} and {PICTURE}")
     options = parser.parse_args()
-    if not options.seconds >= LEAST_SECONDS:
-        parser.error(
-            f"argument --seconds: {options.seconds:g} is too short to see anything: at least {LEAST_SECONDS:g}"
-        )
+    if not options.seconds >= MIN_SECONDS:
+        parser.error(f"argument --seconds: {options.seconds:g} is too short for an overload: at least {MIN_SECONDS:g}")
     options.titles = {name: titles[name] for name in options.part or titles}
     return options
 
 
-async def _play(name: str, seconds: float) -> tuple[list[Verdict], Seen]:
+async def _play(name: str, seconds: float) -> tuple[list[Verdict], Recording]:
     from lab.overload import judge, slow_reader
-    from lab.overload.parts import PARTS, Plan, play
-    from lab.overload.stage import Scene
-    from toolbus.processes.lifeline import Lifeline
+    from lab.overload.parts import PARTS
+    from lab.overload.run import Plan, play
 
-    with Lifeline() as lifeline, Scene(lifeline) as stage:
+    with Stage(environment(experiments=True)) as stage:
         if name in READERS:
-            third = max(slow_reader.LEAST_SECONDS, seconds / slow_reader.THIRDS)
+            third = max(slow_reader.MIN_SECONDS, seconds / slow_reader.THIRDS)
             beside = await slow_reader.play(name.removeprefix("slow-"), stage, third)
             return slow_reader.judge(beside), beside.seen
         seen = await play(PARTS[name], stage, Plan(seconds))
@@ -81,57 +70,50 @@ async def _play(name: str, seconds: float) -> tuple[list[Verdict], Seen]:
 
 def _play_all(
     options: argparse.Namespace, console: Console
-) -> tuple[dict[str, list[Verdict]], dict[str, str], Seen | None]:
+) -> tuple[dict[str, list[Verdict]], dict[str, str], Recording | None]:
     verdicts: dict[str, list[Verdict]] = {}
     failures: dict[str, str] = {}
-    pictured: Seen | None = None  # the first part that is a load
+    drawn: Recording | None = None  # the first part that is a load
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         for name, title in options.titles.items():
             task = progress.add_task(f"{name}: {title}")
             try:
                 verdicts[name], seen = asyncio.run(_play(name, options.seconds))
-            except (ChildFailed, TimeoutError) as problem:
-                failures[name] = f"{type(problem).__name__}: {problem}"
-                console.print(f"{name} could not be played: {problem}", highlight=False, markup=False)
+            except (ChildFailed, TimeoutError) as error:
+                failures[name] = f"{type(error).__name__}: {error}"
+                console.print(f"{name} could not be played: {error}", highlight=False, markup=False)
             else:
-                pictured = pictured or (None if name in READERS else seen)
-                broken = sum(not verdict.kept for verdict in verdicts[name])
-                kept = sum(verdict.word == "kept" for verdict in verdicts[name])
-                console.print(f"{name}: {kept} kept, {broken} broken", highlight=False)
+                drawn = drawn or (None if name in READERS else seen)
+                words = [verdict.word for verdict in verdicts[name]]
+                counts = f"{words.count('good')} rules hold, {words.count('BROKEN')} are broken"
+                console.print(f"{name}: {counts}", highlight=False)
             progress.remove_task(task)
-    return verdicts, failures, pictured
+    return verdicts, failures, drawn
 
 
 def main() -> int:
-    """Plays what was asked for; returns the exit code."""
-    os.environ.update(environment(True))  # before grpc is imported
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # this process starts others all the time
+    """Plays the parts of the command line; returns the exit code."""
+    os.environ.update(environment(experiments=True))  # before grpc is imported
     options = _options()
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    with terminated_like_interrupted():
-        verdicts, failures, pictured = _play_all(options, console)
-    from lab.overload.report import chart, markdown, table, to_json
+    console = commands.console_of()
+    verdicts, failures, drawn = _play_all(options, console)
+    from lab.overload.report import chart, markdown, table
 
-    console.print(table(verdicts, options.titles))
-    words = ["python", "-m", "lab.overload", *(f"--part={name}" for name in options.part or ())]
-    command = shlex.join([*words, *([f"--seconds={options.seconds:g}"] if options.seconds != SECONDS else [])])
-    if options.json:
-        said = to_json(verdicts, failures, command=command, seconds=options.seconds)
-        options.json.write_text(json.dumps(said, indent=1) + "\n")
+    table(verdicts).show(console)
+    length = options.seconds if options.seconds != SECONDS else None
+    command = commands.repeat_command("overload", {"--part": options.part, "--seconds": length})
+    outcome = {part: [asdict(verdict) for verdict in its] for part, its in verdicts.items()}
+    report = {"command": command, "seconds": options.seconds, "parts": outcome, "failures": failures}
+    commands.write_json(options.json, report)
     if options.write:
         first = next((name for name in verdicts if name not in READERS), "")
-        drawn = chart(pictured, f"Latency of {options.titles[first]}", command) if pictured is not None else None
-        if drawn is not None:
-            (options.pages / PICTURE).write_text(svg(drawn))
-        page = markdown(verdicts, options.titles, command, PICTURE if drawn is not None else "")
-        (options.pages / PAGE).write_text(page)
-    broken = any(not verdict.kept for its in verdicts.values() for verdict in its)
-    return 1 if broken or failures else 0
+        picture = chart(drawn, f"Latency of {options.titles[first]}", command) if drawn is not None else None
+        pages = {PAGE: markdown(verdicts, options.titles, command, PICTURE if picture else "")}
+        commands.write_pages(options.pages, pages | ({PICTURE: svg(picture)} if picture else {}), console)
+    is_broken = any(not verdict.good for its in verdicts.values() for verdict in its)
+    return 1 if is_broken or failures else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    commands.run(main)

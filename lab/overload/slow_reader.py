@@ -1,37 +1,35 @@
-"""The part in which somebody does not read its stream: what it costs others, in one run.
+"""Plays the part in which a peer does not read its stream, and judges what that costs others.
 
 A third of the run without it, a third beside one that is sent as much and reads it, a third beside it: megabytes cost
-the bus and the machine something whoever they are for, and what is judged is what it costs that nobody reads them.
+the bus and the machine something whoever they are for, and what is compared is the cost of their not being read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lab.benchmarks.children import Child
-from lab.overload.judge import PEAK_MIB, Verdict, most, none, weight
-from lab.overload.load import OK, Phase, Schedule, quantile
-from lab.overload.stage import HEAD_START, Seen, Stage
-from lab.overload.watch import Watch
+from lab.judge import Verdict, figure, none, some
+from lab.ledger import OK
+from lab.load.schedule import Phase, Schedule
+from lab.load.workload import quantile
+from lab.overload.run import Recording, Run
+from lab.overload.watch import PEAK_MIB, Watch
+from lab.stage import Child, Stage
 
-KINDS = ("host", "plugin", "watcher")
 NAME = "slow"
-GONE = ("NOT_SERVING", "NOT_FOUND")  # what health says of a source that has no session
-READER = "reader"  # who is sent as much
+GONE = ("NOT_SERVING", "NOT_FOUND")  # the health of a source that has no session
+READER = "reader"  # which is sent as much
 THIRDS = 3
-LEAST_SECONDS = 5.0  # of a third, in which 64 MiB have to be sent
-LEAST_JUDGED_SECONDS = 2.0  # beside somebody slow, however soon the bus lets go of it
+MIN_SECONDS = 5.0  # of a third, in which 64 MiB have to be sent
+MIN_COMPARED_SECONDS = 2.0  # beside the slow one, however soon the bus closes it
 RATE = 100.0  # calls a second of each of the others
 OTHERS = 2
-TIMES_P50, TIMES_P99 = 1.5, 1.5  # of what it is beside the one that reads
-SLACK_P50, SLACK_P99 = 0.005, 0.05  # seconds
-CLOSED_SECONDS = 10.0  # until 64 MiB wait for it
-KEPT_MIB = 64.0  # of what was sent to it that may stay with the process, for the next such time
+CLOSED_SECONDS = 30.0  # until which 64 MiB wait for it on any machine
+GROWTH_MIB = 64.0  # of what was sent to it that may stay with the process, for the next such time
 
 
 @dataclass(slots=True)
@@ -40,93 +38,86 @@ class Beside:
 
     Attributes:
         ending: how its stream ended, as it saw it when it read at last.
-        closed_at: seconds until the bus had let go of it; infinite where it never did.
-        early: how often health said that it was gone while it still read.
+        closed_at: seconds until the bus had closed it; infinite where it never did.
+        early: how often health showed it as gone while it still read.
     """
 
     kind: str
-    seen: Seen
+    seen: Recording
     ending: str
     closed_at: float
     early: int = 0
 
 
 async def play(kind: str, stage: Stage, third: float) -> Beside:
-    """Plays so long without anybody, so long beside one that reads, and so long beside the slow one."""
-    await asyncio.to_thread(stage.plugin, "tools", way="raw")
-    reader, slow = await _attached(stage, READER, kind, "--reads"), await _attached(stage, NAME, kind)
-    for number in range(OTHERS):
-        await asyncio.to_thread(stage.host, f"host-{number}")
-    watch = Watch(stage.grpc, stage.http, ("tools", NAME), stage.bus.pid)
-    watching = asyncio.create_task(watch.run())
-    try:
-        await asyncio.sleep(HEAD_START)
+    """Plays so long with neither, so long beside one that reads, and so long beside the slow one."""
+    run = await asyncio.to_thread(Run, stage)
+    run.plugins["tools"] = stage.module("load.plugin", run.grpc, "--source", "tools")
+    reader, slow = _idle_reader(run, READER, kind, "--reads"), _idle_reader(run, NAME, kind)
+    await asyncio.to_thread(run.start_hosts, {f"host-{number}": () for number in range(OTHERS)})
+    for child in (run.plugins["tools"], reader, slow):
+        await asyncio.to_thread(child.line)
+    watch = Watch(run.bus, run.grpc, run.http, ("tools", NAME))
+    async with watch.running():
         whole = Schedule([Phase(RATE, THIRDS * third)])
-        watch.began_at = stage.begin(dict.fromkeys(stage.hosts, whole))
+        watch.began_at = run.begin(dict.fromkeys(run.hosts, whole))
         await asyncio.sleep(third - watch.now)
-        stage.tell(READER)
+        run.let_begin(READER)
         await asyncio.sleep(2 * third - watch.now)
-        reader.ask_to_end()
-        stage.tell(NAME)
-        answers = await stage.answers(whole.seconds)
-        slow.ask_to_end()
+        reader.terminate()
+        begun = watch.now
+        run.let_begin(NAME)
+        answers = await run.answers(whole.seconds)
+        while kind != "watcher" and not _gone(watch, begun) and watch.now < begun + CLOSED_SECONDS:
+            await asyncio.sleep(0.02)
+        slow.terminate()
         ending = await asyncio.to_thread(slow.line)
-        await watch.settled(KEPT_MIB)
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-    seen = Seen(RATE * OTHERS, (third, whole.seconds), answers, array("d"), watch)
-    begun = 2 * third
-    gone = [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.said in GONE]
-    early = [look for look in watch.looks if NAME in look.what and look.at + look.seconds < begun and look.said in GONE]
-    return Beside(kind, seen, ending, min(gone, default=math.inf) - begun, len(early))
+        await watch.settled(GROWTH_MIB)
+    seen = Recording([RATE * OTHERS], (third, whole.seconds), answers, array("d"), watch)
+    early = [
+        look for look in watch.looks if NAME in look.what and look.at + look.seconds < begun and look.answer in GONE
+    ]
+    return Beside(kind, seen, ending, min(_gone(watch, begun), default=math.inf) - begun, len(early))
 
 
-async def _attached(stage: Stage, name: str, kind: str, *more: str) -> Child:
-    child = stage.nursery.start(name, stage.command("slow", stage.grpc, str(stage.folder), name, "--kind", kind, *more))
-    await asyncio.to_thread(child.line)
-    return child
+def _gone(watch: Watch, begun: float) -> list[float]:
+    """Returns when health showed that the slow one has no session any more."""
+    return [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.answer in GONE]
+
+
+def _idle_reader(run: Run, name: str, kind: str, *more: str) -> Child:
+    return run.stage.module("overload.idle_reader", run.grpc, str(run.folder), name, "--kind", kind, *more)
 
 
 def judge(beside: Beside) -> list[Verdict]:
     """Applies every rule."""
-    return [*_others(beside), *_ending(beside), *_weight(beside)]
+    return [*_others(beside), *_ending(beside), *beside.seen.watch.growth(beside.seen.phases[0], PEAK_MIB, GROWTH_MIB)]
 
 
 def _others(beside: Beside) -> Iterator[Verdict]:
-    """Compares calls while the slow one was there with as many seconds beside the one that reads."""
+    """Compares calls beside the slow one with as many seconds beside the one that reads."""
     seen = beside.seen
     third, whole = seen.phases
-    there = min(third, max(beside.closed_at, LEAST_JUDGED_SECONDS))
-    everything = [answer for each in seen.answers.values() for answer in each]
-    alone, reading, slow = (
-        [answer.seconds for answer in everything if begin <= answer.due < begin + length]
-        for begin, length in ((0.0, third), (third, there), (2 * third, there))
+    compared = min(third, max(beside.closed_at, MIN_COMPARED_SECONDS))
+    every = [*seen.every_answer]
+    yield none("others' calls that failed", sum(answer.code != OK for answer in every))
+    yield some("others' calls that succeeded", sum(answer.code == OK for answer in every))
+    neither, reading, slow = (
+        [answer.seconds for answer in every if begin <= answer.due < begin + length]
+        for begin, length in ((0.0, third), (third, compared), (2 * third, compared))
     )
-    late = 2 * quantile([late for at, late in seen.watch.late if at >= third], 0.99)  # the machine itself, both ways
-    stretch = seen.watch.stretch(third, whole)
-    yield none("others' calls that failed", sum(answer.code != OK for answer in everything))
-    for name, share, times, slack in (
-        ("p50", 0.5, TIMES_P50, SLACK_P50),
-        ("p99", 0.99, TIMES_P99, SLACK_P99),
-    ):
-        without, aim, now = (quantile(seconds, share) for seconds in (alone, reading, slow))
-        yield Verdict(f"others' {name} with neither", "", f"{without * 1e3:.1f} ms", True)
-        told = f"{now * 1e3:.1f} ms, {now / aim:.2f} ×" if aim else "nothing"
-        more = slack * stretch + late
-        bound = f"≤ {times:g} × {aim * 1e3:.1f} ms of the one that reads + {more * 1e3:.0f} ms"
-        yield Verdict(f"others' {name} beside it", bound, told, now <= times * aim + more)
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        without, with_reader, with_slow = (quantile(seconds, share) * 1e3 for seconds in (neither, reading, slow))
+        text = f"{without:.1f} ms, {with_reader:.1f} ms, {with_slow:.1f} ms: {with_slow / with_reader:.2f} ×"
+        yield Verdict(f"others' {name} with neither, beside one that reads, beside the slow one", "", text)
+    yield from seen.watch.pace(third, whole)
 
 
 def _ending(beside: Beside) -> Iterator[Verdict]:
-    yield none("it was gone before it stopped reading", beside.early)
+    yield none("health that shows it as gone before it stops reading", beside.early)
     if beside.kind == "watcher":  # it is sent the next change once it has read the one before, so nothing piles up
         return
-    yield most("closed after", CLOSED_SECONDS, beside.closed_at, "s")
-    named = "RESOURCE_EXHAUSTED" in beside.ending and "waiting_bytes" in beside.ending
-    yield Verdict("it is told why", "RESOURCE_EXHAUSTED, waiting_bytes", beside.ending[:60] or "nothing", named)
-
-
-def _weight(beside: Beside) -> Iterator[Verdict]:
-    yield from weight(beside.seen, PEAK_MIB, KEPT_MIB)
+    yield some("closed by the bus", int(math.isfinite(beside.closed_at)))
+    yield figure("closed after", beside.closed_at, "s")
+    names_limit = "RESOURCE_EXHAUSTED" in beside.ending and "waiting_bytes" in beside.ending
+    yield Verdict("it learns why", "RESOURCE_EXHAUSTED, waiting_bytes", beside.ending[:60] or "nothing", names_limit)

@@ -1,4 +1,4 @@
-"""The hosts that stay: ``python -m lab.soak.calls GRPC HTTP FOLDER RATE``. So many calls a second, answered or not.
+"""Makes so many calls a second, answered or not: ``python -m lab.soak.calls GRPC HTTP FOLDER RATE``.
 
 Each call has its moment, whatever became of those before it, and its latency counts from that moment: a bus that
 stands still for a second is late for all that was to be called in that second.
@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ import uvloop
 
 from lab.soak import plugin
 from lab.soak.tally import Tally
+from lab.stage import stop_event
 from toolbus.sdk import CallContext, Host
 from toolbus.tool import Result
 
@@ -29,7 +29,7 @@ NAME = "calls"
 LEFT = "LEFT"
 HELD_UP = "HELD_UP"  # this process was, until the answer of a call that it would have left was there
 LEAVE_SECONDS = 0.05
-PATIENCE_SECONDS = 30.0
+RESULT_SECONDS = 30.0
 # Over HTTP; a call that waits for one is late. aiohttp takes the one that rested longest, so all that were opened in a
 # moment of trouble are used for ever, and would look like growth.
 CONNECTIONS = 16
@@ -41,9 +41,9 @@ KINDS: dict[str, tuple[float, frozenset[str]]] = {
     "rest": (13, OK),
     "progress": (4, OK),
     "nested": (6, OK),
-    "user": (5, OK),  # one that nobody has heard of before
+    "user": (5, OK),  # one never used before
     "refused": (4, frozenset({"TOOL"})),
-    "missing": (2, frozenset({"NOT_FOUND"})),  # a name that nobody has heard of before
+    "missing": (2, frozenset({"NOT_FOUND"})),  # a name never used before
     "wrong": (2, frozenset({"INVALID_ARGUMENTS"})),
     "late": (2, frozenset({"DEADLINE_EXCEEDED"})),
     "left": (2, frozenset({LEFT, HELD_UP})),
@@ -72,7 +72,8 @@ class Calls:
             due = began + number / rate
             if (early := due - time.perf_counter()) > 0:
                 await asyncio.sleep(early)
-            kind = rng.choices(kinds, weights)[0]
+            # Each kind once at first, so that a short soak on a slow machine has all of them.
+            kind = kinds[number] if number < len(kinds) else rng.choices(kinds, weights)[0]
             task = asyncio.create_task(self._one(kind, number, due))
             self._calling.add(task)
             task.add_done_callback(self._calling.discard)
@@ -80,21 +81,21 @@ class Calls:
     async def finish(self) -> None:
         """Waits for the calls in flight."""
         if self._calling:
-            await asyncio.wait(self._calling, timeout=PATIENCE_SECONDS)
+            await asyncio.wait(self._calling, timeout=RESULT_SECONDS)
         for task in self._calling:
             task.cancel()
-            self._tally.fault(f"a call had no result after {PATIENCE_SECONDS:g} s")
+            self._tally.fault(f"a call had no result after {RESULT_SECONDS:g} s")
 
     async def _one(self, kind: str, number: int, due: float) -> None:
         try:
             code, why = await self._call(kind, number)
-        except Exception as problem:  # of whatever kind: it is counted, and the others go on
-            code, why = type(problem).__name__, str(problem)
+        except Exception as error:  # of whatever kind: it is counted, and the others go on
+            code, why = type(error).__name__, str(error)
         taken = (time.perf_counter() - due) * 1e3
         self._tally.note(kind, code, taken if kind in TIMED else None, why)
 
     async def _call(self, kind: str, number: int) -> tuple[str, str]:
-        given: dict[str, Any] = {"number": number}
+        arguments: dict[str, Any] = {"number": number}
         call = self._host.call
         match kind:
             case "rest":
@@ -102,28 +103,28 @@ class Calls:
             case "rest-left":
                 return await _left(self._post(plugin.SLOW, number))
             case "left":
-                return await _left(call(plugin.SLOW, given))
+                return await _left(call(plugin.SLOW, arguments))
             case "callback":
-                result = await call(plugin.CALLBACK, given)
+                result = await call(plugin.CALLBACK, arguments)
             case "progress":
-                result = await call(plugin.SAY, given, on_progress=lambda progress: None)
+                result = await call(plugin.SAY, arguments, on_progress=lambda progress: None)
             case "nested":
-                result = await call(plugin.NEST, given)
+                result = await call(plugin.NEST, arguments)
             case "user":
-                result = await call(plugin.ANSWER, given, context=CallContext(user_id=f"user {number}"))
+                result = await call(plugin.ANSWER, arguments, context=CallContext(user_id=f"user {number}"))
             case "refused":
-                result = await call(plugin.REFUSE, given)
+                result = await call(plugin.REFUSE, arguments)
             case "missing":
-                result = await call(f"missing_{number}", given)
+                result = await call(f"missing_{number}", arguments)
             case "wrong":
                 result = await call(plugin.ANSWER, {"number": "none"})
             case "late":
-                result = await call(plugin.SLOW, given, timeout=LEAVE_SECONDS)
+                result = await call(plugin.SLOW, arguments, timeout=LEAVE_SECONDS)
             case "task":
-                result = await call(plugin.SLOW, given, background_after=0.01)
+                result = await call(plugin.SLOW, arguments, background_after=0.01)
             case _:
-                result = await call(plugin.ANSWER, given)
-        return _told(result, number, checked=kind in TIMED)
+                result = await call(plugin.ANSWER, arguments)
+        return _outcome(result, number, checked=kind in TIMED)
 
     async def _post(self, tool: str, number: int) -> tuple[str, str]:
         body = {"name": tool, "arguments": {"number": number}}
@@ -135,7 +136,7 @@ class Calls:
         return error["code"], error["message"]
 
 
-def _told(result: Result, number: int, *, checked: bool) -> tuple[str, str]:
+def _outcome(result: Result, number: int, *, checked: bool) -> tuple[str, str]:
     if result.error is not None:
         return result.error.code.name, result.error.message
     if checked and result.output != {"number": number}:
@@ -156,27 +157,26 @@ async def _left(calling: Any) -> tuple[str, str]:
 
 
 async def main(grpc: str, http: str, folder: str, rate: str) -> None:
-    """Calls until it is told to end."""
+    """Calls until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
-    ends = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends.set)
+    stops = stop_event()
     tally = Tally(Path(folder), NAME, {kind: codes for kind, (_, codes) in KINDS.items()})
     connector = aiohttp.TCPConnector(limit=CONNECTIONS)
-    patience = aiohttp.ClientTimeout(PATIENCE_SECONDS)
+    timeout = aiohttp.ClientTimeout(RESULT_SECONDS)
     async with (
         Host(grpc, source="soak-calls", max_in_flight=plugin.MAX_IN_FLIGHT) as host,
-        aiohttp.ClientSession(f"http://{http}", connector=connector, timeout=patience) as session,
+        aiohttp.ClientSession(f"http://{http}", connector=connector, timeout=timeout) as session,
     ):
         await host.ready()
         calls = Calls(host, session, tally)
-        working = [asyncio.create_task(calls.go_on(float(rate))), asyncio.create_task(tally.go_on_saying())]
-        await asyncio.wait([*working, asyncio.create_task(ends.wait())], return_when=asyncio.FIRST_COMPLETED)
+        working = [asyncio.create_task(calls.go_on(float(rate))), asyncio.create_task(tally.write_every_second())]
+        await asyncio.wait([*working, asyncio.create_task(stops.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await calls.finish()
-    tally.say()
+    tally.write()
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""What a soak found: a live line, tables, JSON, and a page."""
+"""Reports a soak: a live line, tables, JSON, a page and its picture."""
 
 from __future__ import annotations
 
-import os
-import platform
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from lab.chart import Chart, Panel, Scale, round_marks
+from lab.commands import printer
+from lab.judge import Verdict, beginning, fifths, thinned
+from lab.report import Table, machine, verdict_table
 from lab.soak.sample import Record, Sample
-from lab.soak.verdict import STRICT_SECONDS, Finding, fifths, warm_up
+from lab.soak.verdict import STRICT_SECONDS, warm_up
 
 SHOWN = 20  # faults
 COLUMNS = ("", "first fifth", "last fifth", "highest")
@@ -36,8 +36,8 @@ FIGURES = {
 
 
 def live_line(sample: Sample, record: Record) -> str:
-    """Returns how it is, in a line."""
-    left = max(0.0, record.seconds_asked - sample.at)
+    """Returns the newest figures in one line."""
+    left = max(0.0, record.seconds_planned - sample.at)
     return (
         f"{_clock(sample.at)} ({_clock(left)} left)  {sample.rss_mb:.1f} MB  p50 {sample.p50_ms:.2f} ms  "
         f"p99 {sample.p99_ms:.2f} ms  {sample.calls} calls/s  {sample.visits} visits/s  cpu {sample.cpu:.0%}  "
@@ -54,77 +54,112 @@ def rows(record: Record) -> list[tuple[str, ...]]:
     judged = [sample for sample in record.samples if sample.at >= warm_up(record.seconds)]
     if not judged:
         return []
-    found = []
+    figures = []
     for name, (title, digits) in FIGURES.items():
         values = [float(getattr(sample, name)) for sample in judged]
-        first = statistics.median(values[: max(1, len(values) // 5)])
-        last = first + fifths(list(enumerate(values)))
-        found.append((title, *(f"{value:,.{digits}f}" for value in (first, last, max(values)))))
-    return found
+        first = beginning([*enumerate(values)])
+        last = first + fifths([*enumerate(values)])
+        figures.append((title, *(f"{value:,.{digits}f}" for value in (first, last, max(values)))))
+    return figures
 
 
-def verdicts(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
-    """Returns the verdict as rows."""
-    return [(each.what, each.found, each.bound, "good" if each.good else "BROKEN") for each in findings]
+def codes(record: Record) -> list[tuple[str, str]]:
+    """Returns how calls and visits ended, as rows."""
+    return [(what, f"{count:,}") for what, count in sorted(record.codes.items())]
 
 
-def show(record: Record, findings: Sequence[Finding], console: Console) -> None:
-    """Prints the tables."""
-    console.print(_table("after the warm-up", COLUMNS, rows(record)))
-    console.print(_table("how calls and visits ended", ("", "times"), [(k, str(n)) for k, n in _codes(record)]))
-    console.print(_table("what has to be true", ("", "found", "allowed", ""), verdicts(findings)))
+def tables(record: Record, verdicts: Sequence[Verdict]) -> list[Table]:
+    """Returns the tables of a soak."""
+    return [
+        Table("after the warm-up", COLUMNS, rows(record)),
+        verdict_table("what must be true", verdicts),
+        Table("how calls and visits ended", ("", "times"), codes(record)),
+    ]
+
+
+def show(record: Record, verdicts: Sequence[Verdict], console: Console) -> None:
+    """Prints the tables and the first faults."""
+    for table in tables(record, verdicts):
+        table.show(console)
+    print_line = printer(console)
     if record.seconds < STRICT_SECONDS:
-        said = f"shorter than {STRICT_SECONDS / 60:g} minutes: caches still fill, so memory is not judged strictly"
-        console.print(said, markup=False, highlight=False)
+        print_line(f"shorter than {STRICT_SECONDS / 60:g} minutes: caches still fill, so growth is not judged strictly")
     for sentence in record.faults[:SHOWN]:
-        console.print(f"FAULT: {sentence}", markup=False, highlight=False)
+        print_line(f"FAULT: {sentence}")
     if record.fault_count > SHOWN:
-        console.print(f"… and {record.fault_count - SHOWN} more")
+        print_line(f"… and {record.fault_count - SHOWN} more")
 
 
-def _codes(record: Record) -> list[tuple[str, int]]:
-    return sorted(record.codes.items())
-
-
-def _table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
-def to_json(record: Record, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Returns the verdict and what it rests on, but for the samples."""
+def to_json(record: Record, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Returns the verdicts and their evidence, without the samples."""
     return {
-        "good": all(finding.good for finding in findings),
-        "verdict": [dict(zip(("what", "found", "allowed", "verdict"), row, strict=True)) for row in verdicts(findings)],
+        "good": all(verdict.good for verdict in verdicts),
+        "verdict": [
+            {"what": each.what, "found": each.measured, "allowed": each.bound, "verdict": each.word}
+            for each in verdicts
+        ],
         "before": record.before,
         "after": record.after,
-        "codes": dict(_codes(record)),
+        "codes": dict(sorted(record.codes.items())),
         "faults": record.faults,
         "fault_count": record.fault_count,
     }
 
 
-def page(record: Record, findings: Sequence[Finding], command: str, picture: str) -> str:
+def page(record: Record, verdicts: Sequence[Verdict], command: str, picture: str) -> str:
     """Returns the page of figures for ``lab/results/``."""
+    figures, *others = tables(record, verdicts)
     parts = [
         "# A soak, in figures",
-        f"Measured with `{command}` on {os.cpu_count()} CPUs, {platform.system()} {platform.machine()}, Python "
-        f"{platform.python_version()}. Medians of the first and the last fifth after a warm-up of "
+        f"Measured with `{command}` on {machine()}. Medians of the first and the last fifth after a warm-up of "
         f"{warm_up(record.seconds):.0f} s; [what it is](../../docs/about/testing.md#soak).",
         f"![Memory, latency and load over time]({picture})",
-        _markdown(COLUMNS, rows(record)),
-        "## What has to be true",
-        _markdown(("", "found", "allowed", ""), verdicts(findings)),
-        "## How calls and visits ended",
-        _markdown(("", "times"), [(what, f"{count:,}") for what, count in _codes(record)]),
+        figures.markdown(level=0),
+        *(table.markdown() for table in others),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = [columns, ["---"] * len(columns)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [*head, *lines])
+# -- the picture -----------------------------------------------------------------------------------------------------
+
+MAX_POINTS = 240  # of a line: more are medians of neighbours
+# Panels: title, scale, and by the name of a line what it shows of a sample.
+PANELS: tuple[tuple[str, Scale, Mapping[str, Callable[[Sample], float]]], ...] = (
+    (
+        "memory of the bus, MB",
+        Scale.FITTING,
+        {"resident": lambda s: s.rss_mb, "shared out": lambda s: s.pss_mb, "its own": lambda s: s.uss_mb},
+    ),
+    (
+        "latency of calls, ms",
+        Scale.LOGARITHMIC,  # what may be a hundred times as much the next second
+        {
+            "stream p99": lambda s: s.p99_ms,
+            "stream p50": lambda s: s.p50_ms,
+            "REST p50": lambda s: s.rest_p50_ms,
+            "callback p50": lambda s: s.callback_p50_ms,
+        },
+    ),
+    (
+        "load, each second",
+        Scale.FROM_ZERO,
+        {"calls": lambda s: s.calls, "visits × 10": lambda s: s.visits * 10, "open files": lambda s: s.files},
+    ),
+)
+
+
+def chart(samples: Sequence[Sample], command: str) -> Chart:
+    """Draws memory, latency and load over time."""
+    longest = max((sample.at for sample in samples), default=0.0) or 1.0
+    unit, name = (60.0, "minutes") if longest >= 120 else (1.0, "seconds")
+    ticks = {mark * unit: f"{mark:g}" for mark in round_marks(0.0, longest / unit)}
+    panels = []
+    for title, scale, lines in PANELS:
+        points = {
+            line: thinned([(each.at, show(each)) for each in samples if show(each)], MAX_POINTS)
+            for line, show in lines.items()
+        }
+        panels.append(Panel(title, points, scale))
+    note = f"Medians of neighbouring seconds; grey: warm-up. Repeat with: {command}"
+    heading = "A bus under steady load"
+    return Chart(heading, name, panels, ticks, note, x_scale=Scale.FITTING, shaded_to=warm_up(longest))

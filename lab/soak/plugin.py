@@ -1,10 +1,9 @@
-"""The plugins that stay: ``python -m lab.soak.plugin GRPC HTTP``. One on the SDK, one that knows HTTP only."""
+"""Runs the plugins that stay, one on the SDK and one that knows HTTP only: ``python -m lab.soak.plugin GRPC HTTP``."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from typing import Any
 
@@ -12,6 +11,8 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from lab.load.callbacks import serve_callbacks
+from lab.stage import stop_event
 from toolbus.sdk import Err, Plugin, ToolScope
 
 SOURCE, CALLBACK_SOURCE = "steady", "steady-callback"
@@ -35,7 +36,7 @@ async def slow(number: int) -> dict[str, int]:
 
 
 async def say(scope: ToolScope, number: int) -> dict[str, int]:
-    """Says three times how far it is."""
+    """Reports its progress three times."""
     for step in range(3):
         scope.progress(step, total=3, message=f"step {step}")
         await asyncio.sleep(0.01)
@@ -48,31 +49,20 @@ async def nest(scope: ToolScope, number: int) -> Any:
 
 
 async def refuse(number: int) -> Any:
-    """Says no."""
-    return Err(f"{number} is no number for me")
+    """Refuses."""
+    return Err(f"{number} is refused on purpose")
 
 
-async def callback_url() -> str:
-    """Serves callbacks at any path; returns where."""
-
-    async def called(request: web.Request) -> web.Response:
-        call = await request.json()
-        return web.json_response({"output": call["arguments"], "is_error": False})
-
-    application = web.Application()
-    application.router.add_post("/{path:.*}", called)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    return f"http://{host}:{port}/run"
+async def answer_callback(request: web.Request) -> web.Response:
+    """Returns the arguments of a callback."""
+    call = await request.json()
+    return web.json_response({"output": call["arguments"], "is_error": False})
 
 
 async def main(grpc: str, http: str) -> None:
-    """Offers until it is told to end."""
+    """Offers the tools until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
-    ends = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends.set)
+    stops = stop_event()
     plugin = Plugin(SOURCE, address=grpc, max_in_flight=MAX_IN_FLIGHT)
     for name, function in ((ANSWER, answer), (SLOW, slow), (SAY, say), (NEST, nest), (REFUSE, refuse)):
         plugin.tool(name=name, description="Stays.")(function)
@@ -82,11 +72,11 @@ async def main(grpc: str, http: str) -> None:
             "name": CALLBACK,
             "description": "Stays.",
             "parameters": PLACE,
-            "callback_url": await callback_url(),
+            "callback_url": (await serve_callbacks(answer_callback)).url,
             "source": CALLBACK_SOURCE,
         }
         async with session.post("/api/tools/register", json=tool, raise_for_status=True):
-            await ends.wait()
+            await stops.wait()
 
 
 if __name__ == "__main__":

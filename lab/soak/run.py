@@ -1,4 +1,4 @@
-"""A soak from its start to its end: a bus, the programs round it, and a look at it every second."""
+"""Plays a soak: a bus, the programs round it, and a sample of it every second."""
 
 from __future__ import annotations
 
@@ -6,35 +6,26 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import psutil
 
-from lab.benchmarks.children import GRPC_SWITCH, address
-from lab.chaos.actor import Actor
 from lab.soak import plugin
-from lab.soak.sample import Looker, Record, Sample
-from lab.soak.verdict import left
-from tests.support.processes import environment
+from lab.soak.sample import Record, Sample, Sampler
+from lab.soak.verdict import MAX_LEFT, left
+from lab.stage import Actor, ChildFailed, Stage, address_of, bus_command, environment, until
 from toolbus.errors import ToolBusError
-from toolbus.processes.lifeline import Lifeline
 from toolbus.sdk import SyncHost
 
 START_SECONDS = 30.0
-GRACE_SECONDS = 2.0  # of the bus: how long it keeps the tools of those who broke off
-# Until the bus has forgotten those who have gone: a share of the soak within bounds.
-SETTLE_SHARE, SETTLE_LEAST, SETTLE_SECONDS = 0.1, 2 * GRACE_SECONDS, 20.0
+GRACE_SECONDS = 2.0  # of the bus: how long it lists the tools of a broken connection
+SETTLE_SECONDS = 60.0  # until the bus has forgotten programs that have disconnected, on any machine;
+UNCHANGED_SECONDS = 2 * GRACE_SECONDS  # what has not changed for so long, it does not forget
 END_SECONDS = 40.0
-_LOOK_SECONDS = 0.05
-SIGNS = ("Traceback (most recent", "a fault of the bus")
+PAUSE_SECONDS, PAUSE_SECONDS_SHORT, SHORT_SECONDS = 1.0, 0.2, 60.0  # between two samples; in a soak of up to a minute
+EXTRA_SECONDS = 60.0  # beyond its time, until every kind of call and visit has been
 
-Tell = Callable[[Sample, Record], None]
-T = TypeVar("T")
-
-
-class SetUpFailed(Exception):
-    """The bus or its plugins did not start."""
+Show = Callable[[Sample, Record], None]
 
 
 class Soak:
@@ -43,109 +34,106 @@ class Soak:
     Args:
         rate: calls a second.
         broken: how visitors misbehave on purpose, see `visits.Visits`; empty: they do not.
-        bus: what starts the bus, up to and with `serve`.
+        bus: see `lab.stage.bus_command`.
     """
 
-    def __init__(self, folder: Path, seconds: float, rate: float, broken: str = "", bus: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, seconds: float, rate: float, broken: str = "", bus: str = "") -> None:
         self._folder = folder
         self._rate = rate
         self._broken = broken
-        self._command = bus or (sys.executable, "-m", "toolbus.cli", "serve")
+        self._command = bus
         self._grpc = self._http = ""  # addresses, until the bus has said them
         self.record = Record(seconds)
 
-    def play(self, tell: Tell) -> Record:
+    def play(self, show: Show) -> Record:
         """Plays it; Ctrl-C ends it early. Whatever it started has ended when this returns or raises.
 
         Raises:
-            SetUpFailed: it could not begin.
+            ChildFailed: it could not begin.
         """
-        with Lifeline() as lifeline:
-            told = environment({"TOOLBUS_GRACE_SECONDS": f"{GRACE_SECONDS:g}", "GRPC_EXPERIMENTS": GRPC_SWITCH})
-            names = ("bus", "plugin", "calls", "visits")
-            actors = [Actor(name, self._folder, told, lifeline) for name in names]
-            try:
-                self._play(actors, tell)
-            finally:
-                for actor in actors:
-                    if actor.generation:
-                        actor.kill()
-            for actor in actors:
-                self._look_back(actor)
+        with Stage(environment(experiments=True, TOOLBUS_GRACE_SECONDS=f"{GRACE_SECONDS:g}")) as stage:
+            for name in ("bus", "plugin", "calls", "visits"):
+                stage.actor(name, self._folder)
+            self._play([*stage.actors.values()], show)
+        for actor in stage.actors.values():
+            for fault in actor.faults():
+                self.record.fault(fault, cause=fault in actor.surprises)
         return self.record
 
-    def _play(self, actors: Sequence[Actor], tell: Tell) -> None:
+    def _play(self, actors: Sequence[Actor], show: Show) -> None:
         bus, steady, calls, visits = actors
         self._start(bus, steady)
         process = psutil.Process(bus.pid)
         self.record.before = self._counted(process)
-        looker = Looker(bus.pid, self._folder)
+        sampler = Sampler(bus.pid, self._folder)
         here = [self._grpc, self._http, str(self._folder)]
         calls.start([sys.executable, "-m", "lab.soak.calls", *here, str(self._rate)])
         visits.start([sys.executable, "-m", "lab.soak.visits", *here, self._broken])
         try:
-            if not _until(looker.all_speak, START_SECONDS):
-                raise SetUpFailed(f"calls and visits had not begun within {START_SECONDS:g} s")
-            self._go_on(actors, looker, tell)
+            if not until(sampler.have_all_begun, START_SECONDS):
+                raise ChildFailed(f"calls and visits had not begun within {START_SECONDS:g} s")
+            self._go_on(actors, sampler, show)
         except KeyboardInterrupt:
             pass  # the verdict is about what there is
         self.record.fault_count = 0  # they are counted once all has been said
         for actor in (calls, visits):
             self._end(actor)
-        looker.read()
+        sampler.read()
         record = self.record
-        record.codes, record.never = looker.codes, looker.never
-        record.faults += looker.faults
-        record.fault_count += looker.fault_count
-        if bus.runs:
+        record.codes, record.never = sampler.codes, sampler.never
+        record.faults += sampler.faults
+        record.fault_count += sampler.fault_count
+        if bus.is_running:
             self._settle(process)
         for actor in (steady, bus):
             self._end(actor)
 
-    def _go_on(self, actors: Sequence[Actor], looker: Looker, tell: Tell) -> None:
-        """Looks every second."""
-        began, second = time.monotonic(), 0
-        while second < self.record.seconds_asked and all(actor.runs for actor in actors):
-            second += 1
-            time.sleep(max(0.0, began + second - time.monotonic()))
+    def _go_on(self, actors: Sequence[Actor], sampler: Sampler, show: Show) -> None:
+        """Samples every second (a short soak oftener), and goes on until every kind of call and visit has been."""
+        began, at = time.monotonic(), 0.0
+        planned = self.record.seconds_planned
+        pause = PAUSE_SECONDS_SHORT if planned <= SHORT_SECONDS else PAUSE_SECONDS
+        while all(actor.is_running for actor in actors):
+            if at >= planned and (not sampler.never or at >= planned + EXTRA_SECONDS):
+                return
+            at += pause
+            time.sleep(max(0.0, began + at - time.monotonic()))
             try:
-                sample = looker.look(time.monotonic() - began)
+                sample = sampler.sample(time.monotonic() - began)
             except psutil.NoSuchProcess:
                 return  # the bus has ended, which is a fault that its log explains
             self.record.samples.append(sample)
-            self.record.fault_count = looker.fault_count
-            tell(sample, self.record)
+            self.record.fault_count = sampler.fault_count
+            show(sample, self.record)
 
     # -- the programs -----------------------------------------------------------------------------------------------
 
     def _start(self, bus: Actor, steady: Actor) -> None:
         """Starts the bus and the plugins that stay, and waits for both."""
         data = ["--data-dir", str(self._folder / "data"), "--log-level", "warning"]
-        bus.start([*self._command, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", *data])
-        ready = _until(lambda: _ready(bus), START_SECONDS)
+        bus.start(bus_command(self._command, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", *data))
+        ready = until(lambda: self._ready_line(bus), START_SECONDS)
         if not ready:
-            raise SetUpFailed(f"the bus was not ready within {START_SECONDS:g} s: {bus.log.read_text()[-2000:]}")
-        self._grpc, self._http = address(ready, "grpc").split(",")[0], address(ready, "http")
+            raise ChildFailed(f"the bus was not ready within {START_SECONDS:g} s: {bus.text()[-2000:]}")
+        self._grpc, self._http = address_of(ready, "grpc"), address_of(ready, "http")
         steady.start([sys.executable, "-m", "lab.soak.plugin", self._grpc, self._http])
-        if not _until(lambda: steady.runs and set(plugin.TOOLS) <= self._tools(), START_SECONDS):
-            why = steady.log.read_text()[-2000:]
-            raise SetUpFailed(f"the plugins were not there within {START_SECONDS:g} s: {why}")
+        if not until(lambda: steady.is_running and set(plugin.TOOLS) <= self._tools(), START_SECONDS):
+            why = steady.text()[-2000:]
+            raise ChildFailed(f"the plugins were not there within {START_SECONDS:g} s: {why}")
+
+    def _ready_line(self, bus: Actor) -> str:
+        """Returns the line with the bus's addresses; empty where it has not printed it yet."""
+        if not bus.is_running:
+            raise ChildFailed(f"the bus ended: {bus.text()[-2000:]}")
+        lines = bus.text().splitlines(keepends=True)
+        return next((line for line in lines if line.startswith("toolbus ready") and line.endswith("\n")), "")
 
     def _end(self, actor: Actor) -> None:
-        actor.ask_to_end()
-        if not _until(actor.over, END_SECONDS):
-            self.record.fault(f"{actor.name} was asked to end and had not after {END_SECONDS:g} s")
+        actor.terminate()
+        if not until(actor.has_ended, END_SECONDS):
+            self.record.fault(f"{actor.name} was terminated and had not ended after {END_SECONDS:g} s")
 
-    def _look_back(self, actor: Actor) -> None:
-        """Notes what a program did that it should not."""
-        for surprise in actor.surprises:
-            self.record.fault(surprise, cause=True)
-        log = actor.log.read_text("utf-8", "replace") if actor.log.exists() else ""
-        for sign in SIGNS:
-            if sign in log:
-                self.record.fault(f"{actor.log.name} says {sign!r} {log.count(sign)} times")
-
-    # -- what the bus says ------------------------------------------------------------------------------------------
+    # -- what the bus holds ------------------------------------------------------------------------------------------
 
     def _counted(self, bus: psutil.Process) -> dict[str, int]:
         """Returns what the bus holds, the session that asks included."""
@@ -164,15 +152,21 @@ class Soak:
 
     def _settle(self, bus: psutil.Process) -> None:
         """Waits until the bus holds no more than it held before, and notes what it holds in the end."""
+        changed_at = time.monotonic()
 
-        def forgotten() -> bool:
-            self.record.after = self._counted(bus)
-            return all(finding.good for finding in left(self.record))
+        def is_settled() -> bool:
+            nonlocal changed_at
+            before, self.record.after = self.record.after, self._counted(bus)
+            # Files and threads always change a little.
+            if any(before.get(name) != count for name, count in self.record.after.items() if name not in MAX_LEFT):
+                changed_at = time.monotonic()
+            is_forgotten = all(verdict.good for verdict in left(self.record))
+            return is_forgotten or time.monotonic() > changed_at + UNCHANGED_SECONDS
 
         try:
-            _until(forgotten, min(max(SETTLE_SHARE * self.record.seconds, SETTLE_LEAST), SETTLE_SECONDS))
-        except ToolBusError as problem:
-            self.record.fault(f"the bus did not say what it holds: {problem!r}")
+            until(is_settled, SETTLE_SECONDS, pause=0.1)
+        except ToolBusError as error:
+            self.record.fault(f"the bus did not list what it holds: {error!r}")
 
     def _tools(self) -> set[str]:
         try:
@@ -180,19 +174,3 @@ class Soak:
         except httpx.TransportError:
             return set()
         return {tool["name"] for tools in answer.json()["tools_by_role"].values() for tool in tools}
-
-
-def _ready(bus: Actor) -> str:
-    """Returns the line with the bus's addresses, once there is one."""
-    if not bus.runs:
-        raise SetUpFailed(f"the bus ended: {bus.log.read_text()[-2000:]}")
-    lines = bus.log.read_text("utf-8", "replace").splitlines(keepends=True)
-    return next((line for line in lines if line.startswith("toolbus ready") and line.endswith("\n")), "")
-
-
-def _until(look: Callable[[], T], seconds: float) -> T:
-    """Looks until there is something, for so long at most; returns what was seen last."""
-    until = time.monotonic() + seconds
-    while not (seen := look()) and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)
-    return seen

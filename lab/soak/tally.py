@@ -1,4 +1,4 @@
-"""What a program of a soak counts, and says once a second as a line of JSON, which `run` reads."""
+"""Counts what a program of a soak did, and writes the counts once a second as a line of JSON, which `sample` reads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from lab.chaos.work import Ledger
+from lab.ledger import Ledger
 
-SAID = "{}.jsonl"  # by the name of the program
-MAX_FAULTS = 20  # sentences a second: the count says the rest
+LEDGER = "{}.jsonl"  # by the name of the program
+MAX_FAULTS = 20  # sentences a second: the rest is counted
 
 
 class Tally:
@@ -21,7 +21,7 @@ class Tally:
     """
 
     def __init__(self, folder: Path, name: str, expected: dict[str, frozenset[str]]) -> None:
-        self._ledger = Ledger(folder / SAID.format(name))
+        self._ledger = Ledger(folder / LEDGER.format(name))
         self._expected = expected
         self._counts: Counter[str] = Counter()  # by "what code"
         self._latencies: dict[str, list[float]] = {}  # milliseconds, by what was called
@@ -33,7 +33,7 @@ class Tally:
 
         Args:
             milliseconds: from the moment at which it was to be done; None where that says nothing about the bus.
-            why: the bus's sentence.
+            why: the error's message.
         """
         self._counts[f"{what} {code}"] += 1
         if code not in self._expected[what]:
@@ -42,17 +42,17 @@ class Tally:
             self._latencies.setdefault(what, []).append(milliseconds)
 
     def fault(self, sentence: str) -> None:
-        """Notes what should never be."""
+        """Notes what must never be."""
         self._fault_count += 1
         if len(self._faults) < MAX_FAULTS:
             self._faults.append(sentence[:500])
 
-    def say(self) -> None:
+    def write(self) -> None:
         """Writes the line, and begins a new one."""
         self._ledger.write(
             kinds=sorted(self._expected),
             counts=dict(self._counts),
-            latencies={what: [round(each, 3) for each in found] for what, found in self._latencies.items()},
+            latencies={what: [round(each, 3) for each in times] for what, times in self._latencies.items()},
             faults=self._faults,
             fault_count=self._fault_count,
             second=time.monotonic(),
@@ -61,8 +61,8 @@ class Tally:
         self._latencies.clear()
         self._faults, self._fault_count = [], 0
 
-    async def go_on_saying(self) -> None:
+    async def write_every_second(self) -> None:
         """Writes a line every second."""
         while True:
             await asyncio.sleep(1.0)
-            self.say()
+            self.write()

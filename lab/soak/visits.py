@@ -1,4 +1,4 @@
-"""Those who come and go: ``python -m lab.soak.visits GRPC HTTP FOLDER [leak]``.
+"""Visits a bus and goes again: ``python -m lab.soak.visits GRPC HTTP FOLDER [leak]``.
 
 Each visit leaves nothing behind that the bus would have to keep: what it attached, registered, watched or permitted it
 takes back, or breaks the connection, which has to be the same. Every other one uses names that were never heard before.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import sys
 import time
@@ -23,22 +22,25 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lab.benchmarks.peer import Peer
-from lab.chaos.line import Line
+from lab.load.callbacks import serve_callbacks
+from lab.load.line import Line
+from lab.load.peer import Peer
 from lab.soak import plugin
 from lab.soak.calls import CONNECTIONS
 from lab.soak.tally import Tally
+from lab.stage import stop_event
 from toolbus.errors import PeerLost
 from toolbus.sdk import Host, Plugin
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 NAME = "visits"
-SECONDS = 10.0  # that a visit may take
+SECONDS = 60.0  # that a visit may take, on a slow machine too
 BOUNDED = 50  # names that come again and again
 # 100 tools that come and go are 200 changes of the catalog, of which a bus keeps 10,000: after 60 crowds it has more.
 CROWD, CROWDS, CROWD_EVERY = 100, 60, 1.0
 BROKEN = ("leak",)
+LEAKED = 60  # connections of one visit
 DIALECTS = ("openai", "anthropic", "gemini", "mcp")
 _ANY = '{"type":"object"}'
 Visit = Callable[[int], Awaitable[None]]
@@ -60,7 +62,7 @@ class Visits:
         self._session = session
         self._broken = broken
         self._url = ""  # where callbacks go
-        self._kept: list[Peer] = []  # that should have been closed
+        self._leaked: list[Peer] = []  # that should have been closed
         self._host = Host(address, source="soak-visits")
         self._changing = Plugin("soak-changing", address=address)  # whose tools change while it stays
 
@@ -86,14 +88,14 @@ class Visits:
 
     async def begin(self) -> None:
         """Connects those who stay."""
-        self._url = await plugin.callback_url()
+        self._url = (await serve_callbacks(plugin.answer_callback)).url
         await self._host.ready()
         await self._changing.start()
         await self._changing.ready()
 
     async def end(self) -> None:
-        """Takes leave."""
-        for peer in self._kept:
+        """Disconnects those who stay."""
+        for peer in self._leaked:
             await peer.close()
         await self._changing.close()
         await self._host.close()
@@ -101,7 +103,7 @@ class Visits:
     # -- over gRPC --------------------------------------------------------------------------------------------------
 
     async def plugin(self, number: int) -> None:
-        """A plugin attaches, offers, is called, changes a tool, and says goodbye."""
+        """A plugin attaches, offers, is called, changes a tool, and disconnects."""
         source, name = f"visitor-{_name(number)}", f"visit_{_name(number)}"
 
         visitor = Plugin(source, address=self._address)
@@ -128,9 +130,9 @@ class Visits:
             await twin.close()
 
     async def crowd(self, number: int) -> None:
-        """A plugin with many tools that nobody has heard of comes and goes, during the warm-up.
+        """A plugin with many new tools comes and goes, during the warm-up.
 
-        That fills what the bus keeps on purpose, up to a limit: changes of the catalog, compiled schemas.
+        That fills what the bus caches up to a limit: changes of the catalog, compiled schemas.
         """
         if number > CROWDS:
             return
@@ -141,10 +143,10 @@ class Visits:
             await crowd.ready()
 
     async def broken_plugin(self, number: int) -> None:
-        """A plugin's connection is reset while it owes an answer."""
+        """A plugin's connection is reset while a call of it is pending."""
         name = f"broken_{_name(number)}"
         if self._broken == "leak":
-            self._kept += [await _attached(self._address, f"kept-{number}") for _ in range(10)]
+            self._leaked += [await _attached(self._address, f"kept-{number}") for _ in range(LEAKED)]
             return
         async with self._line() as address:
             peer = await _attached(address, f"broken-{_name(number)}", name)
@@ -208,7 +210,7 @@ class Visits:
             response.close()
 
     async def callback_tool(self, number: int) -> None:
-        """A tool is registered with a callback URL, called, changed, and taken back."""
+        """A tool is registered with a callback URL, called, changed, and unregistered."""
         name, source = f"callback_{_name(number)}", f"callback-{_name(number)}"
         await self._register(name, source, f"{self._url}/{number}", number)
         await self._invoke(name, "OK")
@@ -222,17 +224,17 @@ class Visits:
         await self._invoke(name, "NOT_FOUND")
 
     async def dead_callback(self, number: int) -> None:
-        """A tool's callback URL is nobody's, until it is taken back."""
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
+        """A tool's callback URL does not answer, until the tool is unregistered."""
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
             name = f"dead_{number}"
-            await self._register(name, name, f"http://127.0.0.1:{nobody.getsockname()[1]}/run", number)
+            await self._register(name, name, f"http://127.0.0.1:{closed.getsockname()[1]}/run", number)
             for _ in range(3):
                 await self._invoke(name, "UNAVAILABLE")
             await self._post("clear", {"source": name, "role": None})
 
     async def looks(self, number: int) -> None:
-        """Somebody looks at everything."""
+        """A host lists, exports and searches everything."""
         await self._host.list(include_offline=True)
         _ok(await self._host.call("toolbus:calls", {"limit": 20}))
         dialect = DIALECTS[number % len(DIALECTS)]
@@ -259,7 +261,7 @@ class Visits:
     # -- rules ------------------------------------------------------------------------------------------------------
 
     async def rules(self, number: int) -> None:
-        """Operators permit, forbid, and take both back."""
+        """Operators permit, forbid, and withdraw both."""
         for kind, name in (("tools", f"rule_{number}"), ("sources", f"source-{number}"), ("tools", plugin.SLOW)):
             users = ["*"] if name == plugin.SLOW else [f"user {number}"]
             _ok(await self._host.call("toolbus:permit", {"kind": kind, "name": name, "users": users}))
@@ -286,7 +288,7 @@ class Visits:
 
     @contextlib.asynccontextmanager
     async def _line(self) -> AsyncIterator[str]:
-        """Opens another way to the bus, at the end of which what came over it is reset: no goodbye reaches the bus."""
+        """Opens another way to the bus, at the end of which what came over it is reset: the bus gets no drain."""
         line = Line(0, int(self._address.rpartition(":")[2]))
         await line.open()
         try:
@@ -307,9 +309,9 @@ class Visits:
 
     async def _invoke(self, name: str, code: str) -> None:
         answer = await self._post("invoke", {"name": name, "arguments": {"number": 1}})
-        told = answer["error"]["code"] if answer["error"] else "OK"
-        if told != code:
-            raise Wrong(f"{name} was answered with {told}, not {code}: {answer}")
+        found = answer["error"]["code"] if answer["error"] else "OK"
+        if found != code:
+            raise Wrong(f"{name} was answered with {found}, not {code}: {answer}")
 
     async def _task(self, user: dict[str, str]) -> str:
         body = {"name": plugin.SLOW, "arguments": {"number": 1}, "context": user, "background_after_seconds": 0.01}
@@ -340,9 +342,9 @@ def _ok(result: Result) -> None:
 
 
 def _failed(result: Result, code: str) -> None:
-    told = result.error.code.name if result.error else "OK"
-    if told != code:
-        raise Wrong(f"a call ended in {told}, not {code}: {result}")
+    found = result.error.code.name if result.error else "OK"
+    if found != code:
+        raise Wrong(f"a call ended in {found}, not {code}: {result}")
 
 
 async def _attached(address: str, source: str, tool: str = "") -> Peer:
@@ -355,12 +357,12 @@ async def _attached(address: str, source: str, tool: str = "") -> Peer:
 async def _frame(peer: Peer) -> Any:
     frame = await peer.read()
     if frame is None:
-        raise Wrong("the bus ended a stream that nobody broke")
+        raise Wrong("the bus ended a stream that was not broken")
     return frame
 
 
 async def _go_on(what: str, seconds: float, visit: Visit, tally: Tally, ends: asyncio.Event) -> None:
-    """Visits one after the other until it is told to end. A visit that has begun is finished."""
+    """Visits one after the other until it is terminated. A visit that has begun is finished."""
     number, due = 0, time.monotonic()
     while not ends.is_set():
         number += 1
@@ -368,31 +370,30 @@ async def _go_on(what: str, seconds: float, visit: Visit, tally: Tally, ends: as
             async with asyncio.timeout(SECONDS):
                 await visit(number)
             tally.note(what, "OK")
-        except Exception as problem:  # of whatever kind: it is counted, and the next one comes
-            tally.note(what, type(problem).__name__, None, str(problem))
+        except Exception as error:  # of whatever kind: it is counted, and the next one comes
+            tally.note(what, type(error).__name__, None, str(error))
         due = max(due + seconds, time.monotonic())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ends.wait(), due - time.monotonic())
 
 
 async def main(address: str, http: str, folder: str, broken: str = "") -> None:
-    """Visits until it is told to end."""
+    """Visits until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
-    ends = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends.set)
+    ends = stop_event()
     connector = aiohttp.TCPConnector(limit=CONNECTIONS)
-    patience = aiohttp.ClientTimeout(SECONDS)
-    async with aiohttp.ClientSession(f"http://{http}", connector=connector, timeout=patience) as session:
+    timeout = aiohttp.ClientTimeout(SECONDS)
+    async with aiohttp.ClientSession(f"http://{http}", connector=connector, timeout=timeout) as session:
         visits = Visits(address, session, broken)
         await visits.begin()
         plans = visits.all()
         tally = Tally(Path(folder), NAME, {what: frozenset({"OK"}) for what in plans})
         working = [asyncio.create_task(_go_on(what, *plan, tally, ends)) for what, plan in plans.items()]
-        saying = asyncio.create_task(tally.go_on_saying())
+        writing = asyncio.create_task(tally.write_every_second())
         await asyncio.gather(*working)
-        saying.cancel()
+        writing.cancel()
         await visits.end()
-    tally.say()
+    tally.write()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The file is long because each bound has a record that breaks it; what overloads 
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 import os
 import signal
 import subprocess
@@ -20,21 +20,24 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
-from lab.benchmarks.plot import svg
+from lab.chart import svg
+from lab.judge import Verdict
+from lab.ledger import NEVER_SENT, OK, UNANSWERED, Answer, Answers
+from lab.load.schedule import Pace, Phase, Schedule, options_of, read_schedule
+from lab.load.workload import quantile
 from lab.overload import judge, slow_reader
-from lab.overload.load import NEVER_SENT, OK, UNANSWERED, Answer, Answers, Phase, Schedule, quantile, read_schedule
-from lab.overload.pace import Pace, options_of
-from lab.overload.parts import BYSTANDER, PARTS, Plan, play
-from lab.overload.report import chart, markdown, table, to_json
-from lab.overload.stage import Measured, Scene, Seen
+from lab.overload.parts import PARTS
+from lab.overload.report import chart, markdown, table
+from lab.overload.run import BYSTANDER, Plan, Recording, play
 from lab.overload.watch import Look, Watch
+from lab.stage import Stage
 from tests.bus.gateway.calling import client, legacy_plugin
 from tests.faults.raw_peer import PATIENCE
 from tests.support.processes import ROOT, alive, environment, until
 from toolbus.errors import Code
 from toolbus.functions.call_options import CallOptions
-from toolbus.processes.lifeline import Lifeline
 from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, OutgoingCall, OutgoingCalls
 from toolbus.testing import running_bus
 from toolbus.tool import Limits
@@ -42,7 +45,7 @@ from toolbus.tool import Limits
 PART = PARTS["plugin"]
 CAPACITY = 10.0
 OVERLOADED = Code.OVERLOADED.value
-Spoil = Callable[[Seen], object]
+Spoil = Callable[[Recording], object]
 
 # -- what is offered -------------------------------------------------------------------------------------------------
 
@@ -62,7 +65,7 @@ def test_answers_are_the_same_after_they_were_written(tmp_path: Path) -> None:
 
 
 def test_calls_that_are_never_sent_cost_their_host_one_answer_for_all() -> None:
-    options = options_of("").parse_args(["bus", "folder", "host", "--window", "1", "--patience", "0.5"])
+    options = options_of("").parse_args(["bus", "folder", "host", "--window", "1", "--max-wait", "0.5"])
     pace = Pace(Schedule([Phase(1e6, 60.0)]), time.monotonic() - 10.0, options)
     assert pace.to_send(8) == [next(iter(pace.answers)).calls], "one may be sent; it comes after those that may not"
     (gone,) = pace.answers
@@ -73,14 +76,18 @@ def test_calls_that_are_never_sent_cost_their_host_one_answer_for_all() -> None:
 # -- each rule can fail ----------------------------------------------------------------------------------------------
 
 
-def good() -> Seen:
+CHILD: Any = None  # nothing of these tests looks at the bus's process
+
+
+def good() -> Recording:
     """Returns what a good run looks like: 2 s of calm, 4 s of load, 2 s of calm, a capacity of 10 calls a second."""
-    watch = Watch("", "", (), os.getpid())
+    watch = Watch(CHILD, "", "", ())
     watch.looks = [Look("Check ''", at / 10, 0.001, "SERVING") for at in range(80)]
     watch.looks += [Look(BYSTANDER, at / 10, 0.001, "SERVING" if at < 40 else "NOT_SERVING") for at in range(80)]
     watch.memory = [(at / 10, 90.0) for at in range(80)]
     watch.late = [(at / 10, 0.0) for at in range(80)]
-    seen = Seen(CAPACITY, (2.0, 6.0), {"host": Answers(), "modest": Answers()}, array("d"), watch, {"killed_at": 3.95})
+    answers = {"host": Answers(), "modest": Answers()}
+    seen = Recording([CAPACITY], (2.0, 6.0), answers, array("d"), watch, 3.95)
     for at in (0.0, 0.5, 1.0, 1.5, 6.0, 6.5, 7.0, 7.5):
         done(seen, at)
     for number in range(400):
@@ -90,148 +97,174 @@ def good() -> Seen:
     return seen
 
 
-def add(seen: Seen, at: float, seconds: float, code: int, hint: float = 0.0, host: str = "host") -> int:
+def add(seen: Recording, at: float, seconds: float, code: int, hint: float = 0.0, host: str = "host") -> int:
     number = sum(map(len, seen.answers.values()))
     seen.answers[host].add(Answer(number, at, at, at + seconds, code, hint))
     return number
 
 
-def done(seen: Seen, at: float, seconds: float = 0.02, host: str = "host") -> None:
+def done(seen: Recording, at: float, seconds: float = 0.02, host: str = "host") -> None:
     seen.ran.append(add(seen, at, seconds, OK, host=host))
 
 
-def refuse(seen: Seen, at: float, seconds: float = 0.001, hint: float = 0.05, host: str = "host") -> int:
+def refuse(seen: Recording, at: float, seconds: float = 0.001, hint: float = 0.05, host: str = "host") -> int:
     return add(seen, at, seconds, OVERLOADED, hint, host)
 
 
-def look(seen: Seen, what: str, at: float, said: str, seconds: float = 0.001) -> None:
-    seen.watch.looks.append(Look(what, at, seconds, said))
+def look(seen: Recording, what: str, at: float, answer: str, seconds: float = 0.001) -> None:
+    seen.watch.looks.append(Look(what, at, seconds, answer))
 
 
-def slowly(seen: Seen) -> None:
+def slowly(seen: Recording) -> None:
     """Many are done, and late."""
     for _ in range(40):
         done(seen, 4.0, 5.0)
 
 
-def unserved(seen: Seen) -> None:
+def unserved(seen: Recording) -> None:
     """Nearly nothing is done under load."""
     seen.answers["host"] = Answers()
     for number in range(400):
         refuse(seen, 2.0 + number / 100)
 
 
-def slow_health(seen: Seen) -> None:
+def slow_health(seen: Recording) -> None:
     """Many answers about health are late."""
     for _ in range(10):
         look(seen, "/healthz", 4.0, "200", 0.5)
 
 
-def slow_after(seen: Seen) -> None:
+def slow_after(seen: Recording) -> None:
     """OutgoingCalls after the load are slow."""
     for _ in range(9):
         done(seen, 7.6, 0.5)
 
 
-def never_sent(seen: Seen) -> None:
+def never_sent(seen: Recording) -> None:
     """Nearly all that was due waited in the host until it was too late."""
     seen.answers["host"] = Answers()
     for number in range(400):
         add(seen, 2.0 + number / 100, 1.0, NEVER_SENT if number % 10 else OK)
 
 
-def held_up(seen: Seen) -> None:
+def held_up(seen: Recording) -> None:
     """What the host writes waits for the bus to read it."""
     for number in range(40):
         seen.answers["host"].add(Answer(900 + number, 3.0, 3.6, 3.61, OVERLOADED, 0.05))
 
 
+def forgotten(seen: Recording) -> None:
+    """The bystander's death is never in its health."""
+    seen.watch.looks = [each for each in seen.watch.looks if each.answer != "NOT_SERVING"]
+
+
+def without(seen: Recording, code: int, begin: float, end: float = 9.0, host: str = "host") -> None:
+    """Drops the answers with a code in a time, as if those calls had never been."""
+    rest = [each for each in seen.answers[host] if each.code != code or not begin <= each.due < end]
+    seen.answers[host] = Answers()
+    for each in rest:
+        seen.answers[host].add(each)
+
+
+def unaccepted(seen: Recording) -> None:
+    """No call is accepted during the load."""
+    for host in ("host", "modest"):
+        without(seen, OK, 2.0, 6.0, host)
+
+
 BROKEN: list[tuple[str, Spoil]] = [
-    ("offered, times the capacity", lambda seen: setattr(seen, "capacity", 100.0)),
-    ("offered, times the capacity", never_sent),
-    ("the bus's work took, for the machine", lambda seen: seen.watch.turns.extend([(2.0, 1.0, 1.0), (5.0, 2.0, 5.5)])),
-    ("p99 of the refused", held_up),
-    ("p99 of the accepted", slowly),
-    ("done under load, of the capacity", unserved),
-    ("p99 of the refused", lambda seen: [refuse(seen, 3.0, 0.5) for _ in range(40)]),
+    ("accepted during the load", unaccepted),
+    ("turned away during the load", lambda seen: without(seen, OVERLOADED, 0.0)),
     ("refused without limit or hint", lambda seen: refuse(seen, 3.0, hint=0.0)),
     ("refused, and run all the same", lambda seen: seen.ran.append(refuse(seen, 3.0))),
-    ("run, and sent by nobody", lambda seen: seen.ran.append(add(seen, 3.0, 1.0, NEVER_SENT))),
-    ("run, and sent by nobody", lambda seen: seen.ran.append(10**9)),
+    ("run, and sent by no host", lambda seen: seen.ran.append(add(seen, 3.0, 1.0, NEVER_SENT))),
+    ("run, and sent by no host", lambda seen: seen.ran.append(10**9)),
     ("done, but not run once", lambda seen: seen.ran.append(seen.ran[0])),
     ("done, but not run once", lambda seen: add(seen, 3.0, 0.02, OK)),
-    ("ended in anything else", lambda seen: add(seen, 3.0, 5.0, UNANSWERED)),
-    ("ended in anything else", lambda seen: add(seen, 3.0, 0.1, Code.DEADLINE_EXCEEDED.value)),
+    ("never answered, or with another error", lambda seen: add(seen, 3.0, 5.0, UNANSWERED)),
+    ("never answered, or with another error", lambda seen: add(seen, 3.0, 0.1, Code.DEADLINE_EXCEEDED.value)),
     ("health that was false", lambda seen: look(seen, "/healthz", 4.0, "503")),
     ("health that was false", lambda seen: look(seen, "toolbus health", 4.0, "exit 3")),
+    ("health that shows a live plugin as dead", lambda seen: look(seen, BYSTANDER, 1.0, "NOT_SERVING")),
+    ("health that shows a dead plugin", forgotten),
+    ("that succeed after the load", lambda seen: without(seen, OK, 6.0)),
+    ("the bus grew during the load", lambda seen: seen.watch.memory.insert(30, (3.0, 400.0))),
+    ("the bus grew for good", lambda seen: seen.watch.memory.append((8.0, 200.0))),
+    ("the modest host's calls that succeed", lambda seen: without(seen, OK, 0.0, host="modest")),
+]
+# What depends on the pace of the machine → what makes it bad.
+SLOW: list[tuple[str, Spoil]] = [
+    ("offered, times the capacity", lambda seen: setattr(seen, "capacities", [100.0])),
+    ("offered, times the capacity", never_sent),
+    ("the bus's work took, times as long as alone", lambda seen: seen.watch.turns.extend([(2, 1, 1), (5, 2, 5.5)])),
+    ("the machine woke a metronome late, p99", lambda seen: seen.watch.late.extend([(3.0, 1.0)] * 9)),
+    ("p99 of the refused", held_up),
+    ("p99 of the refused", lambda seen: [refuse(seen, 3.0, 0.5) for _ in range(40)]),
+    ("p99 of the accepted", slowly),
+    ("done during the load, of the capacity", unserved),
     ("p99 of health", slow_health),
     ("slowest health", lambda seen: look(seen, "/healthz", 4.0, "200", 5.0)),
-    ("a plugin said to be dead that is not", lambda seen: look(seen, BYSTANDER, 1.0, "NOT_SERVING")),
-    ("a plugin's death is in its health", lambda seen: seen.notes.update(killed_at=2.0)),
-    ("the first success after the load", lambda seen: setattr(seen, "phases", (2.0, 7.9))),
-    ("that succeed in the second half of the calm", lambda seen: refuse(seen, 7.9)),
-    ("p50 then, twice that before", slow_after),
-    ("the bus grew, at the most", lambda seen: seen.watch.memory.insert(30, (3.0, 400.0))),
-    ("the bus grew, for good", lambda seen: seen.watch.memory.append((8.0, 200.0))),
-    ("the modest host's calls that succeed", lambda seen: refuse(seen, 3.1, host="modest")),
+    ("a plugin's death is in its health after", lambda seen: setattr(seen, "killed_at", 2.0)),
+    ("the first success after the load", lambda seen: setattr(seen, "phases", (2.0, 7.45))),
+    ("share that succeeds in the second half of the calm", lambda seen: refuse(seen, 7.9)),
+    ("p50 then, over that before", slow_after),
+    ("share of the modest host's calls that succeed", lambda seen: refuse(seen, 3.1, host="modest")),
     ("the modest host's p99", lambda seen: done(seen, 3.1, 9.0, host="modest")),
 ]
 
 
-def test_a_good_run_breaks_no_bound() -> None:
-    assert [verdict for verdict in judge.judge(PART, good()) if not verdict.kept] == []
+def verdicts_of(seen: Recording) -> dict[str, Verdict]:
+    return {verdict.what: verdict for verdict in judge.judge(PART, seen)}
+
+
+def test_a_good_run_breaks_no_rule() -> None:
+    assert [verdict for verdict in judge.judge(PART, good()) if not verdict.good] == []
 
 
 @pytest.mark.parametrize(("what", "spoil"), BROKEN, ids=[what for what, _ in BROKEN])
 def test_a_rule_finds_what_breaks_it(what: str, spoil: Spoil) -> None:
     seen = good()
     spoil(seen)
-    assert what in [verdict.what for verdict in judge.judge(PART, seen) if not verdict.kept]
+    assert what in [verdict.what for verdict in judge.judge(PART, seen) if not verdict.good]
 
 
-def test_every_rule_with_a_bound_is_shown_to_fail() -> None:
+def test_every_rule_is_shown_to_fail() -> None:
     assert {what for what, _ in BROKEN} == {v.what for v in judge.judge(PART, good()) if v.bound}
 
 
-def test_only_a_host_without_a_window_is_given_time_for_what_it_has_on_the_way() -> None:
+@pytest.mark.parametrize(("what", "spoil"), SLOW, ids=[what for what, _ in SLOW])
+def test_what_depends_on_the_pace_of_the_machine_is_a_figure_without_a_verdict(what: str, spoil: Spoil) -> None:
+    seen = good()
+    spoil(seen)
+    before, after = verdicts_of(good())[what], verdicts_of(seen)[what]
+    assert before.measured != after.measured
+    assert (after.good, after.bound, after.word) == (True, "", "")
+
+
+def test_every_figure_is_shown_to_change() -> None:
+    assert {what for what, _ in SLOW} | {"the capacity"} == {v.what for v in judge.judge(PART, good()) if not v.bound}
+
+
+def test_times_of_a_host_without_a_window_are_shown_apart() -> None:
     part = PARTS["bus"]
-    (rude,) = part.on_the_way
     seen = good()
-    late = judge.in_time(part, seen) + 1.0
-    seen.answers[rude] = Answers()
+    seen.answers[part.rude] = Answers()
     for number in range(100):
-        done(seen, 3.0 + number / 100, late, host=rude)
-        refuse(seen, 3.0 + number / 100, late, host=rude)
-    assert [verdict for verdict in judge.judge(part, seen) if not verdict.kept and "p99" in verdict.what] == []
-    seen.answers["host"], seen.answers[rude] = seen.answers[rude], seen.answers["host"]
-    broken = [verdict.what for verdict in judge.judge(part, seen) if not verdict.kept and "p99" in verdict.what]
-    assert broken == ["p99 of the accepted", "p99 of the refused"]
-
-
-def test_a_full_bus_may_do_less_where_it_got_less_of_a_processor_than_for_the_measure() -> None:
-    seen = good()
-    seen.watch.turns = [(2.0, 1.0, 1.0), (5.0, 2.0, 2.0)]  # it took twice as long as alone,
-    assert judge.goodput(PARTS["bus"], seen) == judge.GOODPUT / 2
-    seen.measured = [Measured(CAPACITY, 1.0), Measured(CAPACITY, 2.0)]  # and so it did before, or nearly
-    assert judge.goodput(PARTS["bus"], seen) == pytest.approx(judge.GOODPUT * 0.75)
-    assert judge.goodput(PART, seen) == judge.GOODPUT, "a plugin is full, and it is no bus"
-    seen.measured = [Measured(CAPACITY, 3.0)]
-    assert judge.goodput(PARTS["bus"], seen) == judge.GOODPUT
+        done(seen, 3.0 + number / 100, 5.0, host=part.rude)
+        refuse(seen, 3.0 + number / 100, 5.0, host=part.rude)
+    figures = {verdict.what: verdict.measured for verdict in judge.judge(part, seen)}
+    for what in ("accepted", "refused"):
+        assert figures[f"p99 of the {what}, of 'rude'"] == "5,000.0 ms"
+        assert figures[f"p99 of the {what}"] != "5,000.0 ms"
 
 
 def test_the_capacity_is_that_of_the_machine_before_and_after_the_load() -> None:
     seen = good()
-    what = "done under load, of the capacity"
-    assert [verdict.measured for verdict in judge.judge(PART, seen) if verdict.what == what] == ["1.025 ×"]
-    seen.measured = [Measured(CAPACITY, 1.0), Measured(3 * CAPACITY, 1.0)]
-    assert [verdict.measured for verdict in judge.judge(PART, seen) if verdict.what == what] == ["0.5125 ×"]
-
-
-def test_a_bus_that_got_no_processor_is_given_more_time() -> None:
-    seen = good()
-    seen.watch.turns = [(2.0, 1.0, 1.0), (5.0, 2.0, 4.0)]  # it ran for 1 s and waited for 3
-    assert seen.watch.stretch(*seen.phases) == 4.0
-    assert judge.stretched(0.05, seen) == 0.2
+    what = "done during the load, of the capacity"
+    assert verdicts_of(seen)[what].measured == "1.02 ×"
+    seen.capacities = [CAPACITY, 3 * CAPACITY]
+    assert verdicts_of(seen)[what].measured == "0.51 ×"
+    assert verdicts_of(seen)["the capacity"].measured == "10, then 30 calls/s"
 
 
 def beside(spoil: str = "") -> slow_reader.Beside:
@@ -243,39 +276,44 @@ def beside(spoil: str = "") -> slow_reader.Beside:
     if spoil == "heavy":
         seen.watch.memory.append((8.0, 200.0))
     ending = "" if spoil == "untold" else "RESOURCE_EXHAUSTED the peer reads too slowly (limit waiting_bytes)"
-    return slow_reader.Beside("host", seen, ending, 99.0 if spoil == "open" else 5.0, int(spoil == "absent"))
+    return slow_reader.Beside("host", seen, ending, math.inf if spoil == "open" else 5.0, int(spoil == "absent"))
 
 
-def test_a_slow_reader_that_costs_nobody_anything_breaks_no_bound() -> None:
-    assert [verdict for verdict in slow_reader.judge(beside()) if not verdict.kept] == []
+def test_a_slow_reader_that_costs_others_nothing_breaks_no_rule() -> None:
+    assert [verdict for verdict in slow_reader.judge(beside()) if not verdict.good] == []
 
 
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        ("late", "others' p50 beside it"),
-        ("late", "others' p99 beside it"),
         ("failed", "others' calls that failed"),
-        ("open", "closed after"),
-        ("untold", "it is told why"),
-        ("absent", "it was gone before it stopped reading"),
-        ("heavy", "the bus grew, for good"),
+        ("open", "closed by the bus"),
+        ("untold", "it learns why"),
+        ("absent", "health that shows it as gone before it stops reading"),
+        ("heavy", "the bus grew for good"),
     ],
 )
 def test_what_a_slow_reader_costs_others_is_found(spoil: str, what: str) -> None:
-    assert what in [verdict.what for verdict in slow_reader.judge(beside(spoil)) if not verdict.kept]
+    assert what in [verdict.what for verdict in slow_reader.judge(beside(spoil)) if not verdict.good]
+
+
+def test_how_much_slower_others_are_beside_a_slow_reader_is_a_figure() -> None:
+    figures = {verdict.what: verdict for verdict in slow_reader.judge(beside("late"))}
+    for name in ("p50", "p99"):
+        verdict = figures[f"others' {name} with neither, beside one that reads, beside the slow one"]
+        assert (verdict.measured, verdict.word) == ("2.0 ms, 2.0 ms, 500.0 ms: 250.00 ×", "")
 
 
 def test_the_report_shows_what_was_broken_and_the_picture_both_kinds_of_answers() -> None:
     seen = good()
     refuse(seen, 3.0, hint=0.0)
     verdicts = {"plugin": judge.judge(PART, seen)}
-    titles = {"plugin": PART.title}
-    assert "BROKEN" in str([[*column.cells] for column in table(verdicts, titles).columns])
-    page = markdown(verdicts, titles, "python -m lab.overload", "overload.svg")
+    console = Console(record=True, width=160)
+    table(verdicts).show(console)
+    assert "BROKEN" in console.export_text()
+    page = markdown(verdicts, {"plugin": PART.title}, "python -m lab.overload", "overload.svg")
     assert "| refused without limit or hint | 0 | 1 | **BROKEN** |" in page
     assert "![Latency before, during and after an overload](overload.svg)" in page
-    json.dumps(to_json(verdicts, {}, seconds=4.0))
     drawn = chart(seen, "Latency", "python -m lab.overload")
     assert drawn is not None
     picture = svg(drawn)
@@ -284,40 +322,21 @@ def test_the_report_shows_what_was_broken_and_the_picture_both_kinds_of_answers(
 
 # -- short real runs -------------------------------------------------------------------------------------------------
 
-# What a busy machine cannot spoil; the rest is a matter of `make overload`.
-CERTAIN = {
-    "refused without limit or hint",
-    "refused, and run all the same",
-    "done, but not run once",
-    "health that was false",
-    "a plugin said to be dead that is not",
-    "the bus grew, at the most",
-    "the bus grew, for good",
-}
 
-
-def test_a_plugin_that_is_offered_ten_times_what_it_takes_runs_only_what_is_accepted() -> None:
-    async def run() -> Seen:
-        with Lifeline() as lifeline, Scene(lifeline) as stage:
-            return await play(PART, stage, Plan(1.5))
-
-    seen = asyncio.run(run())
-    verdicts = {verdict.what: verdict for verdict in judge.judge(PART, seen)}
-    assert [verdicts[what] for what in sorted(CERTAIN) if not verdicts[what].kept] == []
-    refused = [answer for answer in judge.answers(seen, "load") if answer.code == OVERLOADED]
-    accepted = [answer for answer in judge.answers(seen, "load") if answer.code == OK]
+async def test_a_plugin_that_is_offered_ten_times_what_it_takes_runs_only_what_is_accepted() -> None:
+    with Stage(environment({})) as stage:
+        seen = await play(PART, stage, Plan(0.8))
+    assert [verdict for verdict in judge.judge(PART, seen) if not verdict.good] == []
+    refused = [answer for answer in seen.answers_in("load") if answer.code == OVERLOADED]
+    accepted = [answer for answer in seen.answers_in("load") if answer.code == OK]
     assert len(refused) > len(accepted) > 0
-    assert quantile([answer.seconds for answer in accepted], 0.5) < 2.0
+    assert quantile([answer.seconds for answer in accepted], 0.5) < 20.0
 
 
-def test_a_host_that_does_not_read_is_closed_and_told_why() -> None:
-    async def run() -> slow_reader.Beside:
-        with Lifeline() as lifeline, Scene(lifeline) as stage:
-            return await slow_reader.play("host", stage, 3.0)
-
-    verdicts = {verdict.what: verdict for verdict in slow_reader.judge(asyncio.run(run()))}
-    for what in ("others' calls that failed", "it is told why", "the bus grew, at the most"):
-        assert verdicts[what].kept, verdicts[what]
+async def test_a_host_that_does_not_read_is_closed_and_learns_why() -> None:
+    with Stage(environment({})) as stage:
+        beside = await slow_reader.play("host", stage, 0.6)
+    assert [verdict for verdict in slow_reader.judge(beside) if not verdict.good] == []
 
 
 def test_nothing_outlives_a_run_that_is_killed() -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from lab.soak.page import page
-from lab.soak.picture import svg
+from lab.chart import svg
+from lab.judge import Verdict, fifths, growth, slope, thinned
+from lab.soak.page import chart, page
 from lab.soak.sample import Record, Sample
-from lab.soak.tally import SAID
-from lab.soak.verdict import Finding, fifths, growth, judge, slope, thinned, warm_up
+from lab.soak.tally import LEDGER
+from lab.soak.verdict import judge, warm_up
 from tests.lab.test_chaos import started_in
 from tests.support.processes import ROOT, alive, environment, until
 
@@ -54,7 +55,7 @@ def record(samples: list[Sample]) -> Record:
     return Record(float(len(samples)), samples, before=held, after=dict(held))
 
 
-def verdict(samples: list[Sample], what: str = "memory") -> Finding:
+def verdict(samples: list[Sample], what: str = "memory") -> Verdict:
     return next(finding for finding in judge(record(samples)) if finding.what == what)
 
 
@@ -142,10 +143,9 @@ def changed(samples: list[Sample], name: str, shape: Shape) -> list[Sample]:
     [
         ("files", "files", lambda at: 40 + (at > 0.5) * 8, lambda at: 40 + int(20 * at)),
         ("threads", "threads", lambda at: 15 + (at > 0.5) * 2, lambda at: 15 + int(8 * at)),
-        ("p50_ms", "latency, p50 of the best seconds", lambda at: 2.0 + 0.5 * at, lambda at: 2.0 + 2.0 * at),
     ],
 )
-def test_files_threads_and_latency_must_not_grow(name: str, what: str, steady: Shape, growing: Shape) -> None:
+def test_files_and_threads_must_not_grow(name: str, what: str, steady: Shape, growing: Shape) -> None:
     samples = series(STEADY["flat"])
     assert verdict(changed(samples, name, steady), what).good
     assert not verdict(changed(samples, name, growing), what).good
@@ -166,35 +166,39 @@ def test_what_is_still_held_once_all_have_gone_and_each_fault_breaks_a_soak() ->
     assert [finding.what for finding in judge(good) if not finding.good] == ["faults"]
 
 
-def test_a_machine_that_is_busy_half_of_the_time_is_no_slow_bus() -> None:
+def test_how_much_slower_calls_become_is_a_figure_that_a_busy_machine_hardly_changes() -> None:
     rng = random.Random(2)
-    what = "latency, p50 of the best seconds"
+    what = "p50 of the best seconds"
 
     def busy(at: float) -> float:
         return 2.0 + rng.random() + (at > 0.4) * rng.choice((0.0, 200.0))
 
-    samples = series(STEADY["flat"])
-    assert verdict(changed(samples, "p50_ms", busy), what).good
-    assert not verdict(changed(samples, "p50_ms", lambda at: busy(at) + 3.0 * at), what).good
+    def rise(shape: Shape) -> float:
+        shown = verdict(changed(series(STEADY["flat"]), "p50_ms", shape), what)
+        assert (shown.good, shown.word) == (True, "")
+        return float(shown.measured.split()[0])
+
+    assert rise(busy) < 0.5
+    assert rise(lambda at: busy(at) + 3.0 * at) > 2.0
 
 
 def test_a_soak_without_samples_or_calls_is_not_good() -> None:
     assert not all(finding.good for finding in judge(Record(10.0)))
     silent = changed(series(STEADY["flat"]), "p50_ms", lambda at: 0.0)
-    assert not verdict(silent, "latency, p50 of the best seconds").good
+    assert not verdict(silent, "samples with calls over the stream").good
 
 
 def test_a_soak_that_left_something_out_is_not_good() -> None:
     whole = record(series(STEADY["flat"]))
     assert all(finding.good for finding in judge(whole))
     whole.never = ["watcher"]
-    assert [finding.found for finding in judge(whole) if not finding.good] == ["watcher"]
+    assert [finding.measured for finding in judge(whole) if not finding.good] == ["watcher"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 30, 1800])
 def test_a_picture_and_a_page_are_made_of_any_number_of_samples(count: int) -> None:
     samples = series(STEADY["flat"])[:count]
-    drawn = ElementTree.fromstring(svg(samples, "python -m lab.soak <&>"))
+    drawn = ElementTree.fromstring(svg(chart(samples, "python -m lab.soak <&>")))
     lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 10
     assert all(len(line.attrib["points"].split()) <= 240 for line in lines)
@@ -221,21 +225,19 @@ def outcome(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     """Returns exit code, JSON and output of a soak."""
     file = folder / "outcome.json"
     with start(folder, "--json", str(file), *words) as process:
-        said, _ = process.communicate(timeout=50)
-    return process.returncode, json.loads(file.read_text()) if file.exists() else {}, said
+        text, _ = process.communicate(timeout=50)
+    return process.returncode, json.loads(file.read_text()) if file.exists() else {}, text
 
 
 def broken(answer: dict[str, Any]) -> set[str]:
-    return {row["what"] for row in answer["verdict"] if row["verdict"] != "good"}
+    return {row["what"] for row in answer["verdict"] if row["verdict"] == "BROKEN"}
 
 
 def test_a_short_soak_sees_every_kind_of_call_and_visit_and_no_fault(tmp_path: Path) -> None:
     picture = tmp_path / "soak.svg"
-    code, answer, said = outcome(tmp_path, "--seconds", "6", "--svg", str(picture), "--write", "--pages", str(tmp_path))
-    # A busy machine opens connections for as long as six seconds last.
-    assert broken(answer) <= {"files", "threads"}, said
-    assert code == bool(broken(answer))
-    assert len(answer["samples"]) == 6
+    code, answer, text = outcome(tmp_path, "--seconds", "2", "--svg", str(picture), "--write", "--pages", str(tmp_path))
+    assert (code, broken(answer)) == (0, set()), text
+    assert len(answer["samples"]) >= 10
     done = {what.rpartition(" ")[0] for what in answer["codes"]}
     assert {"stream", "callback", "rest", "nested", "left", "task", "plugin", "broken plugin", "watcher"} <= done
     assert picture.read_text() == (tmp_path / "soak.svg").read_text()
@@ -244,13 +246,13 @@ def test_a_short_soak_sees_every_kind_of_call_and_visit_and_no_fault(tmp_path: P
 
 def test_ctrl_c_ends_a_soak_with_the_verdict_of_what_was_measured_here_that_of_a_planted_leak(tmp_path: Path) -> None:
     file = tmp_path / "outcome.json"
-    process = start(tmp_path, "--broken", "leak", "--json", str(file))
-    said = tmp_path / "logs" / SAID.format("visits")
-    until(lambda: said.exists() and said.read_text().count("\n") > 7, "seconds", 40)
+    process = start(tmp_path, "--broken", "leak", "--json", str(file), "--seconds", "30")
+    ledger = tmp_path / "logs" / LEDGER.format("visits")
+    until(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 4, "visits that leak", 50)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=40)
-    assert process.returncode == 1, told
-    assert {"files", "tools, all gone"} <= broken(json.loads(file.read_text())), told
+    text, _ = process.communicate(timeout=50)
+    assert process.returncode == 1, text
+    assert {"files", "tools, all gone"} <= broken(json.loads(file.read_text())), text
 
 
 def test_a_soak_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""The host process of a run: keeps N calls in flight on one stream and measures each of them.
+"""Keeps N calls in flight on one raw stream and measures each of them: ``python -m lab.load.stream_host ADDRESS``.
 
-Prints one line of JSON (``window.Window``) for each cell. A call's time runs from the moment it is handed to the
-writer to the moment its result's frame is read.
+Prints one line of JSON (`windows.Window`) for each cell. A call's time runs from the moment it is handed to the writer
+to the moment its result's message is read.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 
 import uvloop
 
-from lab.benchmarks import peer, window
-from lab.benchmarks.cells import Cell, options_of
+from lab.load import peer, windows
+from lab.load.windows import Cell, options_of
 
 
-async def measure(host: peer.Peer, clock: window.Clock, cell: Cell) -> window.Window:
+async def measure(host: peer.Peer, clock: windows.Clock, cell: Cell) -> windows.Window:
     """Runs one window and returns when no call of it is left."""
     in_flight = cell.in_flight
     calls = [peer.call(str(slot), slot, size=cell.size) for slot in range(in_flight)]
@@ -24,7 +24,7 @@ async def measure(host: peer.Peer, clock: window.Clock, cell: Cell) -> window.Wi
     sent_at = [now] * in_flight
     host.calls += calls
     host.flush()
-    figures: window.Window | None = None  # None until the window has closed
+    figures: windows.Window | None = None  # None until the window has closed
     pending = in_flight
     while pending:
         frame = await host.read()
@@ -34,20 +34,20 @@ async def measure(host: peer.Peer, clock: window.Clock, cell: Cell) -> window.Wi
         latencies = clock.latencies
         if begins := now >= clock.begins_at:
             clock.begin(now)
-        going_on = now < clock.ends_at
+        goes_on = now < clock.ends_at
         for result in frame.results:
             if result.is_error:
                 raise RuntimeError(f"a call failed: {result.error.message}")
             slot = int(result.call_id)
             latencies.append(now - sent_at[slot])
-            if going_on:
+            if goes_on:
                 sent_at[slot] = now
                 host.calls.append(calls[slot])
             else:
                 pending -= 1
         if begins:
-            latencies.clear()  # these were asked before
-        if going_on:
+            latencies.clear()  # these calls began before
+        if goes_on:
             host.flush()
         elif figures is None:
             figures = clock.close(now)
@@ -60,8 +60,7 @@ async def run(options: argparse.Namespace) -> None:
     host = peer.Peer(options.address)
     await host.attach("bench-host", [])
     for cell in options.cells:
-        clock = window.Clock(cell, options.warm_up, options.seconds, options.middle_pid)
-        (await measure(host, clock, cell)).print()
+        (await measure(host, windows.Clock(cell, options, options.middle_pid), cell)).print()
     await host.close()
 
 

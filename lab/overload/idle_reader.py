@@ -1,8 +1,8 @@
-"""Who does not read: ``python -m lab.overload.slow ADDRESS FOLDER NAME --kind host|plugin|watcher [--reads]``.
+"""Does not read its stream: ``python -m lab.overload.idle_reader ADDRESS FOLDER NAME --kind host|plugin|watcher``.
 
-It attaches, waits for its word to begin and then reads no more, while megabytes are sent to it. Told to end, it reads
-what is left and prints how its stream had ended. Those who send so much to it are peers of this process, too. With
-``--reads`` it reads all the time, so that what the megabytes cost can be told from what it costs that nobody reads.
+It attaches, waits for the file that lets it begin and then reads no more, while megabytes are sent to it. After SIGTERM
+it reads what is left and prints how its stream had ended. The peers that send so much to it are in this process, too.
+With ``--reads`` it reads all the time, so that the cost of the megabytes can be told from that of nobody reading them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable, Coroutine
 
 import grpc
 import uvloop
 
-from lab.benchmarks import peer
-from lab.overload.pace import BEAT_SECONDS, options_of, told
+from lab.load import peer
+from lab.load.schedule import BEAT_SECONDS, options_of, wait_to_begin
+from lab.stage import stop_event
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -27,6 +27,8 @@ IN_FLIGHT = 32  # of those who feed it
 MAX_CALLS = 150  # 150 MB, more than twice what may wait for a session
 DESCRIPTION_BYTES = 10_000
 TOOLS = 100  # of the source that changes all of them over and over
+
+END_SECONDS = 20.0  # in which a stream that the bus has closed is read to its end
 
 Flood = Callable[[], Coroutine[None, None, None]]
 
@@ -101,9 +103,9 @@ async def as_watcher(address: str, slow: peer.Peer, name: str) -> Flood:
 KINDS = {"host": as_host, "plugin": as_plugin, "watcher": as_watcher}
 
 
-async def _keep_up(slow: peer.Peer, word: asyncio.Future[str]) -> None:
-    """Reads until the word to begin, so that heartbeats are answered, and one frame after it."""
-    while await slow.read() is not None and not word.done():
+async def _keep_up(slow: peer.Peer, beginning: asyncio.Future[str]) -> None:
+    """Reads until it may begin, so that heartbeats are answered, and one message after that."""
+    while await slow.read() is not None and not beginning.done():
         pass
 
 
@@ -113,20 +115,20 @@ async def _ending(slow: peer.Peer, reading: asyncio.Task[None]) -> str:
     It writes nothing meanwhile: a write to a stream that has ended hides in grpc why it has (grpc issue 36066).
     """
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(END_SECONDS):
             await reading
             while await slow.read(echo=False) is not None:
                 pass
-    except grpc.aio.AioRpcError as problem:
-        return f"{problem.code().name} {problem.details()}"
+    except grpc.aio.AioRpcError as error:
+        return f"{error.code().name} {error.details()}"
     except TimeoutError:
         return "OPEN"
     return "OK"
 
 
-async def _until(told_to_end: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+async def _until(stops: asyncio.Event, work: Coroutine[None, None, None]) -> None:
     working = asyncio.create_task(work)
-    await told_to_end.wait()
+    await stops.wait()
     working.cancel()
     with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
         await working
@@ -134,20 +136,19 @@ async def _until(told_to_end: asyncio.Event, work: Coroutine[None, None, None]) 
 
 async def run(options: argparse.Namespace) -> None:
     """Attaches, does not read, and says how that ended."""
-    told_to_end = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
+    stops = stop_event()
     slow = peer.Peer(options.address, own_connection=True)
     flood = await KINDS[options.kind](options.address, slow, options.name)
-    word = asyncio.ensure_future(told(options))
-    reading = asyncio.create_task(_keep_up(slow, word))
-    await word
+    beginning = asyncio.ensure_future(wait_to_begin(options))
+    reading = asyncio.create_task(_keep_up(slow, beginning))
+    await beginning
     flooding = asyncio.create_task(flood())
     if options.reads:
         await reading
-        await _until(told_to_end, _answer(slow, "1"))
+        await _until(stops, _answer(slow, "1"))
         print("OK", flush=True)
     else:
-        await told_to_end.wait()
+        await stops.wait()
         print(await _ending(slow, reading), flush=True)
     flooding.cancel()
     with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):

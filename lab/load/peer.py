@@ -1,6 +1,6 @@
-"""A raw peer of the bus: generated stubs, one stream, one coalescing writer; no SDK.
+"""Attaches to a bus as a raw peer: generated stubs, one stream, one coalescing writer; no SDK.
 
-The load generators and the fault measurements use it, so that what they show is the middle and not an SDK.
+Load generators use it, so that what they show is the bus and not an SDK.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import grpc
 
-from lab.benchmarks import workload
+from lab.load import workload
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 from toolbus.v1 import tool_pb2 as pb
 
 SLICE = 128  # items a message, as the protocol asks of every writer
 SLICE_BYTES = 1 << 20  # and so many bytes, unless one item has more
+HALF_CLOSE_LOOK_SECONDS = 0.01
 
 
 class Peer:
@@ -83,6 +84,12 @@ class Peer:
         del self.calls[:most], self.results[:most], self.cancels[:most]
         self._echo = None
         return request
+
+    async def half_close(self) -> None:
+        """Ends this side of the stream, once nothing waits any more."""
+        while self.calls or self.results or self.cancels:
+            await asyncio.sleep(HALF_CLOSE_LOOK_SECONDS)
+        await self._stream.done_writing()
 
     async def close(self) -> None:
         """Closes the connection."""

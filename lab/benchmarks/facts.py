@@ -1,19 +1,55 @@
-"""Facts that belong together: a table whose lines are measured in turns, so that a busy machine meets all of them."""
+"""Holds measured facts, and measures the lines of a table in turns, so that a busy machine slows all of them."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from lab.benchmarks.fact import Fact
-
 Column: TypeAlias = tuple[str, str]
-"""What a column tells, and its unit."""
+"""What a column shows, and its unit."""
 Measured: TypeAlias = Mapping[Column, Sequence[float]]
 Line: TypeAlias = Callable[[], Awaitable[Measured]]
 """Measures one line for one round, all of it made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact: every sample taken, in one unit.
+
+    Attributes:
+        name: what measures it.
+        aim: the most that a sample should be; None: it has no aim.
+        table, line: the table that it is a cell of, and its line there; its sentence heads the column. A fact without a
+            table has a line of its own among all others.
+    """
+
+    name: str
+    sentence: str
+    unit: str
+    aim: float | None
+    samples: tuple[float, ...]
+    table: str = ""
+    line: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name while it is being measured."""
+        return f"{self.name}, {self.line}: {self.sentence}" if self.table else self.name
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def best(self) -> float:
+        return min(self.samples)
+
+    @property
+    def worst(self) -> float:
+        return max(self.samples)
 
 
 async def measured(name: str, title: str, lines: Mapping[str, Line], rounds: int) -> tuple[Fact, ...]:
@@ -22,15 +58,17 @@ async def measured(name: str, title: str, lines: Mapping[str, Line], rounds: int
     for number in range(rounds):
         turn = number % len(lines)  # each round begins with another line, so that none always follows the same one
         for line in (*[*lines][turn:], *[*lines][:turn]):
-            for column, seen in (await lines[line]()).items():
-                samples.setdefault((line, column), []).extend(seen)
+            for column, figures in (await lines[line]()).items():
+                samples.setdefault((line, column), []).extend(figures)
     order = [*lines]
-    found = sorted(samples.items(), key=lambda each: order.index(each[0][0]))
-    return tuple(Fact(name, sentence, unit, None, tuple(seen), title, line) for (line, (sentence, unit)), seen in found)
+    cells = sorted(samples.items(), key=lambda each: order.index(each[0][0]))
+    return tuple(
+        Fact(name, sentence, unit, None, tuple(figures), title, line) for (line, (sentence, unit)), figures in cells
+    )
 
 
 def compared(facts: Sequence[Fact], to: str, sentence: str) -> tuple[Fact, ...]:
-    """Returns facts, and behind each how often as large it is as that of the line `to`, sample by sample."""
+    """Returns facts, and behind each its ratio to that of the line `to`, sample by sample."""
     base = next(fact for fact in facts if fact.line == to)
     both: list[Fact] = []
     for fact in facts:
@@ -50,7 +88,7 @@ def milliseconds(do: Callable[[], object], times: int) -> list[float]:
 
 
 async def microseconds(do: Callable[[int], Awaitable[object]], times: int) -> float:
-    """Returns how long one of so many takes, given its number, in the middle of them."""
+    """Returns the median time of one of so many, each of which gets its number."""
     samples = []
     for number in range(times):
         began_at = time.perf_counter()

@@ -1,0 +1,159 @@
+"""Offers the workload's tool and answers its calls: ``python -m lab.load.plugin ADDRESS [--way sdk|raw|callback]``.
+
+``sdk`` is a plugin as authors write them; its calls take ``--work`` seconds and it takes ``--room`` of them at once.
+``raw`` answers at once and costs next to nothing, so that the bus is what is full. ``callback`` answers over HTTP;
+ADDRESS is the URL of a bus, or ``-`` where its callers know the URL. Each prints ``attached`` when its tool is offered,
+the last with ``http=URL``. With ``--ledger FILE`` the numbers of the calls that it ran are in the file after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from array import array
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from lab.ledger import write_numbers
+from lab.load import peer, workload
+from lab.load.callbacks import answer_at_once, declaration, register_at, serve_callbacks, workload_response
+from lab.stage import stop_event
+from toolbus.sdk import Plugin
+from toolbus.v1 import tool_pb2 as pb
+
+_NOTE = '"note":"'
+
+
+class Ran:
+    """The numbers of the calls that were run, in a file once the process is terminated."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._numbers = array("d")
+        self.stops = stop_event()
+
+    def add(self, note: str) -> None:
+        """Notes a call; those of a measurement have no number."""
+        if note:
+            self._numbers.append(float(note))
+
+    def write(self) -> None:
+        if self._file is not None:
+            write_numbers(self._file, self._numbers)
+
+
+async def by_sdk(options: argparse.Namespace, ran: Ran) -> None:
+    """Runs calls as a plugin of an author does."""
+    plugin = Plugin(options.source, address=options.address, max_in_flight=options.room)
+
+    @plugin.tool(name=options.tool, description=workload.DESCRIPTION)
+    async def run(place: str, days: int, note: str = "") -> dict[str, object]:
+        ran.add(note)
+        await asyncio.sleep(options.work)
+        return await workload.forecast(place, days, note)
+
+    async with plugin:
+        await plugin.ready()
+        print("attached", flush=True)
+        await ran.stops.wait()
+
+
+async def hold_by_sdk(options: argparse.Namespace, ran: Ran) -> None:
+    """Takes calls and never answers.
+
+    A call prints ``started``, and ``cancelled`` with the moment (``time.monotonic_ns``, one clock for the whole
+    machine) at which its handler is cancelled.
+    """
+    plugin = Plugin(options.source, address=options.address)
+
+    @plugin.tool(name=options.tool, description="Waits until it is cancelled.")
+    async def hold() -> None:
+        print("started", flush=True)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            print(f"cancelled {time.monotonic_ns()}", flush=True)
+            raise
+
+    async with plugin:
+        await ran.stops.wait()
+
+
+async def by_stream(options: argparse.Namespace, ran: Ran) -> None:
+    """Answers at once; with ``--hold N`` never answers, and prints ``held`` once it holds N calls."""
+    plugin = peer.Peer(options.address)
+    await plugin.attach(options.source, [peer.tool(options.tool)])
+    print("attached", flush=True)
+
+    async def answer() -> None:
+        held = 0
+        while (frame := await plugin.read()) is not None:
+            if not frame.calls:
+                continue
+            if options.hold:
+                held += len(frame.calls)
+                if held >= options.hold:
+                    print("held", flush=True)
+                continue
+            if options.ledger:
+                for call in frame.calls:
+                    ran.add(call.arguments_json.partition(_NOTE)[2].partition('"')[0])
+            plugin.results += [
+                pb.ToolResult(call_id=call.call_id, output_json=workload.OUTPUT_JSON) for call in frame.calls
+            ]
+            plugin.flush()
+
+    answering = asyncio.create_task(answer())
+    await asyncio.wait([answering, asyncio.create_task(ran.stops.wait())], return_when=asyncio.FIRST_COMPLETED)
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
+    await plugin.close()
+
+
+async def by_callback(options: argparse.Namespace, ran: Ran) -> None:
+    """Runs calls that come over HTTP."""
+
+    async def run(request: web.Request) -> web.Response:
+        ran.add((await request.json())["arguments"].get("note", ""))
+        await asyncio.sleep(options.work)
+        return workload_response()
+
+    url, runner = await serve_callbacks(run if options.work else answer_at_once)
+    if options.address != "-":
+        await register_at(options.address, declaration(url, options.tool, options.source))
+    print(f"attached http={url}", flush=True)
+    await ran.stops.wait()
+    await runner.cleanup()
+
+
+WAYS = {"sdk": by_sdk, "hold": hold_by_sdk, "raw": by_stream, "callback": by_callback}
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Serves until the process is terminated."""
+    ran = Ran(options.ledger)
+    try:
+        await WAYS[options.way](options, ran)
+    finally:
+        ran.write()
+
+
+def main() -> None:
+    """Reads the command line and serves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--way", choices=tuple(WAYS), default="raw")
+    parser.add_argument("--source", default="bench-plugin")
+    parser.add_argument("--tool", default=workload.TOOL_NAME)
+    parser.add_argument("--work", type=float, default=0.0, help="seconds that a call takes")
+    parser.add_argument("--room", type=int, default=8, help="calls that it takes at once")
+    parser.add_argument("--hold", type=int, default=0, metavar="N", help="never answer; print `held` at N calls")
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="write the numbers of the calls there")
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Measures a closed loop: so many calls in flight for so long, one cell after another, each printed as a line of JSON.
+
+Knows no bus: rivals' hosts, which run in environments without toolbus, use it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from lab.load import workload
+
+MAX_IN_FLIGHT = workload.MAX_IN_FLIGHT
+MAX_BYTES = 1_000_000  # of one call's arguments: what NATS and the bus take by default, with a little to spare
+MAX_BYTES_IN_FLIGHT = 64_000_000  # what the bus holds for one source, and what a small machine holds several times
+MIN_CALLS = 8  # of a window, which goes on until it has them
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """So many calls in flight with arguments of such a size.
+
+    Attributes:
+        size: bytes of arguments; 0 means about 30, as small as they come.
+    """
+
+    in_flight: int
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.in_flight}x{self.size}"
+
+    @property
+    def title(self) -> str:
+        """Names it for a person."""
+        return f"{self.in_flight} in flight" + (f", {size_title(self.size)}" if self.size else "")
+
+    def is_within(self, other: Cell) -> bool:
+        """Whether the other needs at least as much in every way, so that who fails here will fail there."""
+        return self.in_flight <= other.in_flight and self.size <= other.size
+
+
+def cells(in_flight: Iterable[int], sizes: Iterable[int]) -> tuple[Cell, ...]:
+    """Returns the cells of a run, small arguments first, without those that would fill the memory."""
+    levels = tuple(in_flight)
+    every = (Cell(level, size) for size in sizes for level in levels)
+    return tuple(cell for cell in every if cell.in_flight * cell.size <= MAX_BYTES_IN_FLIGHT)
+
+
+def size_title(size: int) -> str:
+    """Names a size of arguments for a person."""
+    if not size:
+        return "small"
+    for unit, name in ((1_000_000, "MB"), (1_000, "kB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} B"
+
+
+def read_cells(text: str) -> list[Cell]:
+    """Reads cells that ``str`` wrote, with commas between."""
+    return [Cell(*map(int, each.split("x"))) for each in text.split(",")]
+
+
+def options_of(description: str | None) -> argparse.ArgumentParser:
+    """Returns the command line of every load generator."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("address")
+    parser.add_argument("--middle-pid", type=int, default=0, help="whose CPU time is charged; 0: this process's")
+    parser.add_argument("--cells", type=read_cells, default=[Cell(1), Cell(16), Cell(64), Cell(512)])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--warm-up", type=float, default=0.5)
+    return parser
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Figures of one contestant in one cell, from one run."""
+
+    in_flight: int
+    calls_per_second: float
+    p50_us: float
+    p99_us: float
+    middle_cpu_us: float  # CPU time of the middle process for each call
+    size: int = 0  # bytes of arguments, as in `Cell`
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.in_flight, self.size)
+
+    def print(self) -> None:
+        """Hands the figures to the process that reads our standard output."""
+        print(json.dumps(asdict(self)), flush=True)
+
+
+Ask = Callable[[int], Awaitable[None]]
+"""Makes one call, given the number of its task, and returns when it is answered."""
+Prepare = Callable[[Sequence[str]], Ask]
+"""Prepares calls with these arguments, one text for each task."""
+
+
+class Clock:
+    """Measures one window: warm-up, then the calls that end before its end.
+
+    Args:
+        middle_pid: the process whose CPU time is charged to the calls; 0 is this one.
+    """
+
+    def __init__(self, cell: Cell, options: argparse.Namespace, middle_pid: int) -> None:
+        self._cell = cell
+        self._nanoseconds = int(options.seconds * 1e9)
+        self._middle = psutil.Process(middle_pid or None)
+        self.latencies: list[int] = []  # nanoseconds, of the window only
+        self._cpu = 0.0  # CPU seconds of the middle when the window began
+        self.begins_at = time.perf_counter_ns() + int(options.warm_up * 1e9)
+        self.ends_at = self.begins_at + self._nanoseconds
+        self._began_at = 0  # 0 during the warm-up
+
+    def _cpu_seconds(self) -> float:
+        times = self._middle.cpu_times()
+        return float(times.user + times.system)
+
+    def begin(self, now: int) -> None:
+        """Ends the warm-up: earlier latencies do not count. A contestant that answers late gets a whole window, too."""
+        self.latencies.clear()
+        self._cpu = self._cpu_seconds()
+        self._began_at = now
+        self.ends_at = now + self._nanoseconds
+        self.begins_at = self.ends_at * 2  # never again
+
+    def close(self, now: int) -> Window:
+        """Returns the figures; ``now`` is when the last call of the window ended."""
+        spent = self._cpu_seconds() - self._cpu
+        if not self.latencies or not self._began_at:
+            raise RuntimeError("no call ended in the window: make it longer (--seconds)")
+        ordered = sorted(self.latencies)
+        count = len(ordered)
+        return Window(
+            in_flight=self._cell.in_flight,
+            size=self._cell.size,
+            calls_per_second=count / ((now - self._began_at) / 1e9),
+            p50_us=workload.quantile(ordered, 0.5) / 1e3,
+            p99_us=workload.quantile(ordered, 0.99) / 1e3,
+            middle_cpu_us=spent / count * 1e6,
+        )
+
+
+async def keep_calling(ask: Ask, clock: Clock, in_flight: int) -> Window:
+    """Runs one window: as many tasks as calls in flight, each calling again as soon as it is answered."""
+    figures: list[Window] = []  # the first call that ends after the window closes it
+
+    async def call_again(slot: int) -> None:
+        while not figures:
+            began_at = time.perf_counter_ns()
+            await ask(slot)
+            now = time.perf_counter_ns()
+            clock.latencies.append(now - began_at)
+            if now >= clock.begins_at:
+                clock.begin(now)
+            elif now >= clock.ends_at and len(clock.latencies) >= MIN_CALLS and not figures:
+                figures.append(clock.close(now))
+
+    await asyncio.gather(*(call_again(slot) for slot in range(in_flight)))
+    return figures[0]
+
+
+async def run_cells(prepare: Prepare, options: argparse.Namespace, middle_pid: int) -> None:
+    """Runs a window for each cell of a load generator's command line and prints its figures."""
+    for cell in options.cells:
+        ask = prepare([workload.arguments_json(slot, cell.size) for slot in range(cell.in_flight)])
+        (await keep_calling(ask, Clock(cell, options, middle_pid), cell.in_flight)).print()

@@ -1,0 +1,234 @@
+"""Plays one kind of overload: a bus with its plugins and hosts, calm, load and calm again, and what all of them saw."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+import os
+import signal
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.ledger import Answer, Answers, read_numbers
+from lab.load.schedule import BEGIN, LAST_ANSWER_SECONDS, Phase, Schedule
+from lab.load.windows import Cell
+from lab.overload.watch import GROWTH_MIB, Watch
+from lab.stage import Child, ChildFailed, Stage
+
+TIMES = 10  # the capacity, which are offered
+HEAD_START = 0.3  # from the schedules until the first call is due
+CALM_SHARE = 0.25  # of the capacity, before and after
+MAX_WAIT = 1.0  # of calls in the windows of hosts
+MEASURE_SECONDS = 1.5
+BYSTANDER = "bystander"  # a plugin that is killed in the middle of the load
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long the load lasts, and the calm before and after it."""
+
+    seconds: float
+
+    @property
+    def calm(self) -> float:
+        """Seconds of calm on either side."""
+        return max(0.3, min(5.0, self.seconds / 4))
+
+    @property
+    def measure(self) -> float:
+        """The share of the usual length for which a capacity is measured, less in a short run."""
+        return min(1.0, self.seconds / 5)
+
+    def schedule(self, capacity: float, share: float = 1.0) -> Schedule:
+        """Returns one host's share of calm, load and calm."""
+        calm = Phase(capacity * CALM_SHARE * share, self.calm)
+        after = Phase(calm.rate, self.calm + MAX_WAIT)
+        return Schedule([calm, Phase(capacity * TIMES * share, self.seconds), after])
+
+
+@dataclass(slots=True)
+class Recording:
+    """What was seen of one part.
+
+    Attributes:
+        capacities: calls a second that were measured in the same run: before the load, and for some parts after it.
+        phases: when calm ends, and when the load ends.
+        answers: by host.
+        ran: the numbers of the calls that plugins ran.
+        killed_at: when the bystander was killed.
+    """
+
+    capacities: list[float]
+    phases: tuple[float, float]
+    answers: dict[str, Answers]
+    ran: array[float]
+    watch: Watch
+    killed_at: float = math.nan
+
+    @property
+    def capacity(self) -> float:
+        """The mean of what was measured: a machine may be half as fast in another minute."""
+        return statistics.fmean(self.capacities)
+
+    @property
+    def every_answer(self) -> Iterator[Answer]:
+        """The answers of all hosts."""
+        return (answer for answers in self.answers.values() for answer in answers)
+
+    def answers_in(self, phase: str, hosts: Sequence[str] | None = None) -> Iterator[Answer]:
+        """Yields the answers to calls that were due ``before``, during the ``load`` or ``after`` it.
+
+        Args:
+            hosts: whose answers count; None for those of all.
+        """
+        calm, loaded = self.phases
+        low, high = {"before": (0.0, calm), "load": (calm, loaded), "after": (loaded, math.inf)}[phase]
+        counted = [answers for host, answers in self.answers.items() if hosts is None or host in hosts]
+        return (answer for answers in counted for answer in answers if low <= answer.due < high)
+
+
+class Run:
+    """A bus that is ready, and the plugins and hosts that were started beside it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.folder = Path(stage.folder())
+        self.bus, self.grpc, self.http = stage.bus(http="127.0.0.1:0")
+        self.hosts: dict[str, Child] = {}
+        self.plugins: dict[str, Child] = {}
+        self._measure: Callable[[], float] | None = None  # how the capacity was measured
+
+    def plugin(self, source: str = "tools", *more: str, way: str = "sdk") -> Child:
+        """Starts a plugin and waits until its tool is offered."""
+        ledger = ("--ledger", str(self.folder / f"{source}.ran"))
+        to = self.http if way == "callback" else self.grpc
+        child = self.stage.module("load.plugin", to, "--way", way, "--source", source, *ledger, *more)
+        child.line()
+        self.plugins[source] = child
+        return child
+
+    def start_hosts(self, hosts: Mapping[str, Sequence[str]], way: str = "stream") -> None:
+        """Starts hosts, by name with their options, and waits until all of them could call."""
+        to = self.http if way == "rest" else self.grpc
+        for name, more in hosts.items():
+            place = ("--place", str(len(self.hosts)))
+            arguments = (way, to, str(self.folder), name, *place, *more)
+            self.hosts[name] = self.stage.module("overload.hosts", *arguments)
+        for name in hosts:
+            self.hosts[name].line()
+
+    def capacity(self, in_flight: int, seconds: float, way: str = "stream", hosts: int = 1) -> float:
+        """Measures how many calls a second are answered with so many in flight, hosts being as fast as they can.
+
+        Args:
+            in_flight: of each host.
+            hosts: how many call at once, each in a process of its own.
+        """
+        self._measure = functools.partial(self._capacity, in_flight, seconds, way, hosts)
+        return self._measure()
+
+    def capacity_again(self) -> list[float]:
+        """Measures the capacity as it was measured last."""
+        return [self._measure()] if self._measure else []
+
+    def _capacity(self, in_flight: int, seconds: float, way: str, hosts: int) -> float:
+        program = ("load.rest_host", "invoke", self.http) if way == "rest" else ("load.stream_host", self.grpc)
+        window = ("--cells", str(Cell(in_flight)), "--seconds", str(seconds), "--warm-up", str(min(0.5, seconds / 3)))
+        children = [self.stage.module(*program, *window, "--middle-pid", str(self.bus.pid)) for _ in range(hosts)]
+        return sum(float(json.loads(child.line())["calls_per_second"]) for child in children)
+
+    def begin(self, schedules: Mapping[str, Schedule]) -> float:
+        """Gives every host its schedule; returns when they begin."""
+        at = time.monotonic() + HEAD_START
+        for name, schedule in schedules.items():
+            self.let_begin(name, f"{at} {schedule}")
+        return at
+
+    def let_begin(self, name: str, text: str = "") -> None:
+        """Writes the file that a program waits for."""
+        part = self.folder / f"{name}.part"
+        part.write_text(text)
+        part.rename(self.folder / f"{name}.{BEGIN}")
+
+    async def answers(self, seconds: float) -> dict[str, Answers]:
+        """Waits until every host has written down its answers."""
+        files = {name: self.folder / f"{name}.answers" for name in self.hosts}
+        ends_at = time.monotonic() + 2 * seconds + HEAD_START + 3 * LAST_ANSWER_SECONDS
+        while missing := [name for name, file in files.items() if not file.exists()]:
+            for name in missing:
+                host = self.hosts[name]
+                if (host.has_ended and not files[name].exists()) or time.monotonic() > ends_at:
+                    raise ChildFailed(f"{name} wrote down no answers. {host.errors()}")
+            await asyncio.sleep(0.02)
+        return {name: Answers.read(file) for name, file in files.items()}
+
+    def ran(self) -> array[float]:
+        """Ends the plugins and returns what they ran."""
+        numbers = array("d")
+        for source, child in self.plugins.items():
+            child.end()
+            numbers.extend(read_numbers(self.folder / f"{source}.ran"))
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kind of overload.
+
+    Attributes:
+        set_up: starts plugins and hosts; returns the capacity and the schedule of each host.
+        waits_in_hosts: whether calls wait in the windows of their hosts, so that those never sent are offered, too.
+        fills_bus: whether it is the bus that is full, and not a plugin: then its capacity is measured again afterwards.
+        rude: the host that keeps to no window, whose times are shown apart.
+        on_sdk: whether a host on the SDK calls, whose calls may run out of time between two attempts.
+    """
+
+    name: str
+    title: str
+    set_up: Callable[[Run, Plan], tuple[float, dict[str, Schedule]]]
+    waits_in_hosts: bool = False
+    fills_bus: bool = False
+    rude: str = ""
+    on_sdk: bool = False
+
+
+async def play(part: Part, stage: Stage, plan: Plan) -> Recording:
+    """Plays calm, load and calm, watches the bus meanwhile, and returns what was seen."""
+    run = await asyncio.to_thread(Run, stage)
+    bystander = stage.module("load.plugin", run.grpc, "--source", BYSTANDER, "--tool", BYSTANDER)
+    capacity, schedules = await asyncio.to_thread(part.set_up, run, plan)
+    await asyncio.to_thread(bystander.line)
+    watch = Watch(run.bus, run.grpc, run.http, (*run.plugins, BYSTANDER))
+    async with watch.running():
+        watch.began_at = run.begin(schedules)
+        killing = asyncio.create_task(_kill(bystander, watch, plan.calm + plan.seconds / 2))
+        answers = await run.answers(plan.seconds + 2 * plan.calm + MAX_WAIT)
+        killed_at = await killing
+        await watch.settled(GROWTH_MIB)
+        await _until_noticed(watch)
+    again = await asyncio.to_thread(run.capacity_again) if part.fills_bus else []
+    ran = await asyncio.to_thread(run.ran)
+    phases = (plan.calm, plan.calm + plan.seconds)
+    return Recording([capacity, *again], phases, answers, ran, watch, killed_at)
+
+
+async def _kill(bystander: Child, watch: Watch, at: float) -> float:
+    await asyncio.sleep(at - watch.now)
+    moment = watch.now
+    os.kill(bystander.pid, signal.SIGKILL)
+    return moment
+
+
+async def _until_noticed(watch: Watch, seconds: float = 30.0) -> None:
+    """Waits until health has shown the bystander's death; one that it never shows is judged."""
+    ends_at = watch.now + seconds
+    while watch.now < ends_at and not any(
+        BYSTANDER in look.what and look.answer == "NOT_SERVING" for look in watch.looks
+    ):
+        await asyncio.sleep(0.02)
