@@ -29,16 +29,16 @@ test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" c
 crash: $(VENV)/dev.stamp ## kill a bus 100 times during registrations (TOOLBUS_KILLS=1000 for more)
 	@TOOLBUS_KILLS=$${TOOLBUS_KILLS:-100} $(BIN)/python -m pytest -s tests/faults/test_persisted_kills.py $(ARGS)
 
-chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60" repeats a run)
+chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60")
 	@exec $(BIN)/python -m lab.chaos $(ARGS)
 
 soak: $(VENV)/dev.stamp ## keep a bus busy for 30 minutes; its memory must not grow (ARGS="--minutes 5 --svg soak.svg")
 	@exec $(BIN)/python -m lab.soak $(ARGS)
 
-overload: $(VENV)/bench.stamp ## offer ten times the capacity for a minute, in every part (ARGS="--part plugin --seconds 5" is quick)
+overload: $(VENV)/bench.stamp ## offer ten times the capacity for a minute, in every part (ARGS="--part plugin --seconds 5")
 	@exec $(BIN)/python -m lab.overload $(ARGS)
 
-fuzz: $(VENV)/dev.stamp ## search every entrance for inputs that break a promise, 10 minutes in all (ARGS="--seconds 3600 frames")
+fuzz: $(VENV)/dev.stamp ## search all inputs for some that break a promise, for 10 minutes (ARGS="--seconds 3600 frames")
 	@exec $(BIN)/python -m lab.fuzz $(ARGS)
 
 lint: $(VENV)/dev.stamp ## check style and format of Python and proto
@@ -67,7 +67,7 @@ coverage: $(VENV)/dev.stamp ## run the tests and report the branch coverage of t
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --cov --cov-report= $(ARGS)
 	@$(BIN)/coverage report
 
-bench: $(VENV)/bench.stamp ## measure calls and faults beside a bare relay and NATS (ARGS=rivals: beside all others; growth, gateway, hosts, dropin)
+bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, hosts or dropin)
 	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
 
 docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a broken link or anchor fails

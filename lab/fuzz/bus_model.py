@@ -1,7 +1,6 @@
-"""The core of a bus among streams that an input drives, with books beside it: what was asked, answered, handed over.
+"""Drives the core of a bus by streams of an input, with books beside it: what was called, answered and handed over.
 
-The streams are those of tests/core_model.py: real sessions in a shell without a socket. Two of them are bystanders
-that no input can touch, with a call in flight between them.
+Two of the streams are bystanders that no input can touch, with a call in flight between them.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from lab.fuzz.core import CoreOnAClock, StreamDouble
 from lab.fuzz.target import hold
-from tests.support.core_model import Core, KeeperDouble, StreamDouble, tool
+from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.tripwire import Tripwire
+from toolbus.bus.tasks.task_caller import TaskCaller
 from toolbus.session import FRAME_ITEMS, Pool, State
-from toolbus.tool import KIB, Limits
+from toolbus.tool import KIB, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -44,7 +45,7 @@ MAX_SECONDS = 200.0  # that an input may let pass: the bystanders' call takes up
 class Stream(StreamDouble):
     """A stream that counts what goes in and what comes out."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreOnAClock) -> None:
         super().__init__(core)
         self.in_flight: Counter[str] = Counter()  # calls that reached the dispatcher, by the caller's id
         self.answered: Counter[str] = Counter()  # their results, as written
@@ -97,20 +98,45 @@ class Stream(StreamDouble):
         return self.status is None or self.status[0] == "OK"
 
 
+class Keeper:
+    """Adopts calls that go on in the background, as long as it has room."""
+
+    def __init__(self, core: CoreOnAClock, room: int) -> None:
+        self._core = core
+        self._room = room
+        self.callers: list[TaskCaller] = []  # of the calls that it adopted
+        core.dispatcher.background = self
+
+    def adopt(self, call: Call, now: float, cancel: object) -> tuple[TaskCaller, str, Result] | None:
+        if sum(len(caller.in_flight) for caller in self.callers) >= self._room:
+            return None
+        self.callers.append(TaskCaller(call.caller.source, call.caller.budget, lambda call_id, result: None))
+        task_id = f"task{len(self.callers)}"
+        return self.callers[-1], task_id, Result(call.call_id, f'{{"task_id":"{task_id}"}}')
+
+    def cancel(self) -> None:
+        """Cancels the calls in flight."""
+        for caller in self.callers:
+            cancels = [pb.ToolCancel(call_id=call_id) for call_id in caller.in_flight]
+            self._core.dispatcher.cancels(caller, cancels, self._core.now)
+
+
 class BusModel:
     """One bus, the streams of an input and two bystanders."""
 
     def __init__(self) -> None:
-        self.core = Core(("default", "other"), limits=LIMITS, denied=frozenset({"silent"}), untrusted=["guarded"])
+        self.core = CoreOnAClock(
+            ("default", "other"), limits=LIMITS, denied=frozenset({"silent"}), untrusted=["guarded"]
+        )
         self.core.dispatcher.tripwire = Tripwire()
-        self.keeper = KeeperDouble(self.core, room=2)
+        self.keeper = Keeper(self.core, room=2)
         self.pool = Pool(256 * KIB)
         self.streams: list[Stream] = []
         self.began = self.core.now
         self._dispatch = self.core.dispatcher.calls
         self.core.dispatcher.calls = self._count_and_dispatch  # type: ignore[method-assign]  # the one way in
         self.host, self.plugin = self.stream(), self.stream()
-        self.plugin.attach("bystander", tool("steady"), token=BOUND)
+        self.plugin.attach("bystander", Tool("steady"), token=BOUND)
         self.host.attach("bystander.host", token=BOUND)
         self.host.send(calls=[pb.ToolCall(call_id="mine", name="steady", timeout_seconds=300.0)])
         for bystander in (self.host, self.plugin):
@@ -146,20 +172,23 @@ class BusModel:
         """Holds the books against each other; after every step."""
         for stream in self.streams:
             stream.settle()
-        peers: list[Any] = [*(stream.peer for stream in self.streams), self.keeper.peer]
+        peers: list[Any] = [*(stream.peer for stream in self.streams)]
         calls = [call for peer in peers for call in peer.pending.values()]
         active = {id(call) for call in calls if call.active}
         dispatcher = self.core.dispatcher
-        hold(active == {id(call) for peer in peers for call in peer.in_flight.values()}, "owed and asked calls differ")
+        hold(
+            active == {id(call) for peer in [*peers, *self.keeper.callers] for call in peer.in_flight.values()},
+            "pending calls and calls in flight differ",
+        )
         hold(dispatcher.held_bytes == sum(call.size for call in calls), "held bytes are not those of the calls held")
         hold(dispatcher.active == len(active), "the count of calls in flight is wrong")
         hold(dispatcher.stuck == len(calls) - len(active), "the count of stuck calls is wrong")
         for peer in peers:
             hold(
                 peer.stuck == sum(not call.active for call in peer.pending.values()),
-                f"{peer.source} counts its stuck wrong",
+                f"{peer.source} counts its stuck calls wrong",
             )
-            hold(len(peer.pending) <= max(peer.max_in_flight, 0), f"{peer.source} owes more than it takes")
+            hold(len(peer.pending) <= max(peer.max_in_flight, 0), f"{peer.source} has more pending calls than it takes")
         waiting = sum(stream.peer.outbox._sealed_bytes for stream in self.streams)
         hold(self.pool.bytes == waiting, "the pool's bytes are not those that wait")
 
@@ -181,8 +210,7 @@ class BusModel:
         for stream in self.streams:
             stream.end()
         core = self.core
-        for call_id in list(self.keeper.peer.in_flight):
-            core.cancel(self.keeper.peer, call_id)
+        self.keeper.cancel()
         core.presence.tick(core.now)
         core.advance(100.0)
         core.presence.tick(core.now)

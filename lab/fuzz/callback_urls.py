@@ -10,7 +10,6 @@ import json
 from base64 import b64decode
 from collections.abc import Iterator
 from ipaddress import ip_address
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httptools
@@ -20,12 +19,11 @@ from yarl import URL
 
 from lab.fuzz.choices import Choices
 from lab.fuzz.json_texts import text_of
-from lab.fuzz.target import Target, hold
+from lab.fuzz.target import VECTORS, Target, hold
 from toolbus.bus.callback_url import MAX_URL, CallbackUrl, parse_callback_url
 from toolbus.bus.gateway.contract_models import RegisterBody
 from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_host, is_loopback_peer, mask
 
-VECTORS = Path(__file__).parents[2] / "tests" / "vectors" / "callback_urls.jsonl"
 SECRET = "s3cr3t-w0rd"
 # An input of the second kind joins these, so that two grammars can be made to disagree about what is where.
 PIECES = (
@@ -172,7 +170,7 @@ def _gateway_takes(text: str) -> bool:
 
 def seeds() -> Iterator[bytes]:
     """The vectors, and one play of every piece behind a good beginning."""
-    for line in VECTORS.read_text("utf-8").splitlines():
+    for line in (VECTORS / "callback_urls.jsonl").read_text("utf-8").splitlines():
         yield b"\0" + json.loads(line)["url"].encode("utf-8", "surrogatepass")
     index = PIECES.index
     for piece in range(len(PIECES)):

@@ -15,11 +15,9 @@ from google.protobuf.message import DecodeError
 
 from lab.fuzz.bus_model import BusModel, Stream
 from lab.fuzz.choices import Choices, block_of
-from lab.fuzz.target import Target, no_faults
-from tests.support.core_model import IDEMPOTENT, tool
-from tests.vectors.play_bus import scenarios
+from lab.fuzz.target import VECTORS, Target, no_faults
 from toolbus.errors import ToolBusError
-from toolbus.tool import Tool
+from toolbus.tool import Annotations, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -28,12 +26,12 @@ SOURCES = ("one", "two", "three", "guarded", "silent", "bystander", "")
 IDS = ("a", "b", "c", "", "1", "x" * 200)
 NUMBER = '{"type":"object","properties":{"a":{"type":"integer"},"userId":{}},"required":["a"]}'
 TOOLS = (
-    tool("echo"),
-    tool("again", annotations=IDEMPOTENT),
-    tool("echo", "another declaration", idle_timeout_seconds=3.0),
+    Tool("echo"),
+    Tool("again", annotations=Annotations(idempotent=True)),
+    Tool("echo", "another declaration", idle_timeout_seconds=3.0),
     Tool("number", parameters_json=NUMBER, min_level=2),
-    tool("here", role="other"),
-    tool("slow", no_background=True, validate=False),
+    Tool("here", role="other"),
+    Tool("slow", no_background=True, validate=False),
 )
 NAMES = ("echo", "again", "number", "here", "slow", "one:echo", "steady", "nobody")
 ARGUMENTS = (
@@ -208,7 +206,7 @@ def raw(stream: int, **arms: Any) -> bytes:
 
 def seeds() -> Iterator[bytes]:
     """The vectors' conversations, and plays that reach what those do not."""
-    for scenario in scenarios():
+    for scenario in map(json.loads, (VECTORS / "bus.jsonl").read_text("utf-8").splitlines()):
         play = b""
         for each in scenario["steps"]:
             if "send" in each and "$" not in json.dumps(each["send"]):

@@ -17,9 +17,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from lab.fuzz.choices import Choices, block_of
-from lab.fuzz.target import Target, hold, no_faults
-from tests.support.core_model import tool
-from tests.vectors.play_peer import scenarios
+from lab.fuzz.target import VECTORS, Target, hold, no_faults
 from toolbus.errors import ProtocolError
 from toolbus.functions.call_options import CallOptions
 from toolbus.sdk.attempt import Attempt, AttemptEnd
@@ -27,7 +25,7 @@ from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
 from toolbus.session import FRAME_ITEMS
-from toolbus.tool import Result
+from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -81,7 +79,7 @@ class Author:
         self.events = 0
 
     def tools(self) -> Sequence[pb.Tool]:
-        return [tool("echo").to_wire()]
+        return [Tool("echo").to_wire()]
 
     def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Held:
         self.taken.append((session, call.call_id))
@@ -288,7 +286,7 @@ def run(data: bytes) -> None:
 
 def seeds() -> Iterator[bytes]:
     """The vectors' conversations, and plays that reach what those do not."""
-    for scenario in scenarios():
+    for scenario in map(json.loads, (VECTORS / "peer.jsonl").read_text("utf-8").splitlines()):
         play = bytes([1, 2, 0])
         for each in scenario["steps"]:
             if "send" in each and "$" not in json.dumps(each["send"]):

@@ -1,4 +1,4 @@
-"""What a target is, and how its oracle says that something does not hold."""
+"""Defines a target, and how its oracle reports that something does not hold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+VECTORS = Path(__file__).parents[2] / "tests" / "vectors"  # exchanges as data, from which seeds are made
 
 
 class Finding(AssertionError):

@@ -1,26 +1,21 @@
-"""Second implementations that the core is tested with: a peer without a stream, a stream without a socket, a clock.
+"""Second implementations that the core is tested with: a peer without a stream, and the core wired on a clock.
 
-Nothing here is a mock: `PeerDouble` runs and asks for calls by the same two protocols as a stream does, and
-`StreamDouble` is a shell round real sessions, as the gRPC server is one, whose wire is a list.
+Nothing here is a mock: `PeerDouble` runs and makes calls by the same two protocols as a stream does; `StreamDouble` and
+the wiring are those of `lab.fuzz.core`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from lab.fuzz.core import CoreOnAClock, StreamDouble
 from toolbus.bus.calls.call import Budget, Call
-from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import Policy, Principal
-from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.streams.peer import Peer
-from toolbus.bus.streams.presence import Presence
-from toolbus.errors import Code, RequestError, Stage, ToolBusError, grpc_status
-from toolbus.session import State
+from toolbus.bus.catalog.policy import Principal
+from toolbus.errors import Code, Stage
 from toolbus.tool import Annotations, CallError, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -132,50 +127,8 @@ class KeeperDouble:
         return self.peer, task_id, Result(call.call_id, f'{{"task_id":"{task_id}"}}')
 
 
-class Core:
-    """Registry, dispatcher and presence wired as the bus wires them, on a clock that the test moves."""
-
-    def __init__(
-        self,
-        roles: Sequence[str] = ("default",),
-        *,
-        limits: Limits | None = None,
-        denied: frozenset[str] = frozenset(),
-        untrusted: Iterable[str] = (),
-        grace_seconds: float = 5.0,
-    ) -> None:
-        self.now = 1_000.0
-        self.armed_at = math.inf  # when the bus's timer would fire
-        self.limits = limits or Limits()
-        self.registry = Registry(roles, grace_seconds=grace_seconds)
-        self.policy = Policy(denied, untrusted=untrusted)
-        self.records = CallRecords()
-        self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)
-        self.sources: list[str] = []  # sources whose health may have changed
-        self.changes = 0  # how often the catalog may have changed
-        self.presence = Presence(
-            self.registry,
-            self.dispatcher,
-            self.policy,
-            self.limits,
-            identity=("bus", "boot", "0"),
-            on_source=self.sources.append,
-            on_change=self._changed,
-        )
-
-    def _arm(self, when: float) -> None:
-        self.armed_at = when  # one timer, as in the bus: the newest request replaces the one before
-
-    def _changed(self) -> None:
-        self.changes += 1
-
-    def advance(self, seconds: float) -> None:
-        """Moves the clock, firing the timer as often as it asks to be fired."""
-        until = self.now + seconds
-        while self.armed_at <= until:
-            self.now, self.armed_at = max(self.now, self.armed_at), math.inf
-            self.dispatcher.sweep(self.now)
-        self.now = until
+class Core(CoreOnAClock):
+    """The core with doubles beside its streams, and what tests do with both."""
 
     def peer(self, source: str, **more: Any) -> PeerDouble:
         return PeerDouble(source, self.dispatcher, **more)
@@ -222,11 +175,6 @@ class Core:
         self.dispatcher.caller_ended(asked, self.now)
         plugin.waiting.clear()
 
-    @property
-    def held(self) -> int:
-        """Bytes of arguments that the bus holds."""
-        return self.dispatcher.held_bytes
-
     def stream(self) -> StreamDouble:
         return StreamDouble(self)
 
@@ -236,80 +184,6 @@ class Core:
         stream.attach(source, *tools, **attach)
         assert stream.status is None, stream.status
         return stream
-
-
-class StreamDouble:
-    """A shell round a real peer of the bus: frames go in as messages, and come out as a list."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self.peer = Peer(core.limits, core.now)
-        self.peer.close = self._close
-        self.peer.outbox.flooded = self._flood
-        self.status: tuple[str, str] | None = None  # how the RPC ended: (gRPC status, text)
-        self.closes = 0
-        self.floods = 0
-
-    def _close(self, status: str, text: str) -> None:
-        self.status = (status, text)
-        self.closes += 1
-
-    def _flood(self) -> None:
-        self.floods += 1
-
-    def attach(self, source: str, *tools: Tool, **more: Any) -> None:
-        attach = wire.Attach(**{"protocol_version": 1, "source": source, **more})
-        attach.tools.extend(tool.to_wire() for tool in tools)
-        self.send(attach=attach)
-
-    def send(self, **arms: Any) -> None:
-        """Takes in one frame, parsed from its bytes, as the server's read loop does."""
-        core, peer = self._core, self.peer
-        frame = wire.InvokeRequest.FromString(wire.InvokeRequest(**arms).SerializeToString())
-        handle = {
-            "attach": lambda value: core.presence.attach(peer, value, core.now),
-            "calls": lambda value: core.dispatcher.calls(peer, value, core.now),
-            "progress": lambda value: core.dispatcher.progress(peer, value, core.now),
-            "results": lambda value: core.dispatcher.results(peer, value, core.now),
-            "cancels": lambda value: core.dispatcher.cancels(peer, value, core.now),
-            "heartbeat": lambda value: None,
-            "drain": lambda value: core.presence.drain_received(peer),
-        }
-        suspect = peer.suspect
-        try:
-            for arm, value in peer.receive(frame, core.now):
-                handle[arm](value)
-        except (RequestError, ToolBusError) as error:
-            status, text = grpc_status(error)
-            core.presence.end(peer, text, core.now, status=status)
-        if suspect:
-            core.presence.recovered(peer)
-
-    def half_close(self) -> None:
-        self._core.presence.half_closed(self.peer, self._core.now)
-
-    def end(self, why: str = "its connection broke", status: str = "UNAVAILABLE") -> None:
-        self._core.presence.end(self.peer, why, self._core.now, status=status)
-
-    def written(self) -> list[wire.InvokeResponse]:
-        """Takes every frame that waits, as the peer gets them."""
-        frames = []
-        while (frame := self.peer.outbox.take()) is not None:
-            frames.append(wire.InvokeResponse.FromString(frame.SerializeToString()))
-        return frames
-
-    def read(self, arm: str) -> list[Any]:
-        """Takes every frame and returns the items of one arm; the rest is gone."""
-        found: list[Any] = []
-        for frame in self.written():
-            for field, value in frame.ListFields():
-                if field.name == arm:
-                    found.extend([value] if arm in ("attached", "heartbeat", "drain") else value)
-        return found
-
-    @property
-    def ended(self) -> bool:
-        return self.peer.state is State.CLOSED
 
 
 def tool(name: str, description: str = "", **more: Any) -> Tool:
