@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lab.fuzz.core import CoreOnAClock, StreamDouble
+from lab.fuzz.core import CoreOnAClock
+from lab.fuzz.core import StreamDouble as StreamDouble  # for tests, too
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
