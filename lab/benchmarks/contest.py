@@ -18,8 +18,9 @@ from pathlib import Path
 import psutil
 
 from lab.benchmarks.rooms import ROOMS, is_made, python_of
+from lab.child import Child, ChildFailed
 from lab.load.windows import Cell, Window, cells, size_title
-from lab.stage import BusProcess, Child, ChildFailed, Stage, address_of, environment, until
+from lab.stage import BusProcess, Stage, address_of, environment, until
 
 LOOPBACK = "127.0.0.1:0"
 PORT_SECONDS = 10.0  # for nats-server to write its port

@@ -20,8 +20,9 @@ import uvloop
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Column, Fact, Line, Measured, measured
 from lab.benchmarks.growth import asked, flatness, read_all
+from lab.child import Child
 from lab.load import peer, workload
-from lab.stage import Child, Stage, address_of, processor_seconds
+from lab.stage import Stage, address_of, processor_seconds
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 SESSIONS = (10, 1_000, 5_000)

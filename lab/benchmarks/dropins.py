@@ -18,8 +18,9 @@ import psutil
 
 from lab.benchmarks.contest import Contestant, Plan
 from lab.benchmarks.facts import Fact
+from lab.child import Child, ChildFailed
 from lab.load import workload
-from lab.stage import Child, ChildFailed, Stage
+from lab.stage import Stage
 
 if TYPE_CHECKING:
     from toolbus.sdk import SyncHost

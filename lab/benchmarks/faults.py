@@ -17,8 +17,9 @@ import uvloop
 
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact
+from lab.child import Child, ChildFailed
 from lab.load import peer
-from lab.stage import Child, ChildFailed, Stage, free_ports
+from lab.stage import Stage, free_ports
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 from toolbus.v1 import tool_pb2 as pb

@@ -8,7 +8,8 @@ the bus replaces. `embedded` is a bus in the process of its host, so it has as m
 from __future__ import annotations
 
 from lab.benchmarks.contest import LOOPBACK, Contestant, Plan
-from lab.stage import Child, Stage, address_of
+from lab.child import Child
+from lab.stage import Stage, address_of
 
 
 def start_plugin(stage: Stage, bus: str = "-") -> tuple[Child, str]:

@@ -21,9 +21,10 @@ from pathlib import Path
 from types import FrameType
 
 from lab.benchmarks import contest, gateway_contest
+from lab.child import Child
 from lab.commands import terminated_like_interrupted
 from lab.load.windows import Window
-from lab.stage import Child, Stage, address_of
+from lab.stage import Stage, address_of
 
 INTERVAL_SECONDS = 0.001
 START_SECONDS = 1.0  # CPU time before the first sample, so that imports do not show

@@ -18,8 +18,9 @@ import uvloop
 from lab.benchmarks.contest import LOOPBACK, Plan
 from lab.benchmarks.facts import Fact
 from lab.benchmarks.gateway_contest import start_plugin
+from lab.child import Child
 from lab.load.callbacks import declaration, register
-from lab.stage import Child, Stage
+from lab.stage import Stage
 
 REGISTRATIONS = 500  # of one round: its p99 is the sixth from the top
 RATE = 500  # calls a second beside them

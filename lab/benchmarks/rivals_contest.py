@@ -18,7 +18,8 @@ from typing import Any
 from lab.benchmarks import contest, dropins, gateway_contest
 from lab.benchmarks.contest import Contestant, Plan
 from lab.benchmarks.rooms import python_of
-from lab.stage import Child, ChildFailed, Stage, address_of
+from lab.child import Child, ChildFailed
+from lab.stage import Stage, address_of
 
 FORGE_READY_SECONDS = 90.0  # its data base is made anew each time
 FORGE_PASSWORD = "Ab1_" + "x" * 12

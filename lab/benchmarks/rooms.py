@@ -10,7 +10,7 @@ import sys
 import venv
 from pathlib import Path
 
-from lab.stage import ChildFailed
+from lab.child import ChildFailed
 
 INSTALL_SECONDS = 900.0
 # By name, what goes into it. The load generators need psutil.

@@ -14,7 +14,7 @@ from lab.chaos.cast import cast
 from lab.chaos.report import show, to_json
 from lab.chaos.run import Outcome, Run
 from lab.chaos.schedule import ROUND_SECONDS, plan
-from lab.stage import ChildFailed
+from lab.child import ChildFailed
 
 # What can be broken on purpose, to see that it is noticed.
 BROKEN = ("twice", "unwritten", "stranger", "kept", "unheard", "safe", "ghost", "leak")

@@ -18,9 +18,10 @@ from lab.chaos.evidence import Evidence
 from lab.chaos.scene import Scene
 from lab.chaos.schedule import Event, Round
 from lab.chaos.watcher import Watcher
+from lab.child import ChildFailed
 from lab.judge import Cases
 from lab.ledger import CALLS, LedgerReader
-from lab.stage import ChildFailed, Stage
+from lab.stage import Stage
 
 START_SECONDS = 30.0
 SETTLE_SECONDS = 60.0  # after the last disturbance, until which the catalog is what is alive on any machine

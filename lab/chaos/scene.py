@@ -16,8 +16,9 @@ from pathlib import Path
 
 from lab.chaos.cast import BUS, Kind, Part, tools
 from lab.chaos.schedule import Act, Event
+from lab.child import Actor
 from lab.load.line import Line
-from lab.stage import Actor, Stage, free_ports
+from lab.stage import Stage, free_ports
 
 HERE = Path(__file__).parent
 CHILD_MODULE = "toolbus.dropin.group_process"

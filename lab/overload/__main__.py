@@ -13,7 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from lab import commands
 from lab.chart import svg
-from lab.stage import ChildFailed, Stage, environment
+from lab.child import ChildFailed
+from lab.stage import Stage, environment
 
 if TYPE_CHECKING:
     from lab.judge import Verdict

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.child import Child, ChildFailed
 from lab.ledger import Answer, Answers, read_numbers
 from lab.load.schedule import BEGIN, LAST_ANSWER_SECONDS, Phase, Schedule
 from lab.load.windows import Cell
 from lab.overload.watch import GROWTH_MIB, Watch
-from lab.stage import Child, ChildFailed, Stage
+from lab.stage import Stage
 
 TIMES = 10  # the capacity, which are offered
 HEAD_START = 0.3  # from the schedules until the first call is due

@@ -12,13 +12,14 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lab.child import Child
 from lab.judge import Verdict, figure, none, some
 from lab.ledger import OK
 from lab.load.schedule import Phase, Schedule
 from lab.load.workload import quantile
 from lab.overload.run import Recording, Run
 from lab.overload.watch import PEAK_MIB, Watch
-from lab.stage import Child, Stage
+from lab.stage import Stage
 
 NAME = "slow"
 GONE = ("NOT_SERVING", "NOT_FOUND")  # the health of a source that has no session
@@ -49,8 +50,12 @@ class Beside:
     early: int = 0
 
 
-async def play(kind: str, stage: Stage, third: float) -> Beside:
-    """Plays so long with neither, so long beside one that reads, and so long beside the slow one."""
+async def play(kind: str, stage: Stage, third: float, settle: float = 5.0) -> Beside:
+    """Plays so long with neither, so long beside one that reads, and so long beside the slow one.
+
+    Args:
+        settle: seconds in which the bus may give back memory.
+    """
     run = await asyncio.to_thread(Run, stage)
     run.plugins["tools"] = stage.module("load.plugin", run.grpc, "--source", "tools")
     reader, slow = _idle_reader(run, READER, kind, "--reads"), _idle_reader(run, NAME, kind)
@@ -72,7 +77,7 @@ async def play(kind: str, stage: Stage, third: float) -> Beside:
             await asyncio.sleep(0.02)
         slow.terminate()
         ending = await asyncio.to_thread(slow.line)
-        await watch.settled(GROWTH_MIB)
+        await watch.settled(GROWTH_MIB, settle)
     seen = Recording([RATE * OTHERS], (third, whole.seconds), answers, array("d"), watch)
     early = [
         look for look in watch.looks if NAME in look.what and look.at + look.seconds < begun and look.answer in GONE

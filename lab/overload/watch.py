@@ -15,9 +15,9 @@ import aiohttp
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from lab.child import Child
 from lab.judge import Verdict, at_most, figure
 from lab.load.workload import quantile
-from lab.stage import Child
 from toolbus.tool import MIB
 
 PAUSE = 0.1

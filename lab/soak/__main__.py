@@ -13,12 +13,12 @@ from rich.live import Live
 
 from lab import commands
 from lab.chart import svg
+from lab.child import ChildFailed
 from lab.soak.page import chart, live_line, page, show, to_json
 from lab.soak.run import Soak
 from lab.soak.sample import Record, Sample
 from lab.soak.verdict import judge
 from lab.soak.visits import BROKEN
-from lab.stage import ChildFailed
 
 PICTURE, FIGURES = "soak.svg", "soak-figures.md"
 MINUTES, RATE = 30.0, 300.0

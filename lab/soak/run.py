@@ -10,10 +10,11 @@ from pathlib import Path
 import httpx
 import psutil
 
+from lab.child import Actor, ChildFailed
 from lab.soak import plugin
 from lab.soak.sample import Record, Sample, Sampler
 from lab.soak.verdict import MAX_LEFT, left
-from lab.stage import Actor, ChildFailed, Stage, address_of, bus_command, environment, until
+from lab.stage import Stage, address_of, bus_command, environment, until
 from toolbus.errors import ToolBusError
 from toolbus.sdk import SyncHost
 
