@@ -90,14 +90,14 @@ def printer(console: Console) -> Callable[[str], None]:
     return print_line
 
 
-def repeat_command(scenario: str, options: Mapping[str, object]) -> str:
+def repeat_command(scenario: str, options: Mapping[str, object], *arguments: str) -> str:
     """Returns the command that repeats a run.
 
     Args:
         options: by name, their values; those that are None, empty or False are left out, True is a flag, and a list
             repeats its option.
     """
-    words = ["python", "-m", f"lab.{scenario}"]
+    words = ["python", "-m", f"lab.{scenario}", *arguments]
     for name, value in options.items():
         if value is True:
             words.append(name)

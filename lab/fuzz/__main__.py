@@ -3,9 +3,9 @@
 Examples:
   python -m lab.fuzz                                     every target, 10 minutes in all
   python -m lab.fuzz --seconds 3600 frames               one target for an hour
-  python -m lab.fuzz --runs 10000 --corpus corpus        so many inputs each; what was learned is kept
+  python -m lab.fuzz --runs 10000 --corpus corpus        so many inputs each; new inputs stay there
   python -m lab.fuzz frames --replay FILE                run one input again, without atheris
-  python -m lab.fuzz --list                              the targets and what has to hold
+  python -m lab.fuzz --list                              the targets and what must hold
 """
 
 from __future__ import annotations
@@ -13,28 +13,25 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import shlex
 import shutil
-import sys
 import tempfile
 import traceback
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from lab import commands
 from lab.fuzz.search import Outcome, clear_corpus, search
 from lab.fuzz.targets import NAMES, load
+from lab.report import Table
 
 SECONDS = 600.0
 NO_ATHERIS = "atheris is not installed: it has wheels for Linux on x86-64 and Python 3.11 to 3.13 only"
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = commands.parser_of("fuzz", __doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"{', '.join(NAMES)}; all where none is given")
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument("--seconds", type=float, default=SECONDS, help="for all targets together (default: 600)")
@@ -61,9 +58,10 @@ def _options() -> argparse.Namespace:
 def main() -> int:
     """Searches; returns the exit code."""
     options = _options()
-    console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 140)
+    console = commands.console_of(stderr=options.json)
     if options.list:
-        _show(console, ("target", "what has to hold"), [(name, load(name).about) for name in options.targets])
+        rows = [(name, load(name).about) for name in options.targets]
+        Table("targets", ("target", "what must hold"), rows).show(console)
         return 0
     if options.replay:
         return _replay(options.targets[0], options.replay, console)
@@ -122,21 +120,18 @@ def _replay(name: str, file: Path, console: Console) -> int:
 
 def _again(outcome: Outcome) -> str:
     """Returns the command that repeats a finding."""
-    return shlex.join(["python", "-m", "lab.fuzz", outcome.target, "--replay", str(outcome.finding)])
+    return commands.repeat_command("fuzz", {"--replay": outcome.finding}, outcome.target)
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:
-    said = {key: value for key, value in asdict(outcome).items() if key != "log"}
-    found = outcome.finding is not None
-    return {**said, "finding": str(outcome.finding) if found else None, "repeat": _again(outcome) if found else None}
-
-
-def _show(console: Console, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    fields = {key: value for key, value in asdict(outcome).items() if key != "log"}
+    has_finding = outcome.finding is not None
+    return {
+        **fields,
+        "finding": str(outcome.finding) if has_finding else None,
+        "repeat": _again(outcome) if has_finding else None,
+    }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commands.run(main)

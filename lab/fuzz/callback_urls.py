@@ -1,4 +1,4 @@
-"""Callback URLs, Host and Origin headers: what is taken leads to this machine, however it is read.
+"""Reads callback URLs, Host and Origin headers: what is taken leads to this machine, however it is read.
 
 A URL that is taken is read again by urllib, by yarl (which aiohttp requests with) and by httptools (a third grammar);
 if one of them saw another host, a request could leave the machine.
@@ -26,69 +26,13 @@ from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_l
 
 SECRET = "s3cr3t-w0rd"
 # An input of the second kind joins these, so that two grammars can be made to disagree about what is where.
+_SYNTAX = r"http:// https:// HTTP:// // / \ ? # @ : [ ] %40 %2f %00 . 0 1"
+_HOSTS = "127.0.0.1 127.1 0x7f.0.0.1 ::1 [::1] [::ffff:127.0.0.1] [::ffff:7f00:1] [::1%25lo] localhost evil.example"
+_MORE_HOSTS = "10.0.0.1 2130706433 localhost."
+_REST = ":80 :443 :65535 :0 :99999 cb .. ; & = 127.0.0.1.evil.example 0177.0.0.1"
 PIECES = (
-    *(
-        "http://",
-        "https://",
-        "HTTP://",
-        "//",
-        "/",
-        "\\",
-        "?",
-        "#",
-        "@",
-        ":",
-        "[",
-        "]",
-        "%40",
-        "%2f",
-        "%00",
-        ".",
-        "0",
-        "1",
-    ),
-    *(
-        "127.0.0.1",
-        "127.1",
-        "0x7f.0.0.1",
-        "::1",
-        "[::1]",
-        "[::ffff:127.0.0.1]",
-        "[::ffff:7f00:1]",
-        "[::1%25lo]",
-        "localhost",
-    ),
-    *(
-        "evil.example",
-        "10.0.0.1",
-        "2130706433",
-        "localhost.",
-        "ſ",
-        "１",
-        "。",
-        "\t",
-        "\n",
-        " ",
-        "\u200b",
-        "é",
-        "\udc80",
-    ),
-    *(
-        "user",
-        SECRET,
-        ":80",
-        ":443",
-        ":65535",
-        ":0",
-        ":99999",
-        "cb",
-        "..",
-        ";",
-        "&",
-        "=",
-        "127.0.0.1.evil.example",
-        "0177.0.0.1",
-    ),
+    *(*_SYNTAX.split(), *_HOSTS.split(), *_MORE_HOSTS.split()),
+    *("ſ", "１", "。", "\t", "\n", " ", "\u200b", "é", "\udc80", "user", SECRET, *_REST.split()),
 )
 
 

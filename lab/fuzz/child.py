@@ -1,4 +1,4 @@
-"""One target in a process of its own: ``python -m lab.fuzz.child TARGET [libFuzzer's options and folders]``.
+"""Searches one target in a process of its own: ``python -m lab.fuzz.child TARGET [libFuzzer's options and folders]``.
 
 libFuzzer never returns: it ends the process, with a status other than 0 where there is a finding.
 """

@@ -1,4 +1,4 @@
-"""An input read as decisions, so that a changed byte is another decision and not just another refusal.
+"""Reads an input as decisions, so that a changed byte is another decision and not just another refusal.
 
 Written out here rather than taken from a fuzzer: seeds and findings are replayed where none is installed.
 """

@@ -1,4 +1,4 @@
-"""What providers stream: an answer put together from any events is a turn that can be sent and called from.
+"""Puts answers together from any events that providers stream: each is a turn that can be sent and called from.
 
 Events are valid ones of a provider in any order, cut and changed. An answer may break off or be refused in a sentence;
 it may not break the program otherwise, show half of a character, or call what was never offered.

@@ -1,4 +1,4 @@
-"""Messages from peers, through sessions, presence, registry and dispatcher.
+"""Sends messages from peers through sessions, presence, registry and dispatcher.
 
 An input is a play of up to 80 steps on four streams: raw messages, valid ones made of a few names that collide, and
 what happens beside them (time, writing, half-closes, breaks, drains). A stream that has ended is replaced by a new one.
@@ -35,15 +35,7 @@ TOOLS = (
 )
 NAMES = ("echo", "again", "number", "here", "slow", "one:echo", "steady", "nobody")
 ARGUMENTS = (
-    "{}",
-    '{"a":1}',
-    '{"a":"x"}',
-    '{"userId":"u","a":2}',
-    "",
-    "[]",
-    "{",
-    '{"a":"' + "y" * 3000 + '"}',
-    '"\\u0041"',
+    *("{}", '{"a":1}', '{"a":"x"}', '{"userId":"u","a":2}', "", "[]", "{", '{"a":"' + "y" * 3000 + '"}', '"\\u0041"'),
 )
 OUTPUTS = ("1", "null", "", '{"password":"hunter2-hunter2"}', "no json", '"' + "z" * 5000 + '"')
 SECONDS = (0.0, 1.0, 2.5, 400.0, -1.0, float("nan"))
@@ -71,7 +63,7 @@ def _calls(bus: BusModel, stream: Stream, choose: Choices) -> None:
         if more & 1:
             call.timeout_seconds = choose.pick(SECONDS)
         if more & 2:
-            call.parent_call_id = _owed(stream, choose)
+            call.parent_call_id = _pending(stream, choose)
         if more & 4:
             call.background_after_seconds = choose.pick(SECONDS)
         if more & 8:
@@ -85,14 +77,14 @@ def _calls(bus: BusModel, stream: Stream, choose: Choices) -> None:
     stream.send(calls=calls)
 
 
-def _owed(stream: Stream, choose: Choices) -> str:
+def _pending(stream: Stream, choose: Choices) -> str:
     return choose.pick([*stream.peer.pending, "1"])
 
 
 def _results(bus: BusModel, stream: Stream, choose: Choices) -> None:
     results = []
     for _ in range(choose.pick((1, 1, 2, 3))):
-        result = pb.ToolResult(call_id=_owed(stream, choose), output_json=choose.pick(OUTPUTS))
+        result = pb.ToolResult(call_id=_pending(stream, choose), output_json=choose.pick(OUTPUTS))
         more = choose.byte()
         result.is_error = bool(more & 1)
         if more & 2:
@@ -106,7 +98,7 @@ def _results(bus: BusModel, stream: Stream, choose: Choices) -> None:
 
 def _progress(bus: BusModel, stream: Stream, choose: Choices) -> None:
     chunk = choose.pick(("", "piece", "c" * 5000))
-    stream.send(progress=[pb.ToolProgress(call_id=_owed(stream, choose), output_chunk=chunk, message="m")])
+    stream.send(progress=[pb.ToolProgress(call_id=_pending(stream, choose), output_chunk=chunk, message="m")])
 
 
 def _cancels(bus: BusModel, stream: Stream, choose: Choices) -> None:
@@ -227,15 +219,8 @@ def seeds() -> Iterator[bytes]:
     yield plugin + host + ask + step(_time, 0, 5) * 3 + raw(0, heartbeat=wire.Heartbeat(sequence=1)) + step(_write, 0)
     # Calls within calls, up to one more than may be.
     nested = step(_calls, 0, 0, 1, 1, 0, 2, 0) + step(_calls, 0, 0, 2, 1, 0, 2, 1)
-    yield (
-        plugin
-        + host
-        + ask
-        + step(_write, 0)
-        + nested
-        + step(_calls, 0, 0, 4, 1, 0, 2, 2)
-        + step(_results, 0, 0, 2, 5, 0)
-    )
+    deepest = step(_calls, 0, 0, 4, 1, 0, 2, 2) + step(_results, 0, 0, 2, 5, 0)
+    yield plugin + host + ask + step(_write, 0) + nested + deepest
     yield plugin + host + ask + nested + step(_results, 0, 0, 1, 0, 0) + step(_results, 0, 0, 0, 0, 0) + step(_write, 0)
     guarded = raw(0, attach=wire.Attach(protocol_version=1, source="guarded", tools=[TOOLS[0].to_wire()]))
     yield guarded + host + ask + step(_write, 0) + step(_progress, 0, 0, 1) + step(_results, 0, 0, 0, 3, 0)

@@ -1,4 +1,4 @@
-"""JSON from models, plugins and callbacks: read alike by what toolbus uses and by Python's own reader.
+"""Reads JSON from models, plugins and callbacks, and compares it with what Python's own reader makes of it.
 
 `expected` is the contract in a few lines over the standard library: one well-formed value, no NaN, no half of a
 surrogate pair, no number that a float cannot hold, bounds on depth and on wide integers. A result's text need not be
@@ -184,13 +184,8 @@ def seeds() -> Iterator[bytes]:
     """Texts at the edges of the contract."""
     wide = "123456789012345678901234567890"
     yield from (b"", b"{}", b"null", b'{"a": [1, 2.5, -0, 1e3, true, "\\u00e9"]}', b'{"a":1,"a":2}', b"[NaN]", b"1e999")
-    yield from (
-        wide.encode(),
-        f'{{"a":{wide},"b":-{wide}}}'.encode(),
-        b"9" * 309,
-        b"1" + b"0" * 308,
-        b"18446744073709551616",
-    )
+    yield from (wide.encode(), f'{{"a":{wide},"b":-{wide}}}'.encode(), b"9" * 309, b"1" + b"0" * 308)
+    yield b"18446744073709551616"
     yield from (b'"\\ud83d\\ude00"', b'"\\ud83d"', '"é😀"'.encode(), b'{"\\ud800":1,"a":"\\udc00"}', b'"\xed\xa0\x80"')
     yield from (b"[" * 127 + b"]" * 127, b"[" * 129 + b"]" * 129, b"[" * 1500 + b"]" * 1500, b"[" + b"1" * 20 + b"]")
     yield from (b" \n[1 ,\t2]\r", b"\xef\xbb\xbf{}", b"[1,]", b"01", b"-", b"[1]x", b'"\x01"', b'"a\\/b"', b"\x0b1")

@@ -1,4 +1,4 @@
-"""`_manifest.json`: whatever it says, a file reaches only what it names, and never the tools themselves.
+"""Reads `_manifest.json`: whatever is in it, a file reaches only what it names, and never the tools themselves.
 
 The oracle asks the system where paths lead and reads grants by itself; a repeated `grant` has to change nothing.
 """
@@ -91,35 +91,35 @@ def _entry(choose: Choices) -> Any:
 
 
 def _manifest(choose: Choices) -> Any:
-    said: dict[Any, Any] = {}
+    content: dict[Any, Any] = {}
     if choose.flag():
-        said["allow"] = choose.some(FILES)
+        content["allow"] = choose.some(FILES)
     if choose.flag():
-        said["files"] = {str(choose.pick(FILES)): _entry(choose) for _ in range(choose.byte() % 3)}
+        content["files"] = {str(choose.pick(FILES)): _entry(choose) for _ in range(choose.byte() % 3)}
     if choose.byte() % 16 == 15:
-        said[choose.pick(WORDS)] = _entry(choose)
-    return said
+        content[choose.pick(WORDS)] = _entry(choose)
+    return content
 
 
-def _check(manifest: Manifest, said: Any, home: Path) -> None:
-    hold(isinstance(said, dict) and set(said) <= {"allow", "files"}, f"words that nobody knows were taken: {said!r}")
-    allow = said.get("allow", ())
+def _check(manifest: Manifest, content: Any, home: Path) -> None:
+    hold(isinstance(content, dict) and set(content) <= {"allow", "files"}, f"unknown words were taken: {content!r}")
+    allow = content.get("allow", ())
     hold(manifest.allow is None or list(manifest.allow) == allow, "the allow list was changed")
-    hold("allow" not in said or manifest.allow is not None, "an allow list allows every file")
+    hold("allow" not in content or manifest.allow is not None, "an allow list allows every file")
     for file in (*(manifest.allow or ()), *manifest.files):
         hold((home / file).parent == home and file.endswith(".py"), f"{file!r} is no file of the folder")
     for file, grants in manifest.files.items():
-        _check_grants(grants, said["files"][file], home)
+        _check_grants(grants, content["files"][file], home)
 
 
-def _check_grants(grants: FileGrants, said: dict[str, Any], home: Path) -> None:
+def _check_grants(grants: FileGrants, content: dict[str, Any], home: Path) -> None:
     here = home.resolve()
     for path in (*grants.write, *grants.read):
         hold(path.is_absolute() and path == path.resolve() and path != Path("/"), f"{path} is not where it leads")
     for path in grants.write:
         tools = [here / FILE, here / "clock.py", here]
         hold(not any(each == path or each.is_relative_to(path) for each in tools), f"{path} holds tools")
-    for words, paths in ((said.get("write", []), grants.write), (said.get("read", []), grants.read)):
+    for words, paths in ((content.get("write", []), grants.write), (content.get("read", []), grants.read)):
         for word, path in zip(words, paths, strict=True):
             hold(Path(word).is_absolute() or path.is_relative_to(here), f"{word!r} leads out, to {path}")
     for target in grants.connect:
@@ -145,9 +145,9 @@ def run(data: bytes) -> None:
     except SetupError as refusal:
         hold(FILE in str(refusal), f"a refusal that does not name the file: {refusal}")
         return
-    said = plain(text)
-    hold(said is not REFUSED, f"what is no JSON was taken: {text!r:.300}")
-    _check(manifest, said, home)
+    content = plain(text)
+    hold(content is not REFUSED, f"what is no JSON was taken: {text!r:.300}")
+    _check(manifest, content, home)
     if choose.byte() % 8 == 0 and text.isascii():
         _grant_more(text, choose, home)
 

@@ -1,4 +1,4 @@
-"""Messages from a bus, through a peer's connection: its session, the calls it makes and those it answers.
+"""Sends messages from a bus through a peer's connection: its session, the calls it makes and those it answers.
 
 An input is a play of up to 80 steps: what the bus sends, raw or made of ids that collide, and what a program does
 meanwhile. The connection is a real one on a loop that no thread runs; only its channel is missing.

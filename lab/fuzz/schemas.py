@@ -1,4 +1,4 @@
-"""JSON Schemas of tools: compiled or refused in time, and then of one mind with a second validator.
+"""Compiles JSON Schemas of tools: in bounded time, and with the verdicts of a second validator.
 
 The first byte decides. Raw text has to be refused with a sentence or compiled; a schema that is made of decisions
 keeps to the words in which `jsonschema` and `jsonschema-rs` promise the same, and their verdicts are compared.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
@@ -27,6 +27,9 @@ TEXTS = ("", "a", "aaa", "b1", "é", "😀", "A", "\n")
 NUMBERS = (0, 1, -1, 2, 5, 10, 0.5, 5.0, -0.0, 1e300, 2**53, 2**53 + 1, 2**63, 2**64, 10**30)
 STEPS = (1, 2, 5, 0.5)  # for multipleOf: halves are exact in binary
 PATTERNS = ("^a", "^[a-z]+$", "b|c", "a{2,3}", "^$", ".", "[0-9]")
+INNER = ("items", "additionalProperties", "not", "propertyNames", "contains")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 DEEP_ARRAY = [[[1]], [1.0]]
 
 
@@ -54,48 +57,36 @@ def _schema(choose: Choices, depth: int = 0) -> Any:
         return choose.pick((True, False, {}, {"type": "string"}))
     schema: dict[str, Any] = {}
     for _ in range(choose.byte() % 4 + 1):
-        word, value = _rule(choose, depth)
+        word, value = choose.pick(RULES)(choose, depth)
         schema[word] = value
     return schema
 
 
-def _rule(choose: Choices, depth: int) -> tuple[str, Any]:
-    match choose.byte() % 15:
-        case 0:
-            return "type", choose.pick(TYPES)
-        case 1:
-            return "type", list(dict.fromkeys([choose.pick(TYPES), choose.pick(TYPES)]))
-        case 2:
-            return "properties", {choose.pick(KEYS): _schema(choose, depth + 1) for _ in range(choose.byte() % 3 + 1)}
-        case 3:
-            return "required", list(dict.fromkeys(choose.some(KEYS)))
-        case 4:
-            return choose.pick(("items", "additionalProperties", "not", "propertyNames", "contains")), _schema(
-                choose, depth + 1
-            )
-        case 5:
-            return choose.pick(("anyOf", "oneOf", "allOf")), [
-                _schema(choose, depth + 1) for _ in range(choose.byte() % 3 + 1)
-            ]
-        case 6:
-            return "enum", [_value(choose, DEPTH - 1) for _ in range(choose.byte() % 4 + 1)]
-        case 7:
-            return "const", _value(choose, DEPTH - 1)
-        case 8:
-            return choose.pick(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")), choose.pick(NUMBERS)
-        case 9:
-            return "multipleOf", choose.pick(STEPS)
-        case 10:
-            return choose.pick(
-                ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-            ), choose.byte() % 4
-        case 11:
-            return "uniqueItems", choose.flag()
-        case 12:
-            return "pattern", choose.pick(PATTERNS)
-        case 13:
-            return "prefixItems", [_schema(choose, depth + 1)]
-    return "dependentRequired", {choose.pick(KEYS): [choose.pick(KEYS)]}
+def _schemas(choose: Choices, depth: int) -> list[Any]:
+    return [_schema(choose, depth + 1) for _ in range(choose.byte() % 3 + 1)]
+
+
+# Each makes one rule from decisions, at a depth.
+RULES: tuple[Callable[[Choices, int], tuple[str, Any]], ...] = (
+    lambda choose, depth: ("type", choose.pick(TYPES)),
+    lambda choose, depth: ("type", list(dict.fromkeys([choose.pick(TYPES), choose.pick(TYPES)]))),
+    lambda choose, depth: (
+        "properties",
+        {choose.pick(KEYS): _schema(choose, depth + 1) for _ in range(choose.byte() % 3 + 1)},
+    ),
+    lambda choose, depth: ("required", list(dict.fromkeys(choose.some(KEYS)))),
+    lambda choose, depth: (choose.pick(INNER), _schema(choose, depth + 1)),
+    lambda choose, depth: (choose.pick(("anyOf", "oneOf", "allOf")), _schemas(choose, depth)),
+    lambda choose, depth: ("enum", [_value(choose, DEPTH - 1) for _ in range(choose.byte() % 4 + 1)]),
+    lambda choose, depth: ("const", _value(choose, DEPTH - 1)),
+    lambda choose, depth: (choose.pick(BOUNDS), choose.pick(NUMBERS)),
+    lambda choose, depth: ("multipleOf", choose.pick(STEPS)),
+    lambda choose, depth: (choose.pick(LENGTHS), choose.byte() % 4),
+    lambda choose, depth: ("uniqueItems", choose.flag()),
+    lambda choose, depth: ("pattern", choose.pick(PATTERNS)),
+    lambda choose, depth: ("prefixItems", [_schema(choose, depth + 1)]),
+    lambda choose, depth: ("dependentRequired", {choose.pick(KEYS): [choose.pick(KEYS)]}),
+)
 
 
 def compiled(text: str) -> ArgumentChecker | None:
@@ -169,7 +160,7 @@ def seeds() -> Iterator[bytes]:
         '{"type":"strin"}',
     ):
         yield b"\1" + schema.encode()
-    for word in range(15):
+    for word in range(len(RULES)):
         yield bytes([0, 3, 2, 0, 0, 0, word, 0, 0, 1, 0, 1, word, 1, 1, 1, 2, 2, 7, 1, 0, 1, 1])
         yield bytes([0, 0, word, 1, 2, 0, word, 3, 1, 1, 0, 5, 7, 2, 0, 1, 1, 3, 6, 2, 1, 1, 1, 2])
 

@@ -1,4 +1,4 @@
-"""A search for findings: one process of libFuzzer on one target, and what it said."""
+"""Searches for findings: one process of libFuzzer on one target, and what it wrote."""
 
 from __future__ import annotations
 

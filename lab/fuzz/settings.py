@@ -1,4 +1,4 @@
-"""Settings of councils, as hosts write them: read or refused in a sentence, and read again to the same.
+"""Reads settings of councils, as hosts write them: read or refused in a sentence, and read again to the same.
 
 The list of unknown keys is checked too, since a host shows it.
 """
@@ -15,17 +15,9 @@ from lab.fuzz.target import Target, hold, no_faults
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.errors import SetupError
 
+_SETTINGS = "members enabled timeoutSeconds timeout_seconds toolsSettings tools_settings rounds concurrency"
 KEYS = (
-    *(
-        "members",
-        "enabled",
-        "timeoutSeconds",
-        "timeout_seconds",
-        "toolsSettings",
-        "tools_settings",
-        "rounds",
-        "concurrency",
-    ),
+    *_SETTINGS.split(),
     *("name", "id", "itemName", "tools", "probability", "prompt", "model", "userId", "\ud800", "no such key", ""),
 )
 VALUES: tuple[Any, ...] = (
@@ -60,53 +52,53 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-def _said(choose: Choices, depth: int = 0) -> Any:
+def _content(choose: Choices, depth: int = 0) -> Any:
     if depth == 3 or choose.byte() % 3 == 0:
         return choose.pick(VALUES)
     if choose.flag():
-        return [_said(choose, depth + 1) for _ in range(choose.byte() % 3)]
-    return {choose.pick(KEYS): _said(choose, depth + 1) for _ in range(choose.byte() % 4 + 1)}
+        return [_content(choose, depth + 1) for _ in range(choose.byte() % 3)]
+    return {choose.pick(KEYS): _content(choose, depth + 1) for _ in range(choose.byte() % 4 + 1)}
 
 
 def run(data: bytes) -> None:
     """Reads settings."""
     choose = Choices(data)
     if choose.flag():
-        said = {choose.pick(KEYS): _said(choose) for _ in range(choose.byte() % 4 + 1)}
+        content = {choose.pick(KEYS): _content(choose) for _ in range(choose.byte() % 4 + 1)}
     else:
-        said = plain(text_of(data[1:]))
-        if said is REFUSED:
+        content = plain(text_of(data[1:]))
+        if content is REFUSED:
             return
     with no_faults():
-        _read(said)
+        _read(content)
 
 
-def _read(said: Any) -> None:
+def _read(content: Any) -> None:
     try:
-        settings = CouncilSettings.read(said)
+        settings = CouncilSettings.read(content)
     except SetupError as refusal:
         hold(str(refusal), "a refusal without a sentence")
         return
-    hold(isinstance(said, dict), f"settings that are no object were taken: {said!r:.300}")
-    hold(CouncilSettings.read(said) == settings, "the same settings were read otherwise the second time")
+    hold(isinstance(content, dict), f"settings that are no object were taken: {content!r:.300}")
+    hold(CouncilSettings.read(content) == settings, "the same settings were read otherwise the second time")
     hold(settings.changed({}) == settings, "no change changed the settings")
     hold(len({member.id for member in settings.members}) == len(settings.members), "two members have one id")
     unknown: list[str] = []
-    settings.changed(said, unknown)
-    known = {key: value for key, value in said.items() if str(key) not in unknown}
-    hold(CouncilSettings.read(known) == settings, f"a key that is said to be unknown counts: {unknown!r:.300}")
+    settings.changed(content, unknown)
+    known = {key: value for key, value in content.items() if str(key) not in unknown}
+    hold(CouncilSettings.read(known) == settings, f"a key that is content to be unknown counts: {unknown!r:.300}")
 
 
 def seeds() -> Iterator[bytes]:
     """Settings as a host writes them, and every key with every value."""
     member = {"name": "Keeper", "id": "k", "tools": ["dice"], "probability": 50}
-    for said in (
+    for content in (
         {"members": [member]},
         {"members": [member, member]},
         {"timeoutSeconds": 5, "timeout_seconds": 6},
         {"x": 1},
     ):
-        yield b"\0" + json.dumps(said).encode()
+        yield b"\0" + json.dumps(content).encode()
     for key in range(len(KEYS)):
         for value in range(0, len(VALUES), 3):
             yield bytes([1, 0, key, 0, value])

@@ -1,4 +1,4 @@
-"""Which targets there are. A target is a module with a `TARGET`, imported only where it is run."""
+"""Lists the targets. A target is a module with a `TARGET`, imported only where it is run."""
 
 from __future__ import annotations
 

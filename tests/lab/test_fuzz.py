@@ -6,7 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from lab.fuzz.choices import Choices, block_of
 from lab.fuzz.search import ROOT, search
-from lab.fuzz.target import Finding, Target, hold
+from lab.fuzz.target import Finding, Target
 from lab.fuzz.targets import NAMES, load
 from toolbus.bus import callback_url
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -169,18 +169,6 @@ def test_every_target_has_a_planted_fault() -> None:
 # -- searching -------------------------------------------------------------------------------------------------------
 
 
-def _never_four(data: bytes) -> None:
-    """What a target of somebody else looks like; this one breaks on four bytes."""
-    hold(len(data) != 4, "four bytes")
-
-
-def _near() -> Iterator[bytes]:
-    yield b"abc"
-
-
-TARGET = Target("broken", "breaks on purpose, to see that it is told", _never_four, _near, max_bytes=8)
-
-
 @needs_atheris
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bounded_search_finds_nothing(name: str, tmp_path: Path) -> None:
@@ -195,7 +183,7 @@ def test_a_finding_is_kept_told_and_repeated_by_the_command_that_is_printed(tmp_
         sys.executable,
         "-m",
         "lab.fuzz",
-        "tests.lab.test_fuzz",
+        "tests.lab.broken_target",
         "--runs",
         "100000",
         "--folder",
