@@ -34,7 +34,7 @@ def parser_of(scenario: str, description: str | None, epilog: str = "") -> argpa
 
 
 def add_results(parser: argparse.ArgumentParser, json_shows: str, pages: str = "") -> None:
-    """Adds the options that say where results go.
+    """Adds the options for results.
 
     Args:
         json_shows: what `--json` writes.
@@ -47,7 +47,7 @@ def add_results(parser: argparse.ArgumentParser, json_shows: str, pages: str = "
 
 
 def add_bus_command(parser: argparse.ArgumentParser, variable: str = "") -> None:
-    """Adds the option that says which bus is started.
+    """Adds the option for the bus that is started.
 
     Args:
         variable: of the environment, whose value is the default.
@@ -62,7 +62,7 @@ def add_bus_command(parser: argparse.ArgumentParser, variable: str = "") -> None
 
 
 def add_folder(parser: argparse.ArgumentParser, contents: str) -> None:
-    """Adds the option that says where the files of a run go."""
+    """Adds the option for the files of a run."""
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"where {contents} go; made, and not removed")
 
 

@@ -1,4 +1,4 @@
-"""A catalog like those of real hosts, the same at every run: tools of many shapes, some with awkward names.
+"""Generates a catalog like those of real hosts, the same at every run: tools of many shapes, some with awkward names.
 
 About a third of the schemas are flat; the others have nested objects, lists of them, enums, alternatives or shared
 definitions, recursive ones included.
@@ -30,7 +30,7 @@ _FILLERS = (
 _FORMATS = ("date-time", "date", "uri", "email", "uuid")
 _AWKWARD = ("文件.{0}", "notes:{0} now", "3d_{0}", "{0}.{1}", "{0}__{1}", "{0}_" + "x" * 52)
 AWKWARD_EVERY = 10  # of so many tools one has a name that some provider refuses
-EITHER_EVERY = 25  # one has a schema whose root says that one of two arguments is enough
+EITHER_EVERY = 25  # one has a schema whose root accepts either of two arguments
 FOREIGN_EVERY = 40  # one has an argument whose name some provider refuses
 
 

@@ -1,4 +1,4 @@
-"""The contest: host → middle → plugin in three processes on loopback, one contestant after the other, round by round.
+"""Measures contestants: host → middle → plugin in three processes on loopback, one after the other, round by round.
 
 Every round starts fresh processes for every contestant, so that luck in scheduling and memory is drawn anew, and the
 figures handed on are medians over the rounds.
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """What each contestant is asked for, in order."""
+        """The cells that each contestant goes through, in order."""
         return cells(self.in_flight, self.sizes)
 
     def stage(self) -> Stage:
@@ -115,7 +115,7 @@ CONTESTANTS = {
 
 
 def run_once(
-    contestant: Contestant, plan: Plan, asked: Sequence[Cell] | None = None
+    contestant: Contestant, plan: Plan, wanted: Sequence[Cell] | None = None
 ) -> tuple[list[Window], dict[Cell, str]]:
     """Runs one contestant through cells, by default those of the plan, in fresh processes.
 
@@ -125,7 +125,7 @@ def run_once(
     """
     windows: list[Window] = []
     cannot: dict[Cell, str] = {}
-    left = list(plan.cells if asked is None else asked)
+    left = list(plan.cells if wanted is None else wanted)
     while left:
         seen, why = _run_until_it_fails(contestant, plan, left)
         windows += seen
@@ -137,7 +137,7 @@ def run_once(
     return windows, cannot
 
 
-def _run_until_it_fails(contestant: Contestant, plan: Plan, asked: Sequence[Cell]) -> tuple[list[Window], str]:
+def _run_until_it_fails(contestant: Contestant, plan: Plan, wanted: Sequence[Cell]) -> tuple[list[Window], str]:
     """Returns the windows of the first cells, and why there is none of the next one, if there is a next one."""
     windows: list[Window] = []
     with plan.stage() as stage:
@@ -149,12 +149,12 @@ def _run_until_it_fails(contestant: Contestant, plan: Plan, asked: Sequence[Cell
             *contestant.host,
             address,
             *("--middle-pid", str(middle.pid if middle else 0)),
-            *("--cells", ",".join(map(str, asked))),
+            *("--cells", ",".join(map(str, wanted))),
             *("--seconds", str(plan.seconds)),
             *("--warm-up", str(plan.warm_up)),
             python=python,
         )
-        for _ in asked:
+        for _ in wanted:
             try:
                 windows.append(Window(**json.loads(host.line(plan.seconds + plan.warm_up + LAST_ANSWER_SECONDS))))
             except ChildFailed as error:
@@ -191,11 +191,11 @@ class Outcome:
         return name in self.failures or (contestant.name, cell) in self.cannot
 
 
-def run(contestants: Sequence[Contestant], plan: Plan, say: Callable[[str], None]) -> Outcome:
+def run(contestants: Sequence[Contestant], plan: Plan, print_line: Callable[[str], None]) -> Outcome:
     """Runs every contestant in every round; what one cannot do is left out from then on."""
     outcome = Outcome({contestant.name: [] for contestant in contestants}, {}, [])
     for contestant in contestants:
-        _make_rooms(contestant, outcome, say)
+        _make_rooms(contestant, outcome, print_line)
     width = max((len(contestant.name) for contestant in contestants), default=0)
     for number in range(plan.rounds):
         # Each round begins with another contestant, so that none always follows the same one.
@@ -205,28 +205,28 @@ def run(contestants: Sequence[Contestant], plan: Plan, say: Callable[[str], None
                 continue
             figures = _run_round(contestant, plan, outcome)
             busy = f"(others took {outcome.others_busy_percent[-1]:.0f} % of the CPUs before)"
-            say(f"round {number + 1}/{plan.rounds}  {contestant.name:{width}} {figures}  {busy}")
+            print_line(f"round {number + 1}/{plan.rounds}  {contestant.name:{width}} {figures}  {busy}")
     return outcome
 
 
-def _make_rooms(contestant: Contestant, outcome: Outcome, say: Callable[[str], None]) -> None:
+def _make_rooms(contestant: Contestant, outcome: Outcome, print_line: Callable[[str], None]) -> None:
     for room in contestant.rooms:
         if not is_made(room):
-            say(f"installing {', '.join(ROOMS[room])} into an environment of its own, once …")
+            print_line(f"installing {', '.join(ROOMS[room])} into an environment of its own, once …")
         try:
             python_of(room)
         except (ChildFailed, OSError) as error:
             outcome.note(contestant, None, str(error))
-            say(f"{contestant.name} cannot take part: {error}")
+            print_line(f"{contestant.name} cannot take part: {error}")
             return
 
 
 def _run_round(contestant: Contestant, plan: Plan, outcome: Outcome) -> str:
-    """Runs one contestant once, and returns what there is to say about it."""
+    """Runs one contestant once, and returns its speeds, or its failure."""
     outcome.others_busy_percent.append(psutil.cpu_percent(interval=0.3))
-    asked = [cell for cell in plan.cells if not outcome.knows_why(contestant, cell)]
+    wanted = [cell for cell in plan.cells if not outcome.knows_why(contestant, cell)]
     try:
-        windows, cannot = run_once(contestant, plan, asked)
+        windows, cannot = run_once(contestant, plan, wanted)
     except (ChildFailed, OSError) as error:
         outcome.note(contestant, None, str(error))
         del outcome.rounds[contestant.name]
@@ -237,8 +237,8 @@ def _run_round(contestant: Contestant, plan: Plan, outcome: Outcome) -> str:
     speeds = {w.cell: f"{w.calls_per_second:,.0f}/s" for w in windows}
     lines = []
     for size in plan.sizes:
-        told = "  ".join(f"{cell.in_flight}: {speeds.get(cell, '–')}" for cell in plan.cells if cell.size == size)
-        lines.append(f"{size_title(size)} {told}" if size else told)
+        figures = "  ".join(f"{cell.in_flight}: {speeds.get(cell, '–')}" for cell in plan.cells if cell.size == size)
+        lines.append(f"{size_title(size)} {figures}" if size else figures)
     return "; ".join(lines)
 
 

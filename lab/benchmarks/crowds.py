@@ -19,7 +19,7 @@ import uvloop
 
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Column, Fact, Line, Measured, measured
-from lab.benchmarks.growth import asked, flatness, read_all
+from lab.benchmarks.growth import flatness, operation_costs, read_all
 from lab.child import Child
 from lab.load import peer, workload
 from lab.stage import Stage, address_of, processor_seconds
@@ -33,7 +33,7 @@ OTHER_FILES = 500
 AT_ONCE = 50  # attaches at a time
 SETTLE_SECONDS = 1.0
 ANSWER_SECONDS = 120.0
-MIN_FOR_MEMORY = 1_000  # of fewer, nothing can be told from the size of a process
+MIN_FOR_MEMORY = 1_000  # of fewer, the size of a process shows nothing
 Change = Callable[[peer.Peer, str], Awaitable[None]]
 MEMORY = ("memory of each idle session", "kB")
 
@@ -60,7 +60,7 @@ async def _among(plan: Plan, count: int, repeats: int) -> Measured:
             attached = (time.perf_counter() - began_at) * 1e6 / count
             held = await _resident(bus) - before
             found: dict[Column, Sequence[float]] = {("attach", "µs"): [attached]}
-            found |= await asked(host, crowd[0], repeats)
+            found |= await operation_costs(host, crowd[0], repeats)
             if count >= MIN_FOR_MEMORY:
                 found[MEMORY] = [held / count / 1e3]
         await host.close()

@@ -1,4 +1,4 @@
-"""What it costs to write a catalog for a model: each dialect by itself, as the tool loop asks it, and over HTTP."""
+"""Measures writing a catalog for a model: each dialect by itself, as the tool loop does it, and over HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVED = ("openai", "gemini")  # schemas almost as they are, and written anew
 
 
 class Changing:
-    """A source whose catalog changes when it is told to; one tool at a time."""
+    """A source whose catalog changes by hand, one tool at a time."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.revision = 1
@@ -47,7 +47,7 @@ class Changing:
         return self.revision, tuple(self.listed)
 
     async def call(self, name: str, arguments_json: str, **circumstances: Any) -> Result:
-        raise NotImplementedError("nobody calls here")
+        raise NotImplementedError("exports make no calls")
 
     async def changes(self) -> AsyncIterator[int]:
         yield self.revision
@@ -63,7 +63,7 @@ def export(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Has no log tell what is left out: it is counted."""
+    """Silences the log about tools that are left out: they are counted."""
     log = logging.getLogger("toolbus.loop")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -89,17 +89,17 @@ async def _exported(name: str, tools: Sequence[Tool], repeats: int) -> Measured:
     async def offered(number: int) -> Export:
         return await offering.export(own)
 
-    renewed, kept = [], []
+    renewed, cached = [], []
     for _ in range(repeats):
         source.change()
         renewed.append(await microseconds(offered, 1) / 1e3)
-        kept.append(await microseconds(offered, 100))
+        cached.append(await microseconds(offered, 100))
     times: dict[Column, Sequence[float]] = {
         ("first", "ms"): first,
         ("again", "ms"): again,
         ("one tool changed", "ms"): changed,
         ("in a loop, new revision", "ms"): renewed,
-        ("in a loop, same revision", "µs"): kept,
+        ("in a loop, same revision", "µs"): cached,
     }
     return times | _sizes(dialect.export(tools))
 
@@ -130,8 +130,8 @@ async def _served(name: str, repeats: int) -> Measured:
         async def get(number: int, expected: int = 200, known: str = "") -> None:
             nonlocal tag
             headers = {"If-None-Match": known} if known else {}
-            asked = session.get("/api/tools/export", params={"dialect": name}, headers=headers)
-            async with asked as answer:
+            request = session.get("/api/tools/export", params={"dialect": name}, headers=headers)
+            async with request as answer:
                 await answer.read()
                 if answer.status != expected:
                     raise RuntimeError(f"GET /api/tools/export answered HTTP {answer.status}")

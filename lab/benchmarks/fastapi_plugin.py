@@ -1,6 +1,6 @@
 """A plugin as the callback contract's own examples have it: a FastAPI application on uvicorn.
 
-Prints ``attached http=URL``, the URL being its callback's. Nobody registers it: its callers know where it is.
+Prints ``attached http=URL``, the URL being its callback's. It is not registered: its callers know where it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures what one operation costs among more and more tools: in the core by itself, and with a bus over gRPC.
 
 With a bus, every round builds the catalog of each size anew. A ratio compares the largest with the smallest of the
-same run. Reading memory of the larger size costs more by itself: a bare dict with the same entries says how much.
+same run. Reading memory of the larger size costs more by itself: a bare dict with the same entries shows how much.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ async def _served(plan: Plan, count: int, repeats: int) -> Measured:
             stack.callback(reading.cancel)
         await asyncio.sleep(SETTLE_SECONDS)
         held = bus.resident_bytes - before
-        found = await asked(host, plugins[0][0], repeats, f"tool_{count - 1}")
+        found = await operation_costs(host, plugins[0][0], repeats, f"tool_{count - 1}")
         found["list all, each tool", "µs"] = [await _list_all(host, count) / count for _ in range(repeats)]
-        if count >= PART:  # of fewer, nothing can be told from the size of a process
+        if count >= PART:  # of fewer, the size of a process shows nothing
             found[BYTES] = [held / count / 1e3]
         return found
 
@@ -102,7 +102,7 @@ async def read_all(some: peer.Peer) -> None:
         pass
 
 
-async def asked(
+async def operation_costs(
     host: peer.Peer, plugin: peer.Peer, repeats: int, name: str = workload.TOOL_NAME
 ) -> dict[Column, Sequence[float]]:
     """Times one operation of each kind, over gRPC, one after another.

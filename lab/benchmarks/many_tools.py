@@ -1,4 +1,4 @@
-"""The core among so many registered tools, in a process of its own: what one sample of every operation costs.
+"""Measures the core among so many registered tools, in a process of its own: one sample of every operation.
 
 Processor time, all of it: with what the garbage collector does meanwhile, and without what other processes do.
 """
@@ -56,7 +56,7 @@ class World:
             self._core.plugin, compile_tools([_tool(name) for name in self._names], Limits(tools=count))
         )
         self._view = CatalogView(self._registry, Policy())
-        # The same keys and values as in the registry: what memory of this size costs whoever reads it.
+        # The same keys and values as in the registry: what reading memory of this size costs by itself.
         self._dict = {name: self._registry.find(name) for name in self._names}
         self.sample()  # what happens once does not show
 
@@ -71,7 +71,7 @@ class World:
             ("call", "µs"): _each(self._call, frames) / FRAME,
             ("register", "µs"): _each(self._register, numbers),
             ("unregister", "µs"): _each(self._unregister, numbers),
-            ("register, tell a watcher, unregister", "µs"): _each(self._tell, numbers),
+            ("register, notify a watcher, unregister", "µs"): _each(self._notify, numbers),
             ("list after a change, each tool", "µs"): self._list(),
         }
 
@@ -96,7 +96,7 @@ class World:
     def _unregister(self, number: int) -> None:
         self._registry.unregister(f"new_{number}")
 
-    def _tell(self, number: int) -> None:
+    def _notify(self, number: int) -> None:
         self._register(number)
         self._view.since(self._registry.revision - 1)
         self._unregister(number)

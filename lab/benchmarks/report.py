@@ -156,7 +156,7 @@ class Report:
         return other + ("" if self.plan.experiments else " --no-experiments")
 
     def _lengths(self, *names: str) -> str:
-        """Returns the options that say how long and how often, where they are not the usual ones."""
+        """Returns the options for lengths and rounds, where they are not the usual ones."""
         plain = Plan()
         return "".join(
             f" --{name.replace('_', '-')} {getattr(self.plan, name):g}"
@@ -231,7 +231,7 @@ class Report:
 
 
 def _cell(fact: Fact) -> str:
-    """Returns what a table says about a fact: about three digits of its median, and how far its samples lie apart."""
+    """Returns a fact as a cell of a table: about three digits of its median, and how far its samples lie apart."""
     places = 0 if fact.median == round(fact.median) else max(0, 2 - math.floor(math.log10(abs(fact.median))))
     median, best, worst = (f"{figure:,.{places}f}" for figure in (fact.median, fact.best, fact.worst))
     return median if fact.best == fact.worst else f"{median} ({best} to {worst})"

@@ -1,4 +1,4 @@
-"""The contest with rivals: every way through the bus, and every other way to let a model's host call a tool.
+"""Measures rivals: every way through the bus, and every other way to let a model's host call a tool.
 
 Where there is a process in the middle its CPU time is charged to the calls, elsewhere that of the host.
 """
@@ -103,10 +103,10 @@ def _request(url: str, body: dict[str, Any] | None = None, token: str = "") -> b
         raise ChildFailed(f"{url} answered HTTP {error.code}: {error.read()[:500]!r}") from None
 
 
-WHOLE = ("toolbus", "relay")  # what they cannot do is a fault; what others cannot do is told
+COMPLETE = ("toolbus", "relay")  # what they cannot do is a fault; what others cannot do is a result
 
 CONTESTANTS = {
-    contestant.name: replace(contestant, partial=contestant.name not in WHOLE)
+    contestant.name: replace(contestant, partial=contestant.name not in COMPLETE)
     for contestant in (
         contest.CONTESTANTS["toolbus"],
         Contestant("in_process", _none, ("load.rest_host", "in_process")),

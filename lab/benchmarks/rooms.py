@@ -1,6 +1,6 @@
-"""Environments of rivals: what they need would not get on with each other, or with the bus, in one.
+"""Makes environments for rivals: what they need would not get on with each other, or with the bus, in one.
 
-Each is made on first use below the environment of this Python and kept there, so only a first run waits for it.
+Each is made on first use below the environment of this Python and stays there, so only a first run waits for it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ ROOMS = {
 def python_of(room: str) -> str:
     """Returns the Python of an environment; makes it, where there is none yet."""
     folder = Path(sys.prefix, "rivals", room)
-    python, kept = folder / "bin" / "python", folder / "installed.txt"
+    python, installed = folder / "bin" / "python", folder / "installed.txt"
     wanted = "\n".join(ROOMS[room])
     if not is_made(room):
         venv.create(folder, with_pip=True, clear=True)
         _install(str(python), ROOMS[room])
-        kept.write_text(wanted)
+        installed.write_text(wanted)
     return str(python)
 
 
 def is_made(room: str) -> bool:
     """Whether an environment is there, with what is wanted in it."""
-    kept = Path(sys.prefix, "rivals", room, "installed.txt")
-    return kept.exists() and kept.read_text() == "\n".join(ROOMS[room])
+    installed = Path(sys.prefix, "rivals", room, "installed.txt")
+    return installed.exists() and installed.read_text() == "\n".join(ROOMS[room])
 
 
 def version_of(room: str, package: str) -> str:
@@ -53,5 +53,7 @@ def _install(python: str, packages: tuple[str, ...]) -> None:
     except subprocess.TimeoutExpired:
         raise ChildFailed(f"{packages[0]} was not installed in {INSTALL_SECONDS:g} s") from None
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
-        raise ChildFailed(f"{packages[0]} could not be installed: {' '.join(said)[:1000]}")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[
+            -1:
+        ]
+        raise ChildFailed(f"{packages[0]} could not be installed: {' '.join(errors)[:1000]}")

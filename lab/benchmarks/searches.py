@@ -34,12 +34,12 @@ async def _searched(tools: Sequence[Tool], repeats: int) -> Measured:
     index = ToolIndex(tools)
     built = (time.perf_counter() - began_at) * 1e3
 
-    async def asked(query: str, mode: str, number: int) -> None:
+    async def query_once(query: str, mode: str, number: int) -> None:
         if not index.search(query, mode=mode)["results"]:
             raise RuntimeError(f"the search for {query!r} found nothing")
 
     async def samples(query: str, mode: str = "bm25") -> list[float]:
-        ask = functools.partial(asked, query, mode)
+        ask = functools.partial(query_once, query, mode)
         return [await microseconds(ask, QUERIES) / 1e3 for _ in range(repeats)]
 
     return {

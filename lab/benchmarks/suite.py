@@ -1,4 +1,4 @@
-"""What can be measured together: contestants whose ratios say something, facts, and the page for them."""
+"""Lists what is measured together: contestants and their ratios, facts, and the page for them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Suite:
         extra: of packages, those in environments of their own, as (environment, package).
         charged: whose CPU time a call is charged with.
         packages: whose versions matter.
-        intro: says what the contestants are.
+        intro: describes the contestants.
     """
 
     name: str
@@ -148,12 +148,12 @@ SUITES = {
                 **dict.fromkeys(("start", "import_sdk"), "footprint"),
             },
             in_flight=(),
-            charged="nobody",
+            charged="no process",
             packages=("grpcio", "protobuf", "uvloop", "jsonschema-rs"),
             page="benchmarks-growth.md",
             title="Benchmarks of growth",
-            intro="What one operation costs when there is much else: tools registered, sessions open, watchers to be "
-            "told. `catalog` is the core by itself, in one process and without a network; the others ask a bus "
+            intro="What one operation costs when there is much else: tools registered, sessions open, watchers of "
+            "the catalog. `catalog` is the core by itself, in one process and without a network; the others use a bus "
             "in a process of its own over gRPC. Every session has a connection of its own. A ratio compares the "
             "largest with the smallest of the same round.",
         ),
@@ -176,9 +176,9 @@ SUITES = {
             page="benchmarks-gateway.md",
             title="Benchmarks of the REST gateway",
             intro="The plugin is an HTTP server of aiohttp in a process of its own that answers every call at once. "
-            "`aiohttp_json` posts to it over kept connections, one for each call in flight, as a program does: it "
+            "`aiohttp_json` posts to it over keep-alive connections, one for each call in flight, as programs do: it "
             "writes arguments as JSON and reads the answer's. `aiohttp` does so with bodies made beforehand "
-            "and answers that nobody reads as JSON: it is the limit of the client that the bus uses. `httpx` does "
+            "and answers that are not read as JSON: it is the limit of the client that the bus uses. `httpx` does "
             "the same with httpx and a pool of 20 connections, as the program does whose place the bus takes. In "
             "`embedded` the bus runs in the process that calls, so it has as many processes as those two. The others "
             "go through a bus in a process of its own, three processes in all: `callback` comes in over gRPC and "
@@ -197,7 +197,7 @@ SUITES = {
                 **dict.fromkeys(("calls", "dispatch", "tasks"), "local_calls"),
             },
             in_flight=(),
-            charged="nobody",
+            charged="no process",
             packages=("grpcio", "protobuf", "orjson", "jsonschema-rs", "fastapi", "uvloop"),
             page="benchmarks-hosts.md",
             title="Benchmarks of what hosts use",

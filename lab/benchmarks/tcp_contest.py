@@ -1,4 +1,4 @@
-"""The floor: the same three processes with nothing between them but TCP, lines of text and event loops.
+"""Measures the floor: the same three processes with nothing between them but TCP, lines of text and event loops.
 
 ``python -m lab.benchmarks.tcp_contest middle`` passes bytes on, ``… plugin ADDRESS`` answers each line, ``…
 host ADDRESS`` keeps N lines in flight and measures. No gRPC, no protobuf, no ids but the slot: what is left is what
@@ -19,17 +19,17 @@ from lab.load import windows, workload
 from lab.load.windows import MAX_BYTES, options_of
 
 LINE_BYTES = 2 * MAX_BYTES
-PLUGIN = b"plugin\n"  # what the plugin says first
+PLUGIN = b"plugin\n"  # the plugin's first line
 
 
 class Middle(asyncio.Protocol):
-    """One connection to the middle; the first to say that it is the plugin gets what all others send."""
+    """One connection to the middle; the first that sends PLUGIN gets what all others send."""
 
     plugin: asyncio.Transport | None = None
     host: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps where to write."""
+        """Stores where to write."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""What the tool loop costs by itself: turns with a model that answers at once, less the calls that it asks for.
+"""Measures the tool loop by itself: turns with a model that answers at once, less the calls that it makes.
 
-A model asks for calls in three rounds, then says something. What is not its calls' is the loop's: listing and
+A model makes calls in three rounds, then answers in text. What is not its calls' is the loop's: listing and
 exporting tools, writing requests, reading answers, guarding and placing calls.
 """
 
@@ -36,7 +36,7 @@ TOOL = Tool(workload.TOOL_NAME, workload.DESCRIPTION, workload.PARAMETERS_JSON)
 
 
 def loop(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Measures turns with tools of a bus of this process, asked directly and over gRPC."""
+    """Measures turns with tools of a bus of this process, directly and over gRPC."""
     lines: dict[str, Line] = {
         f"{where}, {calls} a round": functools.partial(_turns, over_grpc, calls, repeats)
         for where, over_grpc in (("bus of this process", False), ("host over gRPC", True))
@@ -106,7 +106,7 @@ def _arguments(number: int, order: int) -> str:
 
 
 def _asking(number: int, calls: int) -> dict[str, Any]:
-    asked: Sequence[dict[str, Any]] = [
+    tool_calls: Sequence[dict[str, Any]] = [
         {
             "id": f"call_{number}_{order}",
             "type": "function",
@@ -114,7 +114,7 @@ def _asking(number: int, calls: int) -> dict[str, Any]:
         }
         for order in range(calls)
     ]
-    message = {"role": "assistant", "content": None, "tool_calls": asked}
+    message = {"role": "assistant", "content": None, "tool_calls": tool_calls}
     return {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
 
 

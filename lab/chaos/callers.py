@@ -83,7 +83,7 @@ class RestCaller:
         return Reply(error["code"], None, error["stage"], error["retry_safe"], limit, error["message"][:200])
 
     async def close(self) -> None:
-        """Closes what is kept open."""
+        """Closes the connections."""
         await self._client.aclose()
 
 

@@ -53,7 +53,7 @@ class ChaosTool:
 
 
 BUS = "bus"
-TIMEOUT_SECONDS = 8.0  # of the tools, for callers that say nothing themselves
+TIMEOUT_SECONDS = 8.0  # of the tools, for callers that set none
 PARTS = (
     Part(BUS, Kind.BUS),
     Part("solo", Kind.PLUGIN, "solo"),
@@ -81,7 +81,7 @@ def cast(few: bool = False) -> tuple[Part, ...]:
 
 
 def tools(parts: Sequence[Part]) -> dict[str, ChaosTool]:
-    """Returns the tools that these parts offer, by name. A tool that came by REST cannot say that it is idempotent."""
+    """Returns the tools that these parts offer, by name. A tool that came by REST cannot be declared idempotent."""
     found: dict[str, ChaosTool] = {}
     for source in dict.fromkeys(part.source for part in parts if part.source):
         its = [part for part in parts if part.source == source]

@@ -129,7 +129,7 @@ def delivered(evidence: Evidence) -> Finding:
 
 
 def honest(evidence: Evidence) -> Finding:
-    """Code, stage and retry_safe say what the ledgers say."""
+    """Code, stage and retry_safe agree with the ledgers."""
     for call in evidence.calls.values():
         if call.results and call.result("code") != "OK" and evidence.parts[call.host].kind is Kind.HOST:
             yield _dishonest(call)

@@ -54,7 +54,7 @@ class CallbackCaller:
         return Reply("OK", (answer.get("output") or {}).get("ran"))
 
     async def close(self) -> None:
-        """Closes what is kept open."""
+        """Closes the connections."""
         await self._client.aclose()
 
 

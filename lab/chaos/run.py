@@ -61,18 +61,18 @@ class Run:
     """One run.
 
     Args:
-        say: takes lines about the progress.
+        print_line: takes lines about the progress.
 
     Attributes:
         broken: how the cast misbehaves on purpose; empty: it does not.
     """
 
     def __init__(
-        self, seed: int, rounds: Sequence[Round], parts: Sequence[Part], folder: Path, say: Callable[[str], None]
+        self, seed: int, rounds: Sequence[Round], parts: Sequence[Part], folder: Path, print_line: Callable[[str], None]
     ) -> None:
         self._rounds = rounds
         self._folder = folder
-        self._say = say
+        self._print_line = print_line
         self._seed = seed
         self._parts = parts
         self.broken = ""
@@ -117,7 +117,7 @@ class Run:
             for each in self._rounds:
                 await self._trouble(scene, each)
                 await self._calm(scene, watcher, each)
-            self._say("the hosts finish their calls")
+            self._print_line("the hosts finish their calls")
             await asyncio.gather(scene.end(Kind.HOST), scene.end(Kind.MAIN_SERVER))
             await asyncio.sleep(min(LATE_SECONDS, LATE_SHARE * (time.monotonic() - self._began)))
         finally:
@@ -192,7 +192,9 @@ class Run:
             codes = Counter(str(call.result("code")) for call in evidence.calls.values() if call.results)
             shown = " ".join(f"{code} {count}" for code, count in codes.most_common())
             happened, self._happened = ", ".join(self._happened), []
-            self._say(f"{time.monotonic() - self._began:5.0f} s  calls {len(evidence.calls)}: {shown}  | {happened}")
+            self._print_line(
+                f"{time.monotonic() - self._began:5.0f} s  calls {len(evidence.calls)}: {shown}  | {happened}"
+            )
 
     def _judged(self, scene: Scene, watcher: Watcher) -> Outcome:
         evidence = Evidence(scene.parts, scene.troubles, watcher.moves)

@@ -1,4 +1,4 @@
-"""Runs the cast on one machine: starts its processes and lines, does to them what the schedule says, and records it."""
+"""Runs the cast on one machine: starts its processes and lines, does to them what is scheduled, and records it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab.stage import Stage, free_ports
 
 HERE = Path(__file__).parent
 CHILD_MODULE = "toolbus.dropin.group_process"
-DRAIN_SECONDS = 60.0  # after which a process that was asked to end is killed, and that counts as a fault
+DRAIN_SECONDS = 60.0  # after which a terminated process is killed, and that counts as a fault
 _LOOK_SECONDS = 0.02
 
 
@@ -31,7 +31,7 @@ class Trouble:
     """What was done to a part, and when; both by the clock that all processes share.
 
     Attributes:
-        ended: when it was undone, a process started again say; infinite until then.
+        ended: when it was undone, for example a process started again; infinite until then.
         pids: the processes that were killed.
     """
 
@@ -83,7 +83,7 @@ class Scene:
                 self.start(name)
 
     def start_hosts(self) -> None:
-        """Starts whoever calls."""
+        """Starts the hosts."""
         for part in self._of(Kind.HOST):
             self.start(part.name)
 
@@ -168,7 +168,9 @@ class Scene:
         until = time.monotonic() + DRAIN_SECONDS
         while not actor.has_ended():
             if time.monotonic() > until:
-                self.faults.append(f"{name} (pid {actor.pid}) was asked to end and had not after {DRAIN_SECONDS:g} s")
+                self.faults.append(
+                    f"{name} (pid {actor.pid}) was terminated and had not ended after {DRAIN_SECONDS:g} s"
+                )
                 actor.kill()
                 return
             await asyncio.sleep(_LOOK_SECONDS)

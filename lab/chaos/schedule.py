@@ -26,9 +26,9 @@ class Act(Enum):
     FREEZE_CHILD = "freeze the children of"
     DELAY = "delay"  # of a line: every piece arrives later
     STALL = "stall"  # nothing passes, then everything that waited
-    CUT = "cut"  # half-open: nothing passes any more, nobody is told, then it is reset
+    CUT = "cut"  # half-open: nothing passes any more, neither end notices, then it is reset
     RESET = "reset"  # RST to both ends
-    REFUSE = "refuse"  # RST, and nobody listens
+    REFUSE = "refuse"  # RST, and the port is closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ def _options() -> argparse.Namespace:
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument("--seconds", type=float, default=SECONDS, help="for all targets together (default: 600)")
     bound.add_argument("--runs", type=int, default=0, metavar="N", help="inputs of each target, instead of a time")
-    parser.add_argument("--corpus", type=Path, metavar="DIR", help="inputs that reached something new; made, and kept")
+    parser.add_argument(
+        "--corpus", type=Path, metavar="DIR", help="inputs that reached something new; made, and not removed"
+    )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where findings go; a temporary one where not given")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run this one input of the one TARGET, and end")
     parser.add_argument("--list", action="store_true", help="show the targets, and end")
@@ -85,7 +87,7 @@ def main() -> int:
 
 
 def _search(name: str, folder: Path, options: argparse.Namespace, console: Console) -> Outcome:
-    """Searches one target and says what came of it."""
+    """Searches one target and prints its outcome."""
     seconds = 0.0 if options.runs else options.seconds / len(options.targets)
     outcome = search(name, folder, seconds=seconds, runs=options.runs, corpus=options.corpus)
     rate = outcome.runs / outcome.seconds if outcome.seconds else 0.0

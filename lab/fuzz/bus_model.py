@@ -36,7 +36,7 @@ LIMITS = Limits(
     sessions=12,
     call_depth=3,
 )
-BOUND = "a word that no input knows"  # the bystanders' token: nobody else may attach as them
+BOUND = "a word that no input knows"  # the bystanders' token: no input can attach as them
 # Seconds between two judgements of silence: after a longer gap a bus takes its own clock to have stood still.
 TICK = 2.0
 MAX_SECONDS = 200.0  # that an input may let pass: the bystanders' call takes up to 300
@@ -72,7 +72,7 @@ class Stream(StreamDouble):
             self.end("it left", "OK")
 
     def write(self) -> None:
-        """Writes what waits, and holds every message against what was asked and handed over before."""
+        """Writes what waits, and holds every message against the calls made and handed over before."""
         for frame in self.written():
             items = len(frame.calls) + len(frame.results) + len(frame.progress) + len(frame.cancels)
             hold(items <= FRAME_ITEMS, f"a message has {items} items")
@@ -86,7 +86,7 @@ class Stream(StreamDouble):
                 self.answered[result.call_id] += 1
                 hold(
                     self.answered[result.call_id] <= self.in_flight[result.call_id],
-                    f"call {result.call_id!r} was answered more often than asked",
+                    f"call {result.call_id!r} was answered more often than called",
                 )
             for cancel in frame.cancels:
                 hold(cancel.call_id in self.handed, f"a cancel for {cancel.call_id!r}, which was never handed over")
@@ -204,7 +204,8 @@ class BusModel:
             if stream.heard_all:
                 still = Counter(stream.peer.in_flight.keys())
                 hold(
-                    stream.answered + still == stream.in_flight, f"asked {stream.in_flight}, answered {stream.answered}"
+                    stream.answered + still == stream.in_flight,
+                    f"called {stream.in_flight}, answered {stream.answered}",
                 )
         hold(self.host.answered["mine"] == 1, "the bystanders' call was not answered")
         for stream in self.streams:
@@ -216,7 +217,7 @@ class BusModel:
         core.presence.tick(core.now)
         self.check()
         hold(core.held == 0 and not core.dispatcher.active, f"{core.held} bytes are held after all sessions are lost")
-        hold(not self.pool.bytes and not self.pool.outboxes, f"{self.pool.bytes} bytes wait for nobody")
+        hold(not self.pool.bytes and not self.pool.outboxes, f"{self.pool.bytes} bytes wait for no stream")
         hold(not core.presence.sessions and not core.presence.by_source, "a session is left")
         hold(not core.registry.listings(include_offline=True), "a tool outlived its grace period")
         for stream in self.streams:

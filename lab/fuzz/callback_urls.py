@@ -37,7 +37,7 @@ PIECES = (
 
 
 def _is_here(host: str | None) -> bool:
-    """Tells whether a host is this machine, by the standard library alone."""
+    """Returns whether a host is this machine, by the standard library alone."""
     if host is None:
         return False
     if host.lower() == "localhost":

@@ -38,7 +38,7 @@ class Choices:
         return [self.pick(options) for _ in range(self.byte() % (most + 1))]
 
     def block(self) -> bytes:
-        """Returns a piece that says its own length, see `block_of`."""
+        """Returns a piece with its own length, see `block_of`."""
         size = self.byte() << 8 | self.byte()
         piece = self._data[self._at : self._at + size]
         self._at += size
@@ -51,5 +51,5 @@ class Choices:
 def block_of(piece: bytes) -> bytes:
     """Writes what `Choices.block` reads."""
     if len(piece) > 0xFFFF:
-        raise ValueError(f"a piece of {len(piece)} bytes is more than two bytes can tell: leave it out")
+        raise ValueError(f"a piece of {len(piece)} bytes is more than two bytes can count: leave it out")
     return len(piece).to_bytes(2, "big") + piece

@@ -33,7 +33,7 @@ TOOLS = (
     Tool("here", role="other"),
     Tool("slow", no_background=True, validate=False),
 )
-NAMES = ("echo", "again", "number", "here", "slow", "one:echo", "steady", "nobody")
+NAMES = ("echo", "again", "number", "here", "slow", "one:echo", "steady", "unknown")
 ARGUMENTS = (
     *("{}", '{"a":1}', '{"a":"x"}', '{"userId":"u","a":2}', "", "[]", "{", '{"a":"' + "y" * 3000 + '"}', '"\\u0041"'),
 )

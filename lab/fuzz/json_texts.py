@@ -101,7 +101,7 @@ def _is_finite(digits: str) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tells whether two values are the same, 5 and 5.0 being two."""
+    """Returns whether two values are the same, 5 and 5.0 being two."""
     return repr(one) == repr(other)
 
 

@@ -99,7 +99,7 @@ class Author:
 
 
 class Model:
-    """One connection, its clock, and books of what was asked, delivered and answered."""
+    """One connection, its clock, and books of calls, deliveries and answers."""
 
     def __init__(self) -> None:
         self.later = 0.0  # how far our clock is ahead
@@ -168,8 +168,8 @@ class Model:
             self.cancelled[out] = self.outgoing[out]
 
     def answer(self, choose: Choices) -> None:
-        asked = list(self.line.session.in_flight)
-        call_id = choose.pick([*asked, "b"])
+        in_flight = list(self.line.session.in_flight)
+        call_id = choose.pick([*in_flight, "b"])
         self.connection.answer(self.line.session, Result(call_id, choose.pick(OUTPUTS), is_error=choose.flag()))
 
     def write(self) -> None:
@@ -190,15 +190,15 @@ class Model:
                 hold(self.given[result.call_id] <= taken[result.call_id], f"{result.call_id!r} was answered too often")
 
     def end(self) -> None:
-        """Answers what is owed, closes, and asks for one result a call."""
+        """Answers pending calls, closes, and checks for one result a call."""
         self.turn()
         session = self.line.session
         for call_id in list(session.in_flight):
             self.connection.answer(session, Result(call_id))
         self.write()
-        hold(not session.in_flight, f"calls are still asked of us: {list(session.in_flight)}")
+        hold(not session.in_flight, f"calls are still in flight: {list(session.in_flight)}")
         taken = Counter(call_id for of, call_id in self.author.taken if of is session)
-        hold(self.given == taken, f"the bus asked {taken}, answered were {self.given}")
+        hold(self.given == taken, f"the bus called {taken}, answered were {self.given}")
         self.connection._lose(self.line)
         self.connection.calls.close("closed")
         self.turn()

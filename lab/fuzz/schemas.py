@@ -95,7 +95,7 @@ def compiled(text: str) -> ArgumentChecker | None:
     try:
         return compile_schema(text, Limits())
     except SchemaFault as fault:
-        hold(str(fault).startswith("schema at #"), f"the refusal does not say where: {fault}")
+        hold(str(fault).startswith("schema at #"), f"the refusal does not name the place: {fault}")
         return None
     finally:
         spent = time.process_time() - began
@@ -109,7 +109,7 @@ def judged(checker: ArgumentChecker, value: Any, shown: str) -> bool:
     why = checker.explain(value)
     spent = time.process_time() - began
     hold(spent < SECONDS, f"a check took {spent:.1f} s: {shown}")
-    hold(verdict == (why == ""), f"is_valid says {verdict}, explain says {why!r}: {shown}")
+    hold(verdict == (why == ""), f"is_valid returns {verdict}, explain {why!r}: {shown}")
     return verdict
 
 

@@ -18,7 +18,7 @@ from lab.fuzz.targets import load
 ROOT = Path(__file__).parents[2]
 HANGS_AFTER = 20  # seconds of one input; the slowest of ours takes a tenth of one
 MEMORY_MB = 2048
-GRACE_SECONDS = 60.0  # for imports, seeds and the last input, beside the time asked for
+GRACE_SECONDS = 60.0  # for imports, seeds and the last input, beside the time given
 _RUNS = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
 _UNITS = re.compile(r"stat::new_units_added:\s*(\d+)")
 _PULSE = re.compile(r"^#(\d+)\s", re.MULTILINE)
@@ -129,7 +129,7 @@ def _number(pattern: re.Pattern[str], log: str) -> int:
 
 
 def _why(log: str, status: int) -> str:
-    """Says in a line what broke."""
+    """Returns in a line what broke."""
     raised = _RAISED.search(log)
     if raised:
         return raised[1].strip().splitlines()[0]

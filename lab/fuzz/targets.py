@@ -10,7 +10,7 @@ NAMES = ("frames", "responses", "json_texts", "schemas", "callback_urls", "manif
 
 
 def load(name: str) -> Target:
-    """Returns a target: one of ours, or by its dotted name a module of somebody else's.
+    """Returns a target: one of ours, or by its dotted name a module of another package.
 
     Raises:
         KeyError: there is no such target.

@@ -1,4 +1,4 @@
-"""A TCP connection's way over loopback that can be slow, half-open, reset or closed."""
+"""Passes TCP connections on over loopback: slowly, half-open, reset or refused, as a test wants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line:
     def __init__(self, port: int, target: int) -> None:
         self.port = port
         self._target = target
-        self._server: asyncio.Server | None = None  # None while nobody listens
+        self._server: asyncio.Server | None = None  # None while it does not listen
         self._ways: set[asyncio.StreamWriter] = set()  # both ends of every connection
         self._serving: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()  # clear while nothing passes
@@ -48,7 +48,7 @@ class Line:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def stall(self) -> None:
-        """Passes nothing on; nobody is told."""
+        """Passes nothing on; neither end notices."""
         self._flows.clear()
 
     def flow(self) -> None:
@@ -80,7 +80,7 @@ class Line:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            pass  # nobody there; or this line closes
+            pass  # the target does not listen, or this line closes
         finally:
             for each in (writer, there):
                 if each is not None:

@@ -56,7 +56,7 @@ class Peer:
         return self.attached
 
     async def read(self, *, echo: bool = True) -> wire.InvokeResponse | None:
-        """Returns the next frame, or None at the end of the stream; heartbeats are answered on the way, unless told."""
+        """Returns the next frame, or None at the end of the stream; heartbeats are answered on the way."""
         frame = await self._stream.read()
         if not isinstance(frame, wire.InvokeResponse):
             return None

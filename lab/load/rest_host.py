@@ -48,7 +48,7 @@ def check(status: int, body: bytes, mark: bytes = SUCCEEDED) -> None:
 async def by_aiohttp(
     url: str, write: Callable[[Sequence[str]], list[bytes]] = callback_bodies, mark: bytes = SUCCEEDED, token: str = ""
 ) -> AsyncIterator[windows.Prepare]:
-    """Posts with aiohttp over kept connections, as many as calls are in flight."""
+    """Posts with aiohttp over keep-alive connections, as many as calls are in flight."""
     import aiohttp
 
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})

@@ -1,4 +1,4 @@
-"""Says which call is due when, and which calls a host sends now: an open loop in phases.
+"""Decides which call is due when, and which calls a host sends now: an open loop in phases.
 
 When a call is due depends on the schedule alone, and its time runs from then, whatever became of the calls before it. A
 call that finds the host's own window full waits in the host until its time is over, as in the SDK; then it was never

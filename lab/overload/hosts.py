@@ -1,4 +1,4 @@
-"""Calls as a schedule says, and never again what was refused: ``python -m lab.overload.hosts WAY ADDRESS FOLDER NAME``.
+"""Calls by a schedule, and never again what was refused: ``python -m lab.overload.hosts WAY ADDRESS FOLDER NAME``.
 
 Ways: ``stream`` is one raw stream, ``rest`` is HTTP with a request for each call, ``sdk`` is a host on the SDK, which
 does send again what was refused, within the call's time.

@@ -2,7 +2,7 @@
 
 It attaches, waits for the file that lets it begin and then reads no more, while megabytes are sent to it. After SIGTERM
 it reads what is left and prints how its stream had ended. The peers that send so much to it are in this process, too.
-With ``--reads`` it reads all the time, so that the cost of the megabytes can be told from that of nobody reading them.
+With ``--reads`` it reads all the time, so that the cost of the megabytes shows apart from that of not reading them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def _until(stops: asyncio.Event, work: Coroutine[None, None, None]) -> Non
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Attaches, does not read, and says how that ended."""
+    """Attaches, does not read, and prints how that ended."""
     stops = stop_event()
     slow = peer.Peer(options.address, own_connection=True)
     flood = await KINDS[options.kind](options.address, slow, options.name)

@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[float, frozenset[str]]] = {
     "rest-left": (1, frozenset({LEFT, HELD_UP})),
     "task": (2, OK),
 }
-# Those whose latency says something about the bus: their tools answer at once.
+# The kinds with a latency of the bus alone: their tools answer at once.
 TIMED = frozenset({"stream", "callback", "rest"})
 
 
@@ -107,7 +107,7 @@ class Calls:
             case "callback":
                 result = await call(plugin.CALLBACK, arguments)
             case "progress":
-                result = await call(plugin.SAY, arguments, on_progress=lambda progress: None)
+                result = await call(plugin.REPORT, arguments, on_progress=lambda progress: None)
             case "nested":
                 result = await call(plugin.NEST, arguments)
             case "user":
@@ -140,7 +140,7 @@ def _outcome(result: Result, number: int, *, checked: bool) -> tuple[str, str]:
     if result.error is not None:
         return result.error.code.name, result.error.message
     if checked and result.output != {"number": number}:
-        return "STRANGE", f"asked for {number}, got {result.output!r}"
+        return "STRANGE", f"called with {number}, got {result.output!r}"
     return "OK", ""
 
 

@@ -16,11 +16,11 @@ from lab.stage import stop_event
 from toolbus.sdk import Err, Plugin, ToolScope
 
 SOURCE, CALLBACK_SOURCE = "steady", "steady-callback"
-ANSWER, SLOW, SAY, NEST, REFUSE = "steady_answer", "steady_slow", "steady_say", "steady_nest", "steady_refuse"
+ANSWER, SLOW, REPORT, NEST, REFUSE = "steady_answer", "steady_slow", "steady_report", "steady_nest", "steady_refuse"
 CALLBACK = "steady_callback"
-TOOLS = (ANSWER, SLOW, SAY, NEST, REFUSE, CALLBACK)
+TOOLS = (ANSWER, SLOW, REPORT, NEST, REFUSE, CALLBACK)
 SLOW_SECONDS = 0.2
-MAX_IN_FLIGHT = 4096  # what a second of calls needs that a busy machine has kept waiting
+MAX_IN_FLIGHT = 4096  # what a second of calls needs that a busy machine has delayed
 PLACE = {"type": "object", "properties": {"number": {"type": "integer"}}}
 
 
@@ -35,7 +35,7 @@ async def slow(number: int) -> dict[str, int]:
     return {"number": number}
 
 
-async def say(scope: ToolScope, number: int) -> dict[str, int]:
+async def report(scope: ToolScope, number: int) -> dict[str, int]:
     """Reports its progress three times."""
     for step in range(3):
         scope.progress(step, total=3, message=f"step {step}")
@@ -64,7 +64,7 @@ async def main(grpc: str, http: str) -> None:
     logging.basicConfig(level=logging.WARNING)
     stops = stop_event()
     plugin = Plugin(SOURCE, address=grpc, max_in_flight=MAX_IN_FLIGHT)
-    for name, function in ((ANSWER, answer), (SLOW, slow), (SAY, say), (NEST, nest), (REFUSE, refuse)):
+    for name, function in ((ANSWER, answer), (SLOW, slow), (REPORT, report), (NEST, nest), (REFUSE, refuse)):
         plugin.tool(name=name, description="Stays.")(function)
     async with plugin, aiohttp.ClientSession(f"http://{http}") as session:
         await plugin.ready()

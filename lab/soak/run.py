@@ -43,7 +43,7 @@ class Soak:
         self._rate = rate
         self._broken = broken
         self._command = bus
-        self._grpc = self._http = ""  # addresses, until the bus has said them
+        self._grpc = self._http = ""  # addresses, until the bus has printed them
         self.record = Record(seconds)
 
     def play(self, show: Show) -> Record:
@@ -76,7 +76,7 @@ class Soak:
             self._go_on(actors, sampler, show)
         except KeyboardInterrupt:
             pass  # the verdict is about what there is
-        self.record.fault_count = 0  # they are counted once all has been said
+        self.record.fault_count = 0  # they are counted once all programs have ended
         for actor in (calls, visits):
             self._end(actor)
         sampler.read()

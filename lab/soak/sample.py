@@ -139,7 +139,7 @@ class Record:
         before, after: what the bus counted before the load, and once all programs had disconnected.
         never: kinds of calls and visits that were planned and have not been.
         faults: what must never be.
-        fault_count: how often: only the first sentences are kept.
+        fault_count: how often: only the first sentences are stored.
     """
 
     seconds_planned: float

@@ -32,7 +32,7 @@ class Tally:
         """Notes how something ended; a code that is not expected is a fault.
 
         Args:
-            milliseconds: from the moment at which it was to be done; None where that says nothing about the bus.
+            milliseconds: from the moment at which it was due; None where it depends on more than the bus.
             why: the error's message.
         """
         self._counts[f"{what} {code}"] += 1

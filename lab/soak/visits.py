@@ -1,7 +1,7 @@
 """Visits a bus and goes again: ``python -m lab.soak.visits GRPC HTTP FOLDER [leak]``.
 
 Each visit leaves nothing behind that the bus would have to keep: what it attached, registered, watched or permitted it
-takes back, or breaks the connection, which has to be the same. Every other one uses names that were never heard before.
+withdraws, or breaks the connection, which must have the same effect. Every other one uses names that are new.
 The file is long because there is a method for each kind of visit, and nothing else.
 """
 
@@ -54,7 +54,7 @@ class Visits:
     """Everything that a visitor may do, a method each.
 
     Args:
-        broken: ``leak``: connections that should be broken are kept, and some tools are never taken back.
+        broken: ``leak``: connections that should be broken stay, and some tools are never unregistered.
     """
 
     def __init__(self, address: str, session: aiohttp.ClientSession, broken: str = "") -> None:
@@ -146,7 +146,7 @@ class Visits:
         """A plugin's connection is reset while a call of it is pending."""
         name = f"broken_{_name(number)}"
         if self._broken == "leak":
-            self._leaked += [await _attached(self._address, f"kept-{number}") for _ in range(LEAKED)]
+            self._leaked += [await _attached(self._address, f"leaked-{number}") for _ in range(LEAKED)]
             return
         async with self._line() as address:
             peer = await _attached(address, f"broken-{_name(number)}", name)
@@ -197,7 +197,7 @@ class Visits:
             stub = health_pb2_grpc.HealthStub(channel)
             await stub.Check(health_pb2.HealthCheckRequest(service=""))
             await stub.List(health_pb2.HealthListRequest())
-            watching = stub.Watch(health_pb2.HealthCheckRequest(service=f"toolbus.source.nobody-{number}"))
+            watching = stub.Watch(health_pb2.HealthCheckRequest(service=f"toolbus.source.unknown-{number}"))
             await watching.read()
             watching.cancel()
 
