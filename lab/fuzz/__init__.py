@@ -1,1 +1,1 @@
-"""Inputs found by coverage, against toolbus: every target has an oracle of its own. See docs/about/testing.md."""
+"""Searches toolbus for inputs that break a promise: each target has its own oracle. See docs/about/testing.md."""

@@ -1,1 +1,1 @@
-"""Hosts and plugins that load a bus: raw peers and SDK programs, call windows, schedules, a TCP line that can fail."""
+"""Loads a bus: raw peers and SDK programs as hosts and plugins, call windows, schedules, a TCP line that can fail."""

@@ -103,10 +103,7 @@ class Peer:
 def tool(name: str = workload.TOOL_NAME) -> pb.Tool:
     """Returns the declaration of the workload's tool under a name."""
     return pb.Tool(
-        name=name,
-        description=workload.DESCRIPTION,
-        parameters_json=workload.PARAMETERS_JSON,
-        allow_repeat=True,
+        name=name, description=workload.DESCRIPTION, parameters_json=workload.PARAMETERS_JSON, allow_repeat=True
     )
 
 

@@ -136,7 +136,7 @@ def test_cells_that_would_fill_the_memory_are_left_out_and_the_others_can_be_wri
 
 
 @pytest.mark.parametrize("size", [100, 10_000])
-def test_arguments_have_the_size_that_is_asked_for_and_fit_the_schema(size: int) -> None:
+def test_arguments_have_the_given_size_and_fit_the_schema(size: int) -> None:
     checker = compile_schema(workload.PARAMETERS_JSON, Limits())
     text = workload.arguments_json(4095, size)
     assert len(text) == size
@@ -152,27 +152,27 @@ def contestant(name: str, *, partial: bool = False) -> Contestant:
     return Contestant(name, lambda stage, plan: (None, "-"), (), partial=partial)
 
 
-def test_who_fails_in_a_cell_goes_on_with_those_that_ask_for_less_of_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contestant_that_fails_in_a_cell_goes_on_with_the_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[list[Cell]] = []
 
-    def fails_at_64(_: Contestant, plan: Plan, asked: Sequence[Cell]) -> tuple[list[Window], str]:
-        starts.append(list(asked))
-        done = [window(cell) for cell in asked if cell.in_flight < 64]
-        return done[: [*asked, Cell(64)].index(Cell(64))], "no"
+    def fails_at_64(_: Contestant, plan: Plan, wanted: Sequence[Cell]) -> tuple[list[Window], str]:
+        starts.append(list(wanted))
+        done = [window(cell) for cell in wanted if cell.in_flight < 64]
+        return done[: [*wanted, Cell(64)].index(Cell(64))], "no"
 
     monkeypatch.setattr(contest, "_run_until_it_fails", fails_at_64)
-    asked = (Cell(1), Cell(64), Cell(512), Cell(1, 100), Cell(64, 100))
-    windows, cannot = contest.run_once(contestant("some"), Plan(), asked)
+    wanted = (Cell(1), Cell(64), Cell(512), Cell(1, 100), Cell(64, 100))
+    windows, cannot = contest.run_once(contestant("some"), Plan(), wanted)
     assert [each.cell for each in windows] == [Cell(1), Cell(1, 100)]
     assert cannot == {Cell(64): "no", Cell(512): "as 64 in flight", Cell(64, 100): "as 64 in flight"}
-    assert starts == [list(asked), [Cell(1, 100)]]
+    assert starts == [list(wanted), [Cell(1, 100)]]
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_what_a_contestant_cannot_do_is_told_and_fails_the_run_unless_it_may_leave_cells_out(
+def test_what_a_contestant_cannot_do_is_reported_and_fails_the_run_unless_it_may_leave_cells_out(
     monkeypatch: pytest.MonkeyPatch, partial: bool
 ) -> None:
-    monkeypatch.setattr(contest, "_run_until_it_fails", lambda one, plan, asked: ([window(asked[0])], "too much"))
+    monkeypatch.setattr(contest, "_run_until_it_fails", lambda one, plan, wanted: ([window(wanted[0])], "too much"))
     outcome = contest.run([contestant("some", partial=partial)], Plan(in_flight=(1, 64), rounds=2), lambda line: None)
     assert [len(each) for each in outcome.rounds["some"]] == [1, 1]
     assert bool(outcome.cannot) is partial
@@ -183,14 +183,14 @@ def test_what_a_contestant_cannot_do_is_told_and_fails_the_run_unless_it_may_lea
 
 def test_contestants_are_measured_in_every_cell_in_turns() -> None:
     plan = Plan(in_flight=(1, 4), sizes=(100, 10_000), seconds=0.1, warm_up=0.05, rounds=1, experiments=False)
-    said: list[str] = []
-    outcome = contest.run([CONTESTANTS["relay"], CONTESTANTS["in_process"]], plan, said.append)
+    lines: list[str] = []
+    outcome = contest.run([CONTESTANTS["relay"], CONTESTANTS["in_process"]], plan, lines.append)
     assert not outcome.failures
     assert {name: [w.cell for w in rounds[0]] for name, rounds in outcome.rounds.items()} == {
         "relay": list(plan.cells),
         "in_process": list(plan.cells),
     }
-    assert len(said) == 2
+    assert len(lines) == 2
 
 
 def rivals(speeds: dict[str, float]) -> Report:
@@ -223,7 +223,7 @@ def test_ratios_are_those_of_a_round_however_fast_the_machine_was_in_it() -> Non
 
 
 @pytest.mark.parametrize("measure", [growth.catalog, growth.served, crowds.sessions])
-def test_growth_is_told_for_every_amount_and_compared_with_the_least(small: Stage, measure: Measure) -> None:
+def test_growth_is_measured_for_every_amount_and_compared_with_the_smallest(small: Stage, measure: Measure) -> None:
     facts = measure(small, BRIEFLY, 6)  # enough for each to be measured twice
     report = Report(SUITES["growth"], BRIEFLY, Outcome({}, {}, []), facts, {}, "python -m lab.benchmarks growth", 1)
     ratios, table = report.sections()
@@ -243,7 +243,7 @@ def test_calls_in_flight_and_watchers_are_measured(small: Stage) -> None:
 
 
 class _Stream:
-    """The server's side of a stream whose first write ends late: what is read is given, what is written is kept."""
+    """The server's side of a stream whose first write ends late: it stores what is written."""
 
     def __init__(self, *frames: wire.InvokeRequest) -> None:
         self.written: list[wire.InvokeResponse] = []
@@ -259,7 +259,7 @@ class _Stream:
             await self.may_end.wait()
 
 
-async def test_a_bare_stream_is_told_what_was_said_while_its_first_write_had_not_ended() -> None:
+async def test_a_bare_stream_gets_the_event_that_was_sent_while_its_first_write_had_not_ended() -> None:
     bare = Bare()  # type: ignore[abstract]  # a run needs no other RPC
     early, late = _Stream(wire.InvokeRequest(), wire.InvokeRequest(calls=[pb.ToolCall(name="new")])), _Stream()
     early.may_end.set()

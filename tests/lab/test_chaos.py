@@ -35,8 +35,8 @@ def evidence(*troubles: Trouble, moves: tuple[Move, ...] = ()) -> Evidence:
     return Evidence({part.name: part for part in PARTS}, troubles, moves)
 
 
-def ask(it: Evidence, tool: str = "solo_once", host: str = "raw-host", at: float = 100.0, **more: Any) -> str:
-    """A call is asked; returns its token."""
+def order(it: Evidence, tool: str = "solo_once", host: str = "raw-host", at: float = 100.0, **more: Any) -> str:
+    """A host makes a call; returns its token."""
     token = f"t{len(it.calls)}"
     line = {"asked": token, "host": host, "tool": tool, "at": at, "pid": HOST_PID}
     line |= {"timeout": 8.0, "seconds": 0.0, "refuse": False, "leave": 0.0, **more}
@@ -51,8 +51,8 @@ def run(it: Evidence, token: str, at: float = 100.1, *, ends: bool = True, part:
         it.take_run_line({"ended": token, "part": part, "at": at + 0.1, "pid": SOLO_PID})
 
 
-def tell(it: Evidence, token: str, code: str = "OK", stage: str = "", at: float = 100.3, **more: Any) -> None:
-    """A host hears a result."""
+def reply(it: Evidence, token: str, code: str = "OK", stage: str = "", at: float = 100.3, **more: Any) -> None:
+    """A host gets a result."""
     ran = token if code == "OK" else None
     line = {"told": token, "host": "raw-host", "at": at, "pid": HOST_PID, "code": code, "stage": stage, "ran": ran}
     it.take_call_line({**line, "retry_safe": False, "limit": "", "message": "", **more}, TOOLS)
@@ -60,16 +60,16 @@ def tell(it: Evidence, token: str, code: str = "OK", stage: str = "", at: float 
 
 def whole(it: Evidence, **more: Any) -> str:
     """A call that goes well; returns its token."""
-    token = ask(it, **more)
+    token = order(it, **more)
     run(it, token)
-    tell(it, token)
+    reply(it, token)
     return token
 
 
 def strangers_result(it: Evidence) -> None:
-    token = ask(it)
+    token = order(it)
     run(it, token)
-    tell(it, token, ran="another")
+    reply(it, token, ran="another")
 
 
 def stray(it: Evidence, *, again: bool) -> None:
@@ -77,22 +77,22 @@ def stray(it: Evidence, *, again: bool) -> None:
 
 
 def failed(it: Evidence, code: str, stage: str, *, ran: bool, tool: str = "solo_once", **more: Any) -> None:
-    token = ask(it, tool)
+    token = order(it, tool)
     if ran:
         run(it, token, ends=False)
-    tell(it, token, code, stage, **more)
+    reply(it, token, code, stage, **more)
 
 
-def unheard_of() -> Evidence:
-    """Returns a death that a host had time to hear of, and did not, before it was killed itself."""
+def unanswered() -> Evidence:
+    """Returns a death after which a host got no result, though it had time before it was killed itself."""
     it = evidence(killed(), Trouble("raw-host", Act.KILL, 110.0, 111.0, {HOST_PID}))
-    run(it, ask(it), ends=False)
+    run(it, order(it), ends=False)
     return it
 
 
 def lost_long_before_a_kill() -> Evidence:
     it = evidence(Trouble("raw-host", Act.KILL, 400.0, 401.0, {HOST_PID}))
-    run(it, ask(it))
+    run(it, order(it))
     return it
 
 
@@ -104,11 +104,11 @@ def frozen() -> Trouble:
     return Trouble("solo", Act.FREEZE, 100.2, 125.0)
 
 
-def cut_off(told_at: float) -> Evidence:
+def cut_off(failed_at: float) -> Evidence:
     it = evidence(killed())
-    token = ask(it)
+    token = order(it)
     run(it, token, ends=False)
-    tell(it, token, "UNAVAILABLE", "DISPATCHED", told_at)
+    reply(it, token, "UNAVAILABLE", "DISPATCHED", failed_at)
     return it
 
 
@@ -130,12 +130,12 @@ ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG = CHECKS
 @pytest.mark.parametrize(
     ("rule", "it"),
     [
-        (ANSWERED, spoilt(lambda it: run(it, ask(it)))),
-        (ANSWERED, spoilt(lambda it: tell(it, whole(it)))),
+        (ANSWERED, spoilt(lambda it: run(it, order(it)))),
+        (ANSWERED, spoilt(lambda it: reply(it, whole(it)))),
         (ANSWERED, lost_long_before_a_kill()),
         (ONCE, spoilt(lambda it: run(it, whole(it)))),
-        (ONCE, spoilt(lambda it: run(it, "nobody asked"))),
-        (OWN, spoilt(lambda it: tell(it, ask(it)))),
+        (ONCE, spoilt(lambda it: run(it, "unknown"))),
+        (OWN, spoilt(lambda it: reply(it, order(it)))),
         (OWN, spoilt(strangers_result)),
         (STRAYS, spoilt(lambda it: stray(it, again=True))),
         (STRAYS, spoilt(lambda it: stray(it, again=False))),
@@ -146,7 +146,7 @@ ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG = CHECKS
         (HONEST, spoilt(lambda it: failed(it, "NOT_FOUND", "DISPATCHED", ran=False))),
         (HONEST, spoilt(lambda it: failed(it, "INTERNAL", "UNKNOWN", ran=False))),
         (HONEST, spoilt(lambda it: failed(it, "DEADLINE_EXCEEDED", "DISPATCHED", ran=True, limit="timeout_seconds"))),
-        (DEATH, unheard_of()),
+        (DEATH, unanswered()),
         (DEATH, seen(trouble=killed())),
         (HANG, seen(trouble=frozen())),
         (HANG, seen((108.0, "suspect"), trouble=frozen())),
@@ -160,8 +160,8 @@ def test_each_rule_is_seen_to_be_broken(rule: str, it: Evidence) -> None:
 @pytest.mark.parametrize(
     ("times", "it", "seconds"),
     [
-        (checks.lateness, spoilt(lambda it: tell(it, ask(it), "DEADLINE_EXCEEDED", "UNKNOWN", at=112.0)), [3.0]),
-        (checks.deaths, cut_off(told_at=103.0), [2.8]),
+        (checks.lateness, spoilt(lambda it: reply(it, order(it), "DEADLINE_EXCEEDED", "UNKNOWN", at=112.0)), [3.0]),
+        (checks.deaths, cut_off(failed_at=103.0), [2.8]),
         (checks.deaths, seen((102.0, AWAY), trouble=killed()), [1.8]),
         (checks.hangs, seen((112.0, "suspect"), (122.0, AWAY), trouble=frozen()), [11.8, 21.8]),
         (checks.hangs, seen((108.0, "suspect"), (124.5, AWAY), trouble=frozen()), [7.8, 24.3]),
@@ -176,11 +176,11 @@ def test_how_soon_something_was_noticed_is_a_figure_and_breaks_no_rule(
     assert not [verdict for verdict in judge(it) if verdict.broken and verdict.rule in timed]
 
 
-def test_a_finished_run_that_nobody_heard_of_is_seen_as_lost_and_as_a_failure_without_a_cause() -> None:
+def test_a_finished_run_without_its_result_is_seen_as_lost_and_as_a_failure_without_a_cause() -> None:
     it = evidence()
-    token = ask(it)
+    token = order(it)
     run(it, token)
-    tell(it, token, "UNAVAILABLE", "DISPATCHED")
+    reply(it, token, "UNAVAILABLE", "DISPATCHED")
     assert {verdict.rule for verdict in judge(it) if verdict.broken} == {DELIVERED, CAUSE}
 
 
@@ -188,7 +188,7 @@ def test_a_finished_run_that_nobody_heard_of_is_seen_as_lost_and_as_a_failure_wi
     "it",
     [
         spoilt(whole),
-        cut_off(told_at=100.3),
+        cut_off(failed_at=100.3),
         seen((100.3, AWAY), trouble=killed()),
         seen((108.0, "suspect"), (122.0, AWAY), trouble=frozen()),
         spoilt(lambda it: failed(it, "UNAVAILABLE", "NOT_DISPATCHED", ran=False, retry_safe=True)),
@@ -201,24 +201,24 @@ def test_what_a_disturbance_explains_breaks_no_rule(it: Evidence) -> None:
     assert [finding for verdict in judge(it) for finding in verdict.broken] == []
 
 
-def test_a_host_that_was_killed_need_not_have_heard_its_results() -> None:
+def test_a_host_that_was_killed_needs_no_results() -> None:
     it = evidence(Trouble("raw-host", Act.KILL, 100.2, 101.0, {HOST_PID}))
-    run(it, ask(it))
+    run(it, order(it))
     assert not any(verdict.broken for verdict in judge(it))
 
 
-def test_a_host_that_was_killed_and_is_back_need_not_hear_that_a_plugin_died_with_its_old_call() -> None:
+def test_a_host_that_was_killed_and_is_back_needs_no_result_of_a_plugin_that_died_with_its_old_call() -> None:
     host = Trouble("raw-host", Act.KILL, 100.2, 101.0, {HOST_PID})
     it = evidence(host, Trouble("solo", Act.KILL, 104.0, 105.0, {SOLO_PID}))
-    run(it, ask(it), ends=False)
+    run(it, order(it), ends=False)
     assert not any(verdict.broken for verdict in judge(it))
 
 
 def test_a_drain_does_not_excuse_a_lost_result() -> None:
     it = evidence(Trouble("solo", Act.DRAIN, 100.0, 103.0))
-    token = ask(it)
+    token = order(it)
     run(it, token)
-    tell(it, token, "UNAVAILABLE", "DISPATCHED")
+    reply(it, token, "UNAVAILABLE", "DISPATCHED")
     assert list(filter(None, checks.delivered(it)))
 
 
@@ -281,9 +281,9 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
     process = start(tmp_path, "--seconds", "3", "--json", str(tmp_path / "outcome.json"))
-    said, _ = process.communicate(timeout=50)
-    assert process.returncode == 0, said
-    assert "python -m lab.chaos --seed 11 --seconds 3 --few" in said
+    text, _ = process.communicate(timeout=50)
+    assert process.returncode == 0, text
+    assert "python -m lab.chaos --seed 11 --seconds 3 --few" in text
     assert (tmp_path / "outcome.json").exists()
 
 

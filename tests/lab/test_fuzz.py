@@ -29,7 +29,7 @@ from toolbus.sdk.outgoing_calls import OutgoingCalls
 from toolbus.tool import Result
 
 RUNS = 60  # of each target in the bounded search: enough to see that libFuzzer, atheris and the target work together
-SEEDS = 10  # of them in its corpus, so that most of the runs are of inputs that nobody wrote
+SEEDS = 10  # of them in its corpus, so that most of the runs are of inputs that no person wrote
 needs_atheris = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this platform or Python"
 )
@@ -117,8 +117,8 @@ def _keeps_unknown(patch: pytest.MonkeyPatch) -> None:
     """Settings that are read otherwise the second time."""
     read, times = CouncilSettings.read.__func__, iter(range(10**6))  # type: ignore[attr-defined]
 
-    def otherwise(cls: type[CouncilSettings], said: Any) -> CouncilSettings:
-        settings: CouncilSettings = read(cls, said)
+    def otherwise(cls: type[CouncilSettings], content: Any) -> CouncilSettings:
+        settings: CouncilSettings = read(cls, content)
         return settings.changed({"timeoutSeconds": 100 + next(times)})
 
     patch.setattr(CouncilSettings, "read", classmethod(otherwise))
@@ -178,7 +178,7 @@ def test_a_bounded_search_finds_nothing(name: str, tmp_path: Path) -> None:
 
 
 @needs_atheris
-def test_a_finding_is_kept_told_and_repeated_by_the_command_that_is_printed(tmp_path: Path) -> None:
+def test_a_finding_is_saved_reported_and_repeated_by_the_command_that_is_printed(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -190,9 +190,9 @@ def test_a_finding_is_kept_told_and_repeated_by_the_command_that_is_printed(tmp_
         str(tmp_path),
         "--json",
     ]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
-    assert told.returncode == 1, told.stderr
-    (outcome,) = json.loads(told.stdout)
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert finished.returncode == 1, finished.stderr
+    (outcome,) = json.loads(finished.stdout)
     assert outcome["why"] == "Finding: four bytes"
     assert len(Path(outcome["finding"]).read_bytes()) == 4
     again = [sys.executable, *outcome["repeat"].split()[1:]]
@@ -202,11 +202,11 @@ def test_a_finding_is_kept_told_and_repeated_by_the_command_that_is_printed(tmp_
 
 @pytest.mark.parametrize("words", [["nothing"], ["--replay", "x"], ["--seconds", "0"]])
 def test_a_wrong_command_ends_with_2_and_says_why(words: list[str]) -> None:
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-m", "lab.fuzz", *words], cwd=ROOT, capture_output=True, timeout=50, check=False
     )
-    assert told.returncode == 2
-    assert b"error" in told.stderr
+    assert finished.returncode == 2
+    assert b"error" in finished.stderr
 
 
 # -- what was found --------------------------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ def test_nothing_outlives_a_run_that_is_killed() -> None:
     until(lambda: not any(map(alive, started)), "they have ended")
 
 
-def test_a_wrong_command_line_is_told_so() -> None:
+def test_a_wrong_command_line_is_refused_with_a_reason() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lab.overload", "--seconds", "0.1"],
         cwd=ROOT,

@@ -267,7 +267,7 @@ def test_a_soak_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--seconds", "0.5"), ("--rate", "0"), ("--minutes", "1", "--seconds", "1")])
-def test_wrong_usage_is_said(words: tuple[str, ...], tmp_path: Path) -> None:
-    code, _, said = outcome(tmp_path, *words)
+def test_wrong_usage_is_reported(words: tuple[str, ...], tmp_path: Path) -> None:
+    code, _, text = outcome(tmp_path, *words)
     assert code == 2
-    assert "usage" in said
+    assert "usage" in text
