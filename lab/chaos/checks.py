@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from lab.chaos.cast import BUS, Kind, tools
-from lab.chaos.evidence import Call, Evidence, Moment
+from lab.chaos.evidence import RECOVERY, Call, Evidence, Moment
 from lab.chaos.scene import Trouble
 from lab.chaos.schedule import Act
 from lab.chaos.watcher import AWAY
@@ -21,7 +21,6 @@ from lab.judge import Cases
 SLACK = 2.5  # after a call's deadline: an SDK waits 1 s for a bus that is late, the rest is a busy machine
 DELIVERY = 1.0  # from the end of a run to its result at the caller
 PIPE = 2.0  # between a call's way out of its host and its run, where nothing may have happened either
-RECOVERY = 10.0  # from the end of a disturbance to a time without failures
 DEATH = 1.0  # that nothing else may happen after a death for its notice to be timed
 SUSPECT, GONE = 9.5, 23.5  # the same after a hang: 8 s and 22 s by the protocol, and a busy machine
 
@@ -159,6 +158,8 @@ def no_failure_without_cause(evidence: Evidence) -> Finding:
     for call in evidence.calls.values():
         if not call.results or evidence.disturbed(evidence.between(call), call.order.at - RECOVERY, call.results[0].at):
             continue
+        if evidence.is_recovering(call):
+            continue  # how long that takes is a figure
         code = call.result("code")
         wanted = (
             code == "OK"

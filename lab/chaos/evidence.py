@@ -14,6 +14,8 @@ from lab.chaos.schedule import Act
 from lab.chaos.watcher import AWAY, Move
 from lab.ledger import CALLS, RUNS, LedgerReader
 
+RECOVERY = 10.0  # seconds after a disturbance in which it is the cause of failures and of tools that go away
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -157,3 +159,10 @@ class Evidence:
     def state(self, tool: str, at: float) -> str:
         """Returns the state in which a tool was seen last, before a moment."""
         return next((m.state for m in reversed(self.moves) if m.tool == tool and m.at < at), AWAY)
+
+    def is_recovering(self, call: Call) -> bool:
+        """Whether a tool that went away in a disturbance had not been seen live again when a call was made."""
+        last = next((m for m in reversed(self.moves) if m.tool == call.tool.name and m.at < call.order.at), None)
+        if last is None or last.state == "live":
+            return False
+        return self.disturbed(self.between(call), last.at - RECOVERY, last.at)

@@ -184,6 +184,15 @@ def test_a_finished_run_without_its_result_is_seen_as_lost_and_as_a_failure_with
     assert {verdict.rule for verdict in judge(it) if verdict.broken} == {DELIVERED, CAUSE}
 
 
+@pytest.mark.parametrize(("back_at", "excused"), [(150.0, True), (110.0, False)])
+def test_a_tool_that_a_disturbance_took_away_may_be_missing_until_it_is_back(back_at: float, excused: bool) -> None:
+    moves = (Move(90.0, "solo_once", "live"), Move(101.0, "solo_once", AWAY), Move(back_at, "solo_once", "live"))
+    it = evidence(Trouble(BUS, Act.KILL, 100.0, 102.0), moves=moves)
+    reply(it, order(it, at=120.0), "NOT_FOUND", "NOT_DISPATCHED", at=120.1)
+    broken = {verdict.rule for verdict in judge(it) if verdict.broken}
+    assert broken == (set() if excused else {CAUSE})
+
+
 @pytest.mark.parametrize(
     "it",
     [
