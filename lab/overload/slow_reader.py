@@ -50,7 +50,7 @@ class Beside:
     early: int = 0
 
 
-async def play(kind: str, stage: Stage, third: float, settle: float = 5.0) -> Beside:
+async def play(kind: str, stage: Stage, third: float, settle: float = 30.0) -> Beside:
     """Plays so long with neither, so long beside one that reads, and so long beside the slow one.
 
     Args:
