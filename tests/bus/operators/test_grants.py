@@ -1,4 +1,4 @@
-"""The right to offer tools: granted and revoked while everything runs, told to whom it concerns, kept over restarts."""
+"""Tests of granting and revoking the permission to offer tools at run time, and across restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolbus.v1 import tool_pb2 as pb
 PATIENCE = 5.0
 
 
-def rights(core: Core) -> Grants:
+def grants_of(core: Core) -> Grants:
     signals = Signals(core.registry, core.dispatcher.view, watch_seconds=0.02)
     signals.on_change(core._changed)
     return Grants(core.registry, core.policy, core.dispatcher.view, core.presence, signals)
@@ -31,8 +31,8 @@ def names(core: Core) -> list[str]:
     return [each.tool.name for each in core.dispatcher.view.listings(include_offline=True)]
 
 
-def told(stream: StreamDouble) -> list[tuple[str, tuple[Any, ...]]]:
-    """Returns what a stream was told about rights: granted or revoked with all rights, or denied with the operation."""
+def notices(stream: StreamDouble) -> list[tuple[str, tuple[Any, ...]]]:
+    """Returns the notices of a stream about permissions: granted or revoked with all, or denied with the operation."""
     found: list[tuple[str, tuple[Any, ...]]] = []
     for event in stream.read("events"):
         kind = event.WhichOneof("kind")
@@ -53,10 +53,10 @@ def test_revoking_withdraws_every_tool_of_the_source_and_tells_its_sessions() ->
     core.lose(core.plugin("p", tool("offline")))
     for stream in (first, second, other):
         stream.written()
-    assert rights(core).revoke("p") == 3
+    assert grants_of(core).revoke("p") == 3
     assert names(core) == ["c"]
-    assert told(first) == told(second) == [("revoked", ("tools",))]
-    assert told(other) == []
+    assert notices(first) == notices(second) == [("revoked", ("tools",))]
+    assert notices(other) == []
     assert not first.ended
 
 
@@ -65,7 +65,7 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     plugin, host = core.attached("p", tool("a")), core.peer("host")
     running = core.call(host, "a")
     core.dispatcher.settled_at = core.now + 5.0  # a bus that has just started waits for tools, but not for this one
-    rights(core).revoke("p")
+    grants_of(core).revoke("p")
     refused = core.refusal(host, "a")
     assert (refused.code, refused.message) == (
         Code.PERMISSION_DENIED,
@@ -73,26 +73,26 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
         "the permission with `toolbus grant p`",
     )
     core.plugin("q", tool("b", min_level=1))
-    rights(core).revoke("q")
+    grants_of(core).revoke("q")
     assert core.refusal(host, "b").code is Code.UNAVAILABLE, "it never was, for this caller"
-    rights(core).grant("p")
+    grants_of(core).grant("p")
     assert core.refusal(host, "a").code is Code.UNAVAILABLE
     plugin.send(results=[pb.ToolResult(call_id=next(iter(plugin.peer.pending)), output_json="7")])
     assert [result.output_json for result in host.results[running]] == ["7"]
 
 
-def test_what_is_offered_without_the_right_is_refused_in_an_event_and_the_stream_stays() -> None:
+def test_what_is_offered_without_the_permission_is_refused_in_an_event_and_the_stream_stays() -> None:
     core = Core()
-    changed = rights(core)
+    changed = grants_of(core)
     changed.revoke("p")
     plugin = core.attached("p", tool("a"))
     (attached,) = [frame.attached for frame in plugin.written() if frame.HasField("attached")]
     assert [(each.name, "with `toolbus grant p`" in each.error) for each in attached.refused] == [("a", True)]
     plugin.attach("p", tool("a"))
-    assert told(plugin) == [("denied", ("tools", "attach"))]
+    assert notices(plugin) == [("denied", ("tools", "attach"))]
     assert (names(core), plugin.ended) == ([], False)
     changed.grant("p")
-    assert told(plugin) == [("granted", ("tools", "tools"))]
+    assert notices(plugin) == [("granted", ("tools", "tools"))]
     plugin.attach("p", tool("a"))
     assert names(core) == ["a"]
 
@@ -103,27 +103,27 @@ def test_a_plugin_that_may_not_offer_its_tools_may_not_say_who_calls_either() ->
     assert core.attached("p").peer.may_set_context is True
 
 
-def test_what_changes_nothing_is_told_to_nobody() -> None:
+def test_what_changes_nothing_sends_no_notice() -> None:
     core = Core()
     plugin = core.attached("p", tool("a"))
     plugin.written()
-    rights(core).grant("p")
-    assert told(plugin) == []
-    rights(core).revoke("p")
+    grants_of(core).grant("p")
+    assert notices(plugin) == []
+    grants_of(core).revoke("p")
     plugin.written()
-    assert rights(core).revoke("p") == 0
-    assert told(plugin) == []
+    assert grants_of(core).revoke("p") == 0
+    assert notices(plugin) == []
 
 
 @pytest.mark.parametrize(
-    ("source", "right", "said"),
-    [("p", "files", "no right 'files'"), ("", "tools", "source ''"), ("toolbus", "tools", "'toolbus'"),
+    ("source", "permission", "error"),
+    [("p", "files", "permission 'files' does not exist"), ("", "tools", "source ''"), ("toolbus", "tools", "'toolbus'"),
      ("a b", "tools", "'a b'")],
 )  # fmt: skip
-def test_a_right_or_source_that_is_none_is_named(source: str, right: str, said: str) -> None:
-    for change in (rights(Core()).grant, rights(Core()).revoke):
-        with pytest.raises(InvalidRequest, match=said):
-            change(source, right)
+def test_an_unknown_permission_or_invalid_source_is_refused(source: str, permission: str, error: str) -> None:
+    for change in (grants_of(Core()).grant, grants_of(Core()).revoke):
+        with pytest.raises(InvalidRequest, match=error):
+            change(source, permission)
 
 
 async def until(condition: Any) -> None:
@@ -149,7 +149,7 @@ async def test_a_plugin_of_the_sdk_offers_its_tools_again_by_itself_when_it_may(
             assert (await bus.call("a")).output == 1
 
 
-async def test_callback_tools_go_with_the_right_and_cannot_come_back_without_it(tmp_path: Path) -> None:
+async def test_callback_tools_go_with_the_permission_and_cannot_come_back_without_it(tmp_path: Path) -> None:
     body = {"name": "t", "description": "d", "callback_url": "http://127.0.0.1:9/x", "source": "plugin:old"}
     async with (
         running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus,
@@ -175,5 +175,5 @@ async def test_callback_tools_go_with_the_right_and_cannot_come_back_without_it(
         async with running_bus(data_dir=tmp_path, silenced=("plugin:old",)) as bus:
             may.append(bus.policy.may_offer("plugin:old"))
             bus.grant("plugin:old")
-    # What was revoked and granted before is forgotten; what was said over the configuration counts more than that.
+    # What was revoked and granted before is dropped; changes at run time have precedence over the configuration.
     assert may == [False, True]

@@ -1,4 +1,4 @@
-"""What operators permit at run time: it outlives the bus, stands over the configuration, is never lost in silence."""
+"""Tests of the file with permissions that operators changed at run time, applied over the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tables(bus: Bus) -> dict[str, dict[str, list[str]]]:
     return bus.dispatcher.view.permissions.as_tables()
 
 
-async def test_what_was_permitted_holds_again_after_a_restart_over_the_configuration(tmp_path: Path) -> None:
+async def test_permissions_are_restored_after_a_restart_over_the_configuration(tmp_path: Path) -> None:
     async with running_bus(data_dir=tmp_path, permissions=CONFIGURED) as bus:
         bus.permit("tools", "mail", ["eve"])
         bus.permit("tools", "draw", ["*"])
@@ -39,7 +39,7 @@ async def test_what_was_permitted_holds_again_after_a_restart_over_the_configura
         assert tables(bus)["tools"] == {"mail": ["eve"]}
 
 
-async def test_a_rule_that_is_none_changes_and_writes_nothing(tmp_path: Path) -> None:
+async def test_an_invalid_rule_changes_and_writes_nothing(tmp_path: Path) -> None:
     async with running_bus(data_dir=tmp_path, permissions=CONFIGURED) as bus:
         with pytest.raises(InvalidRequest, match="people"):
             bus.permit("people", "ann", ["*"])
@@ -60,14 +60,14 @@ async def test_a_file_that_cannot_be_read_keeps_the_bus_from_starting_and_stays_
     assert (tmp_path / FILE).read_text() == text
 
 
-def test_a_rule_that_cannot_be_written_is_told_and_the_next_is_written_without_it(tmp_path: Path) -> None:
-    permits = GrantsFile(tmp_path / "data")
-    assert permits.over(CONFIGURED) == CONFIGURED
+def test_a_rule_that_cannot_be_written_raises_and_the_next_is_written_without_it(tmp_path: Path) -> None:
+    grants_file = GrantsFile(tmp_path / "data")
+    assert grants_file.apply(CONFIGURED) == CONFIGURED
     with pytest.raises(NotKept, match="in force"):
-        permits.keep("tools", "mail", [])
+        grants_file.save_rule("tools", "mail", [])
     (tmp_path / "data").mkdir()
-    permits.keep("tools", "pay", ["eve"])
-    assert GrantsFile(tmp_path / "data").over(AccessRules()).as_tables()["tools"] == {"pay": ["eve"]}
+    grants_file.save_rule("tools", "pay", ["eve"])
+    assert GrantsFile(tmp_path / "data").apply(AccessRules()).as_tables()["tools"] == {"pay": ["eve"]}
     assert (tmp_path / "data" / FILE).stat().st_mode & 0o777 == 0o600
     assert [each.name for each in (tmp_path / "data").iterdir()] == [FILE]
 
@@ -88,10 +88,10 @@ async def test_what_is_taken_back_leaves_nothing_behind_where_the_configuration_
 
 
 def test_what_changes_nothing_is_not_written_again(tmp_path: Path) -> None:
-    permits = GrantsFile(tmp_path)
-    permits.keep("tools", "mail", ["ann"])
+    grants_file = GrantsFile(tmp_path)
+    grants_file.save_rule("tools", "mail", ["ann"])
     written = (tmp_path / FILE).stat().st_ino
-    permits.keep("tools", "mail", ["ann"])
-    permits.keep("roles", "nobody", None)
-    permits.keep_silenced("shop", False)
+    grants_file.save_rule("tools", "mail", ["ann"])
+    grants_file.save_rule("roles", "nobody", None)
+    grants_file.save_source("shop", False)
     assert (tmp_path / FILE).stat().st_ino == written

@@ -1,4 +1,4 @@
-"""`toolbus:this_bus`: what a user may see of the bus, and all of it for operators."""
+"""Tests of `toolbus:this_bus`: what a user may see of the bus, and everything for operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def bus() -> AsyncIterator[Bus]:
             yield bus
 
 
-def said(user: str = "", level: int | None = None) -> CallContext:
+def context_of(user: str = "", level: int | None = None) -> CallContext:
     return CallContext(user_id=user, attributes={} if level is None else {"level": str(level)})
 
 
@@ -51,7 +51,7 @@ async def ask(bus: Bus, kind: str, context: CallContext) -> Any:
 
 async def test_tools_are_those_that_the_user_of_the_call_may_call(bus: Bus) -> None:
     seen = {
-        (user, level): [each["name"] for each in await ask(bus, "tools", said(user, level))]
+        (user, level): [each["name"] for each in await ask(bus, "tools", context_of(user, level))]
         for user, level in (("", None), ("ann", None), ("bob", 60), ("ann", 90))
     }
     assert seen == {
@@ -60,13 +60,14 @@ async def test_tools_are_those_that_the_user_of_the_call_may_call(bus: Bus) -> N
         ("bob", 60): ["of_all", "of_staff"],
         ("ann", 90): ["of_all", "of_ann", "of_staff"],
     }
-    row = (await ask(bus, "tools", said("ann")))[1]
+    row = (await ask(bus, "tools", context_of("ann")))[1]
     assert row == {"name": "of_ann", "source": "p", "description": "Answers ann.", "read_only": True}
 
 
 async def test_a_tool_that_asks_sees_what_its_own_user_sees(bus: Bus) -> None:
     names = {
-        user: [each["name"] for each in (await bus.call("of_all", context=said(user))).output] for user in ("ann", "b")
+        user: [each["name"] for each in (await bus.call("of_all", context=context_of(user))).output]
+        for user in ("ann", "b")
     }
     assert names == {"ann": ["of_all", "of_ann"], "b": ["of_all"]}
 
@@ -74,32 +75,32 @@ async def test_a_tool_that_asks_sees_what_its_own_user_sees(bus: Bus) -> None:
 async def test_plugins_are_those_with_a_tool_for_the_user_and_operators_see_hosts_too(bus: Bus) -> None:
     async with Host(bus.grpc_addresses[0], source="talker") as host:
         await host.ready()
-        rows = await ask(bus, "plugins", said("ann"))
+        rows = await ask(bus, "plugins", context_of("ann"))
         assert [(row["source"], row["state"], row["sessions"]) for row in rows] == [
             ("local", "live", 1),
             ("p", "live", 1),
         ]
-        assert [row["source"] for row in await ask(bus, "plugins", said("bob"))] == ["local"]
-        assert {row["source"] for row in await ask(bus, "plugins", said("", 90))} == {"local", "p", "talker"}
+        assert [row["source"] for row in await ask(bus, "plugins", context_of("bob"))] == ["local"]
+        assert {row["source"] for row in await ask(bus, "plugins", context_of("", 90))} == {"local", "p", "talker"}
 
 
-async def test_calls_are_the_users_own_and_nobody_has_those_of_nobody(bus: Bus) -> None:
-    await bus.call("of_ann", context=said("ann"))
-    await bus.call("of_ann", context=said("bob"))
+async def test_calls_are_the_users_own_and_a_call_without_a_user_sees_none(bus: Bus) -> None:
+    await bus.call("of_ann", context=context_of("ann"))
+    await bus.call("of_ann", context=context_of("bob"))
     await bus.call("of_all")
-    (row,) = await ask(bus, "recent_calls", said("ann"))
+    (row,) = await ask(bus, "recent_calls", context_of("ann"))
     assert (row["name"], row["source"], row["outcome"], row["user_id"]) == ("of_ann", "p", "OK", "ann")
-    assert await ask(bus, "recent_calls", said("")) == []
-    assert [row["outcome"] for row in await ask(bus, "recent_calls", said("bob"))][-1] == "PERMISSION_DENIED"
-    everybodys = await ask(bus, "recent_calls", said("ann", 90))
-    assert {row["user_id"] for row in everybodys} == {"ann", "bob", ""}
+    assert await ask(bus, "recent_calls", context_of("")) == []
+    assert [row["outcome"] for row in await ask(bus, "recent_calls", context_of("bob"))][-1] == "PERMISSION_DENIED"
+    all_rows = await ask(bus, "recent_calls", context_of("ann", 90))
+    assert {row["user_id"] for row in all_rows} == {"ann", "bob", ""}
 
 
 async def test_counts_are_of_the_users_calls_and_of_the_whole_bus_for_operators(bus: Bus) -> None:
-    await bus.call("of_ann", context=said("ann"))
-    assert await ask(bus, "stats", said("ann")) == {"outcomes": {"OK": 1}}
-    assert await ask(bus, "stats", said("")) == {"outcomes": {}}
-    whole = await ask(bus, "stats", said("", 90))
+    await bus.call("of_ann", context=context_of("ann"))
+    assert await ask(bus, "stats", context_of("ann")) == {"outcomes": {"OK": 1}}
+    assert await ask(bus, "stats", context_of("")) == {"outcomes": {}}
+    whole = await ask(bus, "stats", context_of("", 90))
     assert whole["sessions"] == 1
     assert whole["outcomes"]["OK"] >= 3
 
@@ -129,6 +130,6 @@ async def test_over_rest_a_level_shows_what_a_call_with_it_reaches(bus: Bus) -> 
 async def test_over_grpc_a_level_shows_what_a_call_with_it_reaches(bus: Bus) -> None:
     async with Host(bus.grpc_addresses[0], source="talker") as host:
         for level, there in ((None, False), (49, False), (50, True)):
-            listed = [each.tool.name for each in await host.list(context=said("bob", level))]
-            result = await host.call("of_staff", context=said("bob", level))
+            listed = [each.tool.name for each in await host.list(context=context_of("bob", level))]
+            result = await host.call("of_staff", context=context_of("bob", level))
             assert ("of_staff" in listed, result.error is None) == (there, there)

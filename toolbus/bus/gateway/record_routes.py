@@ -18,7 +18,7 @@ from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS
 
-LOOK_SECONDS = 0.1  # between two polls of a stream
+POLL_SECONDS = 0.1  # between two polls of a stream
 
 
 def _filter(
@@ -71,4 +71,4 @@ async def _follow(parts: GatewayParts, record_filter: RecordFilter, known: int) 
         for record in records.after(record_filter, known, MAX_RECORDS):
             yield event("call", record.described(records.began), str(record.number))
         known = newest
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)

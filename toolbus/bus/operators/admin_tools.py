@@ -1,6 +1,6 @@
-"""The bus's own tools, of source ``toolbus``.
+"""Offers the bus's own tools, of source ``toolbus``: drain, records of calls, counts, roles, permissions, search.
 
-They are called over Invoke like any other, listed only when that source is asked for, and never exported to models.
+They are called over Invoke like any other tool, listed only in a listing of that source, and never exported to models.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from toolbus.bus.operators.introspection import Introspection
 from toolbus.errors import ToolBusError
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
+from toolbus.text import quote
 from toolbus.tool import level_of
 
 DRAIN_SECONDS = 30.0
-WAIT_SECONDS = 60.0  # that a follower of the records is kept waiting, at most
-# That of a loop's own tool promises that found tools can be added; a host that is offered this one may not do so.
+MAX_WAIT_SECONDS = 60.0  # for a new record
+# The description of a tool loop's own search promises that found tools can be added; this one's host may not do that.
 SEARCH_DESCRIPTION = (
     "Find tools by what they do, best first. Call this when the task needs something that none of your tools does. "
     "Do NOT call it when one of your tools fits, nor to look up facts, files or web pages: it finds tools. "
@@ -29,14 +30,14 @@ SEARCH_DESCRIPTION = (
     "which tool is missing. If results is empty, there is no such tool: try other words once, then say that you cannot "
     "do it. Never invent a tool."
 )
-LOOK_SECONDS = 0.1  # how often the records are looked at meanwhile: they tell nobody, since that would cost every call
+POLL_SECONDS = 0.1  # between two polls of the records meanwhile: a notification would cost every call
 
 
 class AdminTools:
     """Operators' tools of one bus.
 
     Args:
-        grants: where rules are changed.
+        grants: where permissions are changed.
     """
 
     def __init__(self, core: Core, grants: Grants) -> None:
@@ -66,7 +67,7 @@ class AdminTools:
         asyncio.get_running_loop().call_soon(self._core.request_stop)  # after this call has been answered
         return {"source": "", "sessions": sessions}
 
-    @llm_tool(description="The newest calls, newest first, or with `since` those after a number, oldest first.")
+    @llm_tool(description="Lists the newest calls, newest first, or with `since` those after a number, oldest first.")
     async def calls(
         self,
         limit: int = 50,
@@ -90,24 +91,24 @@ class AdminTools:
             since: only calls with a higher number.
             wait_seconds: how long to wait for one, at most 60.
         """
-        wanted = RecordFilter(source, name, caller, user_id, outcome)
-        until = time.monotonic() + min(wait_seconds, WAIT_SECONDS)
+        record_filter = RecordFilter(source, name, caller, user_id, outcome)
+        deadline = time.monotonic() + min(wait_seconds, MAX_WAIT_SECONDS)
         if since > self._records.ended:
-            since = 0  # a number of the bus that was here before this one
-        looked = since
-        while not (found := self._calls(wanted, looked, limit, since)) and time.monotonic() < until:
-            if self._presence.draining:  # whoever waits for news must not keep the bus from ending
+            since = 0  # a number of an earlier bus, which has been restarted since
+        checked = since
+        while not (calls := self._calls(record_filter, checked, limit, since)) and time.monotonic() < deadline:
+            if self._presence.draining:  # a client that waits must not delay the shutdown of the bus
                 break
-            looked = self._records.ended  # what was looked at once need not be again
-            await asyncio.sleep(LOOK_SECONDS)
-        return found
+            checked = self._records.ended  # records up to this number need not be checked again
+            await asyncio.sleep(POLL_SECONDS)
+        return calls
 
-    def _calls(self, wanted: RecordFilter, looked: int, limit: int, since: int) -> list[dict[str, Any]]:
+    def _calls(self, record_filter: RecordFilter, checked: int, limit: int, since: int) -> list[dict[str, Any]]:
         records = self._records
-        found = records.newest(wanted, limit) if since < 0 else records.after(wanted, looked, limit)
-        return [record.described(records.began) for record in found]
+        selected = records.newest(record_filter, limit) if since < 0 else records.after(record_filter, checked, limit)
+        return [record.described(records.began) for record in selected]
 
-    @llm_tool(description="What the bus has counted since it started.")
+    @llm_tool(description="Shows what the bus has counted since it started.")
     async def stats(self) -> dict[str, Any]:
         """Counts sessions, tools and outcomes."""
         records = self._records
@@ -137,21 +138,21 @@ class AdminTools:
         self._changed()
         return list(self._registry.roles)
 
-    @llm_tool(description="Says which users may call a tool, the tools of a role, or those of a source.")
+    @llm_tool(description="Sets which users may call a tool, the tools of a role, or those of a source.")
     async def permit(self, kind: str, name: str, users: list[str] | None = None) -> dict[str, Any]:
-        """Puts a rule in force, at once and across restarts.
+        """Sets a rule, at once and across restarts.
 
         Args:
             kind: tools, roles or sources.
             name: of the tool, role or source.
-            users: ids of those who may; ["*"] is everyone, [] nobody; null takes the rule away.
+            users: ids of the users that may call; ["*"] is everyone, [] no user; null removes the rule.
 
-        The answer is the rules in force, with a `note` where the rule is for a tool that nobody offers.
+        The answer is the rules in force, with a `note` where no source offers the tool of the rule.
         """
         self._grants.permit(kind, name, users)
         tables: dict[str, Any] = {**self._view.permissions.as_tables()}
         if kind == "tools" and users is not None and not self._offers(name):
-            tables["note"] = f"nobody offers such a tool now: the rule for {name[:80]!r} waits for one"
+            tables["note"] = f"no source offers such a tool now: the rule for {quote(name)} applies as soon as one does"
         return tables
 
     def _offers(self, name: str) -> bool:
@@ -159,24 +160,28 @@ class AdminTools:
         return any(name in (entry.name, entry.bare_name) for entry in entries)
 
     @llm_tool(
-        description="Lets a source offer tools; it has the right from the start unless the bus was told otherwise."
+        description="Grants a source the permission to offer tools; it has it from the start unless the configuration "
+        "denies it."
     )
     async def grant(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
-        """Gives a source the right to offer tools, at once and across restarts."""
+        """Grants a source the permission to offer tools, at once and across restarts."""
         self._grants.grant(source, permission)
         return {"source": source, "permission": permission, "granted": True}
 
-    @llm_tool(description="Forbids a source to offer tools, and withdraws those that it has.")
+    @llm_tool(description="Denies a source the permission to offer tools, and withdraws the tools that it has.")
     async def revoke(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
-        """Takes the right to offer tools from a source, at once and across restarts."""
+        """Denies a source the permission to offer tools, at once and across restarts."""
         known = source in self._presence.by_source or bool(self._registry.offered_by(source))
         count = self._grants.revoke(source, permission)
-        said: dict[str, Any] = {"source": source, "permission": permission, "granted": False, "removed": count}
+        answer: dict[str, Any] = {"source": source, "permission": permission, "granted": False, "removed": count}
         if not known:
-            said["note"] = f"no source {source!r} is here now: it will not be able to offer tools when it comes"
-        return said
+            answer["note"] = f"source {source!r} is not attached now: it may not offer tools when it attaches"
+        return answer
 
-    @llm_tool(description="Which users may call what: tables of tools, roles and sources; which sources may not offer.")
+    @llm_tool(
+        description="Shows which users may call what (tables of tools, roles and sources), and which sources may not "
+        "offer tools."
+    )
     async def permissions(self) -> dict[str, Any]:
         """Shows the rules in force."""
         return {**self._view.permissions.as_tables(), "silenced": sorted(self._grants.silenced)}
@@ -192,7 +197,7 @@ class AdminTools:
     ) -> dict[str, Any]:
         """Finds tools that the caller may call. Runs on a thread: a new catalog takes a while to be indexed."""
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
-        # The revision is read first: what changes meanwhile is found the next time.
+        # The revision is read first: a change in between is found by the next search.
         catalog = (self._view.revision, user_id if self._view.permissions else "", level)
         tools = [listing.tool for listing in self._view.listings(None, user_id, level)]
         index = self._indexes.index_of(catalog, tools)

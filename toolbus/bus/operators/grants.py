@@ -1,6 +1,7 @@
-"""What operators permit while the bus is running: put in force at once, told to whom it concerns, and written down.
+"""Changes permissions while the bus is running: puts them in force at once, notifies sessions, and persists them.
 
-Two things are permitted: users may call (rules by tool, role and source), and sources may offer (the right ``tools``).
+Operators set two kinds: which users may call (rules by tool, role and source), and which sources may offer tools (the
+permission ``tools``). `grants_file` stores both across restarts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from toolbus.bus.operators.grants_file import GrantsFile
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest
+from toolbus.text import quote
 from toolbus.tool import is_source
 
-TOOLS = "tools"  # the one right that a source may have or lack: to offer tools
+TOOLS = "tools"  # the only permission of a source: to offer tools
 
 
 class Grants:
-    """The rules of one bus as operators change them."""
+    """The permissions of one bus as operators change them."""
 
     def __init__(
         self, registry: Registry, policy: Policy, view: CatalogView, presence: Presence, signals: Signals
@@ -32,18 +34,18 @@ class Grants:
         self._view = view
         self._presence = presence
         self._signals = signals
-        self._file: GrantsFile | None = None  # None: what is permitted ends with the bus
+        self._file: GrantsFile | None = None  # None: changes end with the bus
 
-    def keep_in(self, directory: Path, rules: AccessRules) -> None:
-        """Puts back what was permitted before, over the rules of the configuration, and keeps what comes.
+    def persist_in(self, directory: Path, rules: AccessRules) -> None:
+        """Restores earlier changes over the rules of the configuration, and persists further changes.
 
         Raises:
-            SetupError: what was kept cannot be read.
+            SetupError: the stored changes cannot be read.
         """
         self._file = GrantsFile(directory, self._policy.denied)
-        self._view.permit(self._file.over(rules))
-        for source, silenced in self._file.silenced.items():
-            (self._policy.deny if silenced else self._policy.grant)(source)
+        self._view.permit(self._file.apply(rules))
+        for source, denied in self._file.denied.items():
+            (self._policy.deny if denied else self._policy.grant)(source)
 
     @property
     def silenced(self) -> frozenset[str]:
@@ -51,63 +53,65 @@ class Grants:
         return self._policy.denied
 
     def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
-        """Says which users may call a tool, or the tools of a role or source.
+        """Sets which users may call a tool, or the tools of a role or source.
 
         Args:
             kind: ``tools``, ``roles`` or ``sources``.
-            users: ``*`` is everyone, nobody where it is empty; None takes the rule away.
+            users: ``*`` is everyone; empty is no user; None removes the rule.
 
         Raises:
-            InvalidRequest: naming what breaks a rule.
-            NotKept: it is in force, but could not be written down.
+            InvalidRequest: kind, name or a user breaks a rule.
+            NotKept: it is in force, but could not be persisted.
         """
         self._view.revise(lambda rules: rules.changed(kind, name, users))
         self._signals.catalog_changed()
         if self._file is not None:
-            self._file.keep(kind, name, None if users is None else list(users))
+            self._file.save_rule(kind, name, None if users is None else list(users))
 
-    def grant(self, source: str, right: str = TOOLS) -> None:
-        """Lets a source offer tools. Its sessions are told, and offer theirs again; callback tools register anew.
+    def grant(self, source: str, permission: str = TOOLS) -> None:
+        """Lets a source offer tools. Its sessions are notified, and offer them again; callback tools have to register.
 
         Raises:
-            InvalidRequest: there is no such right or source.
-            NotKept: it is in force, but could not be written down.
+            InvalidRequest: the permission does not exist, or the source cannot offer tools.
+            NotKept: it is in force, but could not be persisted.
         """
-        self._check(source, right)
+        self._check(source, permission)
         if self._policy.grant(source):
-            self._presence.permission_changed(source, right, granted=True)
-        self._keep(source, False)
+            self._presence.permission_changed(source, permission, granted=True)
+        self._save(source, False)
 
-    def revoke(self, source: str, right: str = TOOLS) -> int:
-        """Forbids a source to offer tools: those that it has are withdrawn at once. Its sessions stay, and are told.
+    def revoke(self, source: str, permission: str = TOOLS) -> int:
+        """Denies a source to offer tools: its tools are withdrawn at once. Its sessions stay, and are notified.
 
         Returns:
             How many tools were withdrawn, each counted once per role.
 
         Raises:
-            InvalidRequest: there is no such right or source.
-            NotKept: it is in force, but could not be written down.
+            InvalidRequest: the permission does not exist, or the source cannot offer tools.
+            NotKept: it is in force, but could not be persisted.
         """
-        self._check(source, right)
+        self._check(source, permission)
         changed = self._policy.deny(source, self._open_names(source))
-        count = self._presence.permission_changed(source, right, granted=False) if changed else 0
-        self._signals.catalog_changed()  # so that withdrawn callback tools do not come back with a restart
-        self._keep(source, True)
+        count = self._presence.permission_changed(source, permission, granted=False) if changed else 0
+        self._signals.catalog_changed()  # so that withdrawn callback tools do not come back after a restart
+        self._save(source, True)
         return count
 
     def _open_names(self, source: str) -> set[str]:
-        """Returns the names that a source's tools answer to, without those that are above some access level."""
+        """Returns the names of a source's tools, without those that require an access level."""
         entries = self._registry.offered_by(source)
         return {name for entry in entries if not entry.min_level for name in (entry.name, entry.bare_name)}
 
-    def _check(self, source: str, right: str) -> None:
-        if right != TOOLS:
-            raise InvalidRequest(f"there is no right {right[:80]!r}: there is {TOOLS!r}, to offer tools")
-        if not is_source(source) or source == BUS_SOURCE:
+    def _check(self, source: str, permission: str) -> None:
+        if permission != TOOLS:
+            raise InvalidRequest(f"permission {quote(permission)} does not exist: use {TOOLS!r}, to offer tools")
+        if source == BUS_SOURCE:
+            raise InvalidRequest(f"source {source!r} is the bus's own: name a plugin's source")
+        if not is_source(source):
             raise InvalidRequest(
-                f"source {source[:80]!r} is none that offers tools: name one of 1 to 128 of [A-Za-z0-9_.:-]"
+                f"source {quote(source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: name the source of a plugin"
             )
 
-    def _keep(self, source: str, silenced: bool) -> None:
+    def _save(self, source: str, denied: bool) -> None:
         if self._file is not None:
-            self._file.keep_silenced(source, silenced)
+            self._file.save_source(source, denied)

@@ -1,9 +1,8 @@
-"""What operators permitted while a bus was running, kept across restarts: one small JSON file.
+"""Stores the permissions that operators change at run time: ``permissions.json`` in the data directory.
 
-It holds only what was said at run time, over the rules of the configuration: a list of users, or null where a rule of
-the configuration was taken away, and of sources whether they may offer tools. What was taken back and leaves things as
-they are configured says nothing any more, and goes. A file that cannot be read stops the bus from starting: without it,
-tools would be open that somebody closed.
+The file holds only changes to the configuration: by rule a list of users, or null where a rule of the configuration was
+removed; by source whether it is denied to offer tools. A change that leads back to the configuration is removed from
+the file. A bus does not start with a file that it cannot read: tools that an operator closed would be open.
 """
 
 from __future__ import annotations
@@ -16,89 +15,93 @@ from pathlib import Path
 
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import InvalidRequest, NotKept, SetupError
+from toolbus.text import shorten
 
 FILE = "permissions.json"
-SILENCED = "silenced"  # beside the tables of rules: by source whether it may not offer tools
+SILENCED = "silenced"  # key of the sources that are denied, beside the tables of rules
 
-Said = dict[str, dict[str, list[str] | None]]
+RuleChanges = dict[str, dict[str, list[str] | None]]  # by table and name the users; None: the rule was removed
 
 
 class GrantsFile:
     """The file of one data directory. Only the bus that holds the directory's lock may use it.
 
     Args:
-        configured: the sources that the configuration forbids to offer tools.
+        configured: the sources that the configuration denies to offer tools.
+
+    Attributes:
+        denied: by source whether it was denied at run time.
     """
 
     def __init__(self, directory: Path, configured: frozenset[str] = frozenset()) -> None:
         self._path = directory / FILE
-        self._said: Said = {}  # by table and name, as in the file
-        self.silenced: dict[str, bool] = {}  # by source, what was said last
+        self._changes: RuleChanges = {}  # as in the file
+        self.denied: dict[str, bool] = {}
         self._configured = configured
         self._rules = AccessRules()  # of the configuration
 
-    def over(self, rules: AccessRules) -> AccessRules:
-        """Returns the rules of the configuration with what was said at run time put over them.
+    def apply(self, rules: AccessRules) -> AccessRules:
+        """Reads the file. Returns the rules of the configuration with its changes applied.
 
         Raises:
             SetupError: the file cannot be read, or holds something else.
         """
         self._rules = rules
         try:
-            self._said = json.loads(self._path.read_text("utf-8"))
-            self.silenced = _silenced(self._said.pop(SILENCED, {}))
-            for kind, table in self._said.items():
+            self._changes = json.loads(self._path.read_text("utf-8"))
+            self.denied = _check_denied(self._changes.pop(SILENCED, {}))
+            for kind, table in self._changes.items():
                 for name, users in table.items():
                     rules = rules.changed(kind, name, users)
         except FileNotFoundError:
             return rules
-        except OSError as problem:
-            raise SetupError(f"cannot read {self._path}: {problem.strerror}: let this user read it") from problem
-        except (ValueError, AttributeError, TypeError, InvalidRequest) as problem:
+        except OSError as error:
+            raise SetupError(f"cannot read {self._path}: {error.strerror}: let this user read it") from error
+        except (ValueError, AttributeError, TypeError, InvalidRequest) as error:
             raise SetupError(
-                f"{self._path} is damaged ({problem}): restore it, or move it away to go back to the permissions of "
+                f"{self._path} is damaged ({error}): restore it, or move it away to go back to the permissions of "
                 "the configuration"
-            ) from problem
+            ) from error
         return rules
 
-    def keep(self, kind: str, name: str, users: list[str] | None) -> None:
-        """Writes down one rule more, or one changed; None says that it was taken away.
+    def save_rule(self, kind: str, name: str, users: list[str] | None) -> None:
+        """Stores a rule; None says that it was removed.
 
         Raises:
-            NotKept: it could not be written.
+            NotKept: the file could not be written.
         """
-        self._keep({**self._said, kind: {**self._said.get(kind, {}), name: users}}, self.silenced)
+        self._save({**self._changes, kind: {**self._changes.get(kind, {}), name: users}}, self.denied)
 
-    def keep_silenced(self, source: str, silenced: bool) -> None:
-        """Writes down whether a source may not offer tools.
+    def save_source(self, source: str, denied: bool) -> None:
+        """Stores whether a source is denied to offer tools.
 
         Raises:
-            NotKept: it could not be written.
+            NotKept: the file could not be written.
         """
-        self._keep(self._said, {**self.silenced, source: silenced})
+        self._save(self._changes, {**self.denied, source: denied})
 
-    def _keep(self, said: Said, silenced: dict[str, bool]) -> None:
-        said = {kind: still for kind, table in said.items() if (still := self._telling(kind, table))}
-        silenced = {source: each for source, each in silenced.items() if each or source in self._configured}
-        if (said, silenced) == (self._said, self.silenced):
+    def _save(self, changes: RuleChanges, denied: dict[str, bool]) -> None:
+        changes = {kind: needed for kind, table in changes.items() if (needed := self._needed(kind, table))}
+        denied = {source: each for source, each in denied.items() if each or source in self._configured}
+        if (changes, denied) == (self._changes, self.denied):
             return
-        written = {**said, SILENCED: silenced} if silenced else said
+        content = {**changes, SILENCED: denied} if denied else changes
         try:
-            self._write(json.dumps(written, ensure_ascii=False, indent=1))
-        except OSError as problem:
+            self._write(json.dumps(content, ensure_ascii=False, indent=1))
+        except OSError as error:
             raise NotKept(
-                f"the permission is in force, but could not be written to {self._path} ({problem.strerror}), so it "
-                "ends with this bus"
-            ) from problem
-        self._said, self.silenced = said, silenced
+                f"the permission is in force, but could not be written to {self._path} ({error.strerror}), so it ends "
+                "with this bus: make the file and its directory writable, then set it again"
+            ) from error
+        self._changes, self.denied = changes, denied
 
-    def _telling(self, kind: str, table: dict[str, list[str] | None]) -> dict[str, list[str] | None]:
-        """Returns what a table still says: that a rule is none says nothing where none is configured."""
+    def _needed(self, kind: str, table: dict[str, list[str] | None]) -> dict[str, list[str] | None]:
+        """Returns a table without removed rules that the configuration does not have either."""
         configured = getattr(self._rules, kind)
         return {name: users for name, users in table.items() if users is not None or name in configured}
 
     def _write(self, text: str) -> None:
-        """Replaces the file in one step, for its owner alone."""
+        """Replaces the file atomically; only its owner can read it."""
         handle, name = tempfile.mkstemp(prefix=FILE, dir=self._path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -112,7 +115,7 @@ class GrantsFile:
             raise
 
 
-def _silenced(said: object) -> dict[str, bool]:
-    if not isinstance(said, dict) or not all(type(each) is bool for each in said.values()):
-        raise InvalidRequest(f"{SILENCED} is {said!r:.80}, it must be a table of sources to true or false")
-    return said
+def _check_denied(value: object) -> dict[str, bool]:
+    if not isinstance(value, dict) or not all(type(each) is bool for each in value.values()):
+        raise InvalidRequest(f"{SILENCED} is {shorten(repr(value))}, it must map sources to true or false")
+    return value

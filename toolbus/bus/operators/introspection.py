@@ -1,7 +1,7 @@
-"""What a caller may see of the bus itself: plugins, tools, calls that ended, counts. A tool of the bus.
+"""Offers introspection of the bus as a tool: plugins, tools, ended calls and counts, as far as the user may see them.
 
-Tools that tell users about the bus ask it (`examples/dropin/this_host.py` does). The caller is the user of the call:
-what is shown is what they could call and what was called for them; all of it is for operators.
+Tools that show users the state of the bus call it (`examples/dropin/this_host.py` does). A user sees the tools that
+they may call and the calls that were made for them; an operator sees everything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 class Introspection:
-    """What one bus tells about itself."""
+    """The introspection of one bus."""
 
     def __init__(self, presence: Presence, records: CallRecords, view: CatalogView) -> None:
         self._presence = presence
@@ -65,10 +65,10 @@ class Introspection:
         return _plugins(listings, hosts, self._presence)[:MAX_ROWS]
 
     def _calls(self, user_id: str | None) -> list[Row]:
-        """Returns the calls made for a user; None means everybody's, and nobody has any of "nobody named"."""
+        """Returns the calls made for a user, for None of all users; a call that names no user sees none."""
         if user_id == "":
             return []
-        found = self._records.newest(RecordFilter(user_id=user_id or ""), len(self._records))
+        records = self._records.newest(RecordFilter(user_id=user_id or ""), len(self._records))
         return [
             {
                 "name": each.name,
@@ -80,7 +80,7 @@ class Introspection:
                 "arguments_size": each.arguments_size,
                 "output_size": each.output_size,
             }
-            for each in found
+            for each in records
         ]
 
     def _stats(self, calls: Iterable[Row], everything: bool) -> Row:

@@ -30,4 +30,4 @@ class OperatorsRoom(Room):
     async def open(self) -> None:
         """Restores the grants of the data directory and persists those to come."""
         if self.core.config.data_dir is not None:
-            self.grants.keep_in(self.core.config.data_dir, self.core.config.permissions)
+            self.grants.persist_in(self.core.config.data_dir, self.core.config.permissions)
