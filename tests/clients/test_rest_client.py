@@ -216,7 +216,7 @@ async def end(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     return await asyncio.to_thread(process.wait, SECONDS)
 
 
-async def test_the_rest_plugin_answers_calls_and_unregisters_when_it_is_told_to_end(tmp_path: Path) -> None:
+async def test_the_rest_plugin_answers_calls_and_unregisters_on_a_signal(tmp_path: Path) -> None:
     async with running_bus(http="127.0.0.1:0") as bus:
         with plugin_process(tmp_path, f"http://{bus.http_address}", 0) as process:
             await offered(bus, "roll_dice")
@@ -259,7 +259,7 @@ async def test_a_killed_rest_plugin_goes_offline_and_is_back_when_it_is_started_
             assert not (await bus.call("roll_dice", {"dice": "d6"}, timeout=SECONDS)).is_error
 
 
-async def test_a_rest_plugin_whose_port_is_taken_says_so_and_ends(tmp_path: Path) -> None:
+async def test_a_rest_plugin_whose_port_is_in_use_prints_that_and_exits(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -268,7 +268,7 @@ async def test_a_rest_plugin_whose_port_is_taken_says_so_and_ends(tmp_path: Path
     assert "name another (0 picks a free one)" in (tmp_path / "plugin.err").read_text()
 
 
-async def test_the_rest_plugin_answers_what_is_no_call_with_a_status(tmp_path: Path) -> None:
+async def test_the_rest_plugin_answers_an_invalid_request_with_a_status(tmp_path: Path) -> None:
     cases = (
         ("/other", "Content-Length: 2", "{}", 404),
         ("/tool_invoke", "Content-Length: 4", "nope", 400),

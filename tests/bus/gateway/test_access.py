@@ -121,13 +121,13 @@ async def test_a_host_header_that_is_missing_doubled_or_folded_is_refused(
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT"])
-async def test_no_path_and_no_method_answers_a_stranger(bus: Bus, method: str) -> None:
+async def test_no_path_and_no_method_answers_a_foreign_client(bus: Bus, method: str) -> None:
     for path in PATHS:
         answer = await ask(bus, request(f"{method} {path}", "Host: evil.example"))
         assert answer.status == 403, (path, answer)
 
 
-async def test_health_answers_whatever_the_headers_say_and_nothing_else_hides_behind_its_name(bus: Bus) -> None:
+async def test_health_answers_with_any_headers_and_no_other_path_passes_as_health(bus: Bus) -> None:
     strange = ("Host: evil.example", "Origin: https://evil.example")
     answer = await ask(bus, request("GET /healthz", *strange))
     assert (answer.status, answer.json) == (200, {"status": "ok"})
@@ -140,7 +140,7 @@ async def test_health_answers_whatever_the_headers_say_and_nothing_else_hides_be
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:8080"])
-async def test_a_page_that_this_machine_serves_may_ask_but_gets_no_right_to_read(bus: Bus, origin: str) -> None:
+async def test_a_page_of_this_machine_may_send_requests_but_gets_no_cors_headers(bus: Bus, origin: str) -> None:
     for path in ("/api/tools", "/docs", "/healthz"):
         answer = await ask(bus, request(f"GET {path}", HOST, f"Origin: {origin}"))
         assert answer.status == 200
@@ -173,7 +173,7 @@ async def test_any_other_page_is_refused(bus: Bus, origins: tuple[str, ...]) -> 
     assert b"secret" not in answer.body
 
 
-async def test_a_preflight_of_a_browser_is_answered_without_a_permission(bus: Bus) -> None:
+async def test_a_preflight_of_a_browser_gets_no_cors_headers(bus: Bus) -> None:
     asks = ("Origin: http://localhost:3000", "Access-Control-Request-Method: POST")
     answer = await ask(bus, request("OPTIONS /api/tools/register", HOST, *asks))
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
@@ -213,12 +213,12 @@ async def test_what_proxies_say_about_the_client_is_never_believed(bus: Bus, cap
         "*",
     ],
 )
-async def test_no_trick_with_a_path_leads_anywhere(bus: Bus, path: str) -> None:
+async def test_manipulated_paths_reach_no_endpoint(bus: Bus, path: str) -> None:
     answer = await ask(bus, request(f"GET {path}", HOST))
     assert (answer.status, answer.json) == (404, {"detail": "Not Found"})
 
 
-async def test_the_whole_url_as_the_target_asks_for_no_more_than_its_path(bus: Bus) -> None:
+async def test_an_absolute_url_as_the_target_reaches_its_path_only(bus: Bus) -> None:
     assert (await ask(bus, request("GET http://localhost/api/tools", HOST))).status == 200
     assert (await ask(bus, request("GET http://localhost/api/tools", "Host: evil.example"))).status == 403
     assert (await ask(bus, request("GET evil.example:443", HOST))).status == 400
@@ -232,7 +232,7 @@ async def test_the_whole_url_as_the_target_asks_for_no_more_than_its_path(bus: B
         ("/api/tools/register/", "localhost", "http://localhost/api/tools/register"),
     ],
 )
-async def test_a_slash_too_many_is_sent_on_to_the_same_host(bus: Bus, path: str, host: str, location: str) -> None:
+async def test_a_trailing_slash_is_redirected_to_the_same_host(bus: Bus, path: str, host: str, location: str) -> None:
     method = "POST" if "register" in path else "GET"
     answer = await ask(bus, request(f"{method} {path}", f"Host: {host}", "Content-Length: 0"))
     assert (answer.status, answer.headers["location"]) == (307, location)
@@ -252,7 +252,7 @@ async def test_a_slash_too_many_is_sent_on_to_the_same_host(bus: Bus, path: str,
         ("POST /healthz", "GET"),
     ],
 )
-async def test_a_wrong_method_is_told_the_right_one(bus: Bus, line: str, allowed: str) -> None:
+async def test_a_wrong_method_gets_405_with_the_right_one(bus: Bus, line: str, allowed: str) -> None:
     answer = await ask(bus, request(line, HOST))
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
     assert line.startswith("HEAD") or answer.json == {"detail": "Method Not Allowed"}
@@ -268,7 +268,7 @@ async def test_a_web_socket_is_not_opened(bus: Bus) -> None:
 # -- bodies and framing ------------------------------------------------------------------------------------------------
 
 
-async def test_a_stranger_is_refused_before_the_body_has_come(bus: Bus) -> None:
+async def test_a_foreign_client_is_refused_before_its_body_is_read(bus: Bus) -> None:
     for length in (f"Content-Length: {MOST}", "Content-Length: 99999999", "Transfer-Encoding: chunked"):
         for expect in ((), ("Expect: 100-continue",)):
             answer = await ask(bus, request("POST /api/tools/register", "Host: evil.example", length, *expect))
@@ -298,7 +298,7 @@ async def test_a_chunked_body_is_refused_once_it_passes_the_limit(bus: Bus) -> N
     assert f"http_body_bytes = {MOST}" in answer.json["detail"]
 
 
-async def test_a_slow_body_holds_up_nobody_else(bus: Bus) -> None:
+async def test_a_slow_body_delays_no_other_request(bus: Bus) -> None:
     slow = [Line(bus) for _ in range(20)]
     for line in slow:
         await line.say(request("POST /api/tools/clear", HOST, LENGTH) + CLEAR[:5])
@@ -350,7 +350,7 @@ async def test_a_body_whose_length_can_be_read_in_two_ways_is_refused_and_nothin
 
 
 @pytest.mark.parametrize("kind", ["header", "target", "many headers", "no end"])
-async def test_what_never_ends_before_the_body_is_cut_off(bus: Bus, kind: str) -> None:
+async def test_an_endless_head_is_cut_off(bus: Bus, kind: str) -> None:
     flood = {
         "header": b"GET /api/tools HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 4_000_000,
         "target": b"GET /" + b"a" * 4_000_000,
@@ -379,7 +379,7 @@ async def _is_cut(line: Line) -> bool:
 
 
 @pytest.mark.parametrize("data", [b"\x00\x01garbage\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"])
-async def test_what_is_no_http_is_refused(bus: Bus, data: bytes) -> None:
+async def test_bytes_that_are_not_http_are_refused(bus: Bus, data: bytes) -> None:
     assert (await ask(bus, data)).status == 400
 
 

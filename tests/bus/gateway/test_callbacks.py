@@ -175,7 +175,7 @@ async def test_each_answer_ends_the_call_as_the_contract_says_and_the_next_call_
 
 
 @pytest.mark.parametrize("first", ["answers", "resets"])
-async def test_a_plugin_that_acts_before_it_has_read_the_request_is_taken_at_its_word(
+async def test_a_plugin_that_responds_before_it_has_read_the_request_is_believed(
     bus: Bus, plugin: Misbehaving, first: str
 ) -> None:
     async def answers(peer: Peer) -> bool:
@@ -213,9 +213,7 @@ async def test_the_timeout_is_one_deadline_for_the_whole_exchange(bus: Bus, plug
     await until(lambda: plugin.opened == 1, "the connections of the others to be closed")
 
 
-async def test_a_call_that_is_taken_back_closes_its_connection_and_frees_its_slot(
-    bus: Bus, plugin: Misbehaving
-) -> None:
+async def test_a_cancelled_call_closes_its_connection_and_frees_its_slot(bus: Bus, plugin: Misbehaving) -> None:
     await offer(bus, {"held": plugin.url("held")})
     call = asyncio.create_task(bus.call("held"))
     await until(lambda: plugin.holding == 1, "the request")
@@ -294,7 +292,7 @@ async def test_localhost_is_this_machine_whatever_a_name_service_says(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_proxies_of_the_environment_are_not_asked(
+async def test_proxies_of_the_environment_are_not_used(
     bus: Bus, plugin: Misbehaving, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     async with Misbehaving() as trap:

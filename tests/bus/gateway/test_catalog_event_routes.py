@@ -115,7 +115,7 @@ async def test_first_comes_everything_then_what_changes_by_any_way(bus: Bus, htt
         assert bus.list() == []
 
 
-async def test_a_plugin_that_breaks_off_takes_its_tools_away_and_brings_them_back(
+async def test_a_plugin_that_disconnects_and_reconnects_removes_and_adds_its_tools(
     bus: Bus, http: httpx.AsyncClient
 ) -> None:
     async with watching(http) as watcher:
@@ -131,7 +131,7 @@ async def test_a_plugin_that_breaks_off_takes_its_tools_away_and_brings_them_bac
             await watcher.until("added", "flaky")
 
 
-async def test_a_callback_that_nobody_answers_is_removed_and_added_when_it_is_registered_again(
+async def test_an_offline_callback_is_removed_and_added_when_it_is_registered_again(
     http: httpx.AsyncClient,
 ) -> None:
     async with watching(http) as watcher:
@@ -145,7 +145,7 @@ async def test_a_callback_that_nobody_answers_is_removed_and_added_when_it_is_re
         await watcher.until("added", "away")
 
 
-async def test_whoever_comes_back_learns_exactly_what_was_missed(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_a_client_that_reconnects_gets_exactly_what_it_missed(bus: Bus, http: httpx.AsyncClient) -> None:
     for name in ("kept", "changed", "gone"):
         await _register(http, name)
     async with watching(http) as watcher:
@@ -174,16 +174,14 @@ async def test_whoever_comes_back_learns_exactly_what_was_missed(bus: Bus, http:
         assert _names((await watcher.next())["added"]) == ["kept", "changed", "new"]
 
 
-async def test_whoever_knows_the_newest_revision_hears_nothing_until_something_changes(
-    bus: Bus, http: httpx.AsyncClient
-) -> None:
+async def test_a_client_with_the_newest_revision_gets_nothing_until_a_change(bus: Bus, http: httpx.AsyncClient) -> None:
     await _register(http, "old")
     async with watching(http, f"?since={bus.registry.revision}") as watcher:
         await _register(http, "new")
         assert _names((await watcher.next())["added"]) == ["new"]
 
 
-async def test_a_revision_that_nobody_knows_any_more_or_yet_gets_everything(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_an_unknown_revision_gets_everything(bus: Bus, http: httpx.AsyncClient) -> None:
     await _register(http, "one")
     newest = bus.registry.revision
     for known in ("0", "1", str(newest + 1), "9" * 18, "9" * 30, "-1", "x", ""):
@@ -209,14 +207,14 @@ def _spec(number: int) -> Any:
     return spec_of(busy)
 
 
-async def test_a_revision_that_is_no_number_is_a_422(http: httpx.AsyncClient) -> None:
+async def test_an_invalid_revision_is_a_422(http: httpx.AsyncClient) -> None:
     for since in ("-1", "x", "1.5"):
         answer = await http.get(f"{PATH}?since={since}")
         assert answer.status_code == 422
         assert answer.json()["detail"][0]["loc"] == ["query", "since"]
 
 
-async def test_fifty_watchers_all_see_every_tool_and_one_that_reads_nothing_holds_up_nobody(
+async def test_fifty_clients_all_see_every_tool_and_one_that_reads_nothing_delays_no_other(
     bus: Bus, http: httpx.AsyncClient
 ) -> None:
     async with Connection(bus) as silent, asyncio.TaskGroup() as group:
@@ -240,7 +238,7 @@ async def test_fifty_watchers_all_see_every_tool_and_one_that_reads_nothing_hold
             assert await watcher == {f"tool{number}" for number in range(20)}
 
 
-async def test_silence_is_broken_by_pings(bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_sends_pings(bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "PING_SECONDS", 0.01)
     async with http.stream("GET", PATH) as answer:
         found = events(answer)
@@ -249,7 +247,7 @@ async def test_silence_is_broken_by_pings(bus: Bus, http: httpx.AsyncClient, mon
             assert (await anext(found))[:2] == (":", "ping")
 
 
-async def test_a_watcher_that_hangs_up_leaves_nothing_behind(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_a_client_that_disconnects_leaves_nothing_behind(bus: Bus, http: httpx.AsyncClient) -> None:
     async with watching(http) as watcher:
         await watcher.next()
         assert bus.core.signals.watching == 1
@@ -297,7 +295,7 @@ async def test_a_bus_with_open_streams_and_running_calls_stops_within_a_second()
         assert [await each for each in calls] == ["UNAVAILABLE"] * 2
 
 
-async def test_a_watcher_that_reads_nothing_cannot_keep_the_bus_from_stopping() -> None:
+async def test_a_client_that_reads_nothing_does_not_keep_the_bus_from_stopping() -> None:
     async with running_bus(http="127.0.0.1:0") as bus, client(bus) as http, Connection(bus) as silent:
         for number in range(400):
             await _register(http, f"tool{number}", description="x" * 16_000)

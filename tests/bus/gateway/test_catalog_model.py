@@ -159,7 +159,7 @@ class Catalog(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(120)
-def test_the_gateway_keeps_the_same_books_as_a_dict_of_dicts() -> None:
+def test_the_gateway_behaves_like_a_dict_of_dicts() -> None:
     with bus_on_thread(roles=ROLES) as bus, echo() as plugin:
         address = f"http://{bus.http_address}"
         with httpx.Client(base_url=address, trust_env=False) as http:

@@ -201,7 +201,7 @@ async def test_a_run_answers_with_every_result_in_order_and_a_failed_tool_is_one
     assert (scope.context.member["memberId"], len(scope.context.member)) == ("m1", 12)
 
 
-async def test_where_nobody_takes_part_there_is_no_result_and_no_call(house: House) -> None:
+async def test_without_active_members_a_run_has_no_result_and_no_call(house: House) -> None:
     for answer, why in (
         (await house.run({**BOB, "chance": 0}), "the dice chose no member"),
         (await house.run(BOB, settings={"mode": "inline"}), "the mode is inline"),
@@ -267,7 +267,7 @@ async def streamed(house: House, path: str, **body: Any) -> list[tuple[str, Word
         return [(kind, data) async for kind, data, _ in events(answer)]
 
 
-async def test_a_streamed_run_tells_what_happens_and_then_what_became_of_it(house: House) -> None:
+async def test_a_streamed_run_sends_its_events_and_then_its_result(house: House) -> None:
     told = await streamed(house, "run", messages=MESSAGES, members=[ADA, BOB], chat_id="c1")
     assert [kind for kind, _ in told] == [*KINDS, "result"]
     result = told[-1][1]
@@ -292,7 +292,7 @@ async def following(house: House, **query: str) -> AsyncIterator[AsyncIterator[t
         yield events(answer, lines)
 
 
-async def test_followers_hear_of_all_chats_or_of_one_until_the_bus_stops(house: House) -> None:
+async def test_event_streams_follow_all_chats_or_one_until_the_bus_stops(house: House) -> None:
     async with following(house) as everything, following(house, chat_id="c2") as of_c2, asyncio.timeout(PATIENCE):
         for chat in ("c1", "c2"):
             await house.run(chat_id=chat)
@@ -308,7 +308,7 @@ async def test_followers_hear_of_all_chats_or_of_one_until_the_bus_stops(house: 
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_hanging_up_ends_the_run_and_cancels_its_call(house: House, accept: str) -> None:
+async def test_a_disconnect_ends_the_run_and_cancels_its_call(house: House, accept: str) -> None:
     body = {"messages": MESSAGES, "members": [{**BOB, "tools": ["ext:nap", "ext:look"]}]}
     async with Connection(house.bus) as connection:
         await connection.ask("POST", "/api/council/run", body, Accept=accept)
@@ -400,14 +400,14 @@ async def test_a_retry_of_what_did_not_fail_gets_422_and_the_names_of_what_did(h
     assert len(house.calls) == 3
 
 
-async def test_keys_that_nobody_knows_are_named_in_the_answer(house: House) -> None:
+async def test_unknown_keys_are_named_in_the_response(house: House) -> None:
     answer = await house.run(mesages=[], settings={"paralel": True})
     assert answer["ignored"] == ["mesages", "settings.paralel"]
     again = await house.post("retry", run_id=answer["runId"], onyl=[DEEP])
     assert again["ignored"] == ["onyl"]
 
 
-async def test_a_body_has_a_limit_and_a_web_page_may_not_ask(house: House) -> None:
+async def test_a_body_has_a_limit_and_a_web_page_is_refused(house: House) -> None:
     answer = await house.http.post("/api/council/run", content=b'{"persona":"' + b"x" * (1 << 20) + b'"}')
     assert answer.status_code == 413
     for path in ("", "/tools", "/events"):

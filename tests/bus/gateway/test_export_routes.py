@@ -98,7 +98,7 @@ async def test_a_model_s_call_goes_back_by_name_and_hash(bus: Bus, http: httpx.A
     assert (await exported(http))["hashes"][name] != said["hashes"][name]
 
 
-async def test_names_choose_tools_and_what_there_is_none_of_is_told(http: httpx.AsyncClient) -> None:
+async def test_names_select_tools_and_unknown_names_are_listed(http: httpx.AsyncClient) -> None:
     for names in ("weather.now,add", ["add", "weather.now"], "add,,weather.now,"):
         said = await exported(http, names=names)
         assert list(said["hashes"]) == ["add", "weather.now"]  # in the order of the catalog
@@ -109,7 +109,7 @@ async def test_names_choose_tools_and_what_there_is_none_of_is_told(http: httpx.
     assert said["left_out"] == [{"tool": "missing", "why": "no tool of this name is offered to this user"}]
 
 
-async def test_what_cannot_be_expressed_is_left_out_and_what_is_lost_is_told(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_what_cannot_be_expressed_is_left_out_and_losses_are_listed(bus: Bus, http: httpx.AsyncClient) -> None:
     body = {"name": "deep", "callback_url": CALLBACK, "parameters": {"$ref": "#/$defs/gone"}}
     await http.post("/api/tools/register", json=body)
     schema = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
@@ -123,13 +123,13 @@ async def test_what_cannot_be_expressed_is_left_out_and_what_is_lost_is_told(bus
     assert ("lossy", "multipleOf") in [(each["tool"], each["keyword"]) for each in said["losses"]]
 
 
-async def test_only_a_role_that_there_is_can_be_exported(http: httpx.AsyncClient) -> None:
+async def test_only_a_configured_role_can_be_exported(http: httpx.AsyncClient) -> None:
     assert list((await exported(http, role="default"))["hashes"]) == ["add", "weather.now", "天気"]
     answer = await http.get(PATH, params={"dialect": "openai", "role": "nobody"})
     assert (answer.status_code, answer.json()) == (404, {"detail": "unknown role: nobody"})
 
 
-async def test_an_unknown_dialect_is_refused_with_those_there_are(http: httpx.AsyncClient) -> None:
+async def test_an_unknown_dialect_is_refused_with_a_list_of_dialects(http: httpx.AsyncClient) -> None:
     answer = await http.get(PATH, params={"dialect": "klingon"})
     assert answer.status_code == 422
     (problem,) = answer.json()["detail"]
@@ -158,7 +158,7 @@ async def test_what_is_known_is_not_sent_again_until_it_changes(bus: Bus, http: 
     assert await status(etag) == 200
 
 
-async def test_an_answer_is_written_once_a_revision_and_few_are_kept(
+async def test_an_export_is_written_once_per_revision_and_few_are_cached(
     bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[str, ...]] = []
@@ -227,13 +227,13 @@ async def test_search_answers_as_the_index_does(bus: Bus, http: httpx.AsyncClien
     assert (await found(http, "numbers"))["results"] == []
 
 
-async def test_a_mode_that_does_not_exist_is_told_with_those_that_do(http: httpx.AsyncClient) -> None:
+async def test_an_unknown_mode_is_an_error_with_a_list_of_modes(http: httpx.AsyncClient) -> None:
     said = await found(http, "a", mode="magic")
     assert (said["success"], said["results"]) == (False, [])
     assert "'magic'" in said["error"]
     assert "bm25, keyword, semantic" in said["error"]
 
 
-async def test_search_needs_a_question_and_a_role_that_there_is(http: httpx.AsyncClient) -> None:
+async def test_search_needs_a_query_and_a_configured_role(http: httpx.AsyncClient) -> None:
     assert (await http.get("/api/tools/search")).status_code == 422
     assert (await http.get("/api/tools/search", params={"q": "a", "role": "x"})).status_code == 404

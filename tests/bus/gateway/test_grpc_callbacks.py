@@ -124,7 +124,7 @@ async def test_a_password_is_listed_masked_by_both_ways(stub: Any, http: httpx.A
         " ",
     ],
 )
-async def test_a_url_that_leads_away_refuses_all_of_the_request(stub: Any, http: httpx.AsyncClient, url: str) -> None:
+async def test_a_foreign_url_refuses_the_whole_request(stub: Any, http: httpx.AsyncClient, url: str) -> None:
     code, details = await refused(stub, tool("good", callback_url=NOBODY), tool("bad", callback_url=url))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "'bad'" in details
@@ -170,7 +170,7 @@ async def test_a_source_that_may_not_offer_is_refused(stub: Any, bus: Bus, sourc
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_source_that_a_token_binds_takes_no_tool_from_outside_its_sessions(
+async def test_a_source_that_a_token_binds_accepts_no_tool_from_outside_its_sessions(
     bus: Bus, stub: Any, http: httpx.AsyncClient, way: str
 ) -> None:
     async with RawPeer(bus.grpc_addresses[0]) as owner:
@@ -275,7 +275,7 @@ async def test_a_callback_tool_is_withdrawn_by_either_way(stub: Any, http: httpx
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", [{"name": "mine"}, {"source": "plugin"}], ids=["unregister", "clear"])
-async def test_a_session_is_told_of_a_tool_that_others_withdraw(
+async def test_a_session_is_notified_of_a_tool_that_others_withdraw(
     bus: Bus, stub: Any, http: httpx.AsyncClient, way: str, what: dict[str, str]
 ) -> None:
     async with RawPeer(bus.grpc_addresses[0], answer=echo) as owner:
@@ -292,7 +292,7 @@ async def test_a_session_is_told_of_a_tool_that_others_withdraw(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("role", ["", "b"])
-async def test_a_session_is_told_of_a_tool_that_a_callback_overwrites(
+async def test_a_session_is_notified_of_a_tool_that_a_callback_overwrites(
     bus: Bus, stub: Any, http: httpx.AsyncClient, way: str, role: str
 ) -> None:
     async with RawPeer(bus.grpc_addresses[0], answer=echo) as owner, legacy_plugin(answered) as url:

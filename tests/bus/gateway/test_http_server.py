@@ -36,7 +36,7 @@ async def _passes_until_taken(crowd: int) -> int:
     return passes
 
 
-def test_a_crowd_of_new_connections_is_taken_in_few_passes_of_the_loop() -> None:
+def test_a_burst_of_new_connections_is_accepted_in_few_passes_of_the_loop() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         passes = runner.run(_passes_until_taken(CROWD))
     assert passes <= CROWD / 4, "one at a time, each waits for a pass of a busy loop"

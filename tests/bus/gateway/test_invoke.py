@@ -126,7 +126,7 @@ async def test_every_json_value_comes_back_as_it_was_sent(tools: Tools, name: st
         assert repr(said["output"]) == repr(value)
 
 
-async def test_half_a_surrogate_pair_passes_where_nobody_checks_it(tools: Tools) -> None:
+async def test_half_a_surrogate_pair_passes_where_arguments_are_not_checked(tools: Tools) -> None:
     half = {"\udc00": ["half a pair \ud83d"]}
     assert (await invoke(tools.http, "callback", {"value": half}))["output"] == half
 
@@ -141,7 +141,7 @@ async def test_a_call_does_not_wait_for_the_network_to_be_patient(tools: Tools) 
     assert min(seconds) < 0.03  # a busy machine makes them longer, never shorter
 
 
-async def test_no_arguments_can_be_said_in_several_ways_and_text_is_what_the_model_wrote(tools: Tools) -> None:
+async def test_missing_arguments_have_several_spellings_and_text_is_what_the_model_wrote(tools: Tools) -> None:
     for name in KINDS:
         ways: list[Any] = [None, {}, "", "{}", " {} "]
         for arguments in ways:
@@ -177,7 +177,7 @@ async def test_an_unchecked_tool_gets_whatever_the_model_wrote(tools: Tools) -> 
         assert repr(tools.seen.pop()) == repr(body)
 
 
-async def test_output_that_is_no_json_comes_as_the_text_it_is_with_its_content(tools: Tools) -> None:
+async def test_output_that_is_not_json_is_returned_as_text_with_its_content(tools: Tools) -> None:
     texts = ["{half", "NaN", "1e999", "[" * 5_000, "1" * 5_000]
 
     def answer(call: pb.ToolCall) -> pb.ToolResult:
@@ -225,7 +225,7 @@ async def test_output_of_any_depth_can_be_written(depth: int) -> None:
     ],
     ids=["json", "cut", "no constant of json", "no number of ours"],
 )
-async def test_a_large_output_is_answered_like_a_small_one_without_being_read(text: str, output: str | None) -> None:
+async def test_a_large_output_is_returned_like_a_small_one_without_being_parsed(text: str, output: str | None) -> None:
     pad = "x" * LARGE_OUTPUT
     for each in ("x", pad):
         said = json.loads(await call_body(Result("mine", text % each)))
@@ -238,7 +238,7 @@ async def test_a_large_output_is_answered_like_a_small_one_without_being_read(te
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_tool_is_an_error_that_names_what_there_is(tools: Tools) -> None:
+async def test_an_unknown_tool_is_an_error_that_lists_the_tools(tools: Tools) -> None:
     error = (await invoke(tools.http, "locla"))["error"]
     assert error["code"] == "NOT_FOUND"
     for word in ("locla", "local", "grpc", "callback"):
@@ -253,7 +253,7 @@ async def test_an_unknown_role_is_a_404_and_a_known_one_finds_its_tool(tools: To
         assert not (await invoke(tools.http, "local", role=role))["is_error"]
 
 
-async def test_every_code_of_a_plugin_is_told_by_its_name(tools: Tools) -> None:
+async def test_every_code_of_a_plugin_is_returned_by_its_name(tools: Tools) -> None:
     def answer(call: pb.ToolCall) -> pb.ToolResult:
         error = pb.CallError(
             code=json.loads(call.arguments_json)["code"],
@@ -279,7 +279,7 @@ async def test_every_code_of_a_plugin_is_told_by_its_name(tools: Tools) -> None:
         await peer.close()
 
 
-async def test_a_raise_keeps_its_class_and_its_message(tools: Tools) -> None:
+async def test_an_exception_keeps_its_class_and_its_message(tools: Tools) -> None:
     @tools.bus.tool
     def refuses() -> None:
         raise LookupError("kein Land 那里")
@@ -301,7 +301,7 @@ async def test_an_outdated_schema_hash_is_refused_before_the_tool_runs(tools: To
     assert (error["code"], error["stage"]) == ("CATALOG_STALE", "NOT_DISPATCHED")
 
 
-async def test_too_large_a_result_and_too_many_calls_are_told_with_their_limits() -> None:
+async def test_too_large_a_result_and_too_many_calls_name_their_limits() -> None:
     limits = Limits(result_bytes=1_000, calls_in_flight=1)
     async with running_bus(http="127.0.0.1:0", grace_seconds=0.0, limits=limits) as bus, client(bus) as http:
         entered, leave = asyncio.Event(), asyncio.Event()
@@ -330,7 +330,7 @@ async def test_too_large_a_result_and_too_many_calls_are_told_with_their_limits(
             assert (await first)["output"] == "done"
 
 
-async def test_a_draining_bus_refuses_calls_and_says_that_another_try_is_safe() -> None:
+async def test_a_draining_bus_refuses_calls_and_says_that_a_retry_is_safe() -> None:
     async with running_tools() as tools:
         napping = asyncio.create_task(invoke(tools.http, "nap", timeout_seconds=0.3))
         await until(lambda: tools.scopes, "the call to reach its tool")
@@ -450,7 +450,7 @@ async def test_an_operator_adds_a_role_and_tools_for_all_roles_are_in_it(tools: 
     assert "nobody" in refused["error"]["message"]
 
 
-async def test_what_the_bus_has_no_tool_for_is_a_404(tools: Tools) -> None:
+async def test_an_unknown_tool_of_the_bus_is_a_404(tools: Tools) -> None:
     for name in ("nothing", "local", "toolbus:drain", "x" * 300):
         answer = await tools.http.post(f"/api/bus/{name}")
         assert answer.status_code == 404
@@ -461,7 +461,7 @@ async def test_what_the_bus_has_no_tool_for_is_a_404(tools: Tools) -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
-async def test_hanging_up_cancels_the_call_at_its_plugin(tools: Tools, accept: str) -> None:
+async def test_a_disconnect_cancels_the_call_at_its_plugin(tools: Tools, accept: str) -> None:
     cancelled = tools.bus.records.outcomes[Code.CANCELLED]
     async with Connection(tools.bus) as connection:
         await connection.ask("POST", "/api/tools/invoke", {"name": "nap"}, Accept=accept)
@@ -472,7 +472,7 @@ async def test_hanging_up_cancels_the_call_at_its_plugin(tools: Tools, accept: s
     await until(lambda: tools.bus.records.outcomes[Code.CANCELLED] == cancelled + 1, "the record of the call")
 
 
-async def test_hanging_up_breaks_the_exchange_with_a_callback_off(tools: Tools) -> None:
+async def test_a_disconnect_cancels_the_exchange_with_a_callback(tools: Tools) -> None:
     cancelled = tools.bus.records.outcomes[Code.CANCELLED]
     posted = asyncio.Event()
 

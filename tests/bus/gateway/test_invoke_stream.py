@@ -97,7 +97,7 @@ async def test_a_request_that_breaks_a_rule_is_answered_without_a_stream(http: h
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
 
 
-async def test_silence_is_broken_by_pings(bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_sends_pings(bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "PING_SECONDS", 0.01)
     enough = asyncio.Event()
 
@@ -162,7 +162,7 @@ async def test_of_a_slow_reader_only_old_progress_is_dropped_and_no_chunk_is(bus
     assert text.count("event: progress") < 10_000
 
 
-async def test_a_reader_that_takes_nothing_ends_its_call_when_too_much_waits(bus: Bus) -> None:
+async def test_a_reader_that_takes_nothing_ends_its_call_when_the_buffer_is_full(bus: Bus) -> None:
     async with Babbler(bus) as babbler, Connection(bus) as connection:
         await connection.ask("POST", "/api/tools/invoke", {"name": "babble"}, **STREAM)
         chunk = "x" * 100_000
@@ -179,7 +179,7 @@ async def test_a_reader_that_takes_nothing_ends_its_call_when_too_much_waits(bus
     assert "read the stream faster" in result["error"]["message"]
 
 
-async def test_a_reader_that_hangs_up_while_nothing_can_be_sent_to_it_cancels_its_call(bus: Bus) -> None:
+async def test_a_reader_that_disconnects_while_nothing_can_be_sent_cancels_its_call(bus: Bus) -> None:
     async with Babbler(bus) as babbler, Connection(bus) as connection:
         await connection.ask("POST", "/api/tools/invoke", {"name": "babble"}, **STREAM)
         for _ in range(60):

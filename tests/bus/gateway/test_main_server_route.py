@@ -105,7 +105,7 @@ async def test_every_way_in_which_a_tool_ends_has_its_envelope(bus: Bus, http: h
         assert (await _post(http, "weather", "typed", {"days": "two"}))["error"] == "INVALID_ARGUMENTS"
 
 
-async def test_a_plugin_that_is_not_there_is_not_running_however_it_went(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_an_absent_plugin_is_not_running_for_whatever_reason(bus: Bus, http: httpx.AsyncClient) -> None:
     assert (await _post(http, "never", "seen"))["error"] == "PLUGIN_NOT_RUNNING"
     peer = RawPeer(bus.grpc_addresses[0], answer=echo)
     peer.open()
@@ -134,7 +134,7 @@ async def test_a_plugin_without_tools_is_running_all_the_same(bus: Bus, http: ht
         assert (await _post(http, "bare", "any"))["error"] == "TOOL_NOT_REGISTERED"
 
 
-async def test_a_body_that_is_no_object_is_a_422_and_odd_fields_are_not(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_a_body_that_is_not_an_object_is_a_422_and_odd_fields_are_not(bus: Bus, http: httpx.AsyncClient) -> None:
     @bus.tool
     def count(value: int = 0) -> int:
         return value
@@ -185,7 +185,7 @@ async def test_both_spellings_of_a_source_are_found_and_no_other_sources_tool_is
         assert (await _post(http, "local", "ones"))["error"] == "PLUGIN_NOT_RUNNING"
 
 
-async def test_qualified_tools_answer_to_their_bare_name_whoever_has_that(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_qualified_tools_answer_to_their_bare_name_if_others_have_it(bus: Bus, http: httpx.AsyncClient) -> None:
     @bus.tool(name="shared")  # type: ignore[untyped-decorator]
     def mine() -> str:
         return "local"
@@ -237,7 +237,7 @@ async def test_the_same_call_id_at_once_is_two_calls_and_the_records_show_it(bus
     assert len({*seen}) == 3  # towards a plugin the bus has ids of its own
 
 
-async def test_a_main_server_that_hangs_up_takes_its_call_back(bus: Bus) -> None:
+async def test_a_main_server_that_disconnects_cancels_its_call(bus: Bus) -> None:
     async with RawPeer(bus.grpc_addresses[0]) as peer, Connection(bus) as connection:
         peer.open()
         await peer.attach("plugin:naps", tool("nap"))
@@ -248,7 +248,7 @@ async def test_a_main_server_that_hangs_up_takes_its_call_back(bus: Bus) -> None
         assert bus.records.outcomes[Code.CANCELLED] == 1
 
 
-async def test_a_plugin_that_stops_is_cleared_and_says_so_from_then_on(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_a_plugin_that_stops_is_cleared_and_not_running_from_then_on(bus: Bus, http: httpx.AsyncClient) -> None:
     async def answer(body: dict[str, Any]) -> bytes:
         return b'"here"'
 
@@ -274,7 +274,7 @@ async def test_of_a_sources_tools_of_one_name_the_one_for_the_role_in_the_url_ru
     assert [await ran(query) for query in ("", "?role=", "?role=Yui")] == ["all", "all", "Yui"]
 
 
-async def test_a_tool_above_the_lowest_access_level_is_as_if_there_were_none(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_a_tool_that_requires_an_access_level_is_hidden(bus: Bus, http: httpx.AsyncClient) -> None:
     async with Plugin("plugin:one", address=bus.grpc_addresses[0]) as one:
         one.add_tool(lambda: "", name="hidden", parameters={"type": "object"}, min_level=5)
         await one.ready()

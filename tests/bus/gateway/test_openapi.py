@@ -90,7 +90,7 @@ def document(address: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("operation", "mode"), CASES, ids=lambda part: getattr(part, "value", part))
-def test_what_is_asked_is_answered_as_the_document_says(described: Any, operation: str, mode: GenerationMode) -> None:
+def test_every_request_is_answered_as_the_document_says(described: Any, operation: str, mode: GenerationMode) -> None:
     method, path = operation.split()
     cases = described[path][method].as_strategy(generation_mode=mode)
 

@@ -145,7 +145,7 @@ async def test_an_answer_over_an_open_connection_brings_them_back_at_once(bus: B
     assert names(bus) == ["good"]
 
 
-async def test_nobody_is_probed_any_more_once_the_tools_are_back_or_gone(bus: Bus, plugin: Misbehaving) -> None:
+async def test_an_origin_is_not_probed_once_its_tools_are_online_or_gone(bus: Bus, plugin: Misbehaving) -> None:
     await offer(bus, {"good": plugin.url()})
     await miss(bus, 3)
     handler: Any = bus.list(include_offline=True)[0].entry.handlers()[0]
@@ -173,7 +173,7 @@ async def test_a_tool_that_is_registered_again_is_back_at_once_and_so_are_its_ne
 
 
 @pytest.mark.parametrize("behaviour", ["good", "500", "garbage"])
-async def test_anything_that_answers_begins_the_count_anew(bus: Bus, plugin: Misbehaving, behaviour: str) -> None:
+async def test_any_response_resets_the_count(bus: Bus, plugin: Misbehaving, behaviour: str) -> None:
     name = "500-long" if behaviour == "500" else behaviour
     await offer(bus, {"good": plugin.url(), "says": plugin.url(name)})
     for _ in range(2):

@@ -99,7 +99,7 @@ async def test_a_record_says_what_the_bus_s_own_tool_says(http: httpx.AsyncClien
     assert "arguments" not in record
 
 
-async def test_contents_are_told_where_they_are_kept() -> None:
+async def test_contents_are_listed_where_they_are_recorded() -> None:
     async with running(record_contents=True) as bus, client(bus) as http:
         await call(http, 7)
         (record,) = (await listed(http))[1]
@@ -120,7 +120,7 @@ async def test_contents_are_told_where_they_are_kept() -> None:
         ({"outcome": ""}, ["c-3", "c-2", "c-1"]),
     ],
 )
-async def test_every_condition_has_to_hold(http: httpx.AsyncClient, query: dict[str, str], found: list[str]) -> None:
+async def test_all_filters_have_to_match(http: httpx.AsyncClient, query: dict[str, str], found: list[str]) -> None:
     await call(http, 1, user="ann")
     await call(http, 2, "fails")
     await call(http, 3, user="bob")
@@ -128,7 +128,7 @@ async def test_every_condition_has_to_hold(http: httpx.AsyncClient, query: dict[
 
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"since": "-1"}])
-async def test_a_number_that_cannot_be_is_refused(http: httpx.AsyncClient, query: dict[str, str]) -> None:
+async def test_an_invalid_number_is_refused(http: httpx.AsyncClient, query: dict[str, str]) -> None:
     answer = await http.get(PATH, params=query)
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["query", next(iter(query))])
 
@@ -153,7 +153,7 @@ async def following(
         yield following
 
 
-async def test_a_follower_hears_of_each_call_from_now_on(http: httpx.AsyncClient) -> None:
+async def test_a_stream_sends_each_call_from_now_on(http: httpx.AsyncClient) -> None:
     await call(http, 1)
     async with following(http) as everything, following(http, {"outcome": "tool"}) as failures:
         await call(http, 2)
@@ -175,7 +175,7 @@ async def test_a_follower_hears_of_each_call_from_now_on(http: httpx.AsyncClient
         ({}, {"Last-Event-ID": "9000"}, "c-1"),  # of a bus that was there before
     ],
 )
-async def test_a_follower_that_comes_back_hears_what_it_missed(
+async def test_a_client_that_reconnects_gets_the_calls_it_missed(
     http: httpx.AsyncClient, query: dict[str, str], headers: dict[str, str], first: str
 ) -> None:
     for number in (1, 2, 3):

@@ -169,7 +169,7 @@ async def test_half_of_a_surrogate_pair_is_refused_in_every_text(gateway: Gatewa
     assert (answer.status_code, _places(answer)) == (422, [["body", field]])
 
 
-async def test_half_of_a_surrogate_pair_elsewhere_is_no_fault(gateway: Gateway) -> None:
+async def test_half_of_a_surrogate_pair_elsewhere_is_accepted(gateway: Gateway) -> None:
     fields: list[dict[str, Any]] = [{"parameters": {HALF: HALF}}, {"via": [HALF]}, {HALF: HALF}]
     for each in fields:
         assert (await gateway.register(**each)).status_code == 200
@@ -241,7 +241,7 @@ async def test_no_role_and_an_empty_one_mean_all(gateway: Gateway, role: str | N
     assert (await gateway.post("/api/tools/unregister", {"name": "n", "role": role})).json()["removed"] is True
 
 
-async def test_all_faults_are_told_at_once_in_the_order_of_the_fields(gateway: Gateway) -> None:
+async def test_all_errors_are_listed_in_the_order_of_the_fields(gateway: Gateway) -> None:
     answer = await gateway.register(
         timeout_seconds=0, source=1, role=2, callback_url="http://evil.example", parameters=3, description=4, name=""
     )
@@ -255,7 +255,7 @@ async def test_unknown_fields_are_ignored(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", ["register", "unregister", "clear"])
-async def test_an_unknown_role_is_told_only_when_the_fields_are_right(gateway: Gateway, path: str) -> None:
+async def test_an_unknown_role_is_reported_only_when_the_fields_are_valid(gateway: Gateway, path: str) -> None:
     good = {**GOOD, "source": "s", "role": "nobody"}
     answer = await gateway.post(f"/api/tools/{path}", good)
     assert (answer.status_code, answer.json()) == (404, {"detail": "unknown role: nobody"})
@@ -271,7 +271,7 @@ async def test_an_unknown_role_is_refused_in_a_listing(gateway: Gateway) -> None
     assert list((await gateway.http.get("/api/tools?role=")).json()["tools_by_role"]) == ["a", "b"]
 
 
-async def test_nobody_takes_the_source_of_the_bus(gateway: Gateway) -> None:
+async def test_the_source_of_the_bus_is_refused(gateway: Gateway) -> None:
     for path in ("register", "clear"):
         answer = await gateway.post(f"/api/tools/{path}", {**GOOD, "source": "toolbus"})
         assert answer.status_code == 403
@@ -422,7 +422,7 @@ async def test_a_callback_to_the_bus_itself_is_refused(gateway: Gateway) -> None
     assert (await gateway.register(callback_url=own)).json()["ok"]
 
 
-async def test_nobody_takes_the_place_of_the_buss_own_tools(gateway: Gateway) -> None:
+async def test_the_names_of_the_buss_own_tools_are_refused(gateway: Gateway) -> None:
     for role in (None, "a"):
         answer = await gateway.register(name="toolbus:stats", role=role)
         assert answer.status_code == 403
@@ -431,7 +431,7 @@ async def test_nobody_takes_the_place_of_the_buss_own_tools(gateway: Gateway) ->
     assert (stats["is_error"], stats["output"]["roles"]) == (False, ["a", "b"])
 
 
-async def test_without_roles_nobody_takes_a_registration() -> None:
+async def test_without_roles_no_role_accepts_a_registration() -> None:
     async with running_bus(http="127.0.0.1:0", roles=()) as bus, client(bus) as http:
         gateway = Gateway(bus, http)
         answer = (await gateway.register()).json()

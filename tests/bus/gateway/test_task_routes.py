@@ -71,7 +71,7 @@ async def works() -> AsyncIterator[Works]:
         yield works
 
 
-async def test_a_call_that_takes_long_is_asked_for_later(works: Works) -> None:
+async def test_the_result_of_a_long_call_is_fetched_later(works: Works) -> None:
     task_id = await works.begin("ann")
     works.scopes[0].progress(1, total=3, message="begun")
     running = await works.get(f"/{task_id}", user_id="ann")
@@ -107,7 +107,7 @@ async def test_a_wait_ends_with_its_time_and_the_task_goes_on(works: Works) -> N
     assert (await works.awaited(task_id))["result"]["output"] == "late"
 
 
-async def test_whoever_hangs_up_waits_no_more_and_the_task_goes_on(works: Works) -> None:
+async def test_a_disconnect_ends_the_wait_and_the_task_goes_on(works: Works) -> None:
     task_id = await works.begin()
     waiters = works.bus.tasks._work[task_id].waiters
     async with Connection(works.bus) as connection:
@@ -249,7 +249,7 @@ async def following(works: Works, **query: str) -> AsyncIterator[Callable[[], Aw
         yield following
 
 
-async def test_a_stream_tells_of_a_user_s_tasks_as_they_end(works: Works) -> None:
+async def test_a_stream_sends_a_user_s_tasks_as_they_end(works: Works) -> None:
     async with following(works, user_id="ann") as hers, following(works) as nobodys:
         his, first, second, unnamed = [await works.begin(user) for user in ("bob", "ann", "ann", "")]
         for future in works.running:
@@ -309,11 +309,11 @@ async def test_an_output_is_passed_on_letter_by_letter(works: Works, output: str
 
 
 @pytest.mark.parametrize("output", ["", "NaN", "1e400", "{", "5 6", "]]]],[[[[1", "1],[2", "[" * 5_000 + "]" * 5_000])
-async def test_an_output_that_is_no_json_comes_as_the_text_it_is(works: Works, output: str) -> None:
+async def test_an_output_that_is_not_json_is_returned_as_text(works: Works, output: str) -> None:
     assert json.loads(await result_of(works, output))["result"]["output"] == output
 
 
-async def test_a_large_result_keeps_nobody_waiting(works: Works) -> None:
+async def test_a_large_result_does_not_block_the_loop(works: Works) -> None:
     rows = json.dumps([{"number": number, "share": number / 7, "name": "x" * 20} for number in range(60_000)])
     assert len(rows) > 3 << 20
 

@@ -101,7 +101,7 @@ async def test_whatever_the_rules_a_user_is_listed_what_they_can_call(bus: Bus, 
     await asyncio.to_thread(holds)
 
 
-async def test_a_rule_holds_at_once_for_lists_that_were_kept(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_a_rule_applies_at_once_to_cached_lists(bus: Bus, http: httpx.AsyncClient) -> None:
     assert "other" in await listed_for(http, "bob", "")
     bus.permit("tools", "other", ["ann"])
     assert "other" not in await listed_for(http, "bob", "")
@@ -116,7 +116,7 @@ async def test_many_users_are_each_answered_with_their_own_list(bus: Bus, http: 
         assert ("other" in await listed_for(http, f"u{number}", "Ran")) == (number % 2 == 0)
 
 
-async def test_a_watcher_names_no_user_and_sees_what_such_a_call_could_reach(bus: Bus, http: httpx.AsyncClient) -> None:
+async def test_an_event_stream_shows_what_a_call_without_a_user_may_reach(bus: Bus, http: httpx.AsyncClient) -> None:
     bus.permit("tools", "other", ["ann"])
     async with http.stream("GET", "/api/tools/events") as answer:
         stream = events(answer)
@@ -155,7 +155,7 @@ async def test_a_user_whom_no_rule_can_name_is_refused(http: httpx.AsyncClient, 
         ("GET", "/api/calls"),
     ],
 )
-async def test_a_web_page_may_ask_for_none_of_it(http: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_a_web_page_is_refused_everywhere(http: httpx.AsyncClient, method: str, path: str) -> None:
     for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
         answer = await http.request(method, path, headers=headers, content=b"{}")
         assert answer.status_code == 403, answer.text

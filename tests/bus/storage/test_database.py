@@ -80,7 +80,7 @@ def test_everything_that_belongs_to_the_file_becomes_its_owners_alone(made: Data
     assert [stat.S_IMODE(part.stat().st_mode) for part in made.parts() if part.exists()] == [0o600] * 3
 
 
-def test_a_file_in_use_is_refused_with_the_cure(made: Database) -> None:
+def test_a_file_in_use_is_refused_with_how_to_fix_it(made: Database) -> None:
     with closing(made.connect("rw")) as first, closing(made.connect("rw")) as second:
         first.execute("BEGIN EXCLUSIVE")
         with pytest.raises(SetupError, match=r"SQLite says: database is locked.* Close the") as caught, made.errors():
@@ -104,7 +104,7 @@ def test_what_sqlite_cannot_read_is_damage_in_a_short_text(made: Database) -> No
     assert caught.value.what == "x" * (MAX_SHOWN - 1) + "…"
 
 
-def test_text_that_is_no_utf8_is_damage_that_quotes_nothing_of_it(made: Database) -> None:
+def test_text_that_is_not_utf8_is_damage_and_is_not_quoted(made: Database) -> None:
     with pytest.raises(Damaged) as caught, made.errors():
         raising(UnicodeDecodeError("utf-8", b"hunter2\xff", 7, 8, "invalid"))()
     assert "hunter2" not in str(caught.value)

@@ -184,7 +184,7 @@ def test_the_time_of_an_answer_is_noted_for_each_key_and_nothing_else_changes(tm
     ]
 
 
-def test_a_time_of_minus_zero_which_sqlite_keeps_as_zero_is_no_damage(tmp_path: Path) -> None:
+def test_a_time_of_minus_zero_which_sqlite_stores_as_zero_is_not_damage(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.apply([kept(1, answered_at=-0.0)], ())
         store.save_answers(["key-1"], -0.0)
@@ -367,7 +367,7 @@ def test_a_second_store_in_the_same_process_is_refused_and_close_frees_it(tmp_pa
             use()
 
 
-def test_a_directory_that_cannot_be_used_says_so_with_the_cure(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_an_error_with_how_to_fix_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "it is a file" in refusal(tmp_path / "file")
     assert "Not a directory" in refusal(tmp_path / "file" / "below")
@@ -471,7 +471,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_a_file_that_is_not_a_sound_store_is_refused_with_the_cure_and_left_alone(tmp_path: Path, case: str) -> None:
+def test_a_damaged_or_foreign_file_is_refused_with_how_to_fix_it_and_not_changed(tmp_path: Path, case: str) -> None:
     make, expected = BAD_FILES[case]
     make(tmp_path)
     text = refusal(tmp_path)
@@ -622,7 +622,7 @@ for number in itertools.count(first):
 """
 
 
-def test_a_kill_at_any_moment_loses_nothing_that_was_kept(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_loses_nothing_that_was_persisted(tmp_path: Path) -> None:
     dice, answered = random.Random(9), -1
     for round_ in range(20):
         with python(LOOP, tmp_path) as process:

@@ -45,7 +45,7 @@ def adopted(*tools: Tool, **more: Any) -> tuple[Core, PeerDouble, PeerDouble, Ke
 # -- the soft deadline -----------------------------------------------------------------------------------------------
 
 
-def test_at_the_soft_deadline_a_caller_gets_one_result_and_the_call_goes_on_for_whoever_keeps_it() -> None:
+def test_at_the_soft_deadline_a_caller_gets_one_result_and_the_call_goes_on_as_a_task() -> None:
     core, host, plugin, keeper = kept()
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     plugin.hand_over()
@@ -76,7 +76,7 @@ def test_a_call_that_ends_before_its_soft_deadline_is_a_call_like_any_other() ->
     assert keeper.adopted == []
 
 
-def test_nothing_of_an_ended_call_is_kept_until_its_soft_deadline() -> None:
+def test_an_ended_call_holds_no_memory_until_its_soft_deadline() -> None:
     core, host, plugin, _ = kept()
     for call_id in "abcd":
         core.call(
@@ -109,7 +109,7 @@ def test_a_caller_may_use_the_id_of_an_adopted_call_again() -> None:
     assert outputs(keeper.peer) == ["1"]
 
 
-def test_progress_after_adoption_goes_to_whoever_keeps_the_call() -> None:
+def test_progress_after_adoption_goes_to_the_adopter() -> None:
     core, host, plugin, keeper = adopted()
     core.progress(plugin, next(iter(plugin.pending)), message="half")
     assert (host.signs, [(sign.call_id, sign.message) for sign in keeper.peer.signs]) == ([], [("task1", "half")])
@@ -143,7 +143,7 @@ def test_over_a_stream_the_first_result_and_the_work_take_separate_ways() -> Non
 # -- who may end it --------------------------------------------------------------------------------------------------
 
 
-def test_a_cancel_before_the_soft_deadline_ends_the_call_and_nobody_adopts_it() -> None:
+def test_a_cancel_before_the_soft_deadline_ends_the_call_and_it_is_not_adopted() -> None:
     core, host, plugin, keeper = kept()
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     plugin.hand_over()
@@ -153,7 +153,7 @@ def test_a_cancel_before_the_soft_deadline_ends_the_call_and_nobody_adopts_it() 
     assert (keeper.adopted, len(plugin.cancelled)) == ([], 1)
 
 
-def test_after_adoption_only_whoever_keeps_the_call_can_cancel_it() -> None:
+def test_after_adoption_only_the_adopter_can_cancel_the_call() -> None:
     core, host, plugin, keeper = adopted()
     core.cancel(host, "1")
     assert (plugin.cancelled, list(keeper.peer.in_flight)) == ([], ["task1"])
@@ -240,7 +240,7 @@ def test_where_there_is_no_room_for_a_task_the_caller_waits_on_for_300_s_at_most
     assert host.results["1"][0].output_json == '"late"'
 
 
-def test_a_keeper_that_fails_costs_nobody_their_call_or_their_deadline(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def adopt(self, call: object, now: float, cancel: object) -> None:
             raise RuntimeError("of the keeper's making")
@@ -291,7 +291,7 @@ def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
     ],
 )
 @pytest.mark.parametrize("keeps", [True, False])
-def test_what_is_no_length_of_time_is_refused(patience: float, timeout: float, keeps: bool) -> None:
+def test_an_invalid_soft_deadline_is_refused(patience: float, timeout: float, keeps: bool) -> None:
     core, host, plugin, _ = kept()
     if not keeps:
         core.dispatcher.background = None
@@ -317,7 +317,7 @@ def test_a_caller_never_waits_longer_than_300_s_for_its_first_result(patience: f
         assert "again" in host.in_flight
 
 
-def test_a_soft_deadline_of_0_is_none() -> None:
+def test_a_soft_deadline_of_0_means_none() -> None:
     core, host, _, keeper = kept()
     core.call(host, "t", call_id="1", background_after_seconds=0.0)
     core.advance(31.0)

@@ -111,7 +111,7 @@ async def test_a_call_becomes_a_task_and_its_result_comes_there() -> None:
         assert tried.caller.budget.held == 0
 
 
-def test_a_sign_of_life_is_kept_short_and_in_numbers_that_json_has() -> None:
+def test_progress_of_a_task_is_short_and_has_numbers_of_json() -> None:
     caller = TaskCaller("desk", DISPATCHER.budget("desk"), lambda task_id, result: None)
     caller.progress("task_1", pb.ToolProgress(progress=math.nan, total=math.inf, message="m" * 3_000_000))
     assert caller.latest == Progress(0.0, 0.0, "m" * MAX_MESSAGE)
@@ -165,7 +165,7 @@ async def test_where_there_is_no_room_the_caller_waits_for_the_result() -> None:
         assert (await waiting).output == {"pages": 7}
 
 
-async def test_when_the_dispatcher_stops_its_tasks_fail_with_its_words() -> None:
+async def test_when_the_dispatcher_stops_its_tasks_fail_with_its_error() -> None:
     async with bench() as tried:
         task_id = await tried.begin()
         tried.dispatcher.stop(time.monotonic())
@@ -209,7 +209,7 @@ DISPATCHER = Dispatcher(Registry(), Policy(), CallRecords(), Limits(), arm=lambd
         (played_call("shop", "ann", parent=played_call("desk", "ann")), "ann"),
     ],
 )
-def test_the_owner_is_the_user_else_whoever_made_the_first_call(call: Call, owner: str) -> None:
+def test_the_owner_is_the_user_else_the_source_of_the_outermost_call(call: Call, owner: str) -> None:
     tasks = TaskManager(clock=lambda: 1000.0)
     adopted = tasks.adopt(call, 5.0)
     assert adopted is not None

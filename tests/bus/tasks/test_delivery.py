@@ -90,7 +90,7 @@ async def test_what_waits_to_be_posted_again_keeps_no_result_in_memory() -> None
             assert (kept, len(delivery._posts)) == ([], 1)
 
 
-async def test_where_nobody_listens_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_connection_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with Receiver() as receiver:
         url = receiver.url
     with delivering(attempts=2) as delivery:
@@ -113,7 +113,7 @@ async def test_closing_gives_up_what_waits_and_takes_no_more(caplog: pytest.LogC
     assert len(receiver.posts) == 1
 
 
-def test_a_function_is_told_at_once_and_its_fault_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_is_called_at_once_and_its_exception_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Task] = []
     with delivering() as delivery, caplog.at_level(logging.ERROR):
         delivery.send(finished(), told.append)

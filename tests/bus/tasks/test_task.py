@@ -56,11 +56,11 @@ def test_ids_are_alike_in_form_and_never_the_same() -> None:
         ("5", "5"),
     ],
 )
-def test_a_text_is_told_as_it_is_and_all_else_as_json(output_json: str, text: str) -> None:
+def test_a_text_is_shown_as_it_is_and_all_else_as_json(output_json: str, text: str) -> None:
     assert finished(output_json=output_json).text == text
 
 
-def test_a_failure_is_told_before_what_the_tool_still_said() -> None:
+def test_the_error_stands_before_the_output() -> None:
     error = CallError(Code.TOOL, "no such page")
     task = running().with_result(Result(output_json='{"page":7}', is_error=True, error=error), 5.0)
     assert (task.status, task.error) == (Status.FAILED, "no such page")

@@ -16,7 +16,7 @@ from toolbus.bus.tasks.task_index import MAX_OWNER, TaskIndex, TaskLimits
 LIMITS = TaskLimits(running=4, running_per_owner=2, finished_kept=3, finished_seconds=10.0, finished_bytes=60)
 
 
-def test_a_task_is_found_by_its_owner_and_by_whoever_is_not_asked_who_he_is() -> None:
+def test_a_task_is_found_by_its_owner_and_where_owners_are_not_checked() -> None:
     ledger = TaskIndex(LIMITS)
     assert ledger.begin(running())
     assert ledger.find("task_1") == ledger.find("task_1", "ann") == running()
@@ -58,7 +58,7 @@ def test_large_results_take_as_many_old_ones_away_as_they_need() -> None:
     assert ledger.end(finished("task_3", output_json="x" * 40))[1] == ["task_0", "task_1"]
 
 
-def test_a_result_larger_than_all_that_is_kept_is_let_go_of_and_takes_nobody_along() -> None:
+def test_a_result_above_the_limit_is_dropped_and_evicts_no_other_task() -> None:
     ledger = TaskIndex(LIMITS)
     ledger.end(finished("task_0", output_json="x" * 60))
     kept, gone = ledger.end(finished("task_1", output_json="x" * 61))
@@ -67,7 +67,7 @@ def test_a_result_larger_than_all_that_is_kept_is_let_go_of_and_takes_nobody_alo
     assert ledger.find("task_1") is kept
 
 
-def test_where_no_finished_task_is_kept_each_goes_as_it_comes() -> None:
+def test_with_a_limit_of_0_every_finished_task_is_evicted_at_once() -> None:
     ledger = TaskIndex(TaskLimits(finished_kept=0))
     assert ledger.end(finished())[1] == ["task_1"]
     assert ledger.find("task_1") is None
@@ -85,7 +85,7 @@ def test_finished_tasks_go_when_their_time_is_over_and_running_ones_never() -> N
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, True, "3", None])
-def test_a_limit_that_is_no_number_of_at_least_0_is_refused_by_name(value: object) -> None:
+def test_an_invalid_limit_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match=f"finished_kept is {value!r}, it must be a number of at least 0"):
         TaskLimits(finished_kept=value)  # type: ignore[arg-type]
 

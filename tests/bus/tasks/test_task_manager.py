@@ -98,7 +98,7 @@ async def test_what_fails_in_time_raises_as_if_it_had_been_awaited() -> None:
             await tasks.execute(work(object()), "report")
 
 
-async def test_cancelling_the_wait_cancels_what_is_no_task_yet() -> None:
+async def test_cancelling_the_wait_cancels_work_that_is_not_a_task_yet() -> None:
     work = Work()
     with closing(TaskManager()) as tasks:
         waiting = asyncio.ensure_future(tasks.execute(work(), "report"))
@@ -170,7 +170,7 @@ async def test_a_wait_that_ends_leaves_the_task_alone(tasks: TaskManager) -> Non
     assert not work.cancelled
 
 
-async def test_nobody_waits_longer_than_300_seconds(tasks: TaskManager, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_ends_after_300_seconds_at_most(tasks: TaskManager, monkeypatch: pytest.MonkeyPatch) -> None:
     task_id = await begin(tasks, Work())
     monkeypatch.setattr("toolbus.bus.tasks.task_manager.MAX_TIMEOUT_SECONDS", 0.001)
     task = await tasks.await_result(task_id, 1e9)
@@ -189,7 +189,7 @@ async def test_a_task_ends_at_its_limit_and_so_does_its_work() -> None:
 # ── whose they are ──
 
 
-async def test_a_foreign_task_is_as_if_there_were_none(tasks: TaskManager) -> None:
+async def test_another_owners_task_is_treated_like_an_unknown_id(tasks: TaskManager) -> None:
     work = Work()
     task_id = await begin(tasks, work, "ann")
     for user_id in ("bob", ""):
@@ -231,7 +231,7 @@ async def test_a_cancelled_task_has_failed_at_once_and_its_work_is_cancelled(tas
 # ── limits ──
 
 
-async def test_where_there_is_no_room_for_a_task_the_work_is_waited_for() -> None:
+async def test_above_the_limit_of_tasks_the_work_is_awaited() -> None:
     with closing(TaskManager(SOON, running=2, running_per_owner=1)) as tasks:
         await begin(tasks, Work(), "ann")
         second = Work()
@@ -266,7 +266,7 @@ async def test_finished_tasks_go_after_their_time(tasks: TaskManager, clock: Clo
     assert tasks.list_tasks("ann") == []
 
 
-async def test_the_oldest_finished_task_goes_for_the_newest_and_who_waits_still_gets_his() -> None:
+async def test_the_newest_finished_task_evicts_the_oldest_and_waiters_still_get_theirs() -> None:
     with closing(TaskManager(SOON, finished_kept=0)) as tasks:
         work = Work()
         task_id = await begin(tasks, work)
@@ -288,7 +288,7 @@ def test_a_limit_that_cannot_be_one_is_refused_by_name(name: str) -> None:
 # ── being told ──
 
 
-async def test_subscribers_are_told_of_their_tasks_until_they_leave(
+async def test_subscribers_get_their_tasks_until_they_unsubscribe(
     tasks: TaskManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[tuple[str, str]] = []
@@ -325,7 +325,7 @@ async def test_events_hear_of_each_task_from_when_they_are_made_until_the_end(cl
         assert [task async for task in tasks.events()] == []
 
 
-async def test_events_without_results_hold_none_for_a_reader_who_is_behind(tasks: TaskManager) -> None:
+async def test_events_without_results_hold_no_results_for_a_slow_reader(tasks: TaskManager) -> None:
     work = Work()
     async with tasks.events(results=False) as events:
         task_id = await begin(tasks, work)
@@ -399,7 +399,7 @@ async def test_work_of_another_loop_is_cancelled_there(tasks: TaskManager) -> No
     assert cancelled == [True]
 
 
-def test_work_whose_loop_ends_has_failed_and_who_waited_on_a_closed_loop_is_forgotten(tasks: TaskManager) -> None:
+def test_work_whose_loop_ends_has_failed_and_waiters_of_a_closed_loop_are_ignored(tasks: TaskManager) -> None:
     task_id = asyncio.run(begin(tasks, Work()))
     assert "the event loop that ran it has ended" in found(tasks, task_id).text
 

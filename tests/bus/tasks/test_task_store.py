@@ -107,7 +107,7 @@ def test_a_second_program_cannot_use_the_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", [100, 4096, 12288])
-def test_a_damaged_file_is_moved_aside_and_said_so(path: Path, where: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_moved_aside_and_logged(path: Path, where: int, caplog: pytest.LogCaptureFixture) -> None:
     fill(path, *(finished(f"task_{number}", output_json='"' + "x" * 800 + '"') for number in range(20)))
     sound = path.read_bytes()
     damaged = sound[:where] + b"\xa5" * 2000 + sound[where + 2000 :]
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_ours_to_replace_is_refused_and_left(path: Path, stat
     assert path.read_bytes() == before
 
 
-def test_what_is_no_sqlite_file_is_refused_and_left(path: Path) -> None:
+def test_a_file_that_is_not_sqlite_is_refused_and_left(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("my thesis")
     with pytest.raises(SetupError, match=r"not an SQLite file.* Move it away or name another file"):
@@ -165,7 +165,7 @@ def test_what_is_no_sqlite_file_is_refused_and_left(path: Path) -> None:
     assert path.read_text() == "my thesis"
 
 
-def test_a_path_that_cannot_be_written_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused_with_how_to_fix_it(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"it is not a regular file.* Name another file"):
         TaskStore(tmp_path, KIB)
 

@@ -182,7 +182,7 @@ def test_a_tool_for_one_role_follows_the_one_for_all_roles_in_the_same_look() ->
     assert model.missing() == []
 
 
-def test_a_role_that_failed_is_not_tried_again_once_somebody_else_has_the_name_there() -> None:
+def test_a_role_that_failed_is_not_retried_once_another_owner_has_the_name_there() -> None:
     model = Model(full={"r2"})
     offer(model, "a", tool("t"))
     model.settle()

@@ -48,7 +48,7 @@ async def test_the_tools_of_the_bus_are_registered_in_their_order(server: MainSe
     assert "connected: wanted=20 registered=20 warnings=0" in repr(upstream)
 
 
-async def test_tools_that_come_and_go_are_kept_in_step(server: MainServer, side: Side) -> None:
+async def test_added_and_removed_tools_are_synchronized(server: MainServer, side: Side) -> None:
     first = side.offer("a", tool("t"), tool("u"))
     await side.connect(server.url)
     await server.until(lambda: server.names() == ["t", "u"])
@@ -263,7 +263,7 @@ def _fails_in(server: MainServer, role: str) -> Misbehaviour:
 # -- what others own -----------------------------------------------------------------------------------------------
 
 
-async def test_a_tool_that_somebody_else_replaced_is_not_fought_over(
+async def test_a_tool_that_another_owner_replaced_is_left_alone(
     server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin = side.offer("a", tool("t"))
@@ -282,7 +282,7 @@ async def test_a_tool_that_somebody_else_replaced_is_not_fought_over(
     assert "taken there by source 'somebody'" in side.warning("t")
 
 
-async def test_a_name_that_somebody_else_has_there_stays_theirs_and_is_taken_once_it_is_free(
+async def test_a_name_of_another_owner_is_left_alone_and_registered_once_it_is_free(
     server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.tools["default"]["t"] = FOREIGN
@@ -400,7 +400,7 @@ async def test_what_was_overwritten_here_goes_there_too_when_its_successor_is_re
     assert server.tools == {"default": {}}
 
 
-async def test_a_real_bus_is_kept_in_step(server: MainServer, tmp_path: Path) -> None:
+async def test_a_real_bus_is_synchronized(server: MainServer, tmp_path: Path) -> None:
     async with Bus(Config(grpc=(f"unix:{tmp_path}/bus",), http="off")) as bus:
         upstream = Upstream(
             server.url,
@@ -473,7 +473,7 @@ async def test_a_refusal_is_shown_once_and_others_are_not_stopped(
     assert side.warning("bad") == ""
 
 
-async def test_a_refused_tool_is_tried_again_after_a_while_and_told_of_once(
+async def test_a_refused_tool_is_retried_after_a_while_and_logged_once(
     server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
     side.timings = replace(side.timings, retry_seconds=0.05)
@@ -495,7 +495,7 @@ async def test_a_tool_that_no_function_name_fits_is_shown_without_asking(server:
     assert "not offered upstream: its name there would be" in side.warning(f"{'s' * 60}:long")
 
 
-async def test_a_server_that_takes_a_tool_and_does_not_list_it_is_not_asked_for_ever(
+async def test_a_server_that_accepts_a_tool_and_does_not_list_it_is_not_retried_for_ever(
     server: MainServer, side: Side
 ) -> None:
     server.misbehave["register"] = server.answering(200, {"ok": True, "affected_roles": ["default"]})
@@ -506,7 +506,7 @@ async def test_a_server_that_takes_a_tool_and_does_not_list_it_is_not_asked_for_
     assert "accepted the tool and does not list it as it was sent: role 'default'" in side.warning("t")
 
 
-async def test_a_server_that_does_not_unregister_is_asked_less_and_less_and_logged_once(
+async def test_a_server_that_does_not_unregister_is_retried_with_backoff_and_logged_once(
     server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin = side.offer("a", tool("t"))
@@ -537,7 +537,7 @@ async def test_a_server_that_does_not_unregister_is_asked_less_and_less_and_logg
         {"ok": True, "tools_by_role": {"r": [{"name": 5}]}},
     ],
 )
-async def test_a_listing_that_is_none_counts_as_unreachable_and_the_loop_goes_on(
+async def test_an_invalid_listing_counts_as_unreachable_and_the_loop_goes_on(
     answer: object, server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.misbehave["list"] = server.answering(200, answer)

@@ -1,1 +1,1 @@
-"""Legacy plugins and probes, over HTTP."""
+"""Serves plugins, hosts, operators and health probes over HTTP."""

@@ -1,4 +1,4 @@
-"""The listening side of the gateway: binds, and serves an application in the bus's process, on its loop."""
+"""Binds the HTTP address and serves an ASGI application in the process of the bus, on its event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("toolbus.http")
 
 MAX_HEAD_BYTES = 64 * 1024
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
-DOORS = 8  # handles of the listening socket: uvloop takes one connection of each in a pass of the loop
+MAX_ACCEPTS = 8  # handles of the listening socket: uvloop accepts one connection of each in a pass of the loop
 STOP_SECONDS = 1.0  # how long open requests get when the bus stops, before their connections are cut
 
 
@@ -27,17 +27,17 @@ class HttpServer:
     """Serves an ASGI application."""
 
     def __init__(self, connections: int) -> None:
-        self._connections = connections  # how many are taken at once
+        self._connections = connections  # how many may be open
         self._listening: socket.socket | None = None  # bound and not yet served
         self._server: _QuietServer | None = None  # None until started
         self._serving: asyncio.Task[None] | None = None  # None until started
         self.address = ""  # HOST:PORT, once bound
 
     def bind(self, address: str) -> None:
-        """Takes an address.
+        """Binds an address.
 
         Raises:
-            SetupError: it is taken or cannot be bound.
+            SetupError: it is in use or cannot be bound.
         """
         self._listening = _bind(address)
         host, port = self._listening.getsockname()[:2]
@@ -61,9 +61,9 @@ class HttpServer:
         )
         self._server = _QuietServer(config)
         # Windows has no uvloop, and waits for a socket in one place only.
-        more = 0 if sys.platform == "win32" else DOORS - 1
-        doors = [self._listening, *(self._listening.dup() for _ in range(more))]
-        self._serving = asyncio.create_task(self._server.serve(sockets=doors), name="toolbus http")
+        copies = 0 if sys.platform == "win32" else MAX_ACCEPTS - 1
+        sockets = [self._listening, *(self._listening.dup() for _ in range(copies))]
+        self._serving = asyncio.create_task(self._server.serve(sockets=sockets), name="toolbus http")
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
         if self._serving.done():
@@ -78,7 +78,7 @@ class HttpServer:
         self._server.should_exit = True
         self._server.ending.set()
         await asyncio.wait((self._serving,), timeout=STOP_SECONDS)
-        for connection in list(self._server.server_state.connections):  # whoever does not read what was sent
+        for connection in list(self._server.server_state.connections):  # of clients that do not read their response
             connection.transport.abort()
         await asyncio.wait((self._serving,), timeout=STOP_SECONDS)
         self._server.force_exit = True
@@ -86,19 +86,19 @@ class HttpServer:
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """Takes no more than `MAX_HEAD_BYTES` before a body, where the parser keeps whatever comes, and every probe."""
+    """Limits the bytes before a body to `MAX_HEAD_BYTES`, which the parser does not, and answers every health probe."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
         self._head_bytes = 0  # of a request line and headers that are not complete, about
-        self._in_head = True  # whether a body is not reached yet
-        self._began_anew = False  # whether the piece that is being read ended a request
+        self._in_head = True  # whether the body has not begun yet
+        self._request_ended = False  # whether the chunk that is being read ended a request
 
     def data_received(self, data: bytes) -> None:
-        """Reads a piece."""
-        self._began_anew = False
+        """Reads a chunk."""
+        self._request_ended = False
         super().data_received(data)
-        if not self._in_head or self._began_anew:
+        if not self._in_head or self._request_ended:
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -107,18 +107,18 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Notes that the body begins."""
         self._in_head, self._head_bytes = False, 0
-        # Whoever asks whether the bus is alive or ready must not be told that it is not because there are many others.
+        # A health probe must not fail because many other connections are open.
         self.limit_concurrency = None if self.url in PROBES else self.config.limit_concurrency
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Notes that the next request begins."""
-        self._in_head = self._began_anew = True
+        self._in_head = self._request_ended = True
         super().on_message_complete()
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves signals to the bus, and stops without uvicorn's pauses of 0.1 s, which a restart would wait out.
+    """Leaves signals to the bus, and stops without uvicorn's pauses of 0.1 s, which would delay a restart.
 
     Attributes:
         ending: set when `should_exit` is.
@@ -154,15 +154,15 @@ def _bind(address: str) -> socket.socket:
     # The protocol is named since asyncio sets TCP_NODELAY only then, without which every answer takes 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        # A port in TIME_WAIT may be taken again at once, one that somebody listens on may not.
+        # A port in TIME_WAIT may be bound again at once, one with another listener may not.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, int(port)))
         listening.listen(1024)
-    except OSError as problem:
+    except OSError as error:
         listening.close()
         raise SetupError(
-            f"{address} is taken or cannot be bound ({problem.strerror}): stop who has it, choose another with "
-            f"--http {host}:PORT (port 0 picks a free one), or do without with --http off"
+            f"{address} is in use or cannot be bound ({error.strerror}): stop the program that uses it, choose another "
+            f"port with --http {host}:PORT (port 0 picks a free one), or serve no HTTP with --http off"
         ) from None
     listening.setblocking(False)
     return listening
