@@ -52,7 +52,7 @@ async def ran(council: Council, **fields: Any) -> Deliberation:
     return deliberation
 
 
-def said(deliberation: Deliberation) -> list[str]:
+def texts_of(deliberation: Deliberation) -> list[str]:
     return [outcome.content or f"! {outcome.error}" for outcome in deliberation.outcomes]
 
 
@@ -73,18 +73,18 @@ async def test_a_run_returns_the_outcomes_in_the_order_of_members_and_tools() ->
         (("ann", "listen"), "listen", True),
         (("bob", "look"), "Look Around", True),
     ]
-    assert said(deliberation) == ["a wolf", '{"db":7}', "a wolf"]
+    assert texts_of(deliberation) == ["a wolf", '{"db":7}', "a wolf"]
     assert (deliberation.run_id, deliberation.reused, deliberation.failed) == ("r1", False, ())
     assert "### Feedback perspective: **Bob**\n\n**Look Around:**\na wolf" in deliberation.block
     assert deliberation.seconds >= sum(each.seconds for each in deliberation.outcomes) > 0
 
 
 async def test_parity_8_without_participants_there_is_no_deliberation_and_no_event() -> None:
-    told: list[Any] = []
+    events: list[Any] = []
     fake = FakeToolSource(tool("look"))
     council = Council(fake, settings(member("Ann", "look", chance=0), member("Bob")))
-    assert await council.run([USER], on_event=told.append) is None
-    assert (fake.calls, told) == ([], [])
+    assert await council.run([USER], on_event=events.append) is None
+    assert (fake.calls, events) == ([], [])
 
 
 async def test_inline_mode_leaves_the_calls_to_the_main_model_and_does_not_roll() -> None:
@@ -195,7 +195,7 @@ async def test_parity_8_one_failing_tool_does_not_stop_the_others(parallel: bool
     deliberation = await ran(
         Council(FakeToolSource(tool("look"), tool("listen"), look=look), settings(ANN, parallel=parallel))
     )
-    assert said(deliberation) == [f"! {str(problem) or 'Tool invocation failed'}", "what listen says"]
+    assert texts_of(deliberation) == [f"! {str(problem) or 'Tool invocation failed'}", "what listen says"]
 
 
 async def test_null_is_an_empty_success() -> None:
@@ -254,7 +254,7 @@ async def test_a_source_that_keeps_to_no_time_costs_little_more_than_the_setting
 
     once = settings(member("Ann", "look", "listen"), timeout_seconds=0.02, least_timeout_seconds=0)
     deliberation = await ran(Council(FakeToolSource(tool("look"), tool("listen"), look=never), once))
-    assert said(deliberation) == ["! Tool invocation 'look' timed out", "what listen says"]
+    assert texts_of(deliberation) == ["! Tool invocation 'look' timed out", "what listen says"]
 
 
 # -- order, parallel, cancelling -------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ async def test_by_default_one_tool_runs_at_a_time() -> None:
     deliberation = await ran(
         Council(FakeToolSource(tool("look"), tool("listen"), look=look, listen=look), settings(ANN, BOB))
     )
-    assert said(deliberation) == ["seen"] * 3
+    assert texts_of(deliberation) == ["seen"] * 3
 
 
 async def test_in_parallel_outcomes_keep_the_order_of_assignment() -> None:
@@ -288,11 +288,11 @@ async def test_in_parallel_outcomes_keep_the_order_of_assignment() -> None:
         last_first[place].set()
         return str(place)
 
-    told: list[Any] = []
+    events: list[Any] = []
     fake = FakeToolSource(tool("look"), tool("listen"), look=wait, listen=wait)
-    deliberation = await ran(Council(fake, settings(ANN, BOB, parallel=True)), on_event=told.append)
-    assert said(deliberation) == ["0", "1", "2"]
-    assert [event.member.name for event in told if isinstance(event, MemberDone)] == ["Bob", "Ann"]
+    deliberation = await ran(Council(fake, settings(ANN, BOB, parallel=True)), on_event=events.append)
+    assert texts_of(deliberation) == ["0", "1", "2"]
+    assert [event.member.name for event in events if isinstance(event, MemberDone)] == ["Bob", "Ann"]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -363,7 +363,7 @@ async def test_a_prompt_tool_is_answered_by_the_model_and_wins_over_a_tool_of_th
         fake, settings(BOB), model=answer, sidecar=SidecarSettings(temperature=0.1), prompt_tools=[from_file, bundled]
     )
     deliberation = await ran(council)
-    assert said(deliberation) == ["imagined"]
+    assert texts_of(deliberation) == ["imagined"]
     assert (deliberation.outcomes[0].display_name, fake.calls) == ("Look!", [])
     assert "Bundled." in questions[0].messages[0]["content"]
     assert questions[0].messages[1]["content"] == "user: Who is at the door?"
@@ -438,7 +438,7 @@ async def test_without_a_model_prompt_tools_are_listed_as_unavailable_and_fail_w
         "reason": "",
     }
     deliberation = await ran(council)
-    assert said(deliberation) == ["what ext:look says", f"! {listed[2].reason}"]
+    assert texts_of(deliberation) == ["what ext:look says", f"! {listed[2].reason}"]
 
 
 async def test_arguments_are_planned_where_the_settings_say_so() -> None:
@@ -457,7 +457,7 @@ async def test_arguments_are_planned_where_the_settings_say_so() -> None:
         return ""
 
     failing = await ran(Council(fake, settings(ANN, plan_arguments=True), model=mute))
-    assert said(failing) == ['! Failed to plan arguments for tool "Look"', "what listen says"]
+    assert texts_of(failing) == ['! Failed to plan arguments for tool "Look"', "what listen says"]
 
 
 def test_planning_without_a_model_is_refused_at_once() -> None:
@@ -470,17 +470,19 @@ def test_planning_without_a_model_is_refused_at_once() -> None:
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
-def kinds(told: list[Any]) -> list[str]:
-    return [event.described()["event"] for event in told]
+def kinds(events: list[Any]) -> list[str]:
+    return [event.described()["event"] for event in events]
 
 
 async def test_events_tell_what_happens_under_the_names_of_the_original() -> None:
-    told: list[Any] = []
+    events: list[Any] = []
     fake = FakeToolSource(tool("look"), tool("listen"), listen=failed(Code.TOOL, "deaf"))
     ann = member("Ann", "look", "listen", item_id="i", avatar_url="/a.png")
-    deliberation = await ran(Council(fake, settings(ann, BOB)), run_id="r1", scene=Scene("chat"), on_event=told.append)
-    assert [type(event) for event in told] == [CouncilStarted, MemberDone, MemberDone, CouncilCompleted, ToolsFailed]
-    started, ann_done, _, completed, some_failed = (event.described() for event in told)
+    deliberation = await ran(
+        Council(fake, settings(ann, BOB)), run_id="r1", scene=Scene("chat"), on_event=events.append
+    )
+    assert [type(event) for event in events] == [CouncilStarted, MemberDone, MemberDone, CouncilCompleted, ToolsFailed]
+    started, ann_done, _, completed, some_failed = (event.described() for event in events)
     head = {"generationId": "r1", "chatId": "chat"}
     assert started == {"event": "COUNCIL_STARTED", **head, "memberCount": 2}
     assert ann_done == {
@@ -510,36 +512,36 @@ async def test_events_tell_what_happens_under_the_names_of_the_original() -> Non
         "successCount": 2,
         "failedCount": 1,
     }
-    json.dumps([event.described() for event in told])
+    json.dumps([event.described() for event in events])
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("broken page"), asyncio.CancelledError()])
 async def test_an_exception_of_on_event_is_logged_and_ends_nothing(
     problem: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[Any] = []
+    events: list[Any] = []
 
     async def on_event(event: Any) -> None:
-        told.append(event)
+        events.append(event)
         raise problem
 
     with caplog.at_level(logging.WARNING):
         await ran(Council(FakeToolSource(tool("look")), settings(BOB)), on_event=on_event)
-    assert kinds(told) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
+    assert kinds(events) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
     assert len(caplog.records) == 3
 
 
 async def test_an_on_event_that_never_returns_blocks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbus.council.council_events.EVENT_SECONDS", 0.01)
-    told: list[Any] = []
+    events: list[Any] = []
 
     async def on_event(event: Any) -> None:
-        told.append(event)
+        events.append(event)
         await asyncio.Event().wait()
 
     deliberation = await ran(Council(FakeToolSource(tool("look")), settings(BOB)), on_event=on_event)
     assert [each.success for each in deliberation.outcomes] == [True]
-    assert kinds(told) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
+    assert kinds(events) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
 
 
 # -- retry -----------------------------------------------------------------------------------------------------------
@@ -566,20 +568,20 @@ def asked_of(fake: FakeToolSource) -> list[tuple[str, str]]:
 
 async def test_a_retry_runs_only_what_failed_and_not_anothers_success_of_the_same_tool() -> None:
     """Defect 11: the original selects by the tool's name, so another member's successful run is made again."""
-    told: list[Any] = []
+    events: list[Any] = []
     fake = FakeToolSource(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
     council = Council(fake, settings(ANN, member("Bob", "look", chance=0.001)), rng=FixedRolls(0.0))
     first = await ran(council)
-    assert said(first) == ["! fog", "what listen says", "bob look"]
+    assert texts_of(first) == ["! fog", "what listen says", "bob look"]
     fake.calls.clear()
-    again = await council.retry(first, [USER], on_event=told.append)
+    again = await council.retry(first, [USER], on_event=events.append)
     assert asked_of(fake) == [("ann", "look")]
-    assert said(again) == ["ann look", "what listen says", "bob look"]
+    assert texts_of(again) == ["ann look", "what listen says", "bob look"]
     assert (again.run_id, again.failed) == (first.run_id, ())
     assert again.seconds > first.seconds
     assert "ann look" in again.block
-    assert kinds(told) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
-    assert told[0].member_count == 1
+    assert kinds(events) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
+    assert events[0].member_count == 1
 
 
 async def test_members_whose_ids_begin_alike_are_distinct_everywhere() -> None:
@@ -588,9 +590,9 @@ async def test_members_whose_ids_begin_alike_are_distinct_everywhere() -> None:
     fake = FakeToolSource(tool("look"), look=failing_at_first((two.id, "look")))
     council = Council(fake, settings(one, two))
     first = await ran(council)
-    assert said(first) == ["12345678-a look", "! fog"]
+    assert texts_of(first) == ["12345678-a look", "! fog"]
     fake.calls.clear()
-    assert said(await council.retry(first, [USER])) == ["12345678-a look", "12345678-b look"]
+    assert texts_of(await council.retry(first, [USER])) == ["12345678-a look", "12345678-b look"]
     assert asked_of(fake) == [(two.id, "look")]
 
 
@@ -602,7 +604,7 @@ async def test_a_retry_can_select_some_of_the_failed_tools() -> None:
     fake.calls.clear()
     again = await council.retry(first, [USER], only=[("bob", "look")])
     assert asked_of(fake) == [("bob", "look")]
-    assert said(again) == ["! fog", "what listen says", "bob look"]
+    assert texts_of(again) == ["! fog", "what listen says", "bob look"]
 
 
 @pytest.mark.parametrize(
@@ -629,12 +631,12 @@ async def test_a_retry_of_a_tool_that_did_not_fail_is_refused_and_runs_nothing(
 
 
 async def test_a_retry_without_failures_returns_the_same_deliberation_and_sends_no_event() -> None:
-    told: list[Any] = []
+    events: list[Any] = []
     fake = FakeToolSource(tool("look"), tool("listen"))
     council = Council(fake, settings(ANN))
     first = await ran(council)
-    assert await council.retry(first, [USER], on_event=told.append) is first
-    assert told == []
+    assert await council.retry(first, [USER], on_event=events.append) is first
+    assert events == []
 
 
 async def test_what_fails_again_or_is_gone_stays_a_failure_in_its_place() -> None:
@@ -642,12 +644,12 @@ async def test_what_fails_again_or_is_gone_stays_a_failure_in_its_place() -> Non
     council = Council(fake, settings(ANN))
     first = await ran(council)
     fake.offered = (tool("look"),)
-    told: list[Any] = []
-    again = await council.retry(first, [USER], on_event=told.append)
-    assert said(again) == ["! fog", "! listen is not there now"]
-    assert [len(each.outcomes) for each in told if isinstance(each, MemberDone)] == [2]
+    events: list[Any] = []
+    again = await council.retry(first, [USER], on_event=events.append)
+    assert texts_of(again) == ["! fog", "! listen is not there now"]
+    assert [len(each.outcomes) for each in events if isinstance(each, MemberDone)] == [2]
     without = await council.retry(first, [USER], members=[member("Ann", "look")])
-    assert said(without) == ["! fog", "! listen is not there now"]
+    assert texts_of(without) == ["! fog", "! listen is not there now"]
 
 
 async def test_a_run_ends_with_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -677,8 +679,8 @@ async def test_over_a_real_bus_tools_see_member_context_and_user_and_a_late_one_
         @bus.tool(description="Looks.", council_eligible=True, display_name="Look")  # type: ignore[untyped-decorator]
         async def look(scope: ToolScope, query: str = "nothing") -> dict[str, Any]:
             assert scope.context.member is not None
-            told = [f"{each.role}: {each.content}" for each in scope.context.messages]
-            return {"who": scope.context.member["name"], "user": scope.context.user_id, "query": query, "told": told}
+            shown = [f"{each.role}: {each.content}" for each in scope.context.messages]
+            return {"who": scope.context.member["name"], "user": scope.context.user_id, "query": query, "told": shown}
 
         @bus.tool(description="Never ends.", council_eligible=True)  # type: ignore[untyped-decorator]
         async def stare() -> str:
@@ -732,8 +734,8 @@ async def test_over_a_real_bus_a_user_is_shown_and_runs_what_it_may_call() -> No
         council = Council(bus, settings(BOB))
         assert [each.name for each in await council.available("u1")] == ["look"]
         assert await council.available("u2") == []
-        assert said(await ran(council, user_id="u1")) == ["a wolf"]
-        assert said(await ran(council, user_id="u2")) == []
+        assert texts_of(await ran(council, user_id="u1")) == ["a wolf"]
+        assert texts_of(await ran(council, user_id="u2")) == []
 
 
 def test_a_plain_async_function_is_a_language_model() -> None:

@@ -10,13 +10,13 @@ ANN = member("Ann", "look", "listen", history_retention={"look": 2})
 def test_successes_are_stored_up_to_the_retention_of_their_tool() -> None:
     history = CouncilHistory()
     for turn in range(4):
-        said = [
+        outcomes = [
             outcome("Ann", "look", f" look {turn} "),
             outcome("Ann", "listen", "not remembered"),
             outcome("Ann", "look", success=False, error="blind"),
             outcome("Ann", "look", "   "),
         ]
-        history.record("chat", [ANN], said)
+        history.record("chat", [ANN], outcomes)
     assert [each.content for each in history.entries("chat")] == ["look 2", "look 3"]
     assert history.entries("other") == ()
 

@@ -1,4 +1,4 @@
-"""The council of a bus without a bus: its file, what is kept of runs, and those who watch."""
+"""The council of a bus without a bus: its file, finished runs, and watchers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_bundled_prompt_tools_come_last_so_that_they_count(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content",
     [
         {"sidecar": {"connection": "home", "model": "m"}},
         {"sidecarSettings": {"connectionProfileId": "home", "model": "m"}},
@@ -108,10 +108,10 @@ def test_bundled_prompt_tools_come_last_so_that_they_count(tmp_path: Path) -> No
     ],
 )
 def test_the_model_may_be_described_where_hosts_keep_it_and_its_connection_named(
-    tmp_path: Path, said: dict[str, Any]
+    tmp_path: Path, content: dict[str, Any]
 ) -> None:
-    said = {**said, "connections": {"home": "http://127.0.0.1:8080/v1"}}
-    assert loaded(written(tmp_path, json.dumps(said), "c.json")).model is not None
+    content = {**content, "connections": {"home": "http://127.0.0.1:8080/v1"}}
+    assert loaded(written(tmp_path, json.dumps(content), "c.json")).model is not None
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ async def test_the_key_of_the_model_comes_from_the_environment_and_is_shown_nowh
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv(API_KEY_VARIABLE, KEY)
     async with server_of((200, says("calm"))) as server:
-        said = {"sidecar": {"connection": server.url, "model": "small"}, "prompt_tools": ["feel.json"]}
+        content = {"sidecar": {"connection": server.url, "model": "small"}, "prompt_tools": ["feel.json"]}
         written(tmp_path, json.dumps(PROMPT), "feel.json")
-        service = CouncilService.of_file(FakeToolSource(), written(tmp_path, json.dumps(said), "c.json"))
+        service = CouncilService.of_file(FakeToolSource(), written(tmp_path, json.dumps(content), "c.json"))
         answer = await ran(service, members=[{**ADA, "tools": ["feel"]}])
     assert answer["results"][0]["content"] == "calm"
     assert answer["namedResults"] == {"mood": "calm"}
@@ -407,9 +407,9 @@ async def test_a_slow_watcher_loses_the_oldest_events_and_gets_their_count() -> 
     for number in range(MAX_WAITING + 3):
         watcher.put({"event": "X", "chatId": "c1", "number": number})
     watcher.close()
-    lost, *kept = [each async for each in watcher]
+    lost, *delivered = [each async for each in watcher]
     assert lost == {"event": LOST, "chatId": "c1", "count": 3}
-    assert [each["number"] for each in kept] == [*range(3, MAX_WAITING + 3)]
+    assert [each["number"] for each in delivered] == [*range(3, MAX_WAITING + 3)]
 
 
 async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:

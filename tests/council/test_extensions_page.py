@@ -57,25 +57,25 @@ def names(cells: Iterable[str]) -> list[str]:
     ("head", "record"), [("| council setting |", CouncilSettings), ("| sidecar setting |", SidecarSettings)]
 )
 def test_the_page_lists_every_setting_with_its_default(head: str, record: Any) -> None:
-    told = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows(head)}
-    assert told == {each.name: each.default for each in fields(record) if each.default is not MISSING}
-    assert len(told) == len(fields(record))
+    listed = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows(head)}
+    assert listed == {each.name: each.default for each in fields(record) if each.default is not MISSING}
+    assert len(listed) == len(fields(record))
 
 
 def test_the_page_lists_every_event_with_its_fields() -> None:
     assert {type(event) for event in EVENTS} == set(typing.get_args(CouncilEvent))
-    for event, (kind, name, told) in zip(EVENTS, rows("| event |"), strict=True):
+    for event, (kind, name, listed) in zip(EVENTS, rows("| event |"), strict=True):
         described = event.described()
         assert (kind, name) == (f"`{type(event).__name__}`", f"`{described.pop('event')}`")
-        assert names([told]) == [key for key in described if key not in ("generationId", "chatId")]
+        assert names([listed]) == [key for key in described if key not in ("generationId", "chatId")]
 
 
 def test_the_page_lists_every_key_of_an_invocation_and_of_a_member() -> None:
-    told = rows("| key | attribute |")
+    listed = rows("| key | attribute |")
     call = ToolInvocation.of({}, ToolScope())
-    assert names(row[0] for row in told) == list(call)
-    assert names(row[1] for row in told) == [each.name for each in fields(ToolInvocation)]
-    (of_member,) = (row[2] for row in told if row[0] == "`councilMember`")
+    assert names(row[0] for row in listed) == list(call)
+    assert names(row[1] for row in listed) == [each.name for each in fields(ToolInvocation)]
+    (of_member,) = (row[2] for row in listed if row[0] == "`councilMember`")
     assert names([of_member]) == list(ANN.described())
 
 

@@ -15,17 +15,17 @@ def council(fake: FakeToolSource, **fields: Any) -> Council:
 
 
 async def test_a_regenerated_reply_reuses_the_earlier_run_if_nothing_changed() -> None:
-    told: list[Any] = []
+    events: list[Any] = []
     fake = FakeToolSource(tool("look"))
     retaining = council(fake)
     first = await retaining.run([USER], scene=SCENE)
-    again = await retaining.run([USER], scene=SCENE, regenerates=True, run_id="r2", on_event=told.append)
+    again = await retaining.run([USER], scene=SCENE, regenerates=True, run_id="r2", on_event=events.append)
     assert first is not None
     assert again is not None
     assert (again.reused, first.reused, again.run_id) == (True, False, "r2")
     assert (again.outcomes, again.block) == (first.outcomes, first.block)
     assert len(fake.calls) == 1
-    assert told == []
+    assert events == []
 
 
 async def test_by_default_and_for_a_new_reply_the_tools_run_again() -> None:

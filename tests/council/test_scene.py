@@ -30,7 +30,7 @@ def test_content_becomes_its_text_and_everything_else_is_dropped(content: Any, t
 
 
 def test_messages_keep_role_and_name_whatever_else_they_hold() -> None:
-    told = context_messages(
+    shown = context_messages(
         [
             {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "guard", "id": 7},
             ContextMessage("assistant", "Boo"),
@@ -39,7 +39,7 @@ def test_messages_keep_role_and_name_whatever_else_they_hold() -> None:
         ],
         settings(),
     )
-    assert told == (
+    assert shown == (
         ContextMessage("user", "Hi", "guard"),
         ContextMessage("assistant", "Boo"),
         ContextMessage("user", "odd"),
@@ -48,16 +48,16 @@ def test_messages_keep_role_and_name_whatever_else_they_hold() -> None:
 
 
 def test_the_context_text_has_blank_lines_between_and_roles_in_front_except_of_system() -> None:
-    told = (ContextMessage("system", "Rules"), ContextMessage("user", "Hi"), ContextMessage("assistant", "Boo"))
-    assert context_text(told) == "Rules\n\nuser: Hi\n\nassistant: Boo"
+    shown = (ContextMessage("system", "Rules"), ContextMessage("user", "Hi"), ContextMessage("assistant", "Boo"))
+    assert context_text(shown) == "Rules\n\nuser: Hi\n\nassistant: Boo"
 
 
 def test_the_window_holds_the_newest_messages_and_the_scene_stands_before_it() -> None:
     messages = [{"role": "user", "content": str(number)} for number in range(30)]
-    told = context_messages(messages, settings(), SCENE)
-    assert [each.role for each in told[:4]] == ["system", "system", "system", "user"]
-    assert told[0].content == "## User persona\nA tired guard."
-    assert [each.content for each in told[3:]] == [str(number) for number in range(5, 30)]
+    shown = context_messages(messages, settings(), SCENE)
+    assert [each.role for each in shown[:4]] == ["system", "system", "system", "user"]
+    assert shown[0].content == "## User persona\nA tired guard."
+    assert [each.content for each in shown[3:]] == [str(number) for number in range(5, 30)]
     assert [each.content for each in context_messages(messages, settings(sidecar_context_window=1))] == ["29"]
 
 
@@ -70,9 +70,9 @@ def test_the_window_holds_the_newest_messages_and_the_scene_stands_before_it() -
     ],
 )
 def test_each_text_of_the_scene_can_be_left_out(flag: str, gone: str) -> None:
-    told = context_messages([], settings(**{flag: False}), SCENE)
-    assert len(told) == 2
-    assert gone not in context_text(told)
+    shown = context_messages([], settings(**{flag: False}), SCENE)
+    assert len(shown) == 2
+    assert gone not in context_text(shown)
 
 
 def test_the_users_newest_message_can_be_left_out_before_the_window_is_cut() -> None:
@@ -84,5 +84,5 @@ def test_the_users_newest_message_can_be_left_out_before_the_window_is_cut() -> 
 
 
 def test_messages_of_gemini_are_read_without_what_was_only_thought() -> None:
-    said = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"text": "Come in."}, {"inline_data": {}}]}
-    assert message_of(said) == ContextMessage("assistant", "Come in.")
+    message = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"text": "Come in."}, {"inline_data": {}}]}
+    assert message_of(message) == ContextMessage("assistant", "Come in.")

@@ -377,8 +377,8 @@ async def test_each_official_client_gets_every_option_in_its_providers_place(fla
     assert settings.text
     assert settings.arguments is None
     forcing, plain = server.requests
-    wanted = FORCED[server.recording.dialect]
-    assert {key: forcing.get(key) for key in wanted} == wanted
+    forced = FORCED[server.recording.dialect]
+    assert {key: forcing.get(key) for key in forced} == forced
     assert "call_tool" in json.dumps(forcing.get("tools"))
     assert not any(plain.get(key) for key in ("tools", "tool_choice", "toolConfig"))
 

@@ -133,8 +133,8 @@ async def test_parity_3_arguments_cannot_pose_as_what_the_host_says(wire: Wire) 
         "q": "x",
     }
     async with offering(wire, seen.append):
-        told = CallContext(member=ANN.described(), messages=MESSAGES)
-        await within(wire[1].call("memory:search", posed, context=told))
+        context = CallContext(member=ANN.described(), messages=MESSAGES)
+        await within(wire[1].call("memory:search", posed, context=context))
         await within(wire[1].call("memory:search", posed))
     inside, outside = seen
     assert (inside["args"]["context"], inside["args"]["q"]) == ("Rules\n\nuser: Hi", "x")
@@ -215,53 +215,53 @@ async def test_parity_7_null_is_an_empty_text_an_exception_its_message_and_no_ha
             raise ValueError(invocation["args"]["fault"])
         return invocation["args"].get("answer")
 
-    async def said(**arguments: Any) -> Any:
+    async def results(**arguments: Any) -> Any:
         result = await within(wire[1].call("memory:search", arguments))
         return result.output if result.error is None else result.error.message
 
     async with offering(wire, answer):
-        assert [await said(), await said(answer="a"), await said(answer={"b": [1]})] == ["", "a", '{"b":[1]}']
-        assert [await said(fault="no ink"), await said(fault="")] == ["no ink", "Tool invocation failed"]
+        assert [await results(), await results(answer="a"), await results(answer={"b": [1]})] == ["", "a", '{"b":[1]}']
+        assert [await results(fault="no ink"), await results(fault="")] == ["no ink", "Tool invocation failed"]
     async with offering(wire, source="silent"):
         result = await within(wire[1].call("silent:search"))
         assert result.error.message == "No TOOL_INVOCATION handler registered"
 
 
 async def test_parity_8_dice_failures_retries_and_the_block(wire: Wire) -> None:
-    asked: list[str] = []
+    called_for: list[str] = []
     broken = {"Bo"}
 
     def answer(invocation: ToolInvocation) -> str:
         name = invocation["councilMember"]["name"]
-        asked.append(name)
+        called_for.append(name)
         if name in broken:
             raise ValueError("no ink")
         return f"{name} speaks"
 
     search = "memory:search"
-    told: list[Any] = []
+    events: list[Any] = []
     async with offering(wire, answer):
         nobody = council(wire, member("Ann", search, chance=0), member("Bob"))
-        assert await within(nobody.run([USER], on_event=told.append)) is None
-        assert (asked, told) == ([], [])
+        assert await within(nobody.run([USER], on_event=events.append)) is None
+        assert (called_for, events) == ([], [])
 
         seed = 7
         rolls = random.Random(seed)
         expected = [f"M{n}" for n in range(8) if rolls.random() * 100 < 50]
         half = [member(f"M{n}", search, chance=50) for n in range(8)]
         await ran(council(wire, *half, rng=random.Random(seed)))
-        assert asked == expected
+        assert called_for == expected
         assert 0 < len(expected) < 8
 
-        asked.clear()
+        called_for.clear()
         three = council(wire, member("Al", search), member("Bo", search), member("Cy", search))
         first = await ran(three)
         assert [each.success for each in first.outcomes] == [True, False, True]
         assert ("Al speaks" in first.block, "Bo" in first.block, "no ink" in first.block) == (True, False, False)
         broken.clear()
-        asked.clear()
-        second = await within(three.retry(first, [USER], on_event=told.append))
-        assert (asked, told[0]) == (["Bo"], CouncilStarted(first.run_id, "", 1))
+        called_for.clear()
+        second = await within(three.retry(first, [USER], on_event=events.append))
+        assert (called_for, events[0]) == (["Bo"], CouncilStarted(first.run_id, "", 1))
         assert [each.content for each in second.outcomes] == ["Al speaks", "Bo speaks", "Cy speaks"]
         assert "Bo speaks" in second.block
 
@@ -353,9 +353,9 @@ async def test_defect_7_members_whose_ids_begin_alike_each_have_their_function(w
         inline = InlineTools(source_of(wire[1]), [ANN, BEN])
         export = await inline.export()
         of_members = {name: target.member for name, target in export.targets.items() if target.member is not None}
-        said = [(await called(inline, name)).output for name in of_members]
+        results = [(await called(inline, name)).output for name in of_members]
     assert list(of_members.values()) == [ANN, BEN]
-    assert said == ["Ann", "Ben"]
+    assert results == ["Ann", "Ben"]
 
 
 async def test_defect_8_revoking_withdraws_tools_and_refuses_calls_at_once(wire: Wire) -> None:
@@ -388,11 +388,11 @@ async def test_defect_10_what_takes_too_long_is_cancelled_at_the_extension(wire:
 
 
 async def test_defect_11_a_registration_is_answered_and_a_retry_is_of_one_members_tool(wire: Wire) -> None:
-    asked: list[str] = []
+    called_for: list[str] = []
 
     def answer(invocation: ToolInvocation) -> str:
-        asked.append(invocation["councilMember"]["name"])
-        if len(asked) == 2:
+        called_for.append(invocation["councilMember"]["name"])
+        if len(called_for) == 2:
             raise ValueError("no ink")
         return "found"
 
@@ -400,7 +400,7 @@ async def test_defect_11_a_registration_is_answered_and_a_retry_is_of_one_member
         both = council(wire, ANN, BEN)
         first = await ran(both)
         await within(both.retry(first, [USER], [("1b4e28ba-9999", "memory:search")]))
-        assert asked == ["Ann", "Ben", "Ben"]
+        assert called_for == ["Ann", "Ben", "Ben"]
         extension.register_tool(name="bad", parameters={"type": "nonsense"})
         with pytest.raises(RequestError, match="bad"):
             await within(extension.ready())
