@@ -26,7 +26,7 @@ NUMBER = Tool("n", parameters_json='{"type":"object","properties":{"a":{"type":"
 
 
 class PeerDouble:
-    """Runs and asks for calls; its wire is a list that is handed over when the test says so."""
+    """Runs and makes calls; its wire is a list that is handed over when the test asks for it."""
 
     session_state = wire.SESSION_STATE_LIVE
 
@@ -112,10 +112,10 @@ class PeerDouble:
 
 
 class KeeperDouble:
-    """Adopts calls that outlive the patience of their callers, as long as it has room."""
+    """Takes over calls at their soft deadline, as long as it has room."""
 
     def __init__(self, core: Core, room: int = 1_000) -> None:
-        self.peer = core.peer("keeper")  # who asks for them from then on
+        self.peer = core.peer("keeper")  # their caller from then on
         self.room = room
         self.adopted: list[Call] = []
         core.dispatcher.background = self
@@ -154,7 +154,7 @@ class Core(CoreOnAClock):
         return error_of(caller, call_id)
 
     def answer(self, plugin: PeerDouble, output: str = "1", **more: Any) -> None:
-        """Has a plugin answer the oldest call that it owes."""
+        """Has a plugin answer its oldest pending call."""
         plugin.hand_over()
         result = pb.ToolResult(call_id=next(iter(plugin.pending)), output_json=output, **more)
         self.dispatcher.results(plugin, [result], self.now)
@@ -231,5 +231,5 @@ def one_call(*tools: Tool, limits: Limits | None = None) -> tuple[Core, PeerDoub
 
 
 def nested(core: Core, plugin: PeerDouble, name: str, call_id: str = "child", **more: Any) -> str:
-    """Has a plugin call another tool while it answers the oldest call that it owes."""
+    """Has a plugin call another tool while it answers its oldest pending call."""
     return core.call(plugin, name, call_id=call_id, parent_call_id=next(iter(plugin.pending)), **more)

@@ -34,8 +34,8 @@ class Refused(Exception):
 
 
 def bounded_hint(seconds: float) -> float:
-    """Returns a tool's own hint when to retry, bounded: from 0, which is no hint, to a day."""
-    return min(seconds, MAX_RETRY_SECONDS) if seconds > 0 else 0.0  # NaN is no hint
+    """Returns a tool's own hint when to retry, bounded: 0 (no hint) to a day."""
+    return min(seconds, MAX_RETRY_SECONDS) if seconds > 0 else 0.0  # NaN counts as no hint
 
 
 def lacks_permission(source: str) -> str:

@@ -434,7 +434,7 @@ class Registry:
         """Removes a role and the tools it has.
 
         Raises:
-            UnknownRole: there is no such role.
+            UnknownRole: the role is not configured.
         """
         with self._lock:
             table = self._tables.get(role)
