@@ -110,7 +110,7 @@ def test_an_error_without_status_reaches_the_peer_without_its_text(error: ToolBu
     assert "secret" not in text
 
 
-def test_many_faults_are_cut_in_the_sentence_and_kept_in_the_data() -> None:
+def test_many_faults_are_shortened_in_the_text_and_complete_in_the_data() -> None:
     error = InvalidTool([f"fault {number}" for number in range(25)])
     assert str(error).endswith("fault 9; and 15 more")
     assert len(error.faults) == 25
@@ -121,7 +121,7 @@ def test_ten_faults_are_all_in_the_sentence() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "cure"), [(2, "Update the bus"), (0, "Update the peer's SDK")])
-def test_a_version_mismatch_says_which_side_is_too_old(theirs: int, cure: str) -> None:
+def test_a_version_mismatch_names_the_side_that_is_too_old(theirs: int, cure: str) -> None:
     sentence = str(VersionMismatch(theirs, (1,)))
     assert "speaks version 1 " in sentence
     assert f"asked for version {theirs}" in sentence

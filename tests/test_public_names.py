@@ -60,7 +60,7 @@ def test_a_package_lists_what_it_offers_and_offers_what_it_lists(package: str) -
 
 
 @pytest.mark.parametrize("package", ["sdk", "loop", "extension"])
-def test_a_package_for_peers_loads_a_name_only_when_it_is_asked_for(package: str) -> None:
+def test_a_package_for_peers_loads_a_name_when_it_is_first_used(package: str) -> None:
     script = f"import sys, toolbus.{package} as it; print(len(it.__all__) > 10, 'grpc' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent.parent, timeout=30
@@ -73,7 +73,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
         toolbus.Bsu  # noqa: B018
 
 
-def test_without_the_server_extra_the_bus_says_what_to_install() -> None:
+def test_without_the_server_extra_the_error_names_what_to_install() -> None:
     script = "import sys; sys.modules['orjson'] = None\nimport toolbus\nprint(toolbus.Tool)\ntoolbus.Bus"
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent.parent, timeout=30

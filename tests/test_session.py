@@ -51,14 +51,14 @@ def frames(outbox: Outbox[wire.InvokeResponse]) -> list[wire.InvokeResponse]:
 
 
 @pytest.mark.parametrize("arms", list(itertools.permutations(("calls", "progress", "results", "cancels"), 4))[::5])
-def test_arms_are_read_in_one_order_however_the_frame_was_filled(arms: tuple[str, ...]) -> None:
+def test_fields_are_read_in_one_order_however_the_frame_was_filled(arms: tuple[str, ...]) -> None:
     session = bus_side()
     read = [arm for arm, _ in session.receive(request("drain", *arms, "heartbeat", "attach"), 0.0)]
     assert read == ["attach", "calls", "progress", "results", "cancels", "heartbeat", "drain"]
     assert read == [arm for arm in READING_ORDER if arm in read]
 
 
-def test_what_the_bus_says_is_read_attached_first_then_events_then_calls() -> None:
+def test_the_fields_of_a_bus_are_read_attached_first_then_events_then_calls() -> None:
     peer: Session[wire.InvokeRequest] = Session(Side.PEER, wire.InvokeRequest, 0.0)
     frame = wire.InvokeResponse(
         drain=wire.Drain(reason="x"),
@@ -73,7 +73,7 @@ def test_what_the_bus_says_is_read_attached_first_then_events_then_calls() -> No
 
 
 @pytest.mark.parametrize("first", ["calls", "results", "heartbeat", "drain", "empty"])
-def test_a_first_message_without_attach_is_refused_in_a_sentence_that_says_so(first: str) -> None:
+def test_a_first_message_without_attach_is_refused_with_the_rule(first: str) -> None:
     session = bus_side()
     with pytest.raises(ProtocolError, match=rf"first message.*'{first}'.*must hold 'attach'"):
         session.receive(request(*([] if first == "empty" else [first])), 0.0)
@@ -89,7 +89,7 @@ def test_the_first_message_may_carry_calls_beside_its_attach() -> None:
     assert [arm for arm, _ in bus_side().receive(request("calls", "attach"), 0.0)] == ["attach", "calls"]
 
 
-def test_an_attach_after_goodbye_is_refused_and_a_result_is_not() -> None:
+def test_an_attach_after_a_drain_is_refused_and_a_result_is_not() -> None:
     session = live()
     session.leave()
     assert [arm for arm, _ in session.receive(request("results", "calls"), 0.0)] == ["calls", "results"]
@@ -97,7 +97,7 @@ def test_an_attach_after_goodbye_is_refused_and_a_result_is_not() -> None:
         session.receive(request("attach"), 0.0)
 
 
-def test_an_attach_that_crossed_our_goodbye_is_let_through() -> None:
+def test_an_attach_that_crossed_our_drain_is_accepted() -> None:
     session = live()
     session.send_drain("requested")
     session.leave()
@@ -228,7 +228,7 @@ def test_waiting_bytes_tell_what_waits_and_return_to_nothing(steps: list[tuple[s
     assert outbox.waiting_bytes == 0
 
 
-def test_more_than_may_wait_for_a_slow_reader_is_told_and_discarding_forgets_it() -> None:
+def test_an_outbox_above_its_limit_is_reported_and_discarding_empties_it() -> None:
     outbox = live().outbox
     outbox.max_bytes = 3 * MIB
     floods: list[int] = []
@@ -260,7 +260,7 @@ def ladder(session: Session[Any], until: float, step: float = 0.5) -> list[tuple
     return found
 
 
-def test_a_peer_that_owes_calls_is_suspect_8_s_and_gone_22_s_after_it_hung() -> None:
+def test_a_peer_with_pending_calls_is_suspect_8_s_and_gone_22_s_after_it_hung() -> None:
     session = live()
     session.pending["1"] = object()
     expected = [(2.0 * n, Pulse.PROBE) for n in range(1, 11)] + [(22.0, Pulse.GONE)]
@@ -279,11 +279,11 @@ def test_ticks_that_miss_the_moment_do_not_add_up(step: float) -> None:
     assert when[Pulse.GONE] <= 22.0 + step
 
 
-def test_an_idle_peer_is_asked_every_10_s_and_every_2_s_once_it_is_silent() -> None:
+def test_an_idle_peer_gets_a_heartbeat_every_10_s_and_every_2_s_once_it_stops_answering() -> None:
     assert [when for when, _ in ladder(live(), 60)] == [10.0 + 2.0 * n for n in range(11)]
 
 
-def test_an_idle_peer_that_answers_is_asked_every_10_s_only() -> None:
+def test_an_idle_peer_that_answers_gets_a_heartbeat_every_10_s_only() -> None:
     session = live()
     asked = []
     for tick in range(1, 121):
@@ -294,7 +294,7 @@ def test_an_idle_peer_that_answers_is_asked_every_10_s_only() -> None:
 
 
 @pytest.mark.parametrize("arm", ["results", "calls", "progress", "heartbeat"])
-def test_any_frame_counts_as_a_sign_of_life(arm: str) -> None:
+def test_any_frame_counts_as_an_answer_to_a_heartbeat(arm: str) -> None:
     session = live()
     session.pending["1"] = object()
     asked = []
@@ -306,7 +306,7 @@ def test_any_frame_counts_as_a_sign_of_life(arm: str) -> None:
     assert asked == [10, 20, 30]  # so that the peer, which hears nothing else, knows that the bus is there
 
 
-def test_a_peer_that_is_written_to_and_answers_is_never_asked() -> None:
+def test_a_peer_that_is_written_to_and_answers_gets_no_heartbeat() -> None:
     session = live()
     for tick in range(1, 60):
         put(session.outbox, 1)
@@ -340,7 +340,7 @@ def test_a_frame_ends_the_suspicion_and_the_count_starts_anew() -> None:
     assert pulses.index(Pulse.SUSPECT) == 15
 
 
-def test_a_half_closed_peer_is_never_asked() -> None:
+def test_a_half_closed_peer_gets_no_heartbeat() -> None:
     session = live()
     session.in_flight["1"] = object()
     session.close_half()
@@ -348,7 +348,7 @@ def test_a_half_closed_peer_is_never_asked() -> None:
     assert not session.takes_calls
 
 
-def test_a_stream_that_has_not_opened_or_has_ended_is_never_asked() -> None:
+def test_a_stream_that_has_not_opened_or_has_ended_gets_no_heartbeat() -> None:
     ended = live()
     ended.end()
     assert ladder(bus_side(), 60) == ladder(ended, 60) == []
@@ -380,7 +380,7 @@ def test_heartbeats_are_numbered_and_echoed_as_they_are() -> None:
 # -- the life of a stream --------------------------------------------------------------------------------------------
 
 
-def test_goodbye_is_said_once_and_ends_a_frame() -> None:
+def test_a_drain_is_sent_once_and_ends_a_frame() -> None:
     session = live()
     session.send_drain("shutdown", 5.0)
     session.send_drain("requested")
@@ -390,7 +390,7 @@ def test_goodbye_is_said_once_and_ends_a_frame() -> None:
     assert len(taken[1].calls) == 1
 
 
-def test_a_leaving_peer_gets_no_new_calls_and_is_idle_once_nothing_is_owed() -> None:
+def test_a_leaving_peer_gets_no_new_calls_and_is_idle_once_no_call_is_left() -> None:
     session = live()
     session.pending["1"] = object()
     session.leave()
@@ -400,7 +400,7 @@ def test_a_leaving_peer_gets_no_new_calls_and_is_idle_once_nothing_is_owed() -> 
     assert session.idle
 
 
-def test_ending_hands_out_what_both_sides_owed_and_nothing_the_second_time() -> None:
+def test_ending_returns_the_pending_calls_and_those_in_flight_once() -> None:
     session = live()
     session.pending["1"], session.in_flight["a"] = "pending", "asked"
     assert session.end() == (["pending"], ["asked"])

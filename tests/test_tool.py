@@ -189,7 +189,7 @@ FAULTS: list[tuple[str, Callable[[], Tool], list[str]]] = [
 
 
 @pytest.mark.parametrize(("make", "words"), [case[1:] for case in FAULTS], ids=[case[0] for case in FAULTS])
-def test_a_fault_names_the_value_the_rule_and_the_cure(make: Callable[[], Tool], words: list[str]) -> None:
+def test_a_fault_names_the_value_the_rule_and_the_fix(make: Callable[[], Tool], words: list[str]) -> None:
     with pytest.raises(InvalidTool) as caught:
         make()
     assert [word for word in words if word not in str(caught.value)] == []
@@ -340,7 +340,7 @@ def test_unwrap_raises_the_error_of_a_call_that_failed() -> None:
     assert caught.value.error is error
 
 
-def test_unwrap_raises_where_the_tool_said_no_without_an_error() -> None:
+def test_unwrap_raises_for_a_failed_result_without_an_error() -> None:
     with pytest.raises(CallFailed, match='TOOL: "no such city"') as caught:
         Result(output_json='"no such city"', is_error=True).unwrap()
     assert caught.value.error.code is Code.TOOL

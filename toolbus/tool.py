@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -61,7 +61,6 @@ class Annotations:
 
 
 _NO_ANNOTATIONS = Annotations()
-_FLAGS = ("no_background", "allow_repeat", "council_eligible", "inline_available", "direct_reply")
 _TEXTS = ("name", "description", "parameters_json", "role", "callback_url", "display_name", "metadata_json")
 _TOO_DEEP = "parameters_json is nested too deep: flatten the schema, a bus takes 64 levels"
 HINTS = ("read_only", "idempotent", "destructive", "open_world")
@@ -190,42 +189,31 @@ class Tool:
         if faults:
             raise InvalidTool(faults)
         return cls(
-            name=message.name,
-            description=message.description,
             parameters_json=message.parameters_json or '{"type":"object"}',
             role=message.role or None,
-            timeout_seconds=message.timeout_seconds,
-            idle_timeout_seconds=message.idle_timeout_seconds,
-            callback_url=message.callback_url,
-            display_name=message.display_name,
             annotations=_annotations(message.annotations) if message.HasField("annotations") else _NO_ANNOTATIONS,
             validate=message.validate if message.HasField("validate") else None,
-            metadata_json=message.metadata_json,
-            min_level=message.min_level,
-            **{flag: getattr(message, flag) for flag in _FLAGS},
+            **{name: getattr(message, name) for name in _SAME_ON_THE_WIRE},
         )
 
     def to_wire(self) -> pb.Tool:
         """Returns the wire form; what is unset stays unset."""
         message = pb.Tool(
-            name=self.name,
-            description=self.description,
             parameters_json=self.parameters_json,
             role=self.role,
-            timeout_seconds=self.timeout_seconds,
-            idle_timeout_seconds=self.idle_timeout_seconds,
-            callback_url=self.callback_url,
-            display_name=self.display_name,
             validate=self.validate,
-            metadata_json=self.metadata_json,
-            min_level=self.min_level,
-            **{flag: getattr(self, flag) for flag in _FLAGS},
+            **{name: getattr(self, name) for name in _SAME_ON_THE_WIRE},
         )
         if self.annotations != _NO_ANNOTATIONS:
             message.annotations.CopyFrom(
                 pb.ToolAnnotations(**{hint: getattr(self.annotations, hint) for hint in HINTS})
             )
         return message
+
+
+# Fields whose wire form differs: it has an unset state, or none at all.
+_OTHER_ON_THE_WIRE = {"parameters_json", "role", "annotations", "validate", "schema_hash"}
+_SAME_ON_THE_WIRE = tuple(each.name for each in fields(Tool) if each.name not in _OTHER_ON_THE_WIRE)
 
 
 @dataclass(frozen=True, slots=True)

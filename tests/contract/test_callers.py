@@ -87,7 +87,7 @@ async def test_arguments_that_do_not_fit_never_arrive_where_they_are_checked(
     assert not seen.arguments
 
 
-async def test_a_tool_that_raised_or_said_no_is_told_from_a_bus_that_could_not_ask(
+async def test_a_tool_that_fails_is_distinguished_from_a_bus_that_cannot_call_it(
     offer: Offer, kind: Kind, caller: Caller
 ) -> None:
     async def refuses(arguments: dict[str, Any], scope: Scope) -> Any:
@@ -133,7 +133,7 @@ async def test_progress_arrives_in_order_while_the_tool_works(offer: Offer, kind
     assert (await soon(call)).unwrap() == "let go"
 
 
-async def test_a_call_past_its_time_ends_with_the_limit_and_the_tool_hears_of_it(offer: Offer, caller: Caller) -> None:
+async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(offer: Offer, caller: Caller) -> None:
     waiting = Waiting()
     await offer.offer(waiting.work)
     error = failure(await soon(caller.call("waits", timeout=0.25)))
@@ -144,7 +144,7 @@ async def test_a_call_past_its_time_ends_with_the_limit_and_the_tool_hears_of_it
     await offer.idle()
 
 
-async def test_a_call_that_is_taken_back_ends_and_its_tool_hears_of_it(bus: Bus, offer: Offer, caller: Caller) -> None:
+async def test_a_cancelled_call_ends_and_its_tool_is_cancelled(bus: Bus, offer: Offer, caller: Caller) -> None:
     waiting = Waiting()
     await offer.offer(waiting.work)
     call = asyncio.create_task(caller.call("waits"))
@@ -213,9 +213,7 @@ async def test_the_circumstances_arrive_and_are_gone_with_the_next_call_or_never
     assert [scope.context for scope in seen.scopes] == [shown, CallContext()]
 
 
-async def test_a_call_that_knows_an_older_declaration_is_told_what_changed(
-    bus: Bus, offer: Offer, caller: Caller
-) -> None:
+async def test_a_call_with_an_older_schema_hash_fails_with_what_changed(bus: Bus, offer: Offer, caller: Caller) -> None:
     await offer.offer(echo(parameters=CITY))
     known = bus.list()[0].tool.schema_hash
     await offer.offer(echo(parameters={**CITY, "required": []}))
@@ -226,7 +224,7 @@ async def test_a_call_that_knows_an_older_declaration_is_told_what_changed(
     assert (await soon(caller.call("echo", schema_hash=newer))).unwrap() == {}
 
 
-async def test_a_role_that_nobody_configured_is_not_found(offer: Offer, caller: Caller) -> None:
+async def test_a_role_that_is_not_configured_is_not_found(offer: Offer, caller: Caller) -> None:
     await offer.offer(echo())
     assert (await soon(caller.call("echo", role="default"))).unwrap() == {}
     error = failure(await soon(caller.call("echo", role="nobody")))

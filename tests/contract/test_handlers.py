@@ -170,7 +170,7 @@ async def test_a_result_over_the_limit_is_replaced_by_the_limit(bus: Bus, offer:
 # -- tools that say no -------------------------------------------------------------------------------------------------
 
 
-async def test_a_tool_that_raises_says_what_and_works_afterwards(bus: Bus, offer: Offer, kind: Kind) -> None:
+async def test_a_tool_that_raises_fails_with_its_text_and_works_afterwards(bus: Bus, offer: Offer, kind: Kind) -> None:
     await offer.offer(raises(ValueError("no such city: Тула")))
     error = failure(await soon(bus.call("fails", {"fail": True})))
     assert (error.code, error.stage) == (Code.TOOL, Stage.ACCEPTED)
@@ -193,7 +193,7 @@ async def test_a_plain_function_that_raises_does_the_same(bus: Bus, offer: Offer
     assert (await soon(bus.call("echo"))).unwrap() == {}
 
 
-async def test_a_tool_can_say_no_in_its_own_words_and_still_show_something(bus: Bus, offer: Offer) -> None:
+async def test_a_tool_can_fail_with_its_own_text_and_still_show_content(bus: Bus, offer: Offer) -> None:
     async def refuses(arguments: dict[str, Any], scope: Scope) -> Any:
         return Refuses("city_unknown", {"nearest": ["Tula", "图拉"]})
 
@@ -264,7 +264,7 @@ async def test_progress_arrives_while_the_tool_works(bus: Bus, offer: Offer, kin
 
 
 @pytest.mark.parametrize("said_by", ["the call", "the tool"])
-async def test_a_call_past_its_time_ends_with_the_limit_and_the_tool_hears_of_it(
+async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(
     bus: Bus, offer: Offer, said_by: str
 ) -> None:
     waiting = Waiting(timeout=0.15 if said_by == "the tool" else 30.0)
@@ -301,7 +301,7 @@ async def test_progress_holds_off_the_idle_timeout_and_silence_does_not_where_th
     await offer.idle()
 
 
-async def test_a_call_that_is_taken_back_ends_and_its_tool_hears_of_it(bus: Bus, offer: Offer) -> None:
+async def test_a_cancelled_call_ends_and_its_tool_is_cancelled(bus: Bus, offer: Offer) -> None:
     waiting = Waiting()
     await offer.offer(waiting.work)
     call = asyncio.create_task(bus.call("waits"))
@@ -316,7 +316,7 @@ async def test_a_call_that_is_taken_back_ends_and_its_tool_hears_of_it(bus: Bus,
     assert (await soon(bus.call("waits"))).unwrap() == "let go"
 
 
-async def test_a_plain_function_hears_of_a_cancel_and_keeps_its_slot_until_it_returns(
+async def test_a_plain_function_sees_a_cancel_and_keeps_its_slot_until_it_returns(
     bus: Bus, offer: Offer, kind: Kind
 ) -> None:
     blocking = Blocking()
@@ -368,7 +368,7 @@ async def test_results_of_many_calls_do_not_mix(bus: Bus, offer: Offer, kind: Ki
     assert sorted(seen) == [(number, number) for number in range(1, 200, 2) if kind.reports_progress]
 
 
-async def test_functions_that_block_delay_nobody_else(bus: Bus, offer: Offer) -> None:
+async def test_functions_that_block_delay_no_other_call(bus: Bus, offer: Offer) -> None:
     blocking = Blocking()
     plain = Work("plain", lambda arguments, scope: "plain")
     await offer.offer(blocking.work, echo(), plain)
@@ -423,7 +423,7 @@ async def test_what_the_host_says_of_the_circumstances_arrives_and_is_gone_with_
 # -- tools that come, change and go ------------------------------------------------------------------------------------
 
 
-async def test_a_listing_says_the_same_of_a_tool_whoever_offers_it(bus: Bus, offer: Offer, kind: Kind) -> None:
+async def test_a_listing_is_the_same_for_every_kind_of_handler(bus: Bus, offer: Offer, kind: Kind) -> None:
     work = echo("weather.now", description="Tells the weather. 天气", parameters=CITY, timeout=7.5, idle_timeout=2.5)
     await offer.offer(work)
     (listing,) = bus.list()
@@ -463,7 +463,7 @@ async def test_a_tool_that_is_taken_away_while_it_works_still_answers(bus: Bus, 
     assert (await soon(bus.call("echo"))).unwrap() == {}
 
 
-async def test_a_call_that_knows_an_older_declaration_is_told_what_changed(bus: Bus, offer: Offer) -> None:
+async def test_a_call_with_an_older_schema_hash_fails_with_what_changed(bus: Bus, offer: Offer) -> None:
     await offer.offer(echo(parameters=CITY), returns("other"))
     known = bus.list()[0].tool.schema_hash
     assert (await soon(bus.call("echo", {"where": {}}, schema_hash=known))).unwrap() == {"where": {}}

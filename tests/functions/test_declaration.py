@@ -41,7 +41,7 @@ def test_a_bare_decorator_takes_everything_from_the_function() -> None:
     assert meta.parameters == {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
-def test_what_is_given_wins_over_what_the_function_says() -> None:
+def test_an_option_wins_over_the_docstring_and_the_hints_of_the_function() -> None:
     schema = {"type": "object", "properties": {"q": {"type": "string"}}}
 
     @llm_tool(name="s.1-a_b", description="Given.", parameters=schema, timeout=300, role="Neko")
@@ -117,7 +117,7 @@ def test_legal_names_pass(name: str) -> None:
         ({"colour": 1}, TypeError, "colour"),
     ],
 )
-def test_a_broken_rule_is_told_where_the_decorator_stands(
+def test_a_broken_rule_raises_where_the_decorator_stands(
     options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
@@ -245,7 +245,7 @@ def test_the_kind_of_a_handler_is_known_before_it_runs(function: Any, kind: Hand
     assert (spec.kind, spec.is_async) == (kind, is_async)
 
 
-def test_a_positional_only_parameter_is_refused_with_the_cure() -> None:
+def test_a_positional_only_parameter_is_refused_with_the_fix() -> None:
     @llm_tool
     def bad(a: int, /) -> None: ...
 
@@ -253,7 +253,7 @@ def test_a_positional_only_parameter_is_refused_with_the_cure() -> None:
         spec_of(bad)
 
 
-def test_an_undecorated_function_is_no_tool() -> None:
+def test_an_undecorated_function_is_refused() -> None:
     with pytest.raises(TypeError, match="@llm_tool"):
         spec_of(lambda_named("f"))
 
@@ -266,7 +266,7 @@ def test_a_declared_argument_named_ctx_is_the_models() -> None:
     assert (spec.scope, spec.names) == ("", frozenset({"ctx"}))
 
 
-def test_a_tool_set_tells_its_listener_what_changed() -> None:
+def test_a_tool_set_notifies_its_listener_of_changes() -> None:
     tools = ToolSet()
     told: list[tuple[str, ToolSpec | None]] = []
     tools.on_change = lambda name, spec: told.append((name, spec))

@@ -225,7 +225,7 @@ def deep() -> list[Any]:
         (lambda: Reply(content=["x"]), "Reply.content holds a str"),  # type: ignore[list-item]
     ],
 )
-async def test_what_json_cannot_hold_is_named_with_its_place_and_the_cure(make: Callable[[], Any], words: str) -> None:
+async def test_a_value_that_json_cannot_hold_is_refused_with_its_place(make: Callable[[], Any], words: str) -> None:
     result = await run(make, parameters={})
     assert result.error is not None
     assert (result.error.code, result.error.reason) == (Code.TOOL, "TypeError")
@@ -260,7 +260,7 @@ async def test_arguments_arrive_as_keywords(arguments: Any, output: Any) -> None
         ("{", Code.INVALID_ARGUMENTS, "not a JSON object"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_told_without_running_the_handler(
+async def test_arguments_that_do_not_fit_are_refused_without_running_the_handler(
     arguments: Any, code: Code, words: str
 ) -> None:
     result = await run(weather, arguments)

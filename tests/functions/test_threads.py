@@ -5,7 +5,7 @@ import asyncio
 from toolbus.functions.threads import Inbox
 
 
-def test_an_inbox_of_a_closed_loop_takes_nothing_however_often_it_is_asked() -> None:
+def test_an_inbox_of_a_closed_loop_never_accepts_a_job() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     inbox = Inbox(loop)
@@ -15,7 +15,7 @@ def test_an_inbox_of_a_closed_loop_takes_nothing_however_often_it_is_asked() -> 
     assert ran == []
 
 
-def test_what_was_put_before_a_loop_closed_is_run_by_whoever_closed_it() -> None:
+def test_a_job_put_before_a_loop_closed_runs_on_the_closing_thread() -> None:
     loop = asyncio.new_event_loop()
     inbox = Inbox(loop)
     ran: list[int] = []

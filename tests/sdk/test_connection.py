@@ -63,7 +63,7 @@ def test_a_setting_that_breaks_its_rule_is_refused_by_name(settings: dict[str, A
         ConnectionSettings(**{"source": "calc", **settings})
 
 
-def test_the_environment_says_where_the_bus_is_and_what_the_token_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_address_of_the_bus_and_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBUS_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("TOOLBUS_TOKEN", "secret")
     settings = ConnectionSettings("calc")
@@ -172,7 +172,7 @@ async def test_an_attach_that_may_succeed_later_is_tried_again(code: grpc.Status
     assert seen[0] == seen[1] != ""
 
 
-async def test_something_else_than_a_bus_at_the_address_is_said_so() -> None:
+async def test_a_server_at_the_address_that_is_not_a_bus_is_reported() -> None:
     server = grpc.aio.server()
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -216,7 +216,7 @@ async def test_a_drain_for_shutdown_brings_the_peer_back_and_a_requested_one_doe
         assert bus.streams == 2
 
 
-async def test_a_bus_that_falls_silent_is_left_and_attached_again() -> None:
+async def test_a_bus_that_stops_answering_is_left_and_reconnected() -> None:
     async def fall_silent(stream: PlayedStream) -> None:
         await stream.accept(heartbeat_seconds=0.05)
         await stream.read()
@@ -236,7 +236,7 @@ async def test_a_bus_that_falls_silent_is_left_and_attached_again() -> None:
 # -- calls out --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_status_that_grpc_hides_behind_a_failed_write_is_told_as_a_lost_bus() -> None:
+async def test_a_status_that_grpc_hides_behind_a_failed_write_counts_as_a_lost_bus() -> None:
     async def play(stream: PlayedStream) -> None:
         await stream.accept()
         await stream.end(grpc.StatusCode.UNAVAILABLE, "the bus restarts")
@@ -283,7 +283,7 @@ async def test_a_call_whose_connection_breaks_is_not_sent_again() -> None:
         assert not any(error.retry_safe for error in errors)
 
 
-async def test_what_a_bus_that_says_goodbye_did_not_answer_is_sent_to_the_next() -> None:
+async def test_calls_that_a_draining_bus_did_not_answer_are_retried_on_the_next() -> None:
     async def say_goodbye(stream: PlayedStream) -> None:
         await stream.accept()
         await stream.read_until("calls")

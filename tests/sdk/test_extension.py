@@ -96,7 +96,6 @@ async def outcome(*handlers: Callable[[ToolInvocation], Any]) -> Result:
 
 
 async def test_a_record_is_listed_under_the_source_with_every_field_and_unknown_ones_are_tolerated() -> None:
-    """Parity 1."""
     async with attached(memory(extension_id="spoofed", colour="red")) as (_, host):
         (listed,) = [each for each in await host.list() if each.source == "memory"]
     assert listed.name == "memory:search"
@@ -107,7 +106,7 @@ async def test_a_record_is_listed_under_the_source_with_every_field_and_unknown_
     assert (tool.council_eligible, tool.inline_available) == (True, True)
 
 
-def test_what_a_record_leaves_out_has_its_default_and_keywords_count_more() -> None:
+def test_a_missing_field_of_a_record_has_its_default_and_keywords_win() -> None:
     extension = Extension("memory")
     extension.register_tool({"name": "a", "description": None, "display_name": "A"}, display_name="B", timeout=60)
     (spec,) = extension.tools
@@ -129,7 +128,9 @@ def test_what_a_record_leaves_out_has_its_default_and_keywords_count_more() -> N
         ({"name": "a", "timeout": 301}, "timeout is 301 s"),
     ],
 )
-def test_a_record_that_breaks_a_rule_is_refused_with_value_rule_and_cure(fields: dict[str, Any], words: str) -> None:
+def test_a_record_that_breaks_a_rule_is_refused_with_the_value_the_rule_and_the_fix(
+    fields: dict[str, Any], words: str
+) -> None:
     extension = memory()
     with pytest.raises((ValueError, TypeError), match=words):
         extension.register_tool(fields)
@@ -137,7 +138,6 @@ def test_a_record_that_breaks_a_rule_is_refused_with_value_rule_and_cure(fields:
 
 
 async def test_the_same_name_again_replaces_and_unregistering_reaches_own_tools_only() -> None:
-    """Parity 1."""
     other = Extension("other")
     other.register_tool(SEARCH)
     mine = memory(lambda invocation: "mine")
@@ -155,7 +155,6 @@ async def test_the_same_name_again_replaces_and_unregistering_reaches_own_tools_
 
 
 async def test_a_bare_name_finds_the_first_that_was_registered() -> None:
-    """Parity 1."""
     first, second = Extension("a"), Extension("b")
     for extension, word in ((first, "first"), (second, "second")):
         extension.register_tool(SEARCH)
@@ -165,7 +164,7 @@ async def test_a_bare_name_finds_the_first_that_was_registered() -> None:
         assert (await within(host.call("b:search"))).output == "second"
 
 
-async def test_what_the_bus_does_not_take_is_heard_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_tool_reaches_the_hook_the_log_and_ready(caplog: pytest.LogCaptureFixture) -> None:
     extension = memory()
     heard: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -187,7 +186,7 @@ async def test_what_the_bus_does_not_take_is_heard_logged_and_raised(caplog: pyt
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_a_plugin_that_is_refused_as_such_hears_why_before_it_ends(plain: bool) -> None:
+async def test_a_refused_plugin_gets_the_reason_before_it_ends(plain: bool) -> None:
     heard: list[Any] = []
     async with running_bus(unix=True) as bus:
         extension = Extension("memory", address=bus.grpc_addresses[0])
@@ -223,7 +222,6 @@ async def test_a_plugin_that_is_refused_as_such_hears_why_before_it_ends(plain: 
     ],
 )
 async def test_what_a_handler_returns_is_a_text(returned: Any, output: str) -> None:
-    """Parity 7."""
     result = await outcome(lambda invocation: returned)
     assert (result.output, result.error) == (output, None)
 
@@ -245,7 +243,6 @@ class Unspeakable(Exception):
 )
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_what_a_handler_raises_is_the_tools_error(problem: BaseException, message: str, kind: str) -> None:
-    """Parity 7."""
 
     def plain(invocation: ToolInvocation) -> None:
         raise problem
@@ -261,14 +258,13 @@ async def test_what_a_handler_raises_is_the_tools_error(problem: BaseException, 
         assert result.error.message == message
 
 
-async def test_without_a_handler_the_error_says_so() -> None:
-    """Parity 7."""
+async def test_without_a_handler_the_call_fails_with_that_reason() -> None:
     async with attached(memory()) as (_, host):
         result = await within(host.call("memory:search"))
     assert (result.error.code, result.error.message) == (Code.TOOL, "No TOOL_INVOCATION handler registered")
 
 
-async def test_every_handler_is_called_in_order_and_the_first_that_says_something_decides() -> None:
+async def test_every_handler_is_called_in_order_and_the_first_value_decides() -> None:
     ran: list[str] = []
 
     async def silent(invocation: ToolInvocation) -> None:
@@ -290,7 +286,7 @@ async def test_every_handler_is_called_in_order_and_the_first_that_says_somethin
     assert failed.error.message == "too late to matter"
 
 
-async def test_a_result_that_says_more_than_a_text_is_passed_on() -> None:
+async def test_a_result_that_is_more_than_a_text_is_passed_on() -> None:
     refused = await outcome(lambda invocation: Err("closed today"))
     assert refused.error is not None
     assert refused.error.message == "closed today"
@@ -341,7 +337,7 @@ async def test_handlers_are_also_given_by_the_name_of_the_event_and_can_be_taken
         assert (await within(host.call("memory:search"))).is_error
 
 
-def test_an_unknown_event_and_a_handler_that_is_none_are_refused_with_the_cure() -> None:
+def test_an_unknown_event_and_a_handler_that_is_not_a_function_are_refused_with_the_fix() -> None:
     with pytest.raises(ValueError, match=r"no event 'PERMISSION_DENIED'.*use on_permission_denied"):
         memory().on("PERMISSION_DENIED", lambda payload: None)
     with pytest.raises(TypeError, match="on_invocation is put on a function, not on 'x'"):
@@ -396,8 +392,7 @@ async def test_outside_a_council_there_is_neither_member_nor_conversation() -> N
     assert "context" not in seen["args"]
 
 
-async def test_arguments_cannot_pose_as_what_the_host_says() -> None:
-    """Parity 3."""
+async def test_arguments_cannot_replace_the_fields_of_the_host() -> None:
     posed = {"context": "the model's", "__deadlineMs": 1, "councilMember": {"name": "Eve"}, "contextMessages": []}
     seen = await invocation_of(posed, CallContext(member=MEMBER, messages=MESSAGES))
     assert seen["args"]["context"] == "Rules\n\nuser: Hi\n\nassistant: Boo"
@@ -426,7 +421,6 @@ async def test_a_declared_context_is_the_models_where_the_host_sent_none() -> No
 
 
 async def test_the_deadline_is_the_moment_at_which_the_caller_stops_waiting() -> None:
-    """Parity 4."""
     before = time.time()
     seen = await invocation_of()
     after = time.time()
@@ -436,7 +430,6 @@ async def test_the_deadline_is_the_moment_at_which_the_caller_stops_waiting() ->
 
 
 async def test_a_late_result_is_dropped_and_the_handler_is_cancelled() -> None:
-    """Parity 4."""
     cancelled = asyncio.Event()
 
     async def slow(invocation: ToolInvocation) -> str:
@@ -457,8 +450,7 @@ async def test_a_late_result_is_dropped_and_the_handler_is_cancelled() -> None:
         assert (await within(host.call("memory:search", {"query": "quick"}))).output == "quick"
 
 
-def test_nobody_is_named_in_the_arguments_and_who_is_asked_for_stands_beside_them() -> None:
-    """Parity 2, defect 9."""
+def test_the_user_is_never_in_the_arguments_but_beside_them() -> None:
     scope = ToolScope("1", "search", context=CallContext(user_id="bo"))
     nested = {"userId": "eve"}
     written = {"userId": "eve", "__userId": "eve", "__user_id": "eve", "user_id": "eve", "about": nested}
@@ -536,7 +528,6 @@ def noted(extension: Plugin, heard: asyncio.Queue[Any]) -> None:
 
 
 async def test_without_the_right_the_stream_stays_and_tools_come_when_it_is_granted() -> None:
-    """Parity 6."""
     extension = memory(lambda invocation: "here")
     heard: asyncio.Queue[Any] = asyncio.Queue()
     noted(extension, heard)
@@ -573,7 +564,7 @@ async def test_revoking_withdraws_tools_while_connected_and_registering_is_denie
         assert offered(bus) == ["memory:search", "memory:more"]
 
 
-async def test_a_hook_that_raises_is_logged_and_the_next_one_hears(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_raises_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     threads: list[threading.Thread] = []
 
@@ -648,7 +639,7 @@ async def test_a_right_that_came_while_there_was_no_stream_is_known_after_the_ne
     assert refused == [(("search", "more"), "lacks the right 'tools'")]
 
 
-async def test_changes_of_the_catalog_are_heard_by_those_who_ask() -> None:
+async def test_changes_of_the_catalog_reach_their_hooks() -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     extension = memory()
     async with attached(extension) as (bus, _):
@@ -675,7 +666,6 @@ extension.run()
 
 
 async def test_killing_an_extension_ends_its_call_at_once_and_takes_its_tools_off_the_list() -> None:
-    """Parity 5."""
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, bus.grpc_addresses[0])
         try:
@@ -702,7 +692,7 @@ def test_it_is_as_light_as_the_rest_of_the_sdk() -> None:
     assert json.loads(ran.stdout.replace("'", '"')) == []
 
 
-async def test_a_hook_hears_things_in_the_order_in_which_they_happened_and_holds_up_no_other() -> None:
+async def test_a_hook_gets_events_in_order_and_delays_no_other_hook() -> None:
     async def run(work: Any) -> Any:
         return await asyncio.to_thread(work)
 

@@ -202,9 +202,7 @@ def test_functions_beside_a_class_are_not_dropped_in_silence(write: Write, caplo
         (CLASS + "@llm_tool\ndef a(x, /): ...", ["remove the '/'"]),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_name_and_the_cure(
-    write: Write, body: str, words: list[str]
-) -> None:
+def test_an_error_in_a_file_names_the_file_and_the_fix(write: Write, body: str, words: list[str]) -> None:
     file = write(body)
     before = list(sys.path), set(sys.modules)
     with pytest.raises(SetupError) as caught:

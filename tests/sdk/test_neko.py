@@ -63,7 +63,7 @@ async def test_a_registered_method_runs_with_keywords_and_its_object() -> None:
     assert result.output == {"city": "Oslo", "degrees": 21}
 
 
-def test_tools_come_and_go_at_run_time_and_the_listener_hears_it() -> None:
+def test_tools_come_and_go_at_run_time_and_the_listener_is_notified() -> None:
     made = Weather(None)
     told: list[tuple[str, ToolSpec | None]] = []
     tools_of(made).on_change = lambda name, spec: told.append((name, spec))
@@ -165,7 +165,7 @@ async def test_a_plugin_without_lifecycle_starts_and_stops() -> None:
     await stop_plugin(made, run_sync)
 
 
-async def test_a_start_that_fails_says_which_method_and_why() -> None:
+async def test_a_failed_start_names_the_method_and_the_reason() -> None:
     class Raises(NekoPluginBase):
         @lifecycle(id="startup")
         async def connect(self) -> None:

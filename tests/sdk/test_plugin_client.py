@@ -70,7 +70,7 @@ def test_every_form_of_a_tool_can_be_added_and_a_name_only_once() -> None:
     assert not plugin.remove_tool("one")
 
 
-async def test_a_plugin_that_was_not_started_says_so() -> None:
+async def test_a_plugin_that_was_not_started_raises_with_the_fix() -> None:
     with pytest.raises(SetupError, match="await start"):
         await Plugin("calc").ready()
     with pytest.raises(ValueError, match="workers"):
@@ -367,7 +367,7 @@ async def test_tools_can_be_added_and_removed_while_connected() -> None:
             assert [listed.name for listed in await host.list()] == ["t99"]
 
 
-async def test_a_tool_that_the_bus_refuses_is_told_by_ready_and_the_others_stay() -> None:
+async def test_ready_raises_for_a_refused_tool_and_the_others_stay() -> None:
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         plugin = Plugin("calc", address=bus.grpc_addresses[0])
         plugin.add_tool(lambda: 1, name="good")

@@ -7,6 +7,7 @@ the caller's thread.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import queue
@@ -166,12 +167,10 @@ class Host(_Base):
     Use it as an async context manager, or `close` it in the end.
     """
 
-    def __init__(self, address: str | None = None, **options: Any) -> None:
-        super().__init__(address, **options)
-        # One inbox a loop: the results of a frame reach it at one wake-up.
-        self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = weakref.WeakKeyDictionary()
-
-    __init__.__doc__ = _Base.__init__.__doc__
+    @functools.cached_property
+    def _inboxes(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox]:
+        """One inbox for each loop: the results of a frame reach it with one wake-up."""
+        return weakref.WeakKeyDictionary()
 
     async def __aenter__(self) -> Self:
         self._begin()
