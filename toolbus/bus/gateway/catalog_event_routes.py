@@ -33,8 +33,8 @@ def router(parts: GatewayParts) -> APIRouter:
     ) -> Response:
         """Streams the catalog: everything first, then what changes.
 
-        Each event `catalog` has the revision as its id. Whoever comes back with it gets what was missed; one that has
-        been away for too long gets everything (`full`) again.
+        Each event `catalog` has the revision as its id. A client that reconnects with it gets what it missed; after a
+        long absence it gets everything (`full`) again.
         """
         return EventStream(_follow(parts, revision_of(last_event_id, since), cache))
 

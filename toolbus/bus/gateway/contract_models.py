@@ -78,7 +78,7 @@ class RegisterBody(BaseModel):
         AfterValidator(check_callback_url),
     ]
     role: RoleName = None
-    source: Annotated[Text, Field(description="Whose tool it is: the label that `clear` goes by.")] = "external"
+    source: Annotated[Text, Field(description="The owner of the tool, by which `clear` selects.")] = "external"
     timeout_seconds: Annotated[
         float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, description="How long a call may take, in seconds.")
     ] = DEFAULT_TIMEOUT_SECONDS
@@ -88,7 +88,7 @@ class RegisterBody(BaseModel):
 
 
 class UnregisterBody(BaseModel):
-    """A tool that is to go."""
+    """A tool to unregister."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "get_weather", "role": None}]})
 
@@ -97,7 +97,7 @@ class UnregisterBody(BaseModel):
 
 
 class ClearBody(BaseModel):
-    """A source whose tools are to go."""
+    """A source whose tools are unregistered."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"source": "weather", "role": None}]})
 
@@ -106,14 +106,14 @@ class ClearBody(BaseModel):
 
 
 class FailedRole(BaseModel):
-    """A role that could not take a tool."""
+    """A role that did not accept a tool."""
 
     role: str
     error: Annotated[str, Field(description="What and why, as `Type: message`.")]
 
 
 class Registered(BaseModel):
-    """What became of a registration; `ok` is false, with `error`, where no role took it."""
+    """The result of a registration; `ok` is false, with `error`, where no role accepted it."""
 
     ok: bool
     registered: str
@@ -123,7 +123,7 @@ class Registered(BaseModel):
 
 
 class Unregistered(BaseModel):
-    """What became of an unregister; an unknown tool is no error."""
+    """The result of an unregister; an unknown tool is not an error."""
 
     ok: bool
     removed: bool
@@ -133,7 +133,7 @@ class Unregistered(BaseModel):
 
 
 class Cleared(BaseModel):
-    """What became of a clear; a tool counts once per role."""
+    """The result of a clear; a tool counts once per role."""
 
     ok: bool
     removed: int

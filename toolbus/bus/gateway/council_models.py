@@ -64,7 +64,7 @@ class CouncilRunBody(_Body):
     ] = []
     chat_id: Annotated[
         str,
-        Field(max_length=MAX_ID, description="Which conversation it is; without it earlier results are not kept."),
+        Field(max_length=MAX_ID, description="The conversation; without it earlier results are not stored."),
     ] = ""
     persona: Annotated[Text, Field(description="Who the user plays.")] = ""
     character: Annotated[Text, Field(description="Who the main model plays.")] = ""
@@ -153,7 +153,7 @@ class CouncilShown(BaseModel):
 
 
 class CouncilResult(_Record):
-    """What became of one tool of one member."""
+    """The result of one tool of one member."""
 
     member_id: str
     member_name: str
@@ -164,7 +164,7 @@ class CouncilResult(_Record):
     duration_ms: int
     error: Annotated[str | None, Field(description="Only where it failed.")] = None
     timeout_ms: Annotated[int | None, Field(description="The time that it had; only where that ran out.")] = None
-    result_variable: Annotated[str | None, Field(description="Only where the content is kept by name.")] = None
+    result_variable: Annotated[str | None, Field(description="Only where the content is stored by name.")] = None
 
 
 class SkippedTool(_Record):
@@ -176,11 +176,11 @@ class SkippedTool(_Record):
 
 
 class CouncilAnswer(_Record):
-    """What became of a run. Most of it is there only where the dice let somebody take part."""
+    """The result of a run. Most fields are set only where at least one member took part."""
 
     ok: bool
     active: Annotated[bool, Field(description="Whether any member took part, with a tool that was there.")]
-    reason: Annotated[str | None, Field(description="Why nobody did.")] = None
+    reason: Annotated[str | None, Field(description="Why no member took part.")] = None
     results: Annotated[list[CouncilResult], Field(description="In the order of members and of their tools.")]
     run_id: str | None = None
     generation_id: Annotated[str | None, Field(description="The same, as events name it.")] = None

@@ -38,7 +38,9 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": CouncilAnswer, "content": {"text/event-stream": {}}},
     503: {"model": Problem, "description": "The bus stopped meanwhile."},
 }
-_NO_RUN: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "No such run is kept."}}
+_NO_RUN: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "The run is unknown, or newer runs have replaced it."}
+}
 
 
 def router(council: CouncilService) -> APIRouter:
@@ -65,7 +67,7 @@ def _shows(routes: APIRouter, council: CouncilService) -> None:
     async def get_council_run(
         run_id: Annotated[str, Path(description="`runId` of its answer.", examples=["0123456789abcdef"])],
     ) -> Response:
-        """Shows what became of a run, retries included. The newest are kept."""
+        """Shows the result of a run, retries included. Only the newest runs are stored."""
         run = council.find(run_id)
         return _not_found(run_id) if run is None else json_response(run)
 
@@ -73,7 +75,7 @@ def _shows(routes: APIRouter, council: CouncilService) -> None:
 def _runs(routes: APIRouter, council: CouncilService) -> None:
     @routes.post("/run", responses=_RESPONSES)
     async def run_council(body: CouncilRunBody, request: Request) -> Response:
-        """Rolls the dice and runs the tools of whoever takes part. A failed tool is a result like any other.
+        """Rolls the dice and runs the tools of the members that take part. A failed tool is a result like any other.
 
         With `Accept: text/event-stream` the answer is a stream: the run's events as they happen, then one event
         `result`. Closing the connection ends the run and cancels its calls.
@@ -110,8 +112,8 @@ def _follows(routes: APIRouter, council: CouncilService) -> None:
     ) -> Response:
         """Streams what councils do, as it happens, under the events' own names.
 
-        Nothing is repeated: whoever comes back has missed what happened meanwhile. Whoever reads too slowly loses the
-        oldest, and is told how many by `COUNCIL_EVENTS_LOST`.
+        No event is repeated: a client that reconnects has missed those in between. A client that reads too slowly loses
+        the oldest events; `COUNCIL_EVENTS_LOST` says how many.
         """
         return EventStream(_follow(council, chat_id))
 

@@ -74,7 +74,7 @@ def router(parts: GatewayParts) -> APIRouter:
         q: Annotated[str, Query(description=f"What the tool should do; {MAX_QUERY_CHARACTERS} characters count.")],
         mode: Annotated[str, Query(description=f"One of {', '.join(MODES)}.")] = "bm25",
         top_k: Annotated[int, Query(description=f"How many at most; taken as 1 to {MAX_RESULTS}.")] = 10,
-        include_parameters: Annotated[bool, Query(description="Whether their JSON Schemas are told too.")] = False,
+        include_parameters: Annotated[bool, Query(description="Whether to include their JSON Schemas.")] = False,
         role: RoleQuery = "",
         user_id: UserId = "",
         level: Level = 0,

@@ -67,7 +67,7 @@ class FoundTools(BaseModel):
 
     success: bool
     mode: Annotated[str, Field(description="The one that answered.")]
-    fallback: Annotated[bool, Field(description="Whether that is not the one that was asked for.")]
+    fallback: Annotated[bool, Field(description="Whether that is not the requested one.")]
     query: str
     result_count: int
     results: list[FoundTool]
@@ -78,7 +78,7 @@ class FoundTools(BaseModel):
 
 
 class TaskProgress(BaseModel):
-    """The last sign of life."""
+    """The last progress."""
 
     done: float
     total: float
@@ -86,7 +86,7 @@ class TaskProgress(BaseModel):
 
 
 class TaskLine(BaseModel):
-    """How a task is."""
+    """The state of a task."""
 
     task_id: str
     tool: str
@@ -94,7 +94,7 @@ class TaskLine(BaseModel):
     seconds: Annotated[float, Field(description="How long it has run, or ran.")]
     started: Annotated[float, Field(description="Seconds since the epoch.")]
     ended: Annotated[float | None, Field(description="Null while it runs.")]
-    progress: Annotated[TaskProgress | None, Field(description="Null where the tool said nothing, or has ended.")]
+    progress: Annotated[TaskProgress | None, Field(description="Null where the tool reported none, or has ended.")]
     error: Annotated[str | None, Field(description="Why it failed, or why its result is lost.")]
 
 
@@ -113,7 +113,7 @@ class TaskShown(TaskLine):
 
 
 class TaskCancelled(BaseModel):
-    """What became of a cancel; a task that had ended is no error."""
+    """The result of a cancel; a task that had ended is not an error."""
 
     ok: bool
     task_id: str
@@ -153,7 +153,7 @@ class RecordedCall(BaseModel):
     source: Annotated[str, Field(description="Whose tool was called.")]
     caller: str
     user_id: str
-    round: Annotated[int, Field(description="Which round of a turn asked for it, from 1; 0: not said.")]
+    round: Annotated[int, Field(description="The round of a turn that made the call, from 1; 0: unknown.")]
     order: Annotated[int, Field(description="Its place among the calls of that round, from 0.")]
     started: Annotated[float, Field(description="Seconds since the epoch.")]
     ended: float

@@ -67,7 +67,7 @@ def _lists(routes: APIRouter, parts: GatewayParts) -> None:
 def _one(routes: APIRouter, parts: GatewayParts) -> None:
     @routes.get("/{task_id}", responses={200: {"model": TaskShown}, **NO_TASK})
     async def get_task(task_id: TaskId, user_id: UserId = "") -> Response:
-        """Shows how a task is, with its result once it is there."""
+        """Shows the state of a task, with its result once it has ended."""
         return await _task_response(parts, task_id, parts.core.tasks.get_result(task_id, parts.task_owner(user_id)))
 
     @routes.get("/{task_id}/await", responses={200: {"model": TaskShown}, **NO_TASK})

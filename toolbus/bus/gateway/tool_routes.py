@@ -43,7 +43,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     413: {"model": Problem, "description": "The body is longer than the limit `http_body_bytes`."},
     422: {"model": Invalid, "description": "The request breaks rules; all of them are listed."},
 }
-UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "Nobody configured that role."}}
+UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "That role is not configured."}}
 NOT_KEPT: dict[int | str, dict[str, Any]] = {503: {"model": Problem, "description": "It could not be written down."}}
 
 
@@ -71,7 +71,7 @@ def router(parts: GatewayParts) -> APIRouter:
 
     @routes.post("/unregister", responses={200: {"model": Unregistered}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def unregister(body: UnregisterBody) -> Response:
-        """Withdraws a tool, whoever offers it; an unknown one is no error."""
+        """Unregisters a tool, of any source; an unknown tool is not an error."""
         outcome = parts.core.presence.withdrawal.unregister(body.name, body.role or "")
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count > 0, "name": body.name, **_roles(outcome)})
