@@ -56,7 +56,7 @@ def test_a_name_a_word_and_a_sentence_find_their_tool_first(query: str, best: st
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ("天气", ["查询天气"]),
         ("明天的天气怎么样", ["查询天气"]),
@@ -70,8 +70,8 @@ def test_a_name_a_word_and_a_sentence_find_their_tool_first(query: str, best: st
         ("東京", []),
     ],
 )
-def test_chinese_japanese_and_korean_queries_find_their_tools_and_no_others(query: str, found: list[str]) -> None:
-    assert names(INDEX.search(query)) == found
+def test_chinese_japanese_and_korean_queries_find_their_tools_and_no_others(query: str, expected: list[str]) -> None:
+    assert names(INDEX.search(query)) == expected
 
 
 def test_a_word_in_the_name_counts_more_than_in_the_description_and_that_more_than_in_a_parameter() -> None:
@@ -149,12 +149,12 @@ def test_an_empty_catalog_can_be_searched(mode: str) -> None:
     assert ToolIndex([]).search("weather", mode=mode)["result_count"] == 0
 
 
-@pytest.mark.parametrize(("asked", "given"), [(-5, 1), (0, 1), (1, 1), (7, 7), (50, 50), (51, 50), (10**30, 50)])
+@pytest.mark.parametrize(("top_k", "count"), [(-5, 1), (0, 1), (1, 1), (7, 7), (50, 50), (51, 50), (10**30, 50)])
 @pytest.mark.parametrize("mode", MODES)
-def test_top_k_is_clamped_to_1_to_50(mode: str, asked: int, given: int) -> None:
+def test_top_k_is_clamped_to_1_to_50(mode: str, top_k: int, count: int) -> None:
     tools = [tool(f"lamp_{number}") for number in range(60)]
     index = ToolIndex(tools, ranker=lambda query, tools: [(each.name, 1.0) for each in tools])
-    assert index.search("lamp", mode=mode, top_k=asked)["result_count"] == given
+    assert index.search("lamp", mode=mode, top_k=top_k)["result_count"] == count
 
 
 def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
@@ -207,10 +207,10 @@ def test_a_too_long_query_is_cut() -> None:
 
 
 def test_a_ranker_decides_in_mode_semantic_and_only_there() -> None:
-    asked: list[str] = []
+    queries: list[str] = []
 
     def ranker(query: str, tools: Sequence[Tool]) -> list[tuple[str, float]]:
-        asked.append(query)
+        queries.append(query)
         return [("send_email", 0.25), ("yotei", 0.75), ("gone", 1.0)]
 
     index = ToolIndex(CATALOG, ranker=ranker)
@@ -221,7 +221,7 @@ def test_a_ranker_decides_in_mode_semantic_and_only_there() -> None:
         ("send_email", 0.25),
     ]
     index.search("weather")
-    assert asked == ["tell my boss"]
+    assert queries == ["tell my boss"]
 
 
 def failing(query: str, tools: Sequence[Tool]) -> list[tuple[str, float]]:

@@ -70,7 +70,7 @@ def _words(text: str) -> Iterator[str]:
 class _Tokenizer(dict[str, str]):
     """Splits texts for the index into words, and CJK into characters.
 
-    Each piece between two spaces is split once, since a catalog repeats its words: this saves two thirds of the time.
+    Each piece between two spaces is split once, since a catalog repeats its words: it takes a third of the time.
     """
 
     def __missing__(self, piece: str) -> str:

@@ -79,8 +79,8 @@ def checked(request: Json) -> Json:
         TOOL.validate_python(tool)
     sent: list[Json] = []
 
-    def answer(asked: httpx2.Request) -> httpx2.Response:
-        sent.append(json.loads(asked.content))
+    def answer(http_request: httpx2.Request) -> httpx2.Response:
+        sent.append(json.loads(http_request.content))
         return httpx2.Response(200, json=whole([{"type": "text", "text": "hi"}]))
 
     with httpx2.Client(transport=httpx2.MockTransport(answer)) as http:
@@ -92,8 +92,8 @@ def checked(request: Json) -> Json:
 
 def whole(content: list[Json], stop: str = "end_turn") -> Json:
     usage = {"input_tokens": 1, "output_tokens": 1}
-    said = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "content": content}
-    return {**said, "stop_reason": stop, "stop_sequence": None, "usage": usage}
+    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "content": content}
+    return {**head, "stop_reason": stop, "stop_sequence": None, "usage": usage}
 
 
 def use(call_id: str, name: str = "get_weather", arguments: Any = None) -> Json:
@@ -105,7 +105,7 @@ def call(call_id: str, name: str = "get_weather", arguments_json: str = "{}") ->
 
 
 def answers(*pairs: tuple[ModelCall, Any]) -> Answers:
-    return Answers(tuple(Answered(made, Result(output_json=json.dumps(output))) for made, output in pairs))
+    return Answers(tuple(Answered(model_call, Result(output_json=json.dumps(output))) for model_call, output in pairs))
 
 
 def image(mime_type: str, data: bytes = PNG) -> pb.ContentBlock:

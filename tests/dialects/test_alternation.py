@@ -24,8 +24,8 @@ def test_neighbors_of_one_role_become_one_message_with_their_other_keys() -> Non
 
 
 def test_a_message_without_parts_is_left_out_and_its_neighbors_are_joined() -> None:
-    said = [{"role": "user", "parts": ["a"]}, {"role": "assistant", "parts": []}, {"role": "user", "parts": ["b"]}]
-    assert joined(*said) == [{"role": "user", "parts": ["a", "b"]}]
+    messages = [{"role": "user", "parts": ["a"]}, {"role": "assistant", "parts": []}, {"role": "user", "parts": ["b"]}]
+    assert joined(*messages) == [{"role": "user", "parts": ["a", "b"]}]
     assert joined({"role": "user"}) == []
 
 
@@ -36,6 +36,6 @@ def test_the_opening_is_added_only_before_a_conversation_that_the_model_begins()
 
 
 def test_system_messages_become_one_text_wherever_they_stand() -> None:
-    said = [Message("system", "A"), Message("user", "B"), Message("system", " "), Message("system", "D")]
-    assert system_text([*said, Turn("C")]) == "A\n\nD"
+    messages = [Message("system", "A"), Message("user", "B"), Message("system", " "), Message("system", "D")]
+    assert system_text([*messages, Turn("C")]) == "A\n\nD"
     assert system_text([]) == ""

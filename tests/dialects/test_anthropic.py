@@ -109,14 +109,18 @@ def test_text_thinking_and_calls_of_a_whole_answer_are_distinguished() -> None:
             "tool_use",
             "anthropic",
         )
-        assert [(made.id, made.name, made.known) for made in turn.calls] == [("toolu_1", CHINESE.name, True)]
+        assert [(model_call.id, model_call.name, model_call.known) for model_call in turn.calls] == [
+            ("toolu_1", CHINESE.name, True)
+        ]
         assert turn.calls[0].arguments_json == '{"城市":null,"n":12345678901234567890}'
         assert turn.raw == ({"role": "assistant", "content": answer["content"]},)
 
 
 def test_an_invented_name_is_a_call_that_is_not_known() -> None:
     turn = DIALECT.parse(whole([use("toolu_1", "no_such")]), NAMES)
-    assert [(made.name, made.wire_name, made.known) for made in turn.calls] == [("no_such", "no_such", False)]
+    assert [(model_call.name, model_call.wire_name, model_call.known) for model_call in turn.calls] == [
+        ("no_such", "no_such", False)
+    ]
 
 
 def test_a_call_without_a_name_is_dropped_and_not_echoed() -> None:
@@ -131,12 +135,12 @@ def test_input_that_is_not_an_object_stays_visible_and_is_echoed_as_an_empty_obj
 
 
 def test_an_error_instead_of_an_answer_is_raised_with_its_message() -> None:
-    told = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
     with pytest.raises(EndpointError, match="Overloaded") as caught:
-        DIALECT.parse(told, NAMES)
-    assert caught.value.raw == told
+        DIALECT.parse(error, NAMES)
+    assert caught.value.raw == error
     with pytest.raises(EndpointError, match="Overloaded"):
-        DIALECT.stream(NAMES).feed(told)
+        DIALECT.stream(NAMES).feed(error)
 
 
 def test_a_field_that_the_sdk_adds_to_a_text_is_not_echoed() -> None:
@@ -182,7 +186,7 @@ def test_a_streamed_answer_is_the_same_as_a_whole_one() -> None:
     assert turn.calls[0].arguments_json == '{"city": "Paris"}', "as the model wrote it"
     expected = DIALECT.parse(whole(content, "tool_use"), NAMES)
     assert replace(turn, calls=expected.calls) == expected
-    assert [made.id for made in turn.calls] == ["toolu_1", "toolu_2"]
+    assert [model_call.id for model_call in turn.calls] == ["toolu_1", "toolu_2"]
 
 
 def test_pieces_are_shown_as_they_come_and_a_ping_is_ignored() -> None:
@@ -246,13 +250,13 @@ def test_the_official_clients_stream_gives_the_same_turn_as_its_events() -> None
     ]
     body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
     answered = httpx2.Response(200, text=body, headers={"content-type": "text/event-stream"})
-    asked: Any = {"model": "claude", "max_tokens": 9, "messages": DIALECT.history([HELLO], NAMES)}
+    options: Any = {"model": "claude", "max_tokens": 9, "messages": DIALECT.history([HELLO], NAMES)}
     with httpx2.Client(transport=httpx2.MockTransport(lambda _: answered)) as http:
         client = anthropic.Anthropic(api_key="none", base_url="http://localhost", http_client=http)
         raw, helped = DIALECT.stream(NAMES), DIALECT.stream(NAMES)
-        for event in client.messages.create(**asked, stream=True):
+        for event in client.messages.create(**options, stream=True):
             raw.feed(event)
-        with client.messages.stream(**asked) as helping:
+        with client.messages.stream(**options) as helping:
             for helped_event in helping:
                 helped.feed(helped_event)
     assert raw.finish() == helped.finish() == streamed(*(event for event in events if event["type"] != "ping"))

@@ -20,7 +20,7 @@ from tests.dialects.anthropic_rules import (
     use,
     whole,
 )
-from tests.dialects.random_histories import Asked, histories
+from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import DOTTED, EMPTY, PLAIN
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.tool import Result
@@ -35,9 +35,9 @@ def test_a_turn_is_echoed_exactly_with_its_thinking() -> None:
         use("toolu_1", arguments={"city": "Paris"}),
     ]
     turn = DIALECT.parse(whole(content), NAMES)
-    written = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NAMES)
-    check_messages(written)
-    assert written[1] == {"role": "assistant", "content": content}
+    messages = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NAMES)
+    check_messages(messages)
+    assert messages[1] == {"role": "assistant", "content": content}
 
 
 def test_blank_texts_are_never_written() -> None:
@@ -50,9 +50,9 @@ def test_blank_texts_are_never_written() -> None:
         turn,
         answers((turn.calls[0], 1)),
     ]
-    written = DIALECT.history([*items, {"role": "user", "content": [{"type": "text", "text": ""}]}], NAMES)
-    check_messages(written)
-    assert [[block["type"] for block in blocks_of(message)] for message in written] == [
+    messages = DIALECT.history([*items, {"role": "user", "content": [{"type": "text", "text": ""}]}], NAMES)
+    check_messages(messages)
+    assert [[block["type"] for block in blocks_of(message)] for message in messages] == [
         ["text"],
         ["tool_use"],
         ["tool_result"],
@@ -60,17 +60,21 @@ def test_blank_texts_are_never_written() -> None:
 
 
 def test_a_text_behind_results_joins_their_turn() -> None:
-    made = call("toolu_1")
-    written = DIALECT.history([HELLO, Turn(calls=(made,)), answers((made, 1)), Message("user", "and?")], NAMES)
-    check_messages(written)
-    assert [block["type"] for block in written[-1]["content"]] == ["tool_result", "text"]
+    model_call = call("toolu_1")
+    messages = DIALECT.history(
+        [HELLO, Turn(calls=(model_call,)), answers((model_call, 1)), Message("user", "and?")], NAMES
+    )
+    check_messages(messages)
+    assert [block["type"] for block in messages[-1]["content"]] == ["tool_result", "text"]
 
 
 def test_results_move_before_the_users_message_meanwhile() -> None:
-    made = call("toolu_1")
-    written = DIALECT.history([HELLO, Turn(calls=(made,)), Message("user", "hurry"), answers((made, 1))], NAMES)
-    check_messages(written)
-    assert [block["type"] for block in written[-1]["content"]] == ["tool_result", "text"]
+    model_call = call("toolu_1")
+    messages = DIALECT.history(
+        [HELLO, Turn(calls=(model_call,)), Message("user", "hurry"), answers((model_call, 1))], NAMES
+    )
+    check_messages(messages)
+    assert [block["type"] for block in messages[-1]["content"]] == ["tool_result", "text"]
 
 
 def test_neighbors_of_one_role_become_one_message() -> None:
@@ -81,39 +85,39 @@ def test_neighbors_of_one_role_become_one_message() -> None:
         Turn(text="there"),
         Message("user", "!"),
     ]
-    written = DIALECT.history(items, NAMES)
-    check_messages(written)
-    assert [len(blocks_of(message)) for message in written] == [2, 2, 1]
+    messages = DIALECT.history(items, NAMES)
+    check_messages(messages)
+    assert [len(blocks_of(message)) for message in messages] == [2, 2, 1]
 
 
 def test_a_call_that_was_not_answered_is_answered_with_an_error() -> None:
     first, second = call("toolu_1"), call("toolu_2")
     turn = Turn(calls=(first, second))
-    written = DIALECT.history([HELLO, turn, answers((second, "done")), Message("user", "well?")], NAMES)
-    check_messages(written)
-    assert [block.get("is_error", False) for block in written[-1]["content"]] == [True, False, False]
+    messages = DIALECT.history([HELLO, turn, answers((second, "done")), Message("user", "well?")], NAMES)
+    check_messages(messages)
+    assert [block.get("is_error", False) for block in messages[-1]["content"]] == [True, False, False]
     check_messages(DIALECT.history([HELLO, turn], NAMES))
 
 
 def test_the_turn_of_another_dialect_is_rebuilt_with_valid_names_and_ids() -> None:
-    made = ModelCall("functions.read:0", DOTTED.name, '{"path":"a"}', wire_name="files.read")
+    model_call = ModelCall("functions.read:0", DOTTED.name, '{"path":"a"}', wire_name="files.read")
     gone = ModelCall("功能", "old:tool", "[1", wire_name="old:tool")
-    turn = Turn("Reading.", (made, gone), dialect="ollama", raw=({"role": "assistant"},))
-    written = DIALECT.history([HELLO, turn, answers((made, 1), (gone, 2))], NAMES)
-    check_messages(written)
-    text, first, second = written[1]["content"]
+    turn = Turn("Reading.", (model_call, gone), dialect="ollama", raw=({"role": "assistant"},))
+    messages = DIALECT.history([HELLO, turn, answers((model_call, 1), (gone, 2))], NAMES)
+    check_messages(messages)
+    text, first, second = messages[1]["content"]
     assert text == {"type": "text", "text": "Reading."}
     assert (first["name"], first["input"]) == (NAMES.wire(DOTTED.name), {"path": "a"})
     assert second["input"] == {}
-    assert written == DIALECT.history([HELLO, turn, answers((made, 1), (gone, 2))], NAMES), "the same every time"
+    assert messages == DIALECT.history([HELLO, turn, answers((model_call, 1), (gone, 2))], NAMES), "the same every time"
 
 
 def test_duplicate_ids_are_made_unique_also_in_an_echo() -> None:
     turn = DIALECT.parse(whole([use("call_0"), use("call_0", "now")]), NAMES)
     items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))]
-    written = DIALECT.history([*items, Message("user", "again"), *items[1:]], NAMES)
-    check_messages(written)
-    contents = [block.get("content") for block in blocks_of(written[2])]
+    messages = DIALECT.history([*items, Message("user", "again"), *items[1:]], NAMES)
+    check_messages(messages)
+    contents = [block.get("content") for block in blocks_of(messages[2])]
     assert contents == ["1", "2", None]
 
 
@@ -128,19 +132,19 @@ def test_ids_of_another_server_of_this_dialect_are_made_portable() -> None:
 
 def test_a_turn_whose_calls_were_changed_is_not_echoed() -> None:
     turn = DIALECT.parse(whole([use("toolu_1"), use("toolu_2")]), NAMES)
-    written = DIALECT.history([HELLO, replace(turn, calls=turn.calls[:1])], NAMES)
-    check_messages(written)
-    assert [block["id"] for block in written[1]["content"]] == ["toolu_1"]
+    messages = DIALECT.history([HELLO, replace(turn, calls=turn.calls[:1])], NAMES)
+    check_messages(messages)
+    assert [block["id"] for block in messages[1]["content"]] == ["toolu_1"]
 
 
 def test_messages_in_the_providers_own_format_are_passed_on_and_their_calls_paired() -> None:
-    said: Json = {"role": "user", "content": "look at this"}
-    assert DIALECT.history([said], NAMES) == [said]
-    asked = {"role": "assistant", "content": [use("toolu_1"), use("toolu_2")]}
+    user_message: Json = {"role": "user", "content": "look at this"}
+    assert DIALECT.history([user_message], NAMES) == [user_message]
+    assistant_message = {"role": "assistant", "content": [use("toolu_1"), use("toolu_2")]}
     got: Json = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_2", "content": "2"}]}
-    written = DIALECT.history([said, asked, got, {"role": "user", "content": "go on"}], NAMES)
-    check_messages(written)
-    assert [block.get("content") for block in written[-1]["content"]][1:] == ["2", None]
+    messages = DIALECT.history([user_message, assistant_message, got, {"role": "user", "content": "go on"}], NAMES)
+    check_messages(messages)
+    assert [block.get("content") for block in messages[-1]["content"]][1:] == ["2", None]
 
 
 def test_a_result_without_a_call_is_dropped() -> None:
@@ -149,18 +153,18 @@ def test_a_result_without_a_call_is_dropped() -> None:
 
 
 def test_a_conversation_that_the_assistant_begins_gets_an_opening() -> None:
-    written = DIALECT.history([Message("assistant", "Welcome!"), HELLO], NAMES)
-    check_messages(written)
-    assert [message["role"] for message in written] == ["user", "assistant", "user"]
+    messages = DIALECT.history([Message("assistant", "Welcome!"), HELLO], NAMES)
+    check_messages(messages)
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
 
 
 def test_the_beginning_of_a_history_stays_the_same_as_it_grows() -> None:
     turn = DIALECT.parse(whole([use("call_0")]), NAMES)
     items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1)), Turn("Sun."), Message("user", "again"), turn]
-    written = DIALECT.history(items, NAMES)
+    messages = DIALECT.history(items, NAMES)
     for length in (1, 4, 5):
         start_of_it = DIALECT.history(items[:length], NAMES)
-        assert written[: len(start_of_it)] == start_of_it
+        assert messages[: len(start_of_it)] == start_of_it
 
 
 def test_a_history_does_not_change_its_turns() -> None:
@@ -188,21 +192,21 @@ def test_a_request_without_tools_and_system_holds_messages_alone() -> None:
 
 def test_forbidden_tools_stay_declared_only_where_the_history_has_calls() -> None:
     export = DIALECT.export([PLAIN])
-    made = call("toolu_1")
-    request = checked(DIALECT.request([HELLO, Turn(calls=(made,)), answers((made, 1))], export, "none"))
+    model_call = call("toolu_1")
+    request = checked(DIALECT.request([HELLO, Turn(calls=(model_call,)), answers((model_call, 1))], export, "none"))
     assert request["tool_choice"] == {"type": "none"}
     assert request["tools"] == list(export.tools)
     assert checked(DIALECT.request([HELLO], export, "none")).keys() == {"messages"}
 
 
 def test_without_declared_tools_calls_become_text() -> None:
-    made = call("toolu_1", arguments_json='{"city":"巴黎"}')
-    seen = Answers((Answered(made, Result(output_json='"sun"', content=(image("image/png"),))),))
-    request = checked(DIALECT.request([HELLO, Turn("Hm.", (made,)), seen, Message("user", "and?")], None))
+    model_call = call("toolu_1", arguments_json='{"city":"巴黎"}')
+    seen = Answers((Answered(model_call, Result(output_json='"sun"', content=(image("image/png"),))),))
+    request = checked(DIALECT.request([HELLO, Turn("Hm.", (model_call,)), seen, Message("user", "and?")], None))
     assert request.keys() == {"messages"}
-    asked, told = (blocks_of(message) for message in request["messages"][1:])
-    assert [block["text"] for block in asked] == ["Hm.", '[called get_weather with {"city": "巴黎"}]']
-    assert [block.get("text") for block in told] == ["[get_weather answered]", "sun", None, "and?"]
+    assistant_blocks, user_blocks = (blocks_of(message) for message in request["messages"][1:])
+    assert [block["text"] for block in assistant_blocks] == ["Hm.", '[called get_weather with {"city": "巴黎"}]']
+    assert [block.get("text") for block in user_blocks] == ["[get_weather answered]", "sun", None, "and?"]
 
 
 def test_the_export_of_another_dialect_is_refused() -> None:
@@ -214,15 +218,15 @@ def test_the_export_of_another_dialect_is_refused() -> None:
 # -- any history -----------------------------------------------------------------------------------------------------
 
 
-def own_turn(text: str, asked: Asked) -> tuple[Turn, Json]:
-    turn = DIALECT.parse(whole([{"type": "text", "text": text}, *(use(*each) for each in asked)]), NAMES)
+def own_turn(text: str, calls: CallNames) -> tuple[Turn, Json]:
+    turn = DIALECT.parse(whole([{"type": "text", "text": text}, *(use(*each) for each in calls)]), NAMES)
     return turn, dict(turn.raw[0]) if turn.raw else {"role": "assistant", "content": ""}
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 @given(histories(own_turn))
 def test_any_history_is_valid_for_the_api(items: list[HistoryItem]) -> None:
-    written = DIALECT.history(items, NAMES)
-    check_messages(written)
+    messages = DIALECT.history(items, NAMES)
+    check_messages(messages)
     check_messages(DIALECT.request(items, None)["messages"])
-    check_messages(DIALECT.history(written, NAMES))
+    check_messages(DIALECT.history(messages, NAMES))

@@ -91,8 +91,8 @@ def test_an_answer_is_complete_with_its_end_mark_and_not_before(name: str) -> No
 
 
 def test_an_empty_response_that_completes_an_answer_does_not_replace_its_items() -> None:
-    said, _ = ENDS["openai-responses"]
-    stream = stream_of("openai-responses", said, {"type": "response.completed"})
+    delta, _ = ENDS["openai-responses"]
+    stream = stream_of("openai-responses", delta, {"type": "response.completed"})
     assert stream.complete
     assert stream.finish().text == "It is"
 

@@ -124,10 +124,17 @@ def test_a_turn_without_surrogates_equals_the_streamed_text(name: str) -> None:
 
 def test_halves_wait_for_their_own_kind_of_delta_and_single_halves_are_replaced() -> None:
     characters = SurrogateJoiner()
-    said = [("text", "a" + HIGH), ("reasoning", "b"), ("text", ""), ("text", LOW), ("text", HIGH), ("text", HIGH + "c")]
-    kinds: list[Delta] = [Delta("text" if kind == "text" else "reasoning", text) for kind, text in said]
-    heard = [[(delta.kind, delta.text) for delta in characters.join([delta])] for delta in kinds]
-    assert heard == [[("text", "a")], [("reasoning", "b")], [], [("text", "😀")], [], [("text", "\ufffd\ufffdc")]]
+    pieces = [
+        ("text", "a" + HIGH),
+        ("reasoning", "b"),
+        ("text", ""),
+        ("text", LOW),
+        ("text", HIGH),
+        ("text", HIGH + "c"),
+    ]
+    kinds: list[Delta] = [Delta("text" if kind == "text" else "reasoning", text) for kind, text in pieces]
+    joined = [[(delta.kind, delta.text) for delta in characters.join([delta])] for delta in kinds]
+    assert joined == [[("text", "a")], [("reasoning", "b")], [], [("text", "😀")], [], [("text", "\ufffd\ufffdc")]]
 
 
 def _realtime(name: str, piece: str) -> Json:
@@ -141,8 +148,8 @@ def test_a_realtime_parser_joins_halves_too(name: str) -> None:
     dialect = find_dialect(name)
     assert isinstance(dialect, RealtimeDialect)
     parser = dialect.parser(NameTable.empty())
-    said: list[list[RealtimeEvent]] = [parser.feed(_realtime(name, piece)) for piece in ("a" + HIGH, LOW)]
-    assert said == [[Delta("text", "a")], [Delta("text", "😀")]]
+    pieces: list[list[RealtimeEvent]] = [parser.feed(_realtime(name, piece)) for piece in ("a" + HIGH, LOW)]
+    assert pieces == [[Delta("text", "a")], [Delta("text", "😀")]]
 
 
 def test_a_half_of_a_cancelled_response_is_not_joined_with_the_next_response() -> None:

@@ -14,7 +14,7 @@ from google import genai
 from google.genai import types
 from hypothesis import HealthCheck, given, settings
 
-from tests.dialects.random_histories import Asked, histories
+from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
@@ -32,7 +32,7 @@ SIGNATURE = base64.b64encode(SIGNED).decode()
 
 def check_contents(contents: Iterable[Json]) -> None:
     """Holds contents against the official types, and the rules that those do not know."""
-    asked: list[tuple[str, str | None]] = []
+    open_calls: list[tuple[str, str | None]] = []
     role = "model"
     for content in contents:
         read = types.Content.model_validate(content)
@@ -43,13 +43,15 @@ def check_contents(contents: Iterable[Json]) -> None:
             assert part.model_dump(exclude_none=True)
             assert part.text != "" or part.thought_signature
         answered = [part.function_response for part in read.parts if part.function_response]
-        assert [(each.name, each.id) for each in answered] == asked, "each call has one response, in their order"
+        assert [(each.name, each.id) for each in answered] == open_calls, "each call has one response, in their order"
         assert all(isinstance(each.response, dict) for each in answered)
         kinds = [part.function_response is not None for part in read.parts]
         assert kinds == sorted(kinds, reverse=True), "responses stand before text"
-        asked = [(str(part.function_call.name), part.function_call.id) for part in read.parts if part.function_call]
-        assert all(GEMINI_NAMES.accepts(name) for name, _ in asked)
-    assert not asked
+        open_calls = [
+            (str(part.function_call.name), part.function_call.id) for part in read.parts if part.function_call
+        ]
+        assert all(GEMINI_NAMES.accepts(name) for name, _ in open_calls)
+    assert not open_calls
     json.dumps(contents)
 
 
@@ -65,8 +67,8 @@ def sent(request: Json) -> Json:
     """Returns what the official client makes of a request on the wire."""
     bodies: list[Json] = []
 
-    def answer(asked: httpx.Request) -> httpx.Response:
-        bodies.append(json.loads(asked.content))
+    def answer(http_request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(http_request.content))
         return httpx.Response(200, json=whole({"text": "hi"}))
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as http:
@@ -80,7 +82,7 @@ def whole(*parts: Json, stop: str = "STOP") -> Json:
     return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": stop}]}
 
 
-def asked(name: str = "get_weather", args: Json | None = None, **more: Any) -> Json:
+def call_part(name: str = "get_weather", args: Json | None = None, **more: Any) -> Json:
     return {"functionCall": {"name": name, "args": {} if args is None else args, **more}}
 
 
@@ -110,7 +112,7 @@ def call(name: str = "get_weather", call_id: str = "call_1", arguments_json: str
 
 
 def answers(*pairs: tuple[ModelCall, Any]) -> Answers:
-    return Answers(tuple(Answered(made, Result(output_json=json.dumps(output))) for made, output in pairs))
+    return Answers(tuple(Answered(model_call, Result(output_json=json.dumps(output))) for model_call, output in pairs))
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------
@@ -150,38 +152,45 @@ def test_text_thoughts_and_calls_of_one_answer_are_distinguished() -> None:
         whole(
             {"text": "rain?", "thought": True},
             {"text": "Let me look.", "thoughtSignature": SIGNATURE},
-            {**asked(wire, {"城市": None, "n": 12345678901234567890}, id="fc_1"), "thoughtSignature": SIGNATURE},
+            {**call_part(wire, {"城市": None, "n": 12345678901234567890}, id="fc_1"), "thoughtSignature": SIGNATURE},
         )
     )
     assert (turn.text, turn.reasoning, turn.stop, turn.dialect) == ("Let me look.", "rain?", "STOP", "gemini")
-    (made,) = turn.calls
-    assert (made.id, made.name, made.known, made.wire_name) == ("fc_1", CHINESE.name, True, wire)
-    assert made.arguments_json == '{"城市":null,"n":12345678901234567890}'
-    assert made.extra == {"id": "fc_1", "thought_signature": SIGNATURE}
+    (model_call,) = turn.calls
+    assert (model_call.id, model_call.name, model_call.known, model_call.wire_name) == (
+        "fc_1",
+        CHINESE.name,
+        True,
+        wire,
+    )
+    assert model_call.arguments_json == '{"城市":null,"n":12345678901234567890}'
+    assert model_call.extra == {"id": "fc_1", "thought_signature": SIGNATURE}
 
 
 def test_keys_of_rest_and_of_the_sdk_are_read_alike() -> None:
-    rest = DIALECT.parse(whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE}), NAMES)
+    rest = DIALECT.parse(whole({**call_part(id="fc_1"), "thoughtSignature": SIGNATURE}), NAMES)
     snake = {"function_call": {"name": "get_weather", "args": {}, "id": "fc_1"}, "thought_signature": SIGNED}
     candidate = {"content": {"parts": [snake]}, "finish_reason": types.FinishReason.STOP}
     assert DIALECT.parse({"candidates": [candidate]}, NAMES) == rest
 
 
 def test_keys_within_arguments_are_unchanged() -> None:
-    turn = parsed(whole(asked(args={"userId": {"thoughtSignature": 1}})))
+    turn = parsed(whole(call_part(args={"userId": {"thoughtSignature": 1}})))
     assert turn.calls[0].arguments_json == '{"userId":{"thoughtSignature":1}}'
     assert turn.raw[0]["parts"][0]["function_call"]["args"] == {"userId": {"thoughtSignature": 1}}
 
 
 def test_calls_without_an_id_get_one_that_no_other_turn_has() -> None:
-    turns = [DIALECT.parse(whole(asked(), asked("now")), NAMES) for _ in range(2)]
-    ids = [made.id for turn in turns for made in turn.calls]
+    turns = [DIALECT.parse(whole(call_part(), call_part("now")), NAMES) for _ in range(2)]
+    ids = [model_call.id for turn in turns for model_call in turn.calls]
     assert len(set(ids)) == 4
-    assert all(made.startswith("call_") for made in ids)
+    assert all(model_call.startswith("call_") for model_call in ids)
 
 
 def test_an_invented_name_is_a_call_that_is_not_known() -> None:
-    assert [(made.name, made.known) for made in parsed(whole(asked("no_such"))).calls] == [("no_such", False)]
+    assert [(model_call.name, model_call.known) for model_call in parsed(whole(call_part("no_such"))).calls] == [
+        ("no_such", False)
+    ]
 
 
 def test_a_call_without_a_name_is_dropped_and_not_echoed() -> None:
@@ -225,12 +234,14 @@ def test_a_streamed_answer_is_assembled_from_its_chunks() -> None:
         whole({"text": "in?", "thought": True}, stop="FINISH_REASON_UNSPECIFIED"),
         whole({"text": "Let "}, stop="FINISH_REASON_UNSPECIFIED"),
         whole({"text": "me look."}, stop="FINISH_REASON_UNSPECIFIED"),
-        whole(asked(args={"city": "Paris"}, id="fc_1"), asked("now", id="fc_2"), stop="FINISH_REASON_UNSPECIFIED"),
+        whole(
+            call_part(args={"city": "Paris"}, id="fc_1"), call_part("now", id="fc_2"), stop="FINISH_REASON_UNSPECIFIED"
+        ),
         whole({"text": "", "thoughtSignature": SIGNATURE}),
         {"usageMetadata": {"totalTokenCount": 7}},
     )
     assert (turn.text, turn.reasoning, turn.stop) == ("Let me look.", "rain?", "STOP")
-    assert [(made.id, made.name) for made in turn.calls] == [("fc_1", "get_weather"), ("fc_2", "now")]
+    assert [(model_call.id, model_call.name) for model_call in turn.calls] == [("fc_1", "get_weather"), ("fc_2", "now")]
     assert turn.raw[0]["parts"] == [
         {"text": "rain?", "thought": True},
         {"text": "Let me look."},
@@ -249,13 +260,13 @@ def test_pieces_are_shown_as_they_come_and_a_chunk_of_usage_is_ignored() -> None
     stream = DIALECT.stream(NAMES)
     assert stream.feed({"usageMetadata": {"totalTokenCount": 7}}) == []
     assert stream.feed({"candidates": [{"content": {"role": "model"}}]}) == []
-    shown = stream.feed(whole({"text": "hm", "thought": True}, {"text": "A"}, asked()))
+    shown = stream.feed(whole({"text": "hm", "thought": True}, {"text": "A"}, call_part()))
     assert shown == [Delta("reasoning", "hm"), Delta("text", "A")]
     assert stream.finish() == stream.finish()
 
 
 def test_chunks_of_the_official_clients_stream_give_a_turn() -> None:
-    chunks = [whole({"text": "Let me look."}), whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE})]
+    chunks = [whole({"text": "Let me look."}), whole({**call_part(id="fc_1"), "thoughtSignature": SIGNATURE})]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=body))) as http:
         client = genai.Client(api_key="none", http_options=types.HttpOptions(httpx_client=http))
@@ -271,8 +282,8 @@ def test_chunks_of_the_official_clients_stream_give_a_turn() -> None:
 def test_responses_are_one_content_in_the_order_of_the_calls() -> None:
     first, second = call(id="fc_1", call_id="fc_1"), call("now")
     refused = Result(is_error=True, error=CallError(Code.NOT_FOUND, "no such tool"))
-    written = DIALECT.results([Answered(first, Result(output_json='"晴"')), Answered(second, refused)], NAMES)
-    assert written == [
+    contents = DIALECT.results([Answered(first, Result(output_json='"晴"')), Answered(second, refused)], NAMES)
+    assert contents == [
         {
             "role": "user",
             "parts": [
@@ -289,8 +300,8 @@ def test_responses_are_one_content_in_the_order_of_the_calls() -> None:
     [({"a": 1}, {"a": 1}), ([1], {"result": [1]}), (None, {"result": None}), (5, {"result": 5}), ("", {"result": ""})],
 )
 def test_a_result_that_is_not_an_object_is_wrapped(output: Any, response: Json) -> None:
-    written = DIALECT.results([Answered(call(), Result(output_json=json.dumps(output)))], NAMES)
-    assert written[0]["parts"][0]["function_response"]["response"] == response
+    contents = DIALECT.results([Answered(call(), Result(output_json=json.dumps(output)))], NAMES)
+    assert contents[0]["parts"][0]["function_response"]["response"] == response
 
 
 # -- histories -------------------------------------------------------------------------------------------------------
@@ -300,17 +311,17 @@ def test_a_turn_is_echoed_exactly_with_its_signatures() -> None:
     answer = whole(
         {"text": "rain?", "thought": True, "thoughtSignature": SIGNATURE},
         {"text": "Let me look.", "thoughtSignature": SIGNATURE},
-        {**asked(args={"city": "Paris"}), "thoughtSignature": SIGNATURE},
-        asked("now"),
+        {**call_part(args={"city": "Paris"}), "thoughtSignature": SIGNATURE},
+        call_part("now"),
     )
     for form in forms(answer):
         turn = DIALECT.parse(form, NAMES)
-        written = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))], NAMES)
-        check_contents(written)
-        assert types.Content.model_validate(written[1]) == types.Content.model_validate(
+        contents = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))], NAMES)
+        check_contents(contents)
+        assert types.Content.model_validate(contents[1]) == types.Content.model_validate(
             answer["candidates"][0]["content"]
         )
-        assert [part.thought_signature for part in types.Content.model_validate(written[1]).parts or ()] == [
+        assert [part.thought_signature for part in types.Content.model_validate(contents[1]).parts or ()] == [
             SIGNED,
             SIGNED,
             SIGNED,
@@ -319,17 +330,17 @@ def test_a_turn_is_echoed_exactly_with_its_signatures() -> None:
 
 
 def test_ids_of_gemini_are_echoed_and_generated_ids_are_not_sent() -> None:
-    turn = parsed(whole(asked(id="fc_1"), asked("now")))
-    written = DIALECT.history([HELLO, turn, answers((turn.calls[1], 2), (turn.calls[0], 1))], NAMES)
-    check_contents(written)
-    assert [part["function_response"] for part in written[2]["parts"]] == [
+    turn = parsed(whole(call_part(id="fc_1"), call_part("now")))
+    contents = DIALECT.history([HELLO, turn, answers((turn.calls[1], 2), (turn.calls[0], 1))], NAMES)
+    check_contents(contents)
+    assert [part["function_response"] for part in contents[2]["parts"]] == [
         {"id": "fc_1", "name": "get_weather", "response": {"result": 1}},
         {"name": "now", "response": {"result": 2}},
     ]
 
 
 def test_blank_parts_are_never_written() -> None:
-    turn = parsed(whole({"text": ""}, {"text": "", "thought": True}, asked()))
+    turn = parsed(whole({"text": ""}, {"text": "", "thought": True}, call_part()))
     items: list[HistoryItem] = [
         HELLO,
         Message("user", ""),
@@ -338,16 +349,18 @@ def test_blank_parts_are_never_written() -> None:
         answers((turn.calls[0], 1)),
         {"role": "user", "parts": []},
     ]
-    written = DIALECT.history(items, NAMES)
-    check_contents(written)
-    assert [len(content["parts"]) for content in written] == [1, 1, 1]
+    contents = DIALECT.history(items, NAMES)
+    check_contents(contents)
+    assert [len(content["parts"]) for content in contents] == [1, 1, 1]
 
 
 def test_a_text_behind_responses_joins_their_content() -> None:
-    made = call()
-    written = DIALECT.history([HELLO, Turn(calls=(made,)), Message("user", "and?"), answers((made, 1))], NAMES)
-    check_contents(written)
-    assert [set(part) for part in written[-1]["parts"]] == [{"function_response"}, {"text"}]
+    model_call = call()
+    contents = DIALECT.history(
+        [HELLO, Turn(calls=(model_call,)), Message("user", "and?"), answers((model_call, 1))], NAMES
+    )
+    check_contents(contents)
+    assert [set(part) for part in contents[-1]["parts"]] == [{"function_response"}, {"text"}]
 
 
 def test_neighbors_of_one_role_become_one_content() -> None:
@@ -358,73 +371,73 @@ def test_neighbors_of_one_role_become_one_content() -> None:
         Turn(text="there"),
         Message("user", "!"),
     ]
-    written = DIALECT.history(items, NAMES)
-    check_contents(written)
-    assert [len(content["parts"]) for content in written] == [2, 2, 1]
+    contents = DIALECT.history(items, NAMES)
+    check_contents(contents)
+    assert [len(content["parts"]) for content in contents] == [2, 2, 1]
 
 
 def test_a_call_that_was_not_answered_is_answered_with_an_error() -> None:
-    turn = parsed(whole(asked(), asked("now")))
-    written = DIALECT.history([HELLO, turn, answers((turn.calls[1], "done")), Message("user", "well?")], NAMES)
-    check_contents(written)
-    assert "error" in written[-1]["parts"][0]["function_response"]["response"]
+    turn = parsed(whole(call_part(), call_part("now")))
+    contents = DIALECT.history([HELLO, turn, answers((turn.calls[1], "done")), Message("user", "well?")], NAMES)
+    check_contents(contents)
+    assert "error" in contents[-1]["parts"][0]["function_response"]["response"]
     check_contents(DIALECT.history([HELLO, turn], NAMES))
 
 
 def test_the_turn_of_another_dialect_is_rebuilt_with_valid_names() -> None:
-    made = ModelCall("toolu_1", CHINESE.name, '{"城市":"巴黎"}', wire_name=CHINESE.name)
+    model_call = ModelCall("toolu_1", CHINESE.name, '{"城市":"巴黎"}', wire_name=CHINESE.name)
     gone = ModelCall("toolu_2", "3d old", "[1", wire_name="3d old")
-    turn = Turn("Looking.", (made, gone), dialect="ollama", raw=({"role": "assistant"},))
-    written = DIALECT.history([HELLO, turn, answers((made, 1), (gone, 2))], NAMES)
-    check_contents(written)
-    assert written[1]["parts"][:2] == [
+    turn = Turn("Looking.", (model_call, gone), dialect="ollama", raw=({"role": "assistant"},))
+    contents = DIALECT.history([HELLO, turn, answers((model_call, 1), (gone, 2))], NAMES)
+    check_contents(contents)
+    assert contents[1]["parts"][:2] == [
         {"text": "Looking."},
         {"function_call": {"name": NAMES.wire(CHINESE.name), "args": {"城市": "巴黎"}}},
     ]
-    assert written[1]["parts"][2]["function_call"]["args"] == {}
+    assert contents[1]["parts"][2]["function_call"]["args"] == {}
 
 
 def test_a_turn_whose_calls_were_changed_is_rebuilt_with_its_signature() -> None:
-    turn = parsed(whole({**asked(id="fc_1"), "thoughtSignature": SIGNATURE}, asked("now")))
-    written = DIALECT.history([HELLO, replace(turn, calls=turn.calls[:1])], NAMES)
-    check_contents(written)
+    turn = parsed(whole({**call_part(id="fc_1"), "thoughtSignature": SIGNATURE}, call_part("now")))
+    contents = DIALECT.history([HELLO, replace(turn, calls=turn.calls[:1])], NAMES)
+    check_contents(contents)
     expected = {"function_call": {"id": "fc_1", "name": "get_weather", "args": {}}, "thought_signature": SIGNATURE}
-    assert written[1]["parts"] == [expected]
+    assert contents[1]["parts"] == [expected]
 
 
 def test_a_tool_that_is_no_longer_offered_keeps_the_name_of_its_call() -> None:
-    turn = parsed(whole(asked(NAMES.wire(CHINESE.name))))
+    turn = parsed(whole(call_part(NAMES.wire(CHINESE.name))))
     check_contents(DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NameTable.empty(GEMINI_NAMES)))
 
 
 def test_duplicate_ids_are_made_unique() -> None:
-    turn = parsed(whole(asked(id="fc_1"), asked(id="fc_1")))
+    turn = parsed(whole(call_part(id="fc_1"), call_part(id="fc_1")))
     items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))]
-    written = DIALECT.history([*items, Message("user", "again"), turn], NAMES)
-    check_contents(written)
-    ids = [part["function_call"]["id"] for content in written[1::2] for part in content["parts"]]
+    contents = DIALECT.history([*items, Message("user", "again"), turn], NAMES)
+    check_contents(contents)
+    ids = [part["function_call"]["id"] for content in contents[1::2] for part in content["parts"]]
     assert len(set(ids)) == 4
 
 
 def test_contents_in_the_providers_own_format_are_passed_on_and_their_calls_paired() -> None:
-    said: Json = {"role": "user", "parts": [{"text": "look"}]}
-    assert DIALECT.history([said], NAMES) == [said]
-    model = {"role": "model", "parts": [asked(), asked("now")]}
+    user_content: Json = {"role": "user", "parts": [{"text": "look"}]}
+    assert DIALECT.history([user_content], NAMES) == [user_content]
+    model = {"role": "model", "parts": [call_part(), call_part("now")]}
     got = {"role": "user", "parts": [{"functionResponse": {"name": "now", "response": {"result": 1}}}]}
-    written = DIALECT.history([said, model, got, {"parts": [{"text": "go on"}]}], NAMES)
-    check_contents(written)
-    first, second, text = written[-1]["parts"]
+    contents = DIALECT.history([user_content, model, got, {"parts": [{"text": "go on"}]}], NAMES)
+    check_contents(contents)
+    first, second, text = contents[-1]["parts"]
     assert "error" in first["function_response"]["response"]
     assert second["function_response"] == {"name": "now", "response": {"result": 1}}
     assert text == {"text": "go on"}
 
 
 def test_a_message_of_results_answers_the_turn_before_it() -> None:
-    turn = parsed(whole(asked()))
+    turn = parsed(whole(call_part()))
     sent_back = DIALECT.results([Answered(turn.calls[0], Result(output_json="1"))], NAMES)
-    written = DIALECT.history([HELLO, turn, *sent_back], NAMES)
-    check_contents(written)
-    assert written[2:] == sent_back
+    contents = DIALECT.history([HELLO, turn, *sent_back], NAMES)
+    check_contents(contents)
+    assert contents[2:] == sent_back
 
 
 def test_a_response_without_a_call_is_dropped() -> None:
@@ -433,9 +446,9 @@ def test_a_response_without_a_call_is_dropped() -> None:
 
 
 def test_a_conversation_that_the_model_begins_gets_an_opening() -> None:
-    written = DIALECT.history([Message("assistant", "Welcome!"), HELLO], NAMES)
-    check_contents(written)
-    assert [content["role"] for content in written] == ["user", "model", "user"]
+    contents = DIALECT.history([Message("assistant", "Welcome!"), HELLO], NAMES)
+    check_contents(contents)
+    assert [content["role"] for content in contents] == ["user", "model", "user"]
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -453,7 +466,7 @@ def test_a_request_holds_the_system_instruction_and_tools() -> None:
 
 
 def test_a_signature_reaches_the_wire_as_its_original_bytes() -> None:
-    turn = parsed(whole({**asked(), "thoughtSignature": SIGNATURE}))
+    turn = parsed(whole({**call_part(), "thoughtSignature": SIGNATURE}))
     body = sent(DIALECT.request([HELLO, turn], None))
     assert base64.urlsafe_b64decode(body["contents"][1]["parts"][0]["thoughtSignature"]) == SIGNED
 
@@ -470,7 +483,7 @@ def test_a_request_without_tools_and_system_has_an_empty_config() -> None:
 
 def test_forbidden_tools_stay_declared_only_where_the_history_has_calls() -> None:
     export = DIALECT.export([PLAIN])
-    turn = parsed(whole(asked()))
+    turn = parsed(whole(call_part()))
     request = checked(DIALECT.request([HELLO, turn, answers((turn.calls[0], 1))], export, "none"))
     assert request["config"]["tools"] == [{"function_declarations": list(export.tools)}]
     assert sent(request)["toolConfig"] == {"functionCallingConfig": {"mode": "NONE"}}
@@ -486,7 +499,7 @@ def test_the_export_of_another_dialect_is_refused() -> None:
 # -- any history -----------------------------------------------------------------------------------------------------
 
 
-def own_turn(text: str, calls: Asked) -> tuple[Turn, Json]:
+def own_turn(text: str, calls: CallNames) -> tuple[Turn, Json]:
     parts = [{"functionCall": {"name": name, "id": call_id}} for call_id, name in calls]
     turn = DIALECT.parse(whole({"text": text}, *parts), NAMES)
     return turn, dict(turn.raw[0]) if turn.raw else {"role": "model", "parts": []}
@@ -495,7 +508,7 @@ def own_turn(text: str, calls: Asked) -> tuple[Turn, Json]:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 @given(histories(own_turn))
 def test_any_history_is_valid_for_the_api(items: list[HistoryItem]) -> None:
-    written = DIALECT.history(items, NAMES)
-    check_contents(written)
+    contents = DIALECT.history(items, NAMES)
+    check_contents(contents)
     check_contents(DIALECT.request(items, None)["contents"])
-    check_contents(DIALECT.history(written, NAMES))
+    check_contents(DIALECT.history(contents, NAMES))

@@ -32,11 +32,11 @@ CALLS: Json = {
 
 def fed(*events: Any) -> list[RealtimeEvent]:
     reader = DIALECT.parser(DIALECT.export([PLAIN, DOTTED]).names)
-    return [said for event in events for said in reader.feed(event)]
+    return [parsed for event in events for parsed in reader.feed(event)]
 
 
 def calls(*events: Any) -> list[ModelCall]:
-    return [said for said in fed(*events) if isinstance(said, ModelCall)]
+    return [parsed for parsed in fed(*events) if isinstance(parsed, ModelCall)]
 
 
 def test_tools_are_set_only_when_a_session_opens() -> None:
@@ -85,9 +85,9 @@ def test_messages_of_the_sdk_are_read_as_well() -> None:
             },
         }
     )
-    said = fed(message)
-    assert said[:3] == [Delta("reasoning", "thinking"), Delta("text", "hello"), Delta("text", "spoken")]
-    assert [each.id for each in said if isinstance(each, ModelCall)] == ["f1", "f2"]
+    parsed = fed(message)
+    assert parsed[:3] == [Delta("reasoning", "thinking"), Delta("text", "hello"), Delta("text", "spoken")]
+    assert [each.id for each in parsed if isinstance(each, ModelCall)] == ["f1", "f2"]
 
 
 def test_a_call_without_arguments_or_without_a_known_name_is_still_a_call() -> None:
@@ -182,9 +182,9 @@ MESSAGES = st.recursive(
 
 @given(MESSAGES)
 def test_any_message_is_read_without_an_error(message: Any) -> None:
-    for said in fed(message):
-        if isinstance(said, ModelCall) and said.arguments_json:
-            json.loads(said.arguments_json)
+    for parsed in fed(message):
+        if isinstance(parsed, ModelCall) and parsed.arguments_json:
+            json.loads(parsed.arguments_json)
 
 
 def test_nan_in_arguments_reaches_the_bus_which_refuses_it() -> None:

@@ -31,7 +31,7 @@ ENDED = {"type": "response.done", "response": {"id": "r1", "status": "completed"
 
 def fed(*events: Any) -> list[RealtimeEvent]:
     reader = DIALECT.parser(DIALECT.export([PLAIN]).names)
-    return [said for event in events for said in reader.feed(event)]
+    return [parsed for event in events for parsed in reader.feed(event)]
 
 
 def test_tools_are_flat_and_every_update_repeats_the_turn_detection() -> None:
@@ -68,18 +68,18 @@ def test_a_call_gets_an_id_from_its_response_and_place() -> None:
 
 
 def test_a_call_that_comes_in_three_events_is_reported_once() -> None:
-    said = fed(DONE, ITEM_DONE, ENDED)
-    assert [each.id for each in said if isinstance(each, ModelCall)] == ["glm_r1_1"]
+    parsed = fed(DONE, ITEM_DONE, ENDED)
+    assert [each.id for each in parsed if isinstance(each, ModelCall)] == ["glm_r1_1"]
 
 
 def test_two_calls_of_a_response_are_two() -> None:
-    said = fed(DONE, {**DONE, "output_index": 2})
-    assert [each.id for each in said if isinstance(each, ModelCall)] == ["glm_r1_1", "glm_r1_2"]
+    parsed = fed(DONE, {**DONE, "output_index": 2})
+    assert [each.id for each in parsed if isinstance(each, ModelCall)] == ["glm_r1_1", "glm_r1_2"]
 
 
 def test_an_interrupted_call_is_cancelled_by_its_generated_id() -> None:
-    said = fed(DONE, {"type": "response.cancelled", "response_id": "r1"})
-    assert CallsCancelled(("glm_r1_1",)) in said
+    parsed = fed(DONE, {"type": "response.cancelled", "response_id": "r1"})
+    assert CallsCancelled(("glm_r1_1",)) in parsed
 
 
 def test_answers_carry_no_id_and_one_request_for_a_response() -> None:

@@ -51,7 +51,7 @@ def answers(*answered: tuple[ModelCall, int]) -> Answers:
     return Answers(tuple(Answered(each, result(number)) for each, number in answered))
 
 
-def told(items: Sequence[Any], dialect: str = OWN) -> list[Any]:
+def paired(items: Sequence[Any], dialect: str = OWN) -> list[Any]:
     """Returns what `steps` makes: of a step its ids and outputs, where None stands for LOST_RESULT."""
     return [
         (
@@ -72,24 +72,24 @@ def told(items: Sequence[Any], dialect: str = OWN) -> list[Any]:
 
 
 def test_an_answered_turn_is_one_entry() -> None:
-    assert told([USER, turn("a", "b"), answers((call("a"), 1), (call("b"), 2))]) == [USER, (["a", "b"], [1, 2])]
+    assert paired([USER, turn("a", "b"), answers((call("a"), 1), (call("b"), 2))]) == [USER, (["a", "b"], [1, 2])]
 
 
 def test_a_turn_without_calls_has_no_answers() -> None:
-    assert told([turn()]) == [([], [])]
+    assert paired([turn()]) == [([], [])]
 
 
 def test_answers_have_the_order_of_the_calls_whatever_their_order_was() -> None:
     items = [turn("a", "b", "c"), answers((call("c"), 3)), answers((call("b"), 2), (call("a"), 1))]
-    assert told(items) == [(["a", "b", "c"], [1, 2, 3])]
+    assert paired(items) == [(["a", "b", "c"], [1, 2, 3])]
 
 
 def test_an_answer_that_came_late_moves_up_to_its_call() -> None:
-    assert told([turn("a"), USER, answers((call("a"), 1))]) == [(["a"], [1]), USER]
+    assert paired([turn("a"), USER, answers((call("a"), 1))]) == [(["a"], [1]), USER]
 
 
 def test_a_call_without_an_answer_gets_an_error_that_says_so() -> None:
-    assert told([turn("a", "b"), answers((call("b"), 2)), USER]) == [(["a", "b"], [None, 2]), USER]
+    assert paired([turn("a", "b"), answers((call("b"), 2)), USER]) == [(["a", "b"], [None, 2]), USER]
     assert LOST_RESULT.is_error
     assert LOST_RESULT.error is not None
     assert "it is unknown whether the call ran" in LOST_RESULT.error.message
@@ -104,27 +104,27 @@ def test_an_answer_whose_turn_was_trimmed_gets_a_generated_call() -> None:
 
 def test_orphans_of_one_item_form_one_turn_and_the_other_answers_go_to_their_calls() -> None:
     items = [turn("a"), USER, answers((call("x"), 8), (call("a"), 1), (call("y"), 9))]
-    assert told(items) == [(["a"], [1]), USER, (["x", "y"], [8, 9])]
+    assert paired(items) == [(["a"], [1]), USER, (["x", "y"], [8, 9])]
 
 
 def test_a_second_answer_to_the_same_call_is_an_orphan_and_not_lost() -> None:
-    assert told([turn("a"), answers((call("a"), 1)), answers((call("a"), 2))]) == [(["a"], [1]), (["a_1"], [2])]
+    assert paired([turn("a"), answers((call("a"), 1)), answers((call("a"), 2))]) == [(["a"], [1]), (["a_1"], [2])]
 
 
 def test_of_two_turns_with_the_same_id_the_newer_open_one_is_answered() -> None:
     items = [turn("a"), turn("a"), answers((call("a"), 2)), answers((call("a"), 1))]
-    assert told(items) == [(["a"], [1]), (["a_1"], [2])]
+    assert paired(items) == [(["a"], [1]), (["a_1"], [2])]
 
 
 def test_of_calls_with_the_same_id_the_identical_one_is_answered() -> None:
     first, second = call("a", "first"), call("a", "second")
     items = [Turn(calls=(first,)), Turn(calls=(second,)), answers((first, 1)), answers((second, 2))]
-    assert told(items) == [(["a"], [1]), (["a_1"], [2])]
+    assert paired(items) == [(["a"], [1]), (["a_1"], [2])]
 
 
 def test_messages_and_entries_in_the_providers_format_keep_their_places() -> None:
     form = {"role": "user", "content": "hello"}
-    assert told([form, USER, turn("a"), form]) == [form, USER, (["a"], [None]), form]
+    assert paired([form, USER, turn("a"), form]) == [form, USER, (["a"], [None]), form]
 
 
 def test_an_answer_in_the_providers_format_is_assigned_by_its_id() -> None:
@@ -152,41 +152,41 @@ def test_an_answer_in_the_providers_format_without_a_call_stays_unchanged(call_i
 
 def test_ids_that_a_server_repeats_in_every_turn_are_made_unique_with_their_answers() -> None:
     items = [turn("call_0"), answers((call("call_0"), 1)), turn("call_0", "call_1"), answers((call("call_0"), 2))]
-    assert told(items) == [(["call_0"], [1]), (["call_0_1", "call_1"], [2, None])]
+    assert paired(items) == [(["call_0"], [1]), (["call_0_1", "call_1"], [2, None])]
 
 
 def test_a_generated_id_is_not_used_twice() -> None:
-    assert [ids for ids, _ in told([turn("a"), turn("a_1"), turn("a")])] == [["a"], ["a_1"], ["a_2"]]
+    assert [ids for ids, _ in paired([turn("a"), turn("a_1"), turn("a")])] == [["a"], ["a_1"], ["a_2"]]
 
 
 def test_ids_of_the_same_dialect_stay_unchanged_and_others_are_made_portable() -> None:
     odd = "functions.now:0"
-    assert told([turn(odd)]) == [([odd], [None])]
-    ((made,), _) = told([turn(odd, dialect="another")])[0]
-    assert FIT.fullmatch(made)
-    assert made == portable_id(odd)
+    assert paired([turn(odd)]) == [([odd], [None])]
+    ((portable,), _) = paired([turn(odd, dialect="another")])[0]
+    assert FIT.fullmatch(portable)
+    assert portable == portable_id(odd)
 
 
 @given(st.text(st.characters(exclude_categories=())) | st.sampled_from(IDS))
 def test_any_id_has_one_portable_id(call_id: str) -> None:
-    made = portable_id(call_id)
-    assert not made if not call_id else FIT.fullmatch(made)
-    assert portable_id(made) == made == portable_id(call_id)
+    portable = portable_id(call_id)
+    assert not portable if not call_id else FIT.fullmatch(portable)
+    assert portable_id(portable) == portable == portable_id(call_id)
 
 
 @given(st.sampled_from(["", "a", "x" * 40, "call_0"]), st.integers(0, 30))
 def test_a_unique_id_is_not_taken_and_is_portable(call_id: str, times: int) -> None:
     taken: set[str] = set()
     for _ in range(times + 1):
-        made = unique_id(call_id, taken)
-        assert made not in taken
-        assert FIT.fullmatch(made)
-        taken.add(made)
+        unique = unique_id(call_id, taken)
+        assert unique not in taken
+        assert FIT.fullmatch(unique)
+        taken.add(unique)
 
 
 def test_calls_of_one_turn_get_different_ids() -> None:
-    made = unique_calls([call("a"), call("a"), call(""), call("a_1"), call("")])
-    assert [each.id for each in made] == ["a", "a_1", "call_0", "a_1_1", "call_1"]
+    calls = unique_calls([call("a"), call("a"), call(""), call("a_1"), call("")])
+    assert [each.id for each in calls] == ["a", "a_1", "call_0", "a_1_1", "call_1"]
 
 
 # -- names and arguments ---------------------------------------------------------------------------------------------
@@ -221,11 +221,11 @@ def test_arguments_that_are_not_an_object_become_an_empty_object(text: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("arguments", "text"),
     [(None, ""), ("", ""), ('{"cut', '{"cut'), ({"城": [1, None]}, '{"城":[1,null]}'), ({}, "{}"), ([1], "[1]")],
 )
-def test_arguments_may_come_as_text_or_as_an_object(given: Any, text: str) -> None:
-    assert arguments_text(given) == text
+def test_arguments_may_come_as_text_or_as_an_object(arguments: Any, text: str) -> None:
+    assert arguments_text(arguments) == text
 
 
 # -- exports ---------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_without_an_export_there_are_no_tools_and_every_name_is_unknown() -> Non
 def conversations(draw: st.DrawFn) -> list[HistoryItem | ProviderAnswer]:
     """Returns turns answered in part, late, twice, in the provider's form or not at all; each answer is new."""
     items: list[HistoryItem | ProviderAnswer] = []
-    made: list[ModelCall] = [call("trimmed"), call("call_0", "other")]
+    model_calls: list[ModelCall] = [call("trimmed"), call("call_0", "other")]
     number = 0
     for kind in draw(st.lists(st.sampled_from(("message", "turn", "answers", "own answer", "form")), max_size=10)):
         if kind == "message":
@@ -259,12 +259,12 @@ def conversations(draw: st.DrawFn) -> list[HistoryItem | ProviderAnswer]:
         elif kind == "form":
             items.append({"role": "user"})
         elif kind == "turn":
-            asked = draw(st.lists(st.tuples(st.sampled_from(IDS), st.sampled_from(ARGUMENTS)), max_size=3))
-            calls = tuple(call(call_id, "now", arguments) for call_id, arguments in asked)
+            id_arguments = draw(st.lists(st.tuples(st.sampled_from(IDS), st.sampled_from(ARGUMENTS)), max_size=3))
+            calls = tuple(call(call_id, "now", arguments) for call_id, arguments in id_arguments)
             items.append(Turn(calls=calls, dialect=draw(st.sampled_from((OWN, "another")))))
-            made += calls
+            model_calls += calls
         elif kind == "answers":
-            chosen = draw(st.lists(st.sampled_from(made), max_size=3))
+            chosen = draw(st.lists(st.sampled_from(model_calls), max_size=3))
             items.append(answers(*((each, number + place) for place, each in enumerate(chosen))))
             number += len(chosen)
         else:
@@ -285,18 +285,18 @@ def outcomes(step: AnsweredTurn) -> list[str]:
 def test_every_call_has_one_answer_and_a_unique_id_and_no_answer_is_lost_or_repeated(
     items: list[HistoryItem | ProviderAnswer],
 ) -> None:
-    made = pair_calls(items, OWN)
-    found = [step for step in made if isinstance(step, AnsweredTurn)]
-    ids = [each.id for step in found for each in step.turn.calls]
-    assert all(len(step.answers) == len(step.turn.calls) for step in found)
+    steps = pair_calls(items, OWN)
+    turns = [step for step in steps if isinstance(step, AnsweredTurn)]
+    ids = [each.id for step in turns for each in step.turn.calls]
+    assert all(len(step.answers) == len(step.turn.calls) for step in turns)
     assert len(set(ids)) == len(ids)
     assert all(ids)
-    asked = Counter(each.arguments_json for item in items if isinstance(item, Turn) for each in item.calls)
-    assert not asked - Counter(each.arguments_json for step in found for each in step.turn.calls)
-    loose = [json.dumps(entry["content"]) for entry in made if isinstance(entry, Mapping) and "content" in entry]
-    given = [each.result.output_json for item in items if isinstance(item, Answers) for each in item.answered]
-    given += [json.dumps(item.message["content"]) for item in items if isinstance(item, ProviderAnswer)]
-    assert Counter([*(said for step in found for said in outcomes(step)), *loose]) == Counter(given)
+    requested = Counter(each.arguments_json for item in items if isinstance(item, Turn) for each in item.calls)
+    assert not requested - Counter(each.arguments_json for step in turns for each in step.turn.calls)
+    loose = [json.dumps(entry["content"]) for entry in steps if isinstance(entry, Mapping) and "content" in entry]
+    expected = [each.result.output_json for item in items if isinstance(item, Answers) for each in item.answered]
+    expected += [json.dumps(item.message["content"]) for item in items if isinstance(item, ProviderAnswer)]
+    assert Counter([*(output for step in turns for output in outcomes(step)), *loose]) == Counter(expected)
 
 
 @given(conversations(), st.data())

@@ -27,15 +27,15 @@ IMAGE = pb.ContentBlock(image=pb.ImageContent(data=b"\x00\xff", mime_type="image
 
 def result_of(result: Result) -> Json:
     """Returns a result in MCP's form, once the official type has read it."""
-    written = call_tool_result(result)
-    read = mcp.types.CallToolResult.model_validate(written, extra="forbid")
-    assert read.is_error is written["isError"]
-    assert json.loads(json.dumps(written, allow_nan=False)) == written
-    return written
+    answer = call_tool_result(result)
+    read = mcp.types.CallToolResult.model_validate(answer, extra="forbid")
+    assert read.is_error is answer["isError"]
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    return answer
 
 
-def text(said: str) -> Json:
-    return {"type": "text", "text": said}
+def text(expected: str) -> Json:
+    return {"type": "text", "text": expected}
 
 
 def call(name: str, arguments: Any = None, **request: Any) -> Json:
@@ -74,9 +74,9 @@ def test_the_display_name_is_the_title() -> None:
 
 
 def test_annotations_are_listed_as_hints_only_where_they_are_set() -> None:
-    told = Annotations(read_only=True, idempotent=False, destructive=False, open_world=True)
+    annotations = Annotations(read_only=True, idempotent=False, destructive=False, open_world=True)
     [listed, partly] = MCP.export(
-        [Tool("t", annotations=told), Tool("u", annotations=Annotations(destructive=True))]
+        [Tool("t", annotations=annotations), Tool("u", annotations=Annotations(destructive=True))]
     ).tools
     assert listed["annotations"] == {
         "readOnlyHint": True,
@@ -147,7 +147,7 @@ def test_a_request_that_is_not_a_call_is_refused_with_the_reason(request_: Json,
 
 
 @pytest.mark.parametrize(
-    ("output_json", "said", "structured"),
+    ("output_json", "expected", "structured"),
     [
         ('"sunny"', "sunny", None),
         ('{"城市": "\\u5df4\\u9ece"}', '{"城市":"巴黎"}', {"城市": "巴黎"}),
@@ -160,16 +160,16 @@ def test_a_request_that_is_not_a_call_is_refused_with_the_reason(request_: Json,
         ('"{}"', "{}", None),
     ],
 )
-def test_an_output_is_text_and_an_object_is_structured_too(output_json: str, said: str, structured: Any) -> None:
-    written = result_of(Result(output_json=output_json))
-    assert written.get("structuredContent") == structured
-    assert ("structuredContent" in written) == (structured is not None)
-    assert (written["content"], written["isError"]) == ([text(said)], False)
+def test_an_output_is_text_and_an_object_is_structured_too(output_json: str, expected: str, structured: Any) -> None:
+    answer = result_of(Result(output_json=output_json))
+    assert answer.get("structuredContent") == structured
+    assert ("structuredContent" in answer) == (structured is not None)
+    assert (answer["content"], answer["isError"]) == ([text(expected)], False)
 
 
 def test_nan_does_not_leak() -> None:
-    written = result_of(Result(output_json='{"a":NaN,"b":[Infinity,1]}'))
-    assert written["structuredContent"] == {"a": None, "b": [None, 1]}
+    answer = result_of(Result(output_json='{"a":NaN,"b":[Infinity,1]}'))
+    assert answer["structuredContent"] == {"a": None, "b": [None, 1]}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import ollama
 import pytest
 from hypothesis import given
 
-from tests.dialects.random_histories import Asked, histories
+from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, SAMPLES
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
@@ -23,7 +23,7 @@ NAMES = EXPORT.names
 SUNNY = Result(output_json='"sunny"')
 
 
-def asked(name: str, arguments: Any = None, **more: Any) -> Json:
+def tool_call(name: str, arguments: Any = None, **more: Any) -> Json:
     return {"function": {"name": name, "arguments": {} if arguments is None else arguments}, **more}
 
 
@@ -37,17 +37,17 @@ def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
 
     Returns tool and text of the answers.
     """
-    found, pending = [], list[str]()
+    pairs, pending = [], list[str]()
     for message in messages:
         read = ollama.Message.model_validate(message, extra="forbid")
         if read.role == "tool":
             assert read.tool_name == pending.pop(0)
-            found.append((read.tool_name, read.content or ""))
+            pairs.append((read.tool_name, read.content or ""))
         else:
             assert not pending
             pending = [call.function.name for call in read.tool_calls or ()]
     assert not pending
-    return found
+    return pairs
 
 
 def test_tools_are_nested_and_valid_for_the_official_type() -> None:
@@ -77,7 +77,7 @@ def test_an_export_of_another_dialect_is_refused() -> None:
 
 def test_a_whole_answer_is_read_and_its_calls_get_ids() -> None:
     answer = chunk(
-        "stop", content="Look.", thinking="Hm", tool_calls=[asked("now"), asked(NAMES.to_wire[CHINESE.name])]
+        "stop", content="Look.", thinking="Hm", tool_calls=[tool_call("now"), tool_call(NAMES.to_wire[CHINESE.name])]
     )
     turns = [Ollama().parse(form, NAMES) for form in (answer, ollama.ChatResponse.model_validate(answer))]
     for turn in turns:
@@ -89,8 +89,8 @@ def test_a_whole_answer_is_read_and_its_calls_get_ids() -> None:
 
 
 def test_arguments_keep_their_nulls_and_may_be_text() -> None:
-    answer = chunk(tool_calls=[asked("now", {"a": None}), asked("now", '{"a":null}')])
-    for form in (answer, ollama.ChatResponse.model_validate(chunk(tool_calls=[asked("now", {"a": None})]))):
+    answer = chunk(tool_calls=[tool_call("now", {"a": None}), tool_call("now", '{"a":null}')])
+    for form in (answer, ollama.ChatResponse.model_validate(chunk(tool_calls=[tool_call("now", {"a": None})]))):
         turn = Ollama().parse(form, NAMES)
         assert {call.arguments_json for call in turn.calls} == {'{"a":null}'}
         assert {str(call["function"]["arguments"]) for call in Ollama().history([turn], NAMES)[0]["tool_calls"]} == {
@@ -101,9 +101,9 @@ def test_arguments_keep_their_nulls_and_may_be_text() -> None:
 def test_ids_are_unique_in_a_conversation_and_the_same_each_time_a_turn_is_finished() -> None:
     dialect = Ollama()
     stream = dialect.stream(NAMES)
-    stream.feed(chunk(tool_calls=[asked("now")]))
+    stream.feed(chunk(tool_calls=[tool_call("now")]))
     first, again = stream.finish(), stream.finish()
-    second = dialect.parse(chunk(tool_calls=[asked("now"), asked("now", id="theirs")]), NAMES)
+    second = dialect.parse(chunk(tool_calls=[tool_call("now"), tool_call("now", id="theirs")]), NAMES)
     assert first == again
     assert [call.id for call in (*first.calls, *second.calls)] == ["call_0", "call_1", "theirs"]
 
@@ -114,8 +114,8 @@ def test_a_stream_is_assembled_from_text_thinking_and_whole_calls() -> None:
         chunk(thinking="Hm"),
         chunk(thinking="."),
         ollama.ChatResponse.model_validate(chunk(content="Lo")),
-        chunk(content="ok", tool_calls=[asked("now"), asked(""), {"function": None}]),
-        chunk(tool_calls=[asked("draw", {"n": 1})]),
+        chunk(content="ok", tool_calls=[tool_call("now"), tool_call(""), {"function": None}]),
+        chunk(tool_calls=[tool_call("draw", {"n": 1})]),
         chunk("stop", tool_calls=None, content=None),
         {"done": True, "message": None},
     ]
@@ -130,7 +130,7 @@ def test_a_stream_is_assembled_from_text_thinking_and_whole_calls() -> None:
         "role": "assistant",
         "content": "Look",
         "thinking": "Hm.",
-        "tool_calls": [asked("now"), asked("draw", {"n": 1})],
+        "tool_calls": [tool_call("now"), tool_call("draw", {"n": 1})],
     }
 
 
@@ -145,7 +145,7 @@ def test_an_error_is_raised_wherever_it_comes(error: Any) -> None:
 
 
 def test_results_are_identified_by_the_name_of_the_tool() -> None:
-    turn = Ollama().parse(chunk(tool_calls=[asked(NAMES.to_wire[CHINESE.name]), asked("invented")]), NAMES)
+    turn = Ollama().parse(chunk(tool_calls=[tool_call(NAMES.to_wire[CHINESE.name]), tool_call("invented")]), NAMES)
     answered = tuple(Answered(call, SUNNY) for call in turn.calls)
     expected = [
         {"role": "tool", "tool_name": NAMES.to_wire[CHINESE.name], "content": "sunny"},
@@ -163,33 +163,33 @@ def test_a_turn_of_another_dialect_is_rebuilt_with_arguments_as_objects() -> Non
     assert history[0] == {
         "role": "assistant",
         "content": "Look",
-        "tool_calls": [asked(NAMES.to_wire[CHINESE.name], {"城市": "巴黎"}), asked("now"), asked("now")],
+        "tool_calls": [tool_call(NAMES.to_wire[CHINESE.name], {"城市": "巴黎"}), tool_call("now"), tool_call("now")],
     }
     assert len(paired(history)) == 3
 
 
 def test_a_turn_that_lost_calls_is_rebuilt_with_its_thinking() -> None:
-    turn = Ollama().parse(chunk(thinking="Hm", tool_calls=[asked("now"), asked("draw")]), NAMES)
+    turn = Ollama().parse(chunk(thinking="Hm", tool_calls=[tool_call("now"), tool_call("draw")]), NAMES)
     fewer = Turn(calls=turn.calls[1:], reasoning="Hm", dialect="ollama", raw=turn.raw)
     history = Ollama().history([fewer], NAMES)
-    assert history[0] == {"role": "assistant", "content": "", "thinking": "Hm", "tool_calls": [asked("draw")]}
+    assert history[0] == {"role": "assistant", "content": "", "thinking": "Hm", "tool_calls": [tool_call("draw")]}
     paired(history)
 
 
 def test_messages_in_ollamas_format_are_paired_like_all_others() -> None:
-    call = chunk(tool_calls=[asked("now"), asked("draw")])["message"]
+    call = chunk(tool_calls=[tool_call("now"), tool_call("draw")])["message"]
     own = {"role": "tool", "tool_name": "now", "content": "mine"}
     history = Ollama().history([call, Message("user", "And?"), own], NAMES)
     assert [text.split(",")[0] for _, text in paired(history)] == ["mine", "the result of this call was not recorded"]
 
 
 def test_calls_without_a_name_are_dropped_from_a_message_in_ollamas_format() -> None:
-    message = {"role": "assistant", "content": "Hi", "tool_calls": [asked("")]}
+    message = {"role": "assistant", "content": "Hi", "tool_calls": [tool_call("")]}
     assert Ollama().history([message], NAMES) == [{"role": "assistant", "content": "Hi"}]
 
 
-def own_turn(text: str, calls: Asked) -> tuple[Turn, Json]:
-    turn = Ollama().parse(chunk(content=text, tool_calls=[asked(name) for _, name in calls]), NAMES)
+def own_turn(text: str, calls: CallNames) -> tuple[Turn, Json]:
+    turn = Ollama().parse(chunk(content=text, tool_calls=[tool_call(name) for _, name in calls]), NAMES)
     return turn, dict(turn.raw[0])
 
 

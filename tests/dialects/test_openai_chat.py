@@ -19,7 +19,7 @@ from openai.types.chat import (
 )
 from pydantic import ConfigDict, TypeAdapter
 
-from tests.dialects.random_histories import Asked, histories
+from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAMPLES, UNDERSCORED
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
@@ -96,11 +96,11 @@ def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
     Returns id and text of the answers.
     """
     MESSAGES.validate_python([official(message) for message in messages])
-    found, pending, seen = [], list[str](), set[str]()
+    pairs, pending, seen = [], list[str](), set[str]()
     for message in messages:
         if message["role"] == "tool":
             assert message["tool_call_id"] == pending.pop(0)
-            found.append((message["tool_call_id"], message["content"]))
+            pairs.append((message["tool_call_id"], message["content"]))
             continue
         assert not pending
         pending = [call["id"] for call in CALLS.validate_python(message.get("tool_calls", []))]
@@ -108,7 +108,7 @@ def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
         assert len(set(pending)) == len(pending)
         seen.update(pending)
     assert not pending
-    return found
+    return pairs
 
 
 def turn_of(*calls: Json, **message: Any) -> Turn:
@@ -490,10 +490,10 @@ def test_a_history_that_grows_keeps_its_beginning() -> None:
 def test_ids_of_other_providers_are_made_portable(call_id: str) -> None:
     turn = Turn(calls=(ModelCall(call_id, PLAIN.name, PARIS),), dialect="gemini", raw=({"parts": []},))
     history = CHAT.history([turn, answered(turn, SUNNY)], NAMES)
-    [(made, text)] = paired(history)
+    [(call_id, text)] = paired(history)
     assert text == "sunny"
-    assert len(made) <= 40
-    assert made.isascii()
+    assert len(call_id) <= 40
+    assert call_id.isascii()
 
 
 def test_a_turn_of_another_dialect_is_rebuilt_with_the_names_of_the_table() -> None:
@@ -528,12 +528,19 @@ def test_an_empty_turn_is_an_empty_text(turn: Turn) -> None:
 
 def test_messages_in_the_providers_format_are_passed_on_and_paired_like_all_others() -> None:
     turn = turn_of(entry(None, "a", "now", "{}"))
-    asked = {"role": "assistant", "content": None, "tool_calls": [entry(None, "a", "now", "{}") | {"type": "function"}]}
+    assistant_message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [entry(None, "a", "now", "{}") | {"type": "function"}],
+    }
     own = {"role": "tool", "tool_call_id": "a", "content": "mine"}
     picture = {"role": "user", "content": [{"type": "text", "text": "See"}]}
-    assert CHAT.history([picture, asked, own], NAMES) == [picture, asked, own]
-    assert paired(CHAT.history([asked, answered(turn, SUNNY), turn, own], NAMES)) == [("a", "sunny"), ("a_1", "mine")]
-    assert len(paired(CHAT.history([asked, picture], NAMES))) == 1
+    assert CHAT.history([picture, assistant_message, own], NAMES) == [picture, assistant_message, own]
+    assert paired(CHAT.history([assistant_message, answered(turn, SUNNY), turn, own], NAMES)) == [
+        ("a", "sunny"),
+        ("a_1", "mine"),
+    ]
+    assert len(paired(CHAT.history([assistant_message, picture], NAMES))) == 1
 
 
 @pytest.mark.parametrize("calls", [[], [entry(None, "a", "", "{}")], [{}]])
@@ -542,8 +549,8 @@ def test_calls_without_a_name_are_dropped_from_a_message_in_the_providers_format
     assert CHAT.history([message], NAMES) == [{"role": "assistant", "content": "Hi"}]
 
 
-def own_turn(text: str, asked: Asked) -> tuple[Turn, Json]:
-    calls = [entry(None, call_id, name, "{}") for call_id, name in asked]
+def own_turn(text: str, call_names: CallNames) -> tuple[Turn, Json]:
+    calls = [entry(None, call_id, name, "{}") for call_id, name in call_names]
     turn = CHAT.parse(answer({"content": text, "tool_calls": calls}), NAMES)
     return turn, dict(turn.raw[0])
 

@@ -64,11 +64,11 @@ def parser() -> RealtimeParser:
 
 def fed(*events: Any) -> list[RealtimeEvent]:
     reader = parser()
-    return [said for event in events for said in reader.feed(event)]
+    return [parsed for event in events for parsed in reader.feed(event)]
 
 
 def calls(*events: Any) -> list[ModelCall]:
-    return [said for said in fed(*events) if isinstance(said, ModelCall)]
+    return [parsed for parsed in fed(*events) if isinstance(parsed, ModelCall)]
 
 
 def without(event: Json, *keys: str) -> Json:
@@ -133,7 +133,7 @@ def test_a_call_is_read_from_the_events_of_every_version_and_reported_once(event
 def test_calls_that_arrive_at_the_same_time_keep_their_arguments() -> None:
     other = {**PLACE, "item_id": "i2", "call_id": "c2", "output_index": 1}
     piece = {"type": "response.function_call_arguments.delta", **other}
-    found = calls(
+    ordered = calls(
         ADDED,
         {**ADDED, "output_index": 1, "item": {**ADDED["item"], "id": "i2", "call_id": "c2"}},
         DELTAS[0],
@@ -142,7 +142,7 @@ def test_calls_that_arrive_at_the_same_time_keep_their_arguments() -> None:
         {"type": "response.function_call_arguments.done", **other},
         {"type": "response.function_call_arguments.done", **PLACE},
     )
-    assert [(call.id, call.arguments_json) for call in found] == [("c2", "{}"), ("c1", ARGUMENTS)]
+    assert [(call.id, call.arguments_json) for call in ordered] == [("c2", "{}"), ("c1", ARGUMENTS)]
 
 
 def test_calls_of_one_place_with_two_ids_are_two_calls() -> None:
@@ -295,9 +295,9 @@ VALUES = st.recursive(
     )
 )
 def test_any_event_is_read_without_an_error_and_no_call_is_reported_twice(events: list[Json]) -> None:
-    said = fed(*events)
+    parsed = fed(*events)
     open_ids: set[tuple[str, str]] = set()
-    for each in said:
+    for each in parsed:
         if isinstance(each, ModelCall):
             assert each.id
             assert each.wire_name
@@ -324,8 +324,8 @@ def test_speech_and_refused_requests_are_read_by_all_dialects_of_these_events(
         ({"type": "error", "error": {"type": "server_error", "message": "no"}}, []),
         ({"type": "error"}, []),
     ]
-    for event, said in events:
-        assert reader.feed(event) == said
+    for event, parsed in events:
+        assert reader.feed(event) == parsed
         if "error" in event or "item_id" in event or event["type"].endswith("cleared"):
             SERVER_EVENT.validate_python({"event_id": "e1", **event})
     assert dialect().request() == [{"type": "response.create"}]

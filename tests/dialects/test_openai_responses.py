@@ -20,7 +20,7 @@ from openai.types.responses import (
 from openai.types.responses.response_input_item_param import FunctionCallOutput
 from pydantic import ConfigDict, TypeAdapter
 
-from tests.dialects.random_histories import Asked, histories
+from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, DOTTED, SAMPLES
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
@@ -65,7 +65,7 @@ LOOK = {
 }
 
 
-def asked(call_id: str, name: str, arguments: str = "{}", **more: Any) -> Json:
+def function_call(call_id: str, name: str, arguments: str = "{}", **more: Any) -> Json:
     call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
     return {**call, "id": f"fc_{call_id}", "status": "completed", **more}
 
@@ -100,7 +100,7 @@ def paired(items: Sequence[Json]) -> list[tuple[str, str]]:
 
     Returns id and text of the answers.
     """
-    found, pending, seen = [], list[str](), set[str]()
+    pairs, pending, seen = [], list[str](), set[str]()
     for item in items:
         ITEM.validate_python(item)
         match item.get("type"):
@@ -112,13 +112,13 @@ def paired(items: Sequence[Json]) -> list[tuple[str, str]]:
             case "function_call_output":
                 OUTPUT.validate_python(item)
                 assert item["call_id"] == pending.pop(0)
-                found.append((item["call_id"], item["output"]))
+                pairs.append((item["call_id"], item["output"]))
             case "reasoning":
                 REASONING.validate_python(item)
             case _:
                 (SAID if "id" in item else MESSAGE).validate_python(item)
     assert not pending
-    return found
+    return pairs
 
 
 # -- tools and requests
@@ -161,7 +161,9 @@ def test_an_export_of_another_dialect_is_refused() -> None:
 
 @pytest.mark.parametrize("official", [False, True])
 def test_a_whole_answer_is_read(official: bool) -> None:
-    plain = response(THOUGHT, LOOK, asked("a", "get_weather", PARIS), asked("b", NAMES.to_wire[CHINESE.name]))
+    plain = response(
+        THOUGHT, LOOK, function_call("a", "get_weather", PARIS), function_call("b", NAMES.to_wire[CHINESE.name])
+    )
     turn = RESPONSES.parse(Response.model_validate(plain) if official else plain, NAMES)
     assert (turn.text, turn.reasoning, turn.stop, turn.dialect) == ("Look.", "Hm", "completed", "openai-responses")
     assert turn.calls == (
@@ -210,7 +212,7 @@ def test_an_error_without_a_reason_is_raised_too() -> None:
 
 # -- streams
 
-ANNOUNCED = asked("a", "get_weather", "", status="in_progress")
+ANNOUNCED = function_call("a", "get_weather", "", status="in_progress")
 EVENTS: list[Json] = [
     {"type": "response.created", "response": response(status="in_progress")},
     {"type": "response.output_item.added", "output_index": 0, "item": {"type": "reasoning", "id": "rs", "summary": []}},
@@ -251,8 +253,8 @@ EVENTS: list[Json] = [
         "arguments": PARIS,
         "name": "get_weather",
     },
-    {"type": "response.output_item.done", "output_index": 2, "item": asked("a", "get_weather", PARIS)},
-    {"type": "response.completed", "response": response(THOUGHT, LOOK, asked("a", "get_weather", PARIS))},
+    {"type": "response.output_item.done", "output_index": 2, "item": function_call("a", "get_weather", PARIS)},
+    {"type": "response.completed", "response": response(THOUGHT, LOOK, function_call("a", "get_weather", PARIS))},
 ]
 NUMBERED: list[Json] = [{**event, "sequence_number": number} for number, event in enumerate(EVENTS)]
 SHOWN = [Delta("reasoning", "Hm"), Delta("text", "Lo"), Delta("text", "ok.")]
@@ -343,13 +345,15 @@ def test_reasoning_without_a_following_item_is_not_echoed() -> None:
 
 @pytest.mark.parametrize("broken", ["", "{", "[1]", "NaN"])
 def test_arguments_that_are_not_an_object_are_echoed_as_an_empty_object(broken: str) -> None:
-    turn = RESPONSES.parse(response(asked("a", "now", broken)), NAMES)
+    turn = RESPONSES.parse(response(function_call("a", "now", broken)), NAMES)
     assert turn.calls[0].arguments_json == broken
     assert RESPONSES.history([turn], NAMES)[0]["arguments"] == "{}"
 
 
 def test_ids_are_made_unique_in_calls_and_answers() -> None:
-    turn = RESPONSES.parse(response(asked("a", "now"), asked("a", "draw"), asked("", "now", id="fc_1")), NAMES)
+    turn = RESPONSES.parse(
+        response(function_call("a", "now"), function_call("a", "draw"), function_call("", "now", id="fc_1")), NAMES
+    )
     history = RESPONSES.history([turn, answered(turn, SUNNY, SUNNY, SUNNY), turn], NAMES)
     assert [call_id for call_id, _ in paired(history)] == ["a", "a_1", "fc_1", "a_2", "a_1_1", "fc_1_1"]
 
@@ -366,7 +370,7 @@ def test_a_turn_of_another_dialect_is_rebuilt_from_text_and_calls() -> None:
 
 
 def test_items_in_openais_format_are_passed_on_and_paired_with_their_answers() -> None:
-    output = [THOUGHT, asked("a", "now"), asked("b", "draw")]
+    output = [THOUGHT, function_call("a", "now"), function_call("b", "draw")]
     own = {"type": "function_call_output", "call_id": "b", "output": "mine"}
     turn = RESPONSES.parse(response(*output), NAMES)
     mine = Answers((Answered(turn.calls[0], SUNNY),))
@@ -377,10 +381,10 @@ def test_items_in_openais_format_are_passed_on_and_paired_with_their_answers() -
     assert RESPONSES.history([LOOK, picture], NAMES) == [LOOK, picture]
 
 
-def own_turn(text: str, calls: Asked) -> tuple[Turn, Any]:
-    said = [LOOK | {"content": [{"type": "output_text", "text": text, "annotations": []}]}] if text else []
-    turn = RESPONSES.parse(response(THOUGHT, *said, *(asked(*call) for call in calls)), NAMES)
-    return turn, asked(*calls[0]) if calls and calls[0][1] else {"role": "user", "content": text}
+def own_turn(text: str, calls: CallNames) -> tuple[Turn, Any]:
+    message = [LOOK | {"content": [{"type": "output_text", "text": text, "annotations": []}]}] if text else []
+    turn = RESPONSES.parse(response(THOUGHT, *message, *(function_call(*call) for call in calls)), NAMES)
+    return turn, function_call(*calls[0]) if calls and calls[0][1] else {"role": "user", "content": text}
 
 
 @given(histories(own_turn))

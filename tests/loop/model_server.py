@@ -152,10 +152,10 @@ async def serving(flavour: str, *steps: Step) -> AsyncIterator[ModelServer]:
         await runner.cleanup()
 
 
-def holds(value: Any, wanted: Mapping[str, Any]) -> bool:
+def holds(value: Any, expected: Mapping[str, Any]) -> bool:
     """Tells whether JSON holds, at any depth, an object with at least the wanted keys."""
     if isinstance(value, dict):
-        return all(value.get(key) == each for key, each in wanted.items()) or any(
-            holds(each, wanted) for each in value.values()
+        return all(value.get(key) == each for key, each in expected.items()) or any(
+            holds(each, expected) for each in value.values()
         )
-    return isinstance(value, list) and any(holds(each, wanted) for each in value)
+    return isinstance(value, list) and any(holds(each, expected) for each in value)

@@ -22,11 +22,11 @@ def answering(flavour: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked = "tools" in request and request["messages"][-1]["role"] == "user"
+            is_question = "tools" in request and request["messages"][-1]["role"] == "user"
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPES[recording.frames])
             self.end_headers()
-            for event in recording.written("one" if asked else "text"):
+            for event in recording.written("one" if is_question else "text"):
                 self.wfile.write(event)
 
         def log_message(self, format: str, *arguments: object) -> None:

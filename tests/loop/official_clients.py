@@ -56,8 +56,8 @@ def calls_and_results(dialect: str, request: Json) -> tuple[list[Called], list[A
 
 
 def _chat(request: Json) -> tuple[list[Called], list[Answered]]:
-    *_, asked = (index for index, each in enumerate(request["messages"]) if each.get("tool_calls"))
-    message, *answers = request["messages"][asked:]
+    *_, start = (index for index, each in enumerate(request["messages"]) if each.get("tool_calls"))
+    message, *answers = request["messages"][start:]
     calls = [
         (each["id"], each["function"]["name"], json.loads(each["function"]["arguments"]))
         for each in message["tool_calls"]
@@ -77,10 +77,10 @@ def _responses(request: Json) -> tuple[list[Called], list[Answered]]:
 
 
 def _anthropic(request: Json) -> tuple[list[Called], list[Answered]]:
-    asked, answered = request["messages"][-2:]
-    assert (asked["role"], answered["role"]) == ("assistant", "user")
+    model_message, answered = request["messages"][-2:]
+    assert (model_message["role"], answered["role"]) == ("assistant", "user")
     assert {each["type"] for each in answered["content"]} == {"tool_result"}
-    uses = [each for each in asked["content"] if each["type"] == "tool_use"]
+    uses = [each for each in model_message["content"] if each["type"] == "tool_use"]
     return (
         [(each["id"], each["name"], each["input"]) for each in uses],
         [(each["tool_use_id"], _text(each["content"])) for each in answered["content"]],
@@ -92,9 +92,9 @@ def _text(content: Any) -> Any:
 
 
 def _gemini(request: Json) -> tuple[list[Called], list[Answered]]:
-    asked, answered = request["contents"][-2:]
-    assert (asked["role"], answered["role"]) == ("model", "user")
-    calls = [part["functionCall"] for part in asked["parts"] if "functionCall" in part]
+    model_message, answered = request["contents"][-2:]
+    assert (model_message["role"], answered["role"]) == ("model", "user")
+    calls = [part["functionCall"] for part in model_message["parts"] if "functionCall" in part]
     results = [part["functionResponse"] for part in answered["parts"]]
     return (
         [(each.get("id", ""), each["name"], each["args"]) for each in calls],
@@ -103,8 +103,8 @@ def _gemini(request: Json) -> tuple[list[Called], list[Answered]]:
 
 
 def _ollama(request: Json) -> tuple[list[Called], list[Answered]]:
-    *_, asked = (index for index, each in enumerate(request["messages"]) if each.get("tool_calls"))
-    message, *answers = request["messages"][asked:]
+    *_, start = (index for index, each in enumerate(request["messages"]) if each.get("tool_calls"))
+    message, *answers = request["messages"][start:]
     functions = [each["function"] for each in message["tool_calls"]]
     assert {each["role"] for each in answers} == {"tool"}
     return (

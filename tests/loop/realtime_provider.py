@@ -25,19 +25,19 @@ class Provider:
         self.sent: list[Json] = []
         self.tools: list[str] = []
         self.outputs: dict[str, str] = {}  # by call_id
-        self.asked = 0  # how often it was asked to go on
-        self.broken: list[str] = []
-        self.refuses: Exception | None = None  # raised by the next event, once
+        self.requests = 0  # for a response
+        self.violations: list[str] = []
+        self.next_error: Exception | None = None  # raised by the next event, once
         self._speaking: set[str] = set()
         self._called: set[str] = set()
-        self._began = self._going_on = False  # whether a response ever began; whether the next one was asked for
-        self._hears = False  # whether the user speaks
+        self._began = self._response_due = False  # whether a response ever began; whether the next one was asked for
+        self._user_speaks = False  # whether the user speaks
         self._changed = asyncio.Condition()
 
     async def send(self, event: Json) -> None:
         await asyncio.sleep(0)  # a socket lets others run
-        if self.refuses is not None:
-            error, self.refuses = self.refuses, None
+        if self.next_error is not None:
+            error, self.next_error = self.next_error, None
             raise error
         self.take(event)
         async with self._changed:
@@ -50,15 +50,15 @@ class Provider:
                 self.tools = [tool["name"] for tool in session["tools"]]
             case {"type": "conversation.item.create", "item": {"call_id": call_id, "output": output}}:
                 if call_id not in self._called or call_id in self.outputs:
-                    self.broken.append(f"output of {call_id}, which is not open")
+                    self.violations.append(f"output of {call_id}, which is not open")
                 self.outputs[call_id] = output
             case {"type": "response.create"}:
-                if self._speaking or self._going_on:
-                    self.broken.append("asked to go on while speaking, or about to")
-                if self._hears:
-                    self.broken.append("asked to go on while the user speaks")
-                self._going_on = self._began
-                self.asked += 1
+                if self._speaking or self._response_due:
+                    self.violations.append("asked to go on while speaking, or about to")
+                if self._user_speaks:
+                    self.violations.append("asked to go on while the user speaks")
+                self._response_due = self._began
+                self.requests += 1
 
     async def until(self, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(5), self._changed:
@@ -66,20 +66,20 @@ class Provider:
 
     def begin(self, response: str = "r1") -> Json:
         self._speaking.add(response)
-        self._began, self._going_on, self._hears = True, False, False
+        self._began, self._response_due, self._user_speaks = True, False, False
         return {"type": "response.created", "response": {"id": response}}
 
-    def hears(self) -> Json:
-        self._hears = True
+    def starts_speaking(self) -> Json:
+        self._user_speaks = True
         return {"type": "input_audio_buffer.speech_started", "audio_start_ms": 10, "item_id": "i1"}
 
-    def heard(self) -> Json:
-        self._hears = False
+    def stops_speaking(self) -> Json:
+        self._user_speaks = False
         return {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": 20, "item_id": "i1"}
 
     def busy(self) -> Json:
         """Refuses to go on."""
-        self._going_on = False
+        self._response_due = False
         return {"type": "error", "error": {"type": "invalid_request_error", "code": BUSY, "message": "Wait."}}
 
     def call(self, call_id: str, name: str, response: str = "r1", /, **arguments: Any) -> Json:
@@ -102,11 +102,11 @@ class ChangingSource(FunctionSource):
 
     def __init__(self, **functions: Any) -> None:
         super().__init__(**functions)
-        self.told: asyncio.Queue[int] = asyncio.Queue()
+        self.revisions: asyncio.Queue[int] = asyncio.Queue()
 
     async def changes(self) -> AsyncIterator[int]:
         yield self.revision
-        while (revision := await self.told.get()) >= 0:
+        while (revision := await self.revisions.get()) >= 0:
             yield revision
 
 
@@ -136,9 +136,9 @@ def greet(name: str = "you") -> str:
     return f"hello {name}"
 
 
-async def with_timeout(wanted: Awaitable[Value]) -> Value:
+async def with_timeout(work: Awaitable[Value]) -> Value:
     async with asyncio.timeout(5):
-        return await wanted
+        return await work
 
 
 async def opened(
@@ -157,7 +157,7 @@ async def run_pending() -> None:
 
 def sets(ended: asyncio.Event) -> Callable[[Any], None]:
     """Returns a watcher that sets an event when a call ends."""
-    return lambda news: ended.set() if isinstance(news, CallEnded) else None
+    return lambda notifications: ended.set() if isinstance(notifications, CallEnded) else None
 
 
 async def feed(session: RealtimeSession, *events: Json) -> None:

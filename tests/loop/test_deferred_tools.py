@@ -42,8 +42,8 @@ def test_a_conversation_starts_with_the_two_tools_and_the_pinned_ones_in_the_ord
 def test_injected_tools_come_last_in_the_order_of_the_requests_so_the_prefix_stays() -> None:
     deferred = DeferredTools(["send_email"])
     seen = [offered(deferred)]
-    for wanted in ("yotei", "get_weather", "kensaku"):
-        inject(deferred, wanted)
+    for name in ("yotei", "get_weather", "kensaku"):
+        inject(deferred, name)
         seen.append(offered(deferred))
     assert seen[-1] == [*META, "send_email", "yotei", "get_weather", "kensaku"]
     assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(seen))

@@ -61,17 +61,17 @@ def test_a_client_is_called_with_model_options_and_request(
     make: Any, path: str, request_: dict[str, Any], sent: dict[str, Any], stream: bool
 ) -> None:
     client = Asked("client")
-    made = make(client, "m", stream=stream, temperature=0.5)
-    made.ask(request_)
+    created = make(client, "m", stream=stream, temperature=0.5)
+    created.ask(request_)
     assert client.seen == [(f"client.{path}", {"model": "m", "stream": stream, "temperature": 0.5, **sent})]
-    assert "m" in repr(made)
+    assert "m" in repr(created)
 
 
 @pytest.mark.parametrize(("stream", "method"), [(True, "generate_content_stream"), (False, "generate_content")])
 def test_gemini_gets_its_options_in_the_config(stream: bool, method: str) -> None:
     client = Asked("google")
-    made = gemini_endpoint(client, "m", stream=stream, temperature=0.5)
-    made.ask({"contents": [], "config": {"tools": [{}]}})
+    created = gemini_endpoint(client, "m", stream=stream, temperature=0.5)
+    created.ask({"contents": [], "config": {"tools": [{}]}})
     config = {"temperature": 0.5, "tools": [{}]}
     assert client.seen == [(f"google.aio.models.{method}", {"model": "m", "contents": [], "config": config})]
 

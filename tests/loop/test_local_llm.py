@@ -71,11 +71,11 @@ async def ended(process: asyncio.subprocess.Process, *lines: str) -> str:
 @pytest.mark.parametrize("flavour", ["llama_cpp", "ollama_v1", "vllm"])
 async def test_the_agent_calls_tools_of_the_bus_and_shows_text_and_calls(flavour: str, bus: str) -> None:
     async with serving(flavour, "two", "text", "text") as server, chatting(server, bus) as agent:
-        said = await ended(agent, "What is the weather?", "Sure?")
-    assert re.search(r'→ get_weather {"city": ?"Paris"}\n', said)
-    assert re.search(r'→ get_weather {"city": ?"Oslo"}\n', said)
-    assert '← get_weather ok: "Oslo: sunny"' in said
-    assert said.count(SAID) == 2
+        output = await ended(agent, "What is the weather?", "Sure?")
+    assert re.search(r'→ get_weather {"city": ?"Paris"}\n', output)
+    assert re.search(r'→ get_weather {"city": ?"Oslo"}\n', output)
+    assert '← get_weather ok: "Oslo: sunny"' in output
+    assert output.count(SAID) == 2
     assert [request["model"] for request in server.requests] == ["m"] * 3
     assert "Paris: sunny" in str(server.requests[2]["messages"])  # the second turn goes on where the first ended
 
@@ -88,14 +88,14 @@ async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_continues(bus: str) 
             await server.hanging.wait()
             agent.send_signal(signal.SIGINT)
             await server.left.wait()
-        said = await ended(agent, "And now?")
-    assert "KeyboardInterrupt" in said
-    assert SAID in said
+        output = await ended(agent, "And now?")
+    assert "KeyboardInterrupt" in output
+    assert SAID in output
 
 
 async def test_an_unreachable_model_is_reported_and_the_chat_continues(bus: str) -> None:
     async with serving("openai") as server:
         pass  # nobody listens there any more
     async with chatting(server, bus) as agent:
-        said = await ended(agent, "What is the weather?", "")
-    assert "APIConnectionError: Connection error." in said
+        output = await ended(agent, "What is the weather?", "")
+    assert "APIConnectionError: Connection error." in output

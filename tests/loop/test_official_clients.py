@@ -86,28 +86,28 @@ async def watched(loop: ToolLoop) -> tuple[list[Any], Reply]:
 # -- turns -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [pytest.param([PARIS], id="one"), pytest.param([PARIS, OSLO], id="two")])
+@pytest.mark.parametrize("cities", [pytest.param([PARIS], id="one"), pytest.param([PARIS, OSLO], id="two")])
 @every_flavour
-async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(flavour: str, asked: list[Any]) -> None:
-    steps = ("one" if len(asked) == 1 else "two", "text")
+async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(flavour: str, cities: list[Any]) -> None:
+    steps = ("one" if len(cities) == 1 else "two", "text")
     async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
         events, reply = await watched(ToolLoop(bus, endpoint))
-    assert sorted(plugin.calls) == sorted(each["city"] for each in asked)
+    assert sorted(plugin.calls) == sorted(each["city"] for each in cities)
     assert (reply.text, reply.stopped, reply.rounds) == (SAID, "answered", 2)
-    assert [(done.name, done.outcome) for done in reply.calls] == [("get_weather", "ok")] * len(asked)
+    assert [(done.name, done.outcome) for done in reply.calls] == [("get_weather", "ok")] * len(cities)
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["It is", " sunny", " in Paris", "."]
 
     recording = server.recording
     first, second = server.requests
     assert "get_weather" in json.dumps(first)
     calls, results = calls_and_results(recording.dialect, second)
-    ids = recording.ids[: len(asked)]
-    assert calls == [(each, "get_weather", city) for each, city in zip(ids, asked, strict=True)]
+    ids = recording.ids[: len(cities)]
+    assert calls == [(each, "get_weather", city) for each, city in zip(ids, cities, strict=True)]
     assert [each for each, _ in results] == [each or "get_weather" for each in ids]
-    told = [json.loads(result) if isinstance(result, str) else result for _, result in results]
-    assert told == [city | {"sky": "sunny"} for city in asked]
-    for wanted in recording.goes_back:
-        assert holds(second, wanted), f"{wanted} is not in {second}"
+    sent = [json.loads(result) if isinstance(result, str) else result for _, result in results]
+    assert sent == [city | {"sky": "sunny"} for city in cities]
+    for expected in recording.goes_back:
+        assert holds(second, expected), f"{expected} is not in {second}"
 
 
 @every_flavour
@@ -117,8 +117,8 @@ async def test_a_conversation_continues_with_its_messages_and_calls(flavour: str
         _, reply = await watched(loop)
         again = await with_timeout(loop.run([*reply.items, {"role": "user", "content": "Sure?"}]))
     assert again.text == SAID
-    told = json.dumps(server.requests[-1])
-    assert all(words in told for words in ("sunny", SAID, "Sure?"))
+    sent = json.dumps(server.requests[-1])
+    assert all(text in sent for text in ("sunny", SAID, "Sure?"))
 
 
 # -- endpoints that take no tools, or nothing ------------------------------------------------------------------------

@@ -61,7 +61,7 @@ async def test_a_session_without_tools_is_sent_nothing() -> None:
 async def test_sync_raises_what_send_raises_and_sends_the_same_the_next_time() -> None:
     source, provider = FunctionSource(add=add), Provider()
     session = RealtimeSession(OpenAIRealtime(), source, provider.send)
-    provider.refuses = ConnectionResetError("gone")
+    provider.next_error = ConnectionResetError("gone")
     with pytest.raises(ConnectionResetError, match="gone"):
         await session.sync()
     assert session.export.tools == ()
@@ -72,8 +72,8 @@ async def test_sync_raises_what_send_raises_and_sends_the_same_the_next_time() -
 async def test_syncs_at_the_same_time_send_the_tools_once() -> None:
     provider = Provider()
     session = RealtimeSession(OpenAIRealtime(), FunctionSource(add=add), provider.send)
-    found = await with_timeout(asyncio.gather(session.sync(), session.sync()))
-    assert [*found] == [Sync.SENT, Sync.UNCHANGED]
+    outcomes = await with_timeout(asyncio.gather(session.sync(), session.sync()))
+    assert [*outcomes] == [Sync.SENT, Sync.UNCHANGED]
     assert len(provider.sent) == 1
 
 
@@ -85,16 +85,16 @@ async def test_send_may_be_a_plain_function() -> None:
 
 
 async def test_a_fixed_session_gets_its_tools_with_its_setup_and_needs_a_new_one_for_others() -> None:
-    news: list[Any] = []
+    notifications: list[Any] = []
     source, provider = FunctionSource(add=add), Provider()
-    session = RealtimeSession(GeminiLive(), source, provider.send, on_event=news.append)
+    session = RealtimeSession(GeminiLive(), source, provider.send, on_event=notifications.append)
     setup = (await session.setup())["setup"]
     assert [each["name"] for each in setup["tools"][0]["function_declarations"]] == ["add"]
     assert await session.sync() is Sync.UNCHANGED
     source.offer(greet)
     assert await session.sync() is Sync.NEW_SESSION
-    assert [type(each) for each in news] == [NewSessionNeeded]
-    assert [*news[0].export.kept] == ["add", "greet"]
+    assert [type(each) for each in notifications] == [NewSessionNeeded]
+    assert [*notifications[0].export.kept] == ["add", "greet"]
     assert [*session.export.kept] == ["add"]
     assert provider.sent == []
 
@@ -117,24 +117,24 @@ async def test_follow_sends_the_tools_at_once_and_after_each_change() -> None:
         following = session.follow()
         await provider.until(lambda: provider.tools == ["add"])
         source.offer(greet)
-        source.told.put_nowait(source.revision)
+        source.revisions.put_nowait(source.revision)
         await provider.until(lambda: provider.tools == ["add", "greet"])
         assert session.follow() is following
-        source.told.put_nowait(-1)
+        source.revisions.put_nowait(-1)
         await with_timeout(following)
     assert len(provider.sent) == 2
 
 
 async def test_follow_continues_after_an_update_that_could_not_be_sent() -> None:
-    news: list[Any] = []
+    notifications: list[Any] = []
     source, provider = ChangingSource(add=add), Provider()
-    provider.refuses = ConnectionResetError("gone")
-    async with RealtimeSession(OpenAIRealtime(), source, provider.send, on_event=news.append) as session:
+    provider.next_error = ConnectionResetError("gone")
+    async with RealtimeSession(OpenAIRealtime(), source, provider.send, on_event=notifications.append) as session:
         session.follow()
-        source.told.put_nowait(source.revision)
+        source.revisions.put_nowait(source.revision)
         await provider.until(lambda: provider.tools == ["add"])
-    assert [type(each) for each in news] == [SendFailed, ToolsSent]
-    assert isinstance(news[0].error, ConnectionResetError)
+    assert [type(each) for each in notifications] == [SendFailed, ToolsSent]
+    assert isinstance(notifications[0].error, ConnectionResetError)
 
 
 async def test_a_source_whose_changes_fail_ends_follow_with_an_event() -> None:
@@ -143,10 +143,10 @@ async def test_a_source_whose_changes_fail_ends_follow_with_an_event() -> None:
             yield self.revision
             raise ConnectionError("the bus is gone")
 
-    news: list[Any] = []
-    session = RealtimeSession(OpenAIRealtime(), Broken(), Provider().send, on_event=news.append)
+    notifications: list[Any] = []
+    session = RealtimeSession(OpenAIRealtime(), Broken(), Provider().send, on_event=notifications.append)
     await with_timeout(session.follow())
-    assert [type(each) for each in news] == [SendFailed]
+    assert [type(each) for each in notifications] == [SendFailed]
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
@@ -157,12 +157,12 @@ async def test_a_call_is_made_and_answered_and_a_response_is_requested() -> None
     context = CallContext(user_id="u1")
     async with await opened(source, provider, context=context) as session:
         await feed(session, provider.begin(), provider.call("c1", "add", a=1, b=2), provider.end())
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert provider.outputs == {"c1": "3"}
     assert source.calls == [("add", '{"a": 1, "b": 2}')]
     assert source.sent[0]["context"].user_id == "u1"
     assert source.sent[0]["schema_hash"]
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_calls_of_a_response_run_in_parallel_and_are_answered_together_in_order() -> None:
@@ -182,7 +182,7 @@ async def test_calls_of_a_response_run_in_parallel_and_are_answered_together_in_
     async with await opened(FunctionSource(first=first, second=second), provider) as session:
         await feed(session, provider.begin(), provider.call("c1", "first"), provider.call("c2", "second"))
         await feed(session, provider.end())
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert [event["type"] for event in provider.sent[1:]] == [
         *["conversation.item.create"] * 2,
         "response.create",
@@ -199,8 +199,8 @@ async def test_results_wait_for_the_end_of_the_response_that_requested_them() ->
         await run_pending()
         assert provider.outputs == {}
         await feed(session, provider.end())
-        await provider.until(lambda: provider.asked == 1)
-    assert provider.broken == []
+        await provider.until(lambda: provider.requests == 1)
+    assert provider.violations == []
 
 
 async def test_feed_does_not_wait_for_calls_and_late_results_wait_for_the_response_in_progress() -> None:
@@ -213,11 +213,11 @@ async def test_feed_does_not_wait_for_calls_and_late_results_wait_for_the_respon
         blocked.go.set()
         await with_timeout(ended.wait())
         await run_pending()
-        assert provider.asked == 0
+        assert provider.requests == 0
         await feed(session, provider.end("r2"))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert provider.outputs == {"c1": "blocked"}
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_results_of_two_responses_that_are_ready_together_request_one_response() -> None:
@@ -231,7 +231,7 @@ async def test_results_of_two_responses_that_are_ready_together_request_one_resp
         blocked.go.set()
         await with_timeout(ended.wait())
         await feed(session, provider.end("r2"))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert provider.outputs == {"c1": "blocked", "c2": "0"}
     assert [event["type"] for event in provider.sent].count("response.create") == 1
 
@@ -242,23 +242,23 @@ async def test_results_that_come_while_a_response_is_requested_wait_for_its_end(
     async with await opened(FunctionSource(blocked=blocked.run, add=add), provider, on_event=sets(ended)) as session:
         await feed(session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"))
         await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"), provider.end("r2"))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
         ended.clear()
         blocked.go.set()
         await with_timeout(ended.wait())
         await run_pending()
         assert provider.outputs == {"c2": "0"}
         await feed(session, provider.begin("r3"), provider.end("r3"))
-        await provider.until(lambda: provider.asked == 2)
+        await provider.until(lambda: provider.requests == 2)
     assert provider.outputs == {"c2": "0", "c1": "blocked"}
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_a_response_that_was_not_announced_is_answered_as_well() -> None:
     provider = Provider()
     async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, provider.call("c1", "add", "", a=2))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert provider.outputs == {"c1": "2"}
 
 
@@ -278,21 +278,21 @@ async def test_answers_of_one_batch_stay_together() -> None:
         await feed(session, provider.call("c2", "add", "b"))
         await run_pending()
         go.set()
-        await provider.until(lambda: provider.asked == 2)
+        await provider.until(lambda: provider.requests == 2)
     assert [event["type"] for event in provider.sent] == ["conversation.item.create", "response.create"] * 2
 
 
 async def test_a_tool_that_was_not_offered_is_refused_and_never_called() -> None:
-    news: list[Any] = []
+    notifications: list[Any] = []
     source, provider = FunctionSource(add=add), Provider()
-    async with await opened(source, provider, on_event=news.append) as session:
+    async with await opened(source, provider, on_event=notifications.append) as session:
         source.offer(greet)  # the bus has it, this model does not know it
         await feed(session, provider.begin(), provider.call("c1", "greet"), provider.end())
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert source.calls == []
     assert "no tool 'greet'" in provider.outputs["c1"]
     assert "add" in provider.outputs["c1"]
-    (refused,) = [each for each in news if isinstance(each, CallRefused)]
+    (refused,) = [each for each in notifications if isinstance(each, CallRefused)]
     assert refused.done.outcome == "not_found"
 
 
@@ -309,7 +309,7 @@ async def test_invalid_arguments_and_sources_that_raise_get_an_error_as_result(a
     provider = Provider()
     async with await opened(FunctionSource(fussy=fussy), provider) as session:
         await feed(session, {**provider.call("c1", "fussy", ""), "arguments": arguments})
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert words in provider.outputs["c1"]
 
 
@@ -320,7 +320,7 @@ async def test_a_tool_that_changed_while_the_model_spoke_is_not_run_with_old_arg
         source.offer(add, description="Something else.")
         assert await session.sync() is Sync.SENT
         await feed(session, provider.call("c1", "add"), provider.end())
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert "has changed" in provider.outputs["c1"]
 
 
@@ -329,22 +329,22 @@ async def test_a_tool_that_changed_while_the_model_spoke_is_not_run_with_old_arg
 
 async def test_the_rate_limit_refuses_the_fifth_call_within_fifteen_seconds_and_allows_later_ones() -> None:
     now = 100.0
-    news: list[Any] = []
+    notifications: list[Any] = []
     source, provider = FunctionSource(add=add), Provider()
-    async with await opened(source, provider, on_event=news.append, clock=lambda: now) as session:
+    async with await opened(source, provider, on_event=notifications.append, clock=lambda: now) as session:
         await feed(session, provider.begin("r1"), *(provider.call(f"c{n}", "add", "r1", a=n) for n in range(4)))
         now = 110.0
         await feed(session, provider.call("c4", "add", "r1"), provider.end("r1"))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
         assert len(source.calls) == 4
         assert [provider.outputs[f"c{n}"] for n in range(4)] == ["0", "1", "2", "3"]
         assert "4 tool calls in 15 seconds" in provider.outputs["c4"]
         assert "possible in 5 seconds" in provider.outputs["c4"]
         now = 115.0
         await feed(session, provider.begin("r2"), provider.call("c5", "add", "r2", a=5), provider.end("r2"))
-        await provider.until(lambda: provider.asked == 2)
+        await provider.until(lambda: provider.requests == 2)
     assert provider.outputs["c5"] == "5"
-    (refused,) = [each for each in news if isinstance(each, CallRefused)]
+    (refused,) = [each for each in notifications if isinstance(each, CallRefused)]
     error = refused.done.result.error
     assert error is not None
     assert (error.code, error.limit, error.retry_after_seconds) == (Code.OVERLOADED, ("window_calls", 4.0), 5.0)
@@ -369,57 +369,57 @@ async def test_an_invalid_rate_limit_is_refused_with_its_value(options: dict[str
 
 
 async def test_on_event_receives_every_event() -> None:
-    news: list[Any] = []
+    notifications: list[Any] = []
     provider = Provider()
-    async with await opened(FunctionSource(add=add), provider, on_event=news.append) as session:
+    async with await opened(FunctionSource(add=add), provider, on_event=notifications.append) as session:
         await feed(session, {"type": "response.text.delta", "delta": "hm"})
         await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
-        await provider.until(lambda: provider.asked == 1)
-    assert [type(each) for each in news] == [ToolsSent, TextDelta, CallStarted, CallProgress, CallEnded]
-    assert news[1].text == "hm"
-    done = news[4].done
+        await provider.until(lambda: provider.requests == 1)
+    assert [type(each) for each in notifications] == [ToolsSent, TextDelta, CallStarted, CallProgress, CallEnded]
+    assert notifications[1].text == "hm"
+    done = notifications[4].done
     assert (done.call.id, done.round, done.order, done.outcome) == ("c1", 1, 0, "ok")
 
 
 async def test_reasoning_is_distinguished_from_text() -> None:
-    news: list[Any] = []
-    session = RealtimeSession(GeminiLive(), FunctionSource(), Provider().send, on_event=news.append)
+    notifications: list[Any] = []
+    session = RealtimeSession(GeminiLive(), FunctionSource(), Provider().send, on_event=notifications.append)
     parts = [{"text": "hm", "thought": True}, {"text": "hello"}]
     await feed(session, {"serverContent": {"modelTurn": {"parts": parts}}})
-    assert news == [ReasoningDelta("hm"), TextDelta("hello")]
+    assert notifications == [ReasoningDelta("hm"), TextDelta("hello")]
 
 
 async def test_an_on_event_that_raises_is_logged_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def watch(news: Any) -> None:
+    def watch(notifications: Any) -> None:
         raise RuntimeError("the screen is gone")
 
     provider = Provider()
     with caplog.at_level(logging.ERROR, "toolbus.loop"):
         async with await opened(FunctionSource(add=add), provider, on_event=watch) as session:
             await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
-            await provider.until(lambda: provider.asked == 1)
+            await provider.until(lambda: provider.requests == 1)
     assert "on_event" in caplog.text
     assert "the screen is gone" in caplog.text
     assert provider.outputs == {"c1": "0"}
 
 
 async def test_answers_that_could_not_be_sent_are_reported_and_later_ones_are_sent() -> None:
-    told = asyncio.Event()
-    news: list[Any] = []
+    failure_reported = asyncio.Event()
+    notifications: list[Any] = []
 
     def watch(each: Any) -> None:
-        news.append(each)
+        notifications.append(each)
         if isinstance(each, SendFailed):
-            told.set()
+            failure_reported.set()
 
     provider = Provider()
     async with await opened(FunctionSource(add=add), provider, on_event=watch) as session:
-        provider.refuses = ConnectionResetError("gone")
+        provider.next_error = ConnectionResetError("gone")
         await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
-        await with_timeout(told.wait())
-        assert isinstance(news[-1].error, ConnectionResetError)
+        await with_timeout(failure_reported.wait())
+        assert isinstance(notifications[-1].error, ConnectionResetError)
         await feed(session, provider.call("c2", "add", "r2"))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert [*provider.outputs] == ["c2"]
 
 

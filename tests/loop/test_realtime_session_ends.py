@@ -37,9 +37,11 @@ from toolbus.loop.tool_source import source_of
 
 
 async def test_an_interrupted_response_cancels_its_calls_and_no_response_is_requested() -> None:
-    blocked, news = BlockedTool(), list[Any]()
+    blocked, notifications = BlockedTool(), list[Any]()
     provider = Provider()
-    async with await opened(FunctionSource(blocked=blocked.run, add=add), provider, on_event=news.append) as session:
+    async with await opened(
+        FunctionSource(blocked=blocked.run, add=add), provider, on_event=notifications.append
+    ) as session:
         await feed(session, provider.begin(), provider.call("c1", "blocked"))
         await with_timeout(blocked.running.wait())
         await feed(session, provider.end(status="cancelled"))
@@ -47,12 +49,12 @@ async def test_an_interrupted_response_cancels_its_calls_and_no_response_is_requ
         await provider.until(lambda: "c1" in provider.outputs)
         await run_pending()
         assert "cancelled" in provider.outputs["c1"]
-        assert provider.asked == 0
+        assert provider.requests == 0
         await feed(session, provider.begin("r2"), provider.call("c2", "add", "r2"), provider.end("r2"))
-        await provider.until(lambda: provider.asked == 1)
-    ended = [each.done.outcome for each in news if isinstance(each, CallEnded)]
+        await provider.until(lambda: provider.requests == 1)
+    ended = [each.done.outcome for each in notifications if isinstance(each, CallEnded)]
     assert ended == ["cancelled", "ok"]
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_a_call_that_ended_before_the_interruption_keeps_its_result() -> None:
@@ -65,7 +67,7 @@ async def test_a_call_that_ended_before_the_interruption_keeps_its_result() -> N
         await provider.until(lambda: "c1" in provider.outputs)
         await run_pending()
     assert provider.outputs == {"c1": "7"}
-    assert provider.asked == 0
+    assert provider.requests == 0
 
 
 async def test_cancel_ends_all_calls_and_answers_them() -> None:
@@ -78,7 +80,7 @@ async def test_cancel_ends_all_calls_and_answers_them() -> None:
         await with_timeout(blocked.cancelled.wait())
         await provider.until(lambda: "c1" in provider.outputs)
         await run_pending()
-    assert provider.asked == 0
+    assert provider.requests == 0
 
 
 async def test_close_ends_all_work_and_sends_nothing_more() -> None:
@@ -174,7 +176,7 @@ async def test_glm_is_answered_without_the_generated_id() -> None:
         call = {**provider.call("", "add", a=3), "output_index": 0}
         del call["call_id"]
         await feed(session, provider.begin(), call, provider.end())
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert provider.sent[1]["item"] == {"type": "function_call_output", "output": "3"}
 
 
@@ -193,15 +195,15 @@ async def test_a_tool_that_is_registered_during_a_response_can_be_called() -> No
             bus.tool(greet)
             await provider.until(lambda: provider.tools == ["add", "greet"])
             await feed(session, provider.call("c1", "greet", "r1"), provider.end("r1"))
-            await provider.until(lambda: provider.asked == 1)
+            await provider.until(lambda: provider.requests == 1)
             assert "no tool 'greet'" in provider.outputs["c1"]  # what began without it does not know it
             await feed(session, provider.begin("r2"))
             await feed(session, provider.call("c2", "greet", "r2", name="Ada"), provider.call("c3", "add", "r2", a="x"))
             await feed(session, provider.end("r2"))
-            await provider.until(lambda: provider.asked == 2)
+            await provider.until(lambda: provider.requests == 2)
     assert provider.outputs["c2"] == "hello Ada"
     assert "integer" in provider.outputs["c3"]
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_calls_are_made_for_the_user_for_whom_the_source_lists() -> None:
@@ -214,7 +216,7 @@ async def test_calls_are_made_for_the_user_for_whom_the_source_lists() -> None:
             await session.sync()
             assert provider.tools == ["add"]
             await feed(session, provider.begin(), provider.call("c1", "add", a=2), provider.end())
-            await provider.until(lambda: provider.asked == 1)
+            await provider.until(lambda: provider.requests == 1)
     assert provider.outputs == {"c1": "2"}
 
 
@@ -246,10 +248,10 @@ class Conversation:
         match step:
             case "hear" if not self.hearing:
                 self.hearing = True
-                await feed(session, self.provider.hears())
+                await feed(session, self.provider.starts_speaking())
             case "heard" if self.hearing:
                 self.hearing = False
-                await feed(session, self.provider.heard())
+                await feed(session, self.provider.stops_speaking())
             case "begin" if not self.speaking:
                 self.responses += 1
                 self.speaking, self.hearing = True, False
@@ -284,5 +286,5 @@ class Conversation:
 def test_every_call_is_answered_once_and_no_response_is_requested_during_another(steps: list[str]) -> None:
     conversation = Conversation()
     asyncio.run(conversation.play(steps))
-    assert conversation.provider.broken == []
+    assert conversation.provider.violations == []
     assert sorted(conversation.provider.outputs) == sorted(conversation.calls)

@@ -22,9 +22,9 @@ VALUES = st.recursive(
 
 
 def key(guard: RepeatGuard, arguments: object, tool: Tool = TOOL) -> Key:
-    made = guard.key(tool, arguments)
-    assert made is not None
-    return made
+    guard_key = guard.key(tool, arguments)
+    assert guard_key is not None
+    return guard_key
 
 
 def test_the_third_success_is_refused_with_a_helpful_error() -> None:

@@ -19,38 +19,38 @@ OFFERED = {name: Tool(name) for name in ("weather", "time", "file")} | {
 }
 
 
-def found(text: str, *rules: Rule) -> tuple[str, str] | None:
+def routed(text: str, *rules: Rule) -> tuple[str, str] | None:
     return route(in_order(rules), text, OFFERED, comes_from_no_file)
 
 
 def test_named_groups_are_the_arguments_and_those_that_did_not_match_are_left_out() -> None:
     rule = Rule(r"weather in (?P<city>\w+)(?: on (?P<day>\w+))?", "weather")
-    assert found("the weather in Oslo?", rule) == ("weather", '{"city":"Oslo"}')
-    assert found("the weather in 東京 on Monday", rule) == ("weather", '{"city":"東京","day":"Monday"}')
-    assert found("how are you", rule) is None
+    assert routed("the weather in Oslo?", rule) == ("weather", '{"city":"Oslo"}')
+    assert routed("the weather in 東京 on Monday", rule) == ("weather", '{"city":"東京","day":"Monday"}')
+    assert routed("how are you", rule) is None
 
 
 def test_a_function_gives_arguments_or_none() -> None:
     def asks(text: str) -> Mapping[str, Any] | None:
         return {"zone": 1} if "time" in text else None
 
-    assert found("what time is it", Rule(asks, "time")) == ("time", '{"zone":1}')
-    assert found("hello", Rule(asks, "time")) is None
+    assert routed("what time is it", Rule(asks, "time")) == ("time", '{"zone":1}')
+    assert routed("hello", Rule(asks, "time")) is None
 
 
 def test_rules_are_tried_by_ascending_priority_and_the_first_match_wins() -> None:
     late, early = Rule("it", "weather", priority=90), Rule(re.compile("IT", re.I), "time", priority=10)
-    assert found("it", late, Rule("it", "weather"), early) == ("time", "{}")
-    assert found("it", Rule("it", "weather"), Rule("it", "time")) == ("weather", "{}")
+    assert routed("it", late, Rule("it", "weather"), early) == ("time", "{}")
+    assert routed("it", Rule("it", "weather"), Rule("it", "time")) == ("weather", "{}")
 
 
 def test_a_rule_calls_only_offered_tools() -> None:
-    assert found("it", Rule("it", "secret"), Rule("it", "time")) == ("time", "{}")
+    assert routed("it", Rule("it", "secret"), Rule("it", "time")) == ("time", "{}")
 
 
 def test_a_tool_of_a_drop_in_file_is_called_only_where_may_route_allows_it() -> None:
     rule = Rule("it", "file")
-    assert found("it", rule) is None
+    assert routed("it", rule) is None
     assert route([rule], "it", OFFERED, lambda tool: True) == ("file", "{}")
 
 
@@ -64,7 +64,7 @@ def test_metadata_tells_a_drop_in_file(metadata: str, may: bool) -> None:
 
 @pytest.mark.parametrize("answer", [{"a": object()}, {"a": float("nan")}, 42])
 def test_a_rule_that_raises_is_skipped(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert found("it", Rule(lambda text: answer, "weather"), Rule("it", "time")) == ("time", "{}")
+    assert routed("it", Rule(lambda text: answer, "weather"), Rule("it", "time")) == ("time", "{}")
     assert "the rule for 'weather' failed" in caplog.text
 
 

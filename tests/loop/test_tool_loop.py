@@ -114,12 +114,12 @@ async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
     reply = await ToolLoop(FunctionSource(add=add, breaks=breaks), model.endpoint).run("?")
     outcomes = [done.outcome for done in reply.calls]
     assert outcomes == [*("not_found", "invalid_arguments", "invalid_arguments", "internal", "ok", "ok", "not_found")]
-    told = model.results(1)
-    assert told[0] == "there is no tool 'ad'. Call one that is offered: add, …"
-    assert "not JSON" in told[1]
-    assert "JSON has no NaN" in told[2]
-    assert "not for the model" not in told[3]
-    assert told[4:6] == ["0", "0"]
+    results = model.results(1)
+    assert results[0] == "there is no tool 'ad'. Call one that is offered: add, …"
+    assert "not JSON" in results[1]
+    assert "JSON has no NaN" in results[2]
+    assert "not for the model" not in results[3]
+    assert results[4:6] == ["0", "0"]
 
 
 async def test_a_known_tool_that_was_not_offered_cannot_be_called() -> None:
@@ -301,18 +301,18 @@ async def test_a_refusal_of_the_forced_answer_does_not_disable_tools() -> None:
 
 
 async def test_an_answer_that_breaks_off_with_the_phrase_of_a_refusal_is_not_requested_again() -> None:
-    asked = 0
+    attempts = 0
 
     async def ask(request: object) -> AsyncIterator[object]:
-        nonlocal asked
-        asked += 1
+        nonlocal attempts
+        attempts += 1
         yield chunks(says("h"))[0]
         raise ApiError(400, "gemma does not support tools")
 
     loop = ToolLoop(FunctionSource(add=add), Endpoint(OpenAIChat(), ask))
     with pytest.raises(ApiError):
         await loop.run("?")
-    assert (asked, loop.takes_tools) == (1, True)
+    assert (attempts, loop.takes_tools) == (1, True)
 
 
 async def test_a_tool_on_the_bus_that_the_model_was_not_offered_is_not_called() -> None:
@@ -437,9 +437,9 @@ async def test_a_conversation_can_be_pickled_and_continued() -> None:
     model = ScriptedModel(says("", call("add", {"a": 1})), says("one"), says("again"))
     loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     items = (await loop.run("?")).items
-    kept = pickle.loads(pickle.dumps(items))
-    assert kept == items
-    assert (await loop.run([*kept, Message("user", "and?")])).text == "again"
+    restored = pickle.loads(pickle.dumps(items))
+    assert restored == items
+    assert (await loop.run([*restored, Message("user", "and?")])).text == "again"
 
 
 async def test_a_catalog_that_stays_the_same_is_exported_once() -> None:

@@ -118,11 +118,11 @@ async def test_a_turn_that_fails_after_its_stream_was_closed_logs_no_warning() -
 
 async def test_calls_of_a_run_without_stream_do_not_request_progress() -> None:
     source = FunctionSource(add=add)
-    asked = []
+    progress_requested = []
     inner = source.call
 
     async def noted(*arguments: object, **options: object) -> object:
-        asked.append(options["on_progress"] is not None)
+        progress_requested.append(options["on_progress"] is not None)
         return await inner(*arguments, **options)  # type: ignore[arg-type]
 
     source.call = noted  # type: ignore[method-assign,assignment]
@@ -130,7 +130,7 @@ async def test_calls_of_a_run_without_stream_do_not_request_progress() -> None:
     loop = ToolLoop(source, model.endpoint)
     await loop.run("?")
     await watched(loop)
-    assert asked == [False, True]
+    assert progress_requested == [False, True]
 
 
 async def test_conversations_run_in_parallel_on_one_loop() -> None:

@@ -27,7 +27,11 @@ def kinds(provider: Provider) -> list[str]:
 async def with_result_while_the_user_speaks(session: RealtimeSession, provider: Provider, blocked: BlockedTool) -> None:
     """Has a call of a response that is over end while the user speaks."""
     await feed(
-        session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"), provider.hears()
+        session,
+        provider.begin("r1"),
+        provider.call("c1", "blocked", "r1"),
+        provider.end("r1"),
+        provider.starts_speaking(),
     )
     blocked.go.set()
     await provider.until(lambda: provider.outputs == {"c1": "blocked"})
@@ -39,22 +43,22 @@ async def test_results_while_the_user_speaks_are_sent_and_the_provider_begins_by
     blocked, provider = BlockedTool(), Provider()
     async with await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=ENDLESS_PAUSE) as session:
         await with_result_while_the_user_speaks(session, provider, blocked)
-        await feed(session, provider.heard(), provider.begin("r2"), provider.end("r2"))
+        await feed(session, provider.stops_speaking(), provider.begin("r2"), provider.end("r2"))
         await run_pending()
         assert kinds(provider) == [ITEM]
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_a_response_is_requested_where_the_provider_does_not_begin_one_after_the_user_stopped() -> None:
     blocked, provider = BlockedTool(), Provider()
     async with await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=NO_PAUSE) as session:
         await with_result_while_the_user_speaks(session, provider, blocked)
-        await feed(session, provider.heard(), {"type": "input_audio_buffer.committed", "item_id": "i1"})
-        await provider.until(lambda: provider.asked == 1)
+        await feed(session, provider.stops_speaking(), {"type": "input_audio_buffer.committed", "item_id": "i1"})
+        await provider.until(lambda: provider.requests == 1)
         await feed(session, provider.begin("r2"), provider.end("r2"))
         await run_pending()
     assert kinds(provider) == [ITEM, GO_ON]
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_results_that_come_in_the_pause_wait_for_the_response_that_the_provider_begins() -> None:
@@ -63,35 +67,35 @@ async def test_results_that_come_in_the_pause_wait_for_the_response_that_the_pro
         FunctionSource(blocked=blocked.run), provider, on_event=sets(ended), pause_seconds=ENDLESS_PAUSE
     ) as session:
         await feed(session, provider.begin("r1"), provider.call("c1", "blocked", "r1"), provider.end("r1"))
-        await feed(session, provider.hears(), provider.heard())
+        await feed(session, provider.starts_speaking(), provider.stops_speaking())
         blocked.go.set()
         await with_timeout(ended.wait())
         await run_pending()
         assert kinds(provider) == []
         await feed(session, provider.begin("r2"), provider.end("r2"))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
     assert kinds(provider) == [ITEM, GO_ON]
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_a_user_who_speaks_again_within_the_pause_is_not_interrupted() -> None:
     blocked, provider = BlockedTool(), Provider()
     async with await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=NO_PAUSE) as session:
         await with_result_while_the_user_speaks(session, provider, blocked)
-        await session.feed(provider.heard())
-        await session.feed(provider.hears())
+        await session.feed(provider.stops_speaking())
+        await session.feed(provider.starts_speaking())
         await run_pending()
         assert kinds(provider) == [ITEM]
-        await feed(session, provider.heard())
-        await provider.until(lambda: provider.asked == 1)
-    assert provider.broken == []
+        await feed(session, provider.stops_speaking())
+        await provider.until(lambda: provider.requests == 1)
+    assert provider.violations == []
 
 
 async def test_a_session_that_is_closed_in_the_pause_sends_nothing() -> None:
     blocked, provider = BlockedTool(), Provider()
     session = await opened(FunctionSource(blocked=blocked.run), provider, pause_seconds=NO_PAUSE)
     await with_result_while_the_user_speaks(session, provider, blocked)
-    await session.feed(provider.heard())
+    await session.feed(provider.stops_speaking())
     await session.close()
     await run_pending()
     assert kinds(provider) == [ITEM]
@@ -101,28 +105,28 @@ async def test_a_request_that_is_refused_because_of_another_response_is_repeated
     provider = Provider()
     async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, provider.begin("r1"), provider.call("c1", "add", "r1"), provider.end("r1"))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
         await feed(session, provider.begin("r2"), provider.busy())  # the provider's own, which came before ours
         await run_pending()
-        assert provider.asked == 1
+        assert provider.requests == 1
         await feed(session, provider.end("r2"))
-        await provider.until(lambda: provider.asked == 2)
+        await provider.until(lambda: provider.requests == 2)
         await feed(session, provider.begin("r3"), provider.end("r3"))
         await run_pending()
     assert kinds(provider) == [ITEM, GO_ON, GO_ON]
-    assert provider.broken == []
+    assert provider.violations == []
 
 
 async def test_a_request_that_is_refused_because_of_an_unannounced_response_waits_for_its_end() -> None:
     provider = Provider()
     async with await opened(FunctionSource(add=add), provider) as session:
         await feed(session, provider.call("c1", "add", ""))
-        await provider.until(lambda: provider.asked == 1)
+        await provider.until(lambda: provider.requests == 1)
         await feed(session, provider.busy(), {"type": "response.output_text.delta", "delta": "hm"})
         await run_pending()
-        assert provider.asked == 1
+        assert provider.requests == 1
         await feed(session, provider.end("r0"))
-        await provider.until(lambda: provider.asked == 2)
+        await provider.until(lambda: provider.requests == 2)
     assert kinds(provider) == [ITEM, GO_ON, GO_ON]
 
 

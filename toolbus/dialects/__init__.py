@@ -1,4 +1,4 @@
-"""How providers of language models write tools, calls and results."""
+"""Translates tools, calls and results into the formats of the providers of language models, and back."""
 
 from toolbus.dialects.conversation import Answered, Answers, Delta, Message, ModelCall, Turn
 from toolbus.dialects.dialect import Dialect, EndpointError, TurnStream
@@ -8,10 +8,10 @@ from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeDialect, R
 from toolbus.dialects.schemas.losses import Loss
 
 __all__ = [
-    # finding one
+    # by name
     "find_dialect",
     "DIALECTS",
-    # the common shape
+    # base classes
     "Dialect",
     "RealtimeDialect",
     "TurnStream",
@@ -20,7 +20,7 @@ __all__ = [
     "Export",
     "Loss",
     "LeftOut",
-    # in: what a model said
+    # in: a model's answer
     "Turn",
     "ModelCall",
     "Delta",

@@ -1,4 +1,4 @@
-"""Defines a conversation in words that no provider owns: messages, a model's turns with their calls, and the results.
+"""Defines a conversation without any provider's format: messages, a model's turns with their calls, and the results.
 
 A host keeps these records and each dialect writes them in its provider's format, so a conversation can continue with
 another provider. They hold only text that UTF-8 can carry, because a request that holds anything else cannot be sent.

@@ -118,9 +118,9 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
         if callable(write):
             try:
                 # Servers that bend the format are common; their SDK need not warn of each.
-                written = write(exclude_none=True, warnings=False) if method == "model_dump" else write()
+                dump = write(exclude_none=True, warnings=False) if method == "model_dump" else write()
             except TypeError:
-                written = write()
-            if isinstance(written, Mapping):
-                return written
+                dump = write()
+            if isinstance(dump, Mapping):
+                return dump
     raise TypeError(f"a {type(value).__name__} is not an answer of a model: give a mapping or an object of its SDK")

@@ -87,9 +87,9 @@ class NameTable:
         A name that is no longer offered, or was invented, is made valid, since a provider refuses a whole conversation
         for one invalid name in it. It never becomes the name of a tool that is offered.
         """
-        known = self.to_wire.get(name)
-        if known is not None:
-            return known
+        wire_name = self.to_wire.get(name)
+        if wire_name is not None:
+            return wire_name
         stem = _stem(name, self.rule)
         if self.rule.accepts(stem) and stem not in self.to_bus:
             return stem
