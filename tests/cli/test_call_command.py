@@ -1,0 +1,98 @@
+"""``toolbus call``: arguments, output, errors and Ctrl-C."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.support.processes import Running, toolbus, until
+from toolbus.cli import terminal
+from toolbus.cli.call_command import read_arguments
+
+
+def test_call_prints_the_output_as_json(bus: str) -> None:
+    ended = toolbus("call", "get_weather", "city=Paris", "days=3", "--bus", bus)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == '{\n  "city": "Paris",\n  "days": 3\n}\n'
+
+
+def test_call_takes_arguments_from_standard_input_and_files(bus: str, tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text('{"city": "Oslo"}')
+    from_file = toolbus("call", "get_weather", f"@{tmp_path}/args.json", "days=2", "--bus", bus)
+    assert json.loads(from_file.stdout) == {"city": "Oslo", "days": 2}
+    big = toolbus("call", "echo", "-", "--bus", bus, stdin='{"value": 123456789012345678901234567890}')
+    assert big.stdout == "123456789012345678901234567890\n"
+
+
+def test_a_tool_that_raises_is_exit_code_1_with_its_error_text(bus: str) -> None:
+    ended = toolbus("call", "refuse", "--bus", bus)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "not today" in ended.stderr
+    assert "code=TOOL stage=ACCEPTED retry_safe=false" in ended.stderr
+
+
+def test_a_failed_call_has_code_stage_and_limit_in_json(bus: str) -> None:
+    ended = toolbus("call", "nap", "seconds=60", "--timeout", "0.2", "--json", "--bus", bus)
+    assert ended.returncode == 1
+    error = json.loads(ended.stdout)["error"]
+    assert (error["code"], error["limit"]) == ("DEADLINE_EXCEEDED", {"name": "timeout_seconds", "value": 0.2})
+    plain = toolbus("call", "nap", "seconds=60", "--timeout", "0.2", "--bus", bus)
+    assert "limit=timeout_seconds=0.2" in plain.stderr
+
+
+def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) -> None:
+    assert "code=NOT_FOUND stage=NOT_DISPATCHED" in toolbus("call", "nothing", "--bus", bus).stderr
+    assert "code=INVALID_ARGUMENTS" in toolbus("call", "get_weather", "city=1", "--bus", bus).stderr
+
+
+def test_ctrl_c_cancels_the_call(bus: str, tmp_path: Path) -> None:
+    plugin = Path(os.environ["TEST_PLUGIN_OUTPUT"])
+    napping = plugin.read_text().count("napping")
+    with Running(tmp_path, "call", "nap", "seconds=60", "--bus", bus) as calling:
+        until(lambda: plugin.read_text().count("napping") > napping, "the call")
+        calling.send(signal.SIGINT)
+        assert calling.code() == 130
+        assert (calling.out, calling.err) == ("", "")
+    until(lambda: plugin.read_text().rstrip().endswith("cancelled"), "the cancel")
+    newest = json.loads(toolbus("calls", "--limit", "1", "--name", "nap", "--json", "--bus", bus).stdout)
+    assert newest[0]["outcome"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "{}"),
+        (("a=1", "b=x", "c=", 'd="2"', "e=[1]", "f=NaN", "g=a=b"), None),
+        (('{"a": 1.0,  "b": 2}',), '{"a": 1.0,  "b": 2}'),
+        (('{"a": 1}', "a=2"), '{"a": 2}'),
+    ],
+)
+def test_words_of_the_command_line_become_arguments(words: tuple[str, ...], text: str | None) -> None:
+    if text is not None:
+        assert read_arguments(words) == text
+    else:
+        expected = {"a": 1, "b": "x", "c": "", "d": "2", "e": [1], "f": "NaN", "g": "a=b"}
+        assert json.loads(read_arguments(words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("city",), "'city' is not KEY=VALUE"),
+        (("=1",), "is not KEY=VALUE"),
+        (("{a}",), "is not JSON: "),
+        (('{"a": NaN}',), "JSON has no NaN"),
+        (("a=1", '{"b": 1}'), "before all pairs"),
+        (("@/nowhere",), "cannot read /nowhere"),
+    ],
+)
+def test_words_that_are_not_arguments_are_wrong_usage(
+    words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        read_arguments(words)
+    assert ended.value.exit_code == terminal.USAGE
+    assert error in capsys.readouterr().err

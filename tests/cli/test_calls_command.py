@@ -1,0 +1,139 @@
+"""``toolbus calls``: records, filters, contents and --follow."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.served_bus import address_of, in_flight, run_json, start_grpc_bus
+from tests.support.processes import Running, toolbus, until
+from toolbus.bus.calls.call_records import MAX_RECORDS
+from toolbus.cli import calls_command
+from toolbus.testing import running_bus
+
+
+@pytest.fixture
+def bus(recording_bus: str) -> str:
+    """The bus that records contents."""
+    return recording_bus
+
+
+def test_calls_prints_the_newest_first(bus: str) -> None:
+    toolbus("call", "get.weather", "city=Rome", "--bus", bus)
+    lines = toolbus("calls", "--source", "weather", "--bus", bus).stdout.splitlines()
+    assert lines[0].split() == ["OUTCOME", "MS", "SOURCE", "CALLER", "USER", "ROUND", "IN", "OUT", "CALL", "NAME"]
+    assert lines[1].split()[0] == "ok"
+    assert lines[1].split()[-1] == "get.weather"
+
+
+def test_calls_shows_the_user_and_the_round_of_a_call(bus: str) -> None:
+    context = ("--user", "ada", "--context", "round=2", "--context", "order=1")
+    toolbus("call", "get.weather", "city=Oslo", *context, "--bus", bus)
+    shown = toolbus("calls", "--user", "ada", "--name", "get.weather", "--bus", bus).stdout.splitlines()
+    assert shown[0].split() == ["OUTCOME", "MS", "SOURCE", "CALLER", "USER", "ROUND", "IN", "OUT", "CALL", "NAME"]
+    cells = shown[1].split()
+    assert (cells[0], *cells[2:8], cells[-1]) == (
+        *("ok", "weather", "toolbus-cli", "ada", "2.1", str(len('{"city": "Oslo"}'))),
+        *(str(len('{"city":"Oslo"}')), "get.weather"),
+    )
+
+
+def test_calls_are_found_by_caller_and_outcome(bus: str) -> None:
+    toolbus("call", "get.weather", "city=1", "--user", "bob", "--bus", bus)
+    found = run_json(bus, "calls", "--outcome", "invalid_arguments", "--caller", "toolbus-cli", "--user", "bob")
+    assert [(each["name"], each["outcome"], each["user_id"]) for each in found] == [
+        ("get.weather", "INVALID_ARGUMENTS", "bob")
+    ]
+    assert run_json(bus, "calls", "--caller", "nobody") == []
+
+
+def test_an_unknown_outcome_is_wrong_usage(bus: str) -> None:
+    ended = toolbus("calls", "--outcome", "bad", "--bus", bus)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "'bad'" in ended.stderr
+    assert "OK, TOOL," in ended.stderr
+
+
+def test_contents_are_printed_on_request_without_secrets(bus: str) -> None:
+    toolbus("call", "get.weather", "city=Lima", "api_key=abc123", "--user", "eve", "--bus", bus)
+    (bare,) = run_json(bus, "calls", "--user", "eve")
+    assert "arguments" not in bare
+    (found,) = run_json(bus, "calls", "--user", "eve", "--contents")
+    assert json.loads(found["arguments"]) == {"city": "Lima", "api_key": "[hidden]"}
+    assert found["output"] == '{"city":"Lima"}'
+    table = toolbus("calls", "--user", "eve", "--contents", "--bus", bus).stdout.splitlines()
+    assert table[0].split()[-2:] == ["ARGUMENTS", "OUTPUT"]
+    assert table[1].endswith('{"city":"Lima"}')
+
+
+def test_long_contents_are_shortened_in_a_table() -> None:
+    record = dict.fromkeys(("outcome", "source", "caller", "user_id", "call_id", "name"), "x")
+    sizes = {"seconds": 0.0, "round": 0, "order": 0, "arguments_size": 1, "output_size": 1}
+    row = calls_command._row({**record, **sizes, "arguments": "a" * 99, "output": "b"}, contents=True)
+    assert (len(row[-2]), row[-2][-1], row[-1]) == (calls_command.MAX_SHOWN, "…", "b")
+    assert calls_command._row({**record, **sizes}, contents=True)[-2:] == ("-", "-")
+
+
+def test_follow_prints_each_call_as_it_ends_until_ctrl_c(bus: str, tmp_path: Path) -> None:
+    words = ("calls", "--follow", "--user", "fay", "--bus", bus)
+    toolbus("call", "get.weather", "city=Before", "--user", "fay", "--bus", bus)
+    with Running(tmp_path, *words) as people, Running(tmp_path, *words, "--contents", "--json") as pipe:
+        for following in (people, pipe):
+            following.says("get.weather")
+        for city in ("Rome", "Kyiv"):
+            toolbus("call", "get.weather", f"city={city}", "--user", "fay", "--bus", bus)
+        until(lambda: "Kyiv" in pipe.out and people.out.count("get.weather") == 3, "the calls")
+        for following in (people, pipe):
+            following.send(signal.SIGINT)
+            assert following.code() == 130
+            assert following.err == ""
+    found = [json.loads(line) for line in pipe.out.splitlines()]
+    assert [json.loads(each["arguments"])["city"] for each in found] == ["Before", "Rome", "Kyiv"]
+    assert people.out.splitlines()[0].split()[0] == "OUTCOME"
+    assert [line.split()[-1] for line in people.out.splitlines()[1:]] == ["get.weather"] * 3
+
+
+def test_a_bus_ends_although_a_command_follows_its_calls(tmp_path: Path) -> None:
+    with (
+        start_grpc_bus(tmp_path, "--ephemeral") as serving,
+        Running(tmp_path, "calls", "--follow", "--contents", "--bus", address_of(serving)) as following,
+    ):
+        until(lambda: in_flight(address_of(serving), "toolbus:calls") == 1, "the follower's question")
+        serving.send(signal.SIGINT)
+        assert serving.code() == 0
+        assert following.process.poll() is None  # it waits for the bus to come back
+        following.send(signal.SIGINT)
+        assert following.code() == 130
+
+
+@pytest.mark.parametrize("contents", [False, True])
+async def test_requests_for_records_are_not_recorded_and_evict_none(contents: bool) -> None:
+    async with running_bus(record_contents=contents) as bus:
+        await bus.call("toolbus:stats")
+        for _ in range(MAX_RECORDS + 1):
+            await bus.call("toolbus:calls", {"limit": 0})
+        for asked in ({}, {"since": 0, "wait_seconds": 0.05}):
+            assert [each["name"] for each in (await bus.call("toolbus:calls", asked)).output] == ["toolbus:stats"]
+        assert (await bus.call("toolbus:calls", {"since": 1})).output == []
+        assert (await bus.call("toolbus:calls", {"name": "toolbus:calls"})).output == []
+        assert (await bus.call("toolbus:stats")).output["outcomes"] == {"OK": 1}
+        assert (await bus.call("toolbus:calls", {"limit": "x"})).error is not None
+        assert [(record.number, record.name) for record in bus.records] == [
+            *((3, "toolbus:calls"), (2, "toolbus:stats"), (1, "toolbus:stats"))  # a refused request is recorded
+        ]
+
+
+async def test_a_number_of_an_earlier_bus_returns_all_records() -> None:
+    async with running_bus() as bus:
+        await bus.call("toolbus:stats")
+        found = (await bus.call("toolbus:calls", {"since": 1000})).output
+        assert [each["number"] for each in found] == [1]
+
+
+def test_contents_of_a_bus_that_records_none_are_a_note(tmp_path: Path) -> None:
+    with start_grpc_bus(tmp_path, "--ephemeral") as serving:
+        toolbus("call", "toolbus:stats", "--bus", address_of(serving))
+        ended = toolbus("calls", "--contents", "--bus", address_of(serving))
+    assert ended.returncode == 0
+    assert "--record-contents" in ended.stderr

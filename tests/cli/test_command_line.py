@@ -1,0 +1,92 @@
+"""All commands: help, wrong usage, imports and the environment."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT, environment, toolbus
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("serve", "run", "list", "watch", "call", "health", "calls", "drain", "tools", "--help"),
+        *("export", "search", "tasks", "permissions", "permit"),
+    ],
+)
+def test_help_shows_examples_and_exit_codes(command: str) -> None:
+    shown = toolbus(command, "--help").stdout
+    assert "Examples" in shown
+    assert "Exit codes:" in shown
+    assert ("--json" in shown and f"toolbus {command}" in shown) or command == "--help"
+
+
+def test_help_imports_neither_grpc_nor_protobuf_nor_the_bus() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "toolbus.cli", "call", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment({}),
+        check=True,
+    )
+    modules = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
+    assert not modules & {"grpc", "google.protobuf", "toolbus.tool", "toolbus.bus", "uvloop"}
+    assert "toolbus.cli.call_command" in modules
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, "-event_engine_client,-event_engine_listener"),
+        ({"GRPC_EXPERIMENTS": "mine"}, "mine"),
+        ({"TOOLBUS_GRPC_EXPERIMENTS": "keep"}, "None"),
+    ],
+)
+def test_the_grpc_experiments_are_set_unless_the_environment_prevents_it(
+    env: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "asks.py"
+    file.write_text("import os\nprint(os.environ.get('GRPC_EXPERIMENTS'), flush=True)\nos._exit(0)\n")
+    kept = {key: value for key, value in environment(env).items() if key != "GRPC_EXPERIMENTS" or key in env}
+    ended = subprocess.run(
+        [sys.executable, "-m", "toolbus.cli", "run", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=kept,
+        cwd=ROOT,
+        check=True,
+    )
+    assert ended.stdout == f"asks | {expected}\n"
+
+
+def test_completion_scripts_are_offered() -> None:
+    shown = toolbus("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "complete" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("tasks", "check"), "check needs the ID of a task"),
+        (("tasks", "--timeout", "1"), "--timeout needs await"),
+        (("tasks", "await", "x", "--timeout", "nan"), "a number of seconds above 0"),
+        (("tasks", "forget", "x"), "forget"),
+        (("call", "x", "--background-after", "0"), "--background-after is 0"),
+        (("call", "x", "--user", "a", "--context", "user_id=b"), "set the same field"),
+        (("permit", "tools", "x"), "use exactly one of --user"),
+        (("permit", "tools", "x", "--user", "a", "--nobody"), "use exactly one of --user"),
+        (("permit", "tools", "x", "--user", ""), "--user is empty"),
+        (("permit", "tools", "", "--nobody"), "NAME is empty"),
+        (("permit", "doors", "x", "--nobody"), "doors"),
+    ],
+)
+def test_contradicting_or_invalid_options_are_wrong_usage(
+    words: tuple[str, ...], error: str, unused_address: str
+) -> None:
+    ended = toolbus(*words, "--bus", unused_address)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert error in ended.stderr

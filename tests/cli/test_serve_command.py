@@ -1,0 +1,170 @@
+"""``toolbus serve``: its one line, signals, settings, data directory and upstream."""
+
+import json
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bus.gateway.free_port import free_port
+from tests.cli.served_bus import PLUGIN, address_of, addresses_of, register, start_bus, start_http_bus
+from tests.support.processes import Running, toolbus, until
+from toolbus.bus import Bus, Config
+from toolbus.errors import SetupError
+
+BUS_LOG = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} info toolbus\S*: ", re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_prints_one_line_and_ends_with_0_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    sock = tmp_path / "bus" / "bus.sock"
+    with start_bus(tmp_path, "--grpc", "127.0.0.1:0", "--grpc", f"unix:{sock}", "--http", "127.0.0.1:0") as serving:
+        assert toolbus("list", "--bus", f"unix:{sock}").returncode == 0
+        serving.send(number)
+        assert serving.code() == 0
+    assert re.fullmatch(rf"toolbus ready grpc=127\.0\.0\.1:\d+,unix:{sock} http=127\.0\.0\.1:\d+\n", serving.out)
+    assert BUS_LOG.search(serving.err)
+
+
+def test_a_signal_lets_calls_finish_and_a_second_one_ends_them(tmp_path: Path) -> None:
+    file = tmp_path / "weather.py"
+    file.write_text(PLUGIN)
+    with (
+        start_bus(tmp_path, "--grpc", "127.0.0.1:0", "--http", "off", "--json") as serving,
+        Running(tmp_path, "run", file, TOOLBUS_ADDRESS=address_of(serving)) as plugin,
+    ):
+        plugin.says("with 4 tools")
+        with Running(tmp_path, "call", "nap", "seconds=60", "--json", TOOLBUS_ADDRESS=address_of(serving)) as calling:
+            plugin.says("napping")
+            serving.send(signal.SIGTERM)
+            serving.says("draining")
+            assert calling.process.poll() is None
+            serving.send(signal.SIGTERM)
+            assert serving.code() == 0
+            assert calling.code() == 1
+            assert json.loads(calling.out)["error"]["code"] == "UNAVAILABLE"
+
+
+def test_serve_prints_events_and_log_as_json_lines_on_request(tmp_path: Path) -> None:
+    words = ("--ephemeral", "--grpc", "127.0.0.1:0", "--http", "off", "--json", "--log-json")
+    with Running(tmp_path, "serve", *words) as serving:
+        serving.says('"ready"')
+        assert toolbus("list", "--bus", json.loads(serving.out)["grpc"][0]).returncode == 0
+        serving.send(signal.SIGTERM)
+        assert serving.code() == 0
+    assert [json.loads(line)["event"] for line in serving.out.splitlines()] == ["ready", "draining", "stopped"]
+    logged = [json.loads(line) for line in serving.err.splitlines()]
+    assert {"time", "level", "logger", "message"} <= set(logged[0])
+
+
+def test_a_port_in_use_is_an_error_text_and_exit_code_1(bus: str) -> None:
+    ended = toolbus("serve", "--ephemeral", "--grpc", bus, "--http", "off")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert f"{bus} is taken" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_http_port_in_use_ends_serve() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = toolbus("serve", "--ephemeral", "--grpc", "127.0.0.1:0", "--http", address)
+    assert ended.returncode == 1
+    assert address in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--grpc", "0.0.0.0:1"), "is not on loopback"),
+        (("--http", "everywhere"), "is not HOST:PORT or off"),
+        (("--role", "a", "--no-roles"), "contradict"),
+        (("--data-dir", "d", "--ephemeral"), "contradict"),
+        (("--config", "/nowhere.toml"), "cannot read the configuration"),
+        (("--log-level", "loud"), "must be one of debug"),
+        (("--no-such-flag",), "No such option"),
+    ],
+)
+def test_serve_refuses_invalid_settings_with_exit_code_2(words: tuple[str, ...], error: str) -> None:
+    ended = toolbus("serve", *words)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert error in ended.stderr
+
+
+def test_roles_come_from_flags(tmp_path: Path) -> None:
+    with start_bus(tmp_path, "--grpc", "127.0.0.1:0", "--http", "off", "--role", "Yui", "--role", "Ran") as serving:
+        address = address_of(serving)
+        assert json.loads(toolbus("call", "toolbus:stats", "--bus", address).stdout)["roles"] == ["Yui", "Ran"]
+        refused = toolbus("list", "--role", "Nobody", "--bus", address)
+        assert (refused.returncode, refused.stderr) == (1, "toolbus: unknown role: Nobody\n")
+
+
+def test_an_unknown_group_of_tools_is_wrong_usage() -> None:
+    ended = toolbus("serve", "--ephemeral", "--offer", "drain")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "'drain'" in ended.stderr
+    assert "tasks and search" in ended.stderr
+
+
+def test_a_data_directory_keeps_callback_tools_over_a_kill_and_takes_one_bus_at_a_time(
+    tmp_path: Path, dead_url: str
+) -> None:
+    folder = str(tmp_path / "data")
+    with start_http_bus(tmp_path, "--data-dir", folder) as serving:
+        register(addresses_of(serving)[1], "kept", dead_url)
+        second = toolbus("serve", "--grpc", "127.0.0.1:0", "--http", "off", "--data-dir", folder)
+        assert (second.returncode, second.stdout) == (1, "")
+        assert folder in second.stderr
+        assert "--data-dir" in second.stderr or "--ephemeral" in second.stderr
+        assert "Traceback" not in second.stderr
+        serving.send(signal.SIGKILL)
+        serving.code()
+    with start_http_bus(tmp_path, TOOLBUS_DATA_DIR=folder) as serving:
+        found = json.loads(toolbus("list", "--all", "--json", "--bus", addresses_of(serving)[0]).stdout)["tools"]
+        assert [(each["name"], each["state"], each["callback_url"]) for each in found] == [
+            ("kept", "offline", dead_url)
+        ]
+
+
+def test_upstream_offers_the_tools_to_a_main_server_and_a_refusal_is_a_warning(tmp_path: Path, dead_url: str) -> None:
+    with (
+        start_http_bus(tmp_path, "--ephemeral") as main,  # a main server to the other one
+        start_http_bus(tmp_path, "--ephemeral", "--upstream", f"http://{addresses_of(main)[1]}") as serving,
+    ):
+        grpc, http = addresses_of(serving)
+        register(http, "first", dead_url)
+        until(lambda: "first" in toolbus("list", "--bus", addresses_of(main)[0]).stdout, "the tool upstream")
+        register(http, "..", dead_url)  # no URL can name it
+        listed: list[dict[str, Any]] = []
+
+        def warned() -> bool:
+            listed[:] = json.loads(toolbus("list", "--json", "--bus", grpc).stdout)["tools"]
+            return any(each["warnings"] for each in listed)
+
+        until(warned, "the refusal upstream")
+        assert [bool(each["warnings"]) for each in listed] == [False, True]
+        lines = toolbus("list", "--bus", grpc).stdout.splitlines()
+        assert "(warning: " not in lines[1]
+        assert f"(warning: {listed[1]['warnings'][0]})" in lines[2]
+
+
+def test_an_upstream_without_http_is_wrong_usage() -> None:
+    words = ("--upstream", "http://127.0.0.1:1", "--http", "off")
+    ended = toolbus("serve", "--ephemeral", "--grpc", "127.0.0.1:0", *words)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "upstream needs http" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "[::ffff:127.0.0.1]"])
+async def test_an_upstream_that_is_this_bus_is_refused(host: str) -> None:
+    with free_port() as port:
+        pass
+    config = Config(grpc=("127.0.0.1:0",), http=f"127.0.0.1:{port}", upstream=f"http://{host}:{port}")
+    with pytest.raises(SetupError, match="is this bus: name the main server, or choose another port with --http"):
+        await Bus(config).start()
+    socket.create_server(("127.0.0.1", port)).close()  # nothing is left listening
