@@ -81,7 +81,7 @@ async def test_a_parent_that_is_not_a_pending_call_of_the_session_is_refused(con
     for peer, parent in ((other, call.call_id), (plugin, "nonsense")):
         refused = await peer.call("u", parent_call_id=parent)
         assert refused.error.code == pb.ERROR_CODE_INVALID_ARGUMENTS
-        assert "no call that this session owes" in refused.error.message
+        assert "not a call that this session runs" in refused.error.message
 
 
 async def test_context_comes_from_hosts_only_and_follows_nested_calls(connect: Connect) -> None:
