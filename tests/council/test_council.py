@@ -79,7 +79,7 @@ async def test_a_run_returns_the_outcomes_in_the_order_of_members_and_tools() ->
     assert deliberation.seconds >= sum(each.seconds for each in deliberation.outcomes) > 0
 
 
-async def test_parity_8_without_participants_there_is_no_deliberation_and_no_event() -> None:
+async def test_without_participants_there_is_no_deliberation_and_no_event() -> None:
     events: list[Any] = []
     fake = FakeToolSource(tool("look"))
     council = Council(fake, settings(member("Ann", "look", chance=0), member("Bob")))
@@ -123,7 +123,7 @@ async def test_a_tool_that_is_unknown_or_not_for_councils_is_skipped_with_one_wa
     assert "No tools were executed for this generation." in only_unknown.block
 
 
-async def test_parity_1_a_qualified_name_finds_its_tool_and_a_bare_one_the_first_registered() -> None:
+async def test_a_qualified_name_finds_its_tool_and_a_bare_one_the_first_registered() -> None:
     fake = FakeToolSource(tool("one:look"), tool("two:look"), tool("listen"), tool("three:listen"))
     await ran(Council(fake, settings(member("Ann", "two:look", "look", "listen"))))
     assert [asked.name for asked in fake.calls] == ["two:look", "one:look", "listen"]
@@ -188,7 +188,7 @@ async def test_a_failure_has_the_sentence_of_its_kind(name: str, result: Result,
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("problem", [RuntimeError("boom"), ValueError(), TimeoutError(), asyncio.CancelledError()])
-async def test_parity_8_one_failing_tool_does_not_stop_the_others(parallel: bool, problem: BaseException) -> None:
+async def test_one_failing_tool_does_not_stop_the_others(parallel: bool, problem: BaseException) -> None:
     def look(asked: RecordedCall) -> Any:
         raise problem
 
@@ -204,7 +204,7 @@ async def test_null_is_an_empty_success() -> None:
 
 
 async def test_one_tool_cannot_fill_the_main_models_context() -> None:
-    """Defect 6: the original puts results of any size in front of the main model."""
+    """The original system puts results of any size in front of the main model."""
     fake = FakeToolSource(tool("look"), look="é" * 100_000)
     content = (await ran(Council(fake, settings(BOB)))).outcomes[0].content
     assert len(content.encode()) <= 65_536
@@ -297,7 +297,7 @@ async def test_in_parallel_outcomes_keep_the_order_of_assignment() -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 async def test_cancelling_a_run_cancels_its_calls_and_starts_no_more(parallel: bool) -> None:
-    """Defect 10: the original looks at a cancellation between tools only and lets a running call go on."""
+    """The original system looks at a cancellation between tools only and lets a running call go on."""
     began, ended = asyncio.Event(), []
 
     async def look(asked: RecordedCall) -> str:
@@ -567,7 +567,7 @@ def asked_of(fake: FakeToolSource) -> list[tuple[str, str]]:
 
 
 async def test_a_retry_runs_only_what_failed_and_not_anothers_success_of_the_same_tool() -> None:
-    """Defect 11: the original selects by the tool's name, so another member's successful run is made again."""
+    """The original system selects by the tool's name, so another member's successful run is made again."""
     events: list[Any] = []
     fake = FakeToolSource(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
     council = Council(fake, settings(ANN, member("Bob", "look", chance=0.001)), rng=FixedRolls(0.0))
@@ -585,7 +585,7 @@ async def test_a_retry_runs_only_what_failed_and_not_anothers_success_of_the_sam
 
 
 async def test_members_whose_ids_begin_alike_are_distinct_everywhere() -> None:
-    """Defect 7: the original knows a member by the first eight characters of its id."""
+    """The original system knows a member by the first eight characters of its id."""
     one, two = (Member(id=f"12345678-{end}", name=end, tools=("look",)) for end in "ab")
     fake = FakeToolSource(tool("look"), look=failing_at_first((two.id, "look")))
     council = Council(fake, settings(one, two))
@@ -672,7 +672,6 @@ async def test_a_tool_that_timed_out_says_in_a_field_of_its_own_which_time_it_ha
 
 
 async def test_over_a_real_bus_tools_see_member_context_and_user_and_a_late_one_is_cancelled() -> None:
-    """Parity line 3 and defect 10, over a bus."""
     cancelled = asyncio.Event()
     async with running_bus(unix=True) as bus:
 

@@ -5,7 +5,7 @@ from toolbus.council.deliberation_text import named_results
 from toolbus.extension import deliberation_block
 
 
-def test_parity_8_the_block_groups_by_member_and_leaves_failures_out() -> None:
+def test_the_block_groups_by_member_and_leaves_failures_out() -> None:
     block = deliberation_block(
         [
             outcome("Ann", "look", "A wolf."),

@@ -43,7 +43,6 @@ def test_each_tool_of_each_member_is_a_function_of_its_own_that_says_whose_it_is
 
 @pytest.mark.parametrize("members", [(), (ANN,)])
 def test_inline_tools_are_offered_whether_or_not_there_are_members(members: tuple[Member, ...]) -> None:
-    """Defect 2."""
     roll = tool("dice:roll", council_eligible=False, inline_available=True, description="FixedRolls.")
     export = InlineExport.build([SEARCH, roll], members)
     (offered,) = [each for each in export.tools if export.targets[each.name].member is None]
@@ -53,14 +52,12 @@ def test_inline_tools_are_offered_whether_or_not_there_are_members(members: tupl
 
 
 def test_a_name_with_two_underscores_maps_back_exactly() -> None:
-    """Defect 3."""
     export = InlineExport.build([tool(name, inline_available=True) for name in ("a:b__c", "a__b:c", "a__b__c")])
     assert sorted(target.tool_name for target in export.targets.values()) == ["a:b__c", "a__b:c", "a__b__c"]
     assert export.resolve("a__b__c") == InlineTarget("a__b__c")
 
 
 def test_names_fit_every_provider_whatever_the_source_is_called() -> None:
-    """Defect 4."""
     source = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
     long = tool(f"{source}:{'x' * 64}", inline_available=True)
     export = InlineExport.build([long, SEARCH], [Member(IDS[0], "Ann", (long.name, "search"))])
@@ -69,7 +66,6 @@ def test_names_fit_every_provider_whatever_the_source_is_called() -> None:
 
 
 def test_members_whose_ids_begin_alike_do_not_collide() -> None:
-    """Defect 7."""
     export = InlineExport.build([SEARCH], [ANN, BEN])
     assert len(set(names(export))) == 2
     assert [export.targets[name].member for name in names(export)] == [ANN, BEN]
@@ -119,7 +115,6 @@ PARTS = st.text(st.sampled_from("ab_:-. 搜é"), min_size=1, max_size=70) | st.s
     st.lists(st.sampled_from(["", "abcdefgh", "1b4e28ba-"]).flatmap(lambda a: PARTS.map(a.__add__)), unique=True),
 )
 def test_every_name_is_legal_and_maps_back_exactly(tool_names: list[str], ids: list[str]) -> None:
-    """Parity 18; defects 3, 4 and 7."""
     tools = [Tool("t", inline_available=True, council_eligible=True).renamed(name) for name in tool_names]
     members = [Member(each, each, tuple(tool_names)) for each in ids]
     export = InlineExport.build(tools, members)
@@ -191,7 +186,6 @@ def raising(problem: BaseException) -> Any:
     ],
 )
 async def test_every_error_is_a_result_and_does_not_end_the_turn(answer: Any, code: Code, words: str) -> None:
-    """Defect 1."""
     tools = InlineTools(FakeToolSource(SEARCH, search=answer), [ANN])
     result = await asked(tools, "1b4e28ba_memory_search")
     assert result.error is not None
@@ -203,7 +197,6 @@ async def test_every_error_is_a_result_and_does_not_end_the_turn(answer: Any, co
 
 
 async def test_every_call_is_answered_one_of_an_invented_name_too() -> None:
-    """Defect 5."""
     tools = InlineTools(FakeToolSource(SEARCH), [ANN])
     calls = [call("1b4e28ba_memory_search"), call("1b4e28ba_gone"), call("memory:search")]
     model = ScriptedModel(says("", *calls), says("Done."))

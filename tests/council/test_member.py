@@ -15,7 +15,7 @@ from toolbus.council.member import participants, takes_part
         *((50, 0.4999, True), (50, 0.5, False), (0.5, 0.004, True), (0.5, 0.005, False), (99.9, 0.9999, False)),
     ],
 )
-def test_parity_8_a_chance_is_compared_as_the_original_does(chance: float, roll: float | None, comes: bool) -> None:
+def test_a_chance_is_compared_as_the_original_does(chance: float, roll: float | None, comes: bool) -> None:
     rolls = FixedRolls() if roll is None else FixedRolls(roll)
     assert takes_part(member("Ann", "look", chance=chance), rolls) is comes
     assert rolls.left == []
@@ -31,7 +31,7 @@ def test_a_chance_that_is_no_number_never_takes_part() -> None:
     assert not takes_part(member("Ann", "look", chance=float("nan")), FixedRolls(0.0))
 
 
-def test_parity_8_a_seeded_source_of_randomness_rolls_the_same_again() -> None:
+def test_a_seeded_source_of_randomness_rolls_the_same_again() -> None:
     council = [member(f"M{number}", "look", chance=50) for number in range(20)]
     first = participants(council, random.Random(7))
     assert first == participants(council, random.Random(7))

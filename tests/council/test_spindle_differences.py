@@ -98,7 +98,7 @@ def never(cancelled: asyncio.Event) -> Handler:
 # -- the parity list --------------------------------------------------------------------------------------------------
 
 
-async def test_parity_1_two_extensions_have_a_search_each_and_the_bare_name_is_the_first_ones(wire: Wire) -> None:
+async def test_two_extensions_have_a_search_each_and_the_bare_name_is_the_first_ones(wire: Wire) -> None:
     host = wire[1]
     async with offering(wire, lambda _: "mine"), offering(wire, lambda _: "theirs", source="library") as library:
         names = ("memory:search", "library:search", "search")
@@ -112,7 +112,7 @@ async def test_parity_1_two_extensions_have_a_search_each_and_the_bare_name_is_t
         assert gone.error.code is Code.NOT_FOUND
 
 
-async def test_parity_2_user_keys_are_taken_out_at_the_top_and_nowhere_else(wire: Wire) -> None:
+async def test_user_keys_are_taken_out_at_the_top_and_nowhere_else(wire: Wire) -> None:
     seen: list[ToolInvocation] = []
     written = {"userId": "eve", "__userId": "eve", "__user_id": "eve"}
     async with offering(wire, seen.append):
@@ -123,7 +123,7 @@ async def test_parity_2_user_keys_are_taken_out_at_the_top_and_nowhere_else(wire
     assert seen[0].scope.context.user_id == "ann"
 
 
-async def test_parity_3_arguments_cannot_pose_as_what_the_host_says(wire: Wire) -> None:
+async def test_arguments_cannot_pose_as_what_the_host_says(wire: Wire) -> None:
     seen: list[ToolInvocation] = []
     posed = {
         "context": "posed",
@@ -144,7 +144,7 @@ async def test_parity_3_arguments_cannot_pose_as_what_the_host_says(wire: Wire) 
     assert (outside["councilMember"], outside["contextMessages"], outside["args"].get("context")) == (None, None, None)
 
 
-async def test_parity_4_the_deadline_is_passed_on_and_later_results_are_dropped(wire: Wire) -> None:
+async def test_the_deadline_is_passed_on_and_later_results_are_dropped(wire: Wire) -> None:
     seen: list[ToolInvocation] = []
     cancelled = asyncio.Event()
     async with offering(wire, seen.append) as extension:
@@ -167,7 +167,7 @@ extension.run()
 """
 
 
-async def test_parity_5_a_killed_extension_ends_its_call_within_a_second_and_its_tools_are_gone(wire: Wire) -> None:
+async def test_a_killed_extension_ends_its_call_within_a_second_and_its_tools_are_gone(wire: Wire) -> None:
     bus, host = wire
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, bus.grpc_addresses[0])
     try:
@@ -184,7 +184,7 @@ async def test_parity_5_a_killed_extension_ends_its_call_within_a_second_and_its
         assert await within(process.wait()) == 9
 
 
-async def test_parity_6_without_the_right_the_stream_stays_and_the_tools_come_when_it_is_granted() -> None:
+async def test_without_the_right_the_stream_stays_and_the_tools_come_when_it_is_granted() -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     async with running_bus(silenced=("memory",)) as bus, Host(bus.grpc_addresses[0]) as host:
         extension = Extension("memory", address=bus.grpc_addresses[0])
@@ -209,7 +209,7 @@ async def test_parity_6_without_the_right_the_stream_stays_and_the_tools_come_wh
             assert set(bus.core.presence.sessions) == sessions
 
 
-async def test_parity_7_null_is_an_empty_text_an_exception_its_message_and_no_handler_the_known_one(wire: Wire) -> None:
+async def test_null_is_an_empty_text_an_exception_its_message_and_no_handler_the_known_one(wire: Wire) -> None:
     def answer(invocation: ToolInvocation) -> Any:
         if "fault" in invocation["args"]:
             raise ValueError(invocation["args"]["fault"])
@@ -227,7 +227,7 @@ async def test_parity_7_null_is_an_empty_text_an_exception_its_message_and_no_ha
         assert result.error.message == "No TOOL_INVOCATION handler registered"
 
 
-async def test_parity_8_dice_failures_retries_and_the_block(wire: Wire) -> None:
+async def test_dice_failures_retries_and_the_block(wire: Wire) -> None:
     called_for: list[str] = []
     broken = {"Bo"}
 
@@ -266,13 +266,13 @@ async def test_parity_8_dice_failures_retries_and_the_block(wire: Wire) -> None:
         assert "Bo speaks" in second.block
 
 
-async def test_parity_8_where_no_tool_runs_the_block_says_so_and_where_all_fail_it_says_that(wire: Wire) -> None:
+async def test_where_no_tool_runs_the_block_says_so_and_where_all_fail_it_says_that(wire: Wire) -> None:
     async with offering(wire):
         assert (await ran(council(wire, member("Ann", "ext:gone")))).block == NOTHING
         assert (await ran(council(wire, ANN, BEN))).block == ALL_FAILED
 
 
-async def test_parity_18_exported_names_are_legal_and_lead_back_to_their_tools(wire: Wire) -> None:
+async def test_exported_names_are_legal_and_lead_back_to_their_tools(wire: Wire) -> None:
     tools = ("a__b", "a.b", "a_b", "x" * 64)
     async with offering(wire, lambda call: call.tool_name, *tools, source="6ba7b810-9dad-11d1:80b4"):
         inline = InlineTools(source_of(wire[1]), [member("Ann", *tools)])

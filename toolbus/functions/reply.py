@@ -1,4 +1,4 @@
-"""What a handler may hand back, and how it becomes the JSON text of a result.
+"""Defines what a handler may return, and how it becomes the JSON text of a result.
 
 A plain return is the output. `Reply` adds parts that JSON cannot hold (pictures, sound, links), `Ok` and `Err` are the
 results that N.E.K.O. plugins already return. Values that Python authors return every day (dataclasses, Enums, dates,
