@@ -225,7 +225,7 @@ async def test_a_stream_that_never_attaches_is_ended_with_an_error(
     stranger.open()
     code, details = await stranger.ended()
     assert code is grpc.StatusCode.UNAVAILABLE
-    assert "no attach came within 0.1 s" in details
+    assert "no attach arrived within 0.1 s" in details
 
 
 @bystander
