@@ -97,7 +97,7 @@ async def test_calls_of_a_tool_that_is_offline_are_answered_at_once(bus: Bus, pl
         error = await fails(bus)
         assert (error.code, error.stage, error.retry_safe) == AWAY
         assert "'good' is offline" in error.message
-        assert "may come back" in error.message
+        assert "may reconnect" in error.message
     assert stopwatch.seconds() < 0.5
 
 
