@@ -148,14 +148,14 @@ class LimitExceeded(RequestError):
         value: its value, in the unit that the name says.
     """
 
-    def __init__(self, name: str, value: float, text: str) -> None:
+    def __init__(self, name: str, value: float, sentence: str) -> None:
         self.name = name
         self.value = value
-        self.text = text
-        super().__init__(name, value, text)
+        self.sentence = sentence
+        super().__init__(name, value, sentence)
 
     def __str__(self) -> str:
-        return f"{self.text} (limit {self.name} = {self.value:.15g})"
+        return f"{self.sentence} (limit {self.name} = {self.value:.15g})"
 
 
 class NotOffered(RequestError):

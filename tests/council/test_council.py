@@ -130,7 +130,7 @@ async def test_a_qualified_name_finds_its_tool_and_a_bare_one_the_first_register
 
 
 async def test_the_context_of_the_host_travels_beside_the_arguments() -> None:
-    """Parity line 3: neither member nor context nor deadline is among the arguments, where a model could set it."""
+    """Neither member nor context nor deadline is among the arguments, where a model could set it."""
     fake = FakeToolSource(tool("look"))
     ann = member("Ann", "look", role="Scout", chance=100, pack_name="Pack", avatar_url="/a.png")
     await ran(
