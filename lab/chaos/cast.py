@@ -80,6 +80,11 @@ def cast(few: bool = False) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if not few or part.name in FEW)
 
 
+def part_of(name: str) -> Part:
+    """Returns the part of a name."""
+    return next(part for part in PARTS if part.name == name)
+
+
 def tools(parts: Sequence[Part]) -> dict[str, ChaosTool]:
     """Returns the tools that these parts offer, by name. A tool that came by REST cannot be declared idempotent."""
     found: dict[str, ChaosTool] = {}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from lab.chaos.cast import part_of
 from lab.ledger import ONE_IN, Ledger
+from lab.load.callers import InFlight, Reply
 from lab.stage import stop_event
 
 LEAVE_SECONDS = 40.0  # for the calls in flight when a host is terminated
@@ -40,34 +44,7 @@ class Order:
         return {"token": self.token, "seconds": self.seconds, "refuse": self.refuse}
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The result of a call, as its caller got it.
-
-    Attributes:
-        code: the error's code in the words of the protocol; OK; or what only callers see: LOST (the connection broke),
-            AWAY (it could not be sent), LEFT (it did not wait).
-        ran: the token in the result; None where there is none.
-    """
-
-    code: str
-    ran: str | None = None
-    stage: str = ""
-    retry_safe: bool = False
-    limit: str = ""
-    message: str = ""
-
-
-class Caller(Protocol):
-    """One way of calling."""
-
-    async def call(self, order: Order) -> Reply:
-        """Makes a call."""
-        ...
-
-    async def close(self) -> None:
-        """Ends the connection."""
-        ...
+Call = Callable[[Order], Awaitable[Reply]]
 
 
 def orders(seed: str, prefix: str, tools: Sequence[str], *, own_timeout: float = 0.0) -> Iterator[Order]:
@@ -92,44 +69,33 @@ def orders(seed: str, prefix: str, tools: Sequence[str], *, own_timeout: float =
         yield Order(f"{prefix}.{number}", tool, round(seconds, 3), round(timeout, 3), refuse, round(leave, 3))
 
 
-class Load:
-    """Makes calls at a steady rate until the process is terminated, then waits for those in flight.
+async def call_until_terminated(
+    call: Call, ledger: Ledger, name: str, life: tuple[str, str], tools: Sequence[str], *, own_timeout: float = 0.0
+) -> None:
+    """Calls at the rate of a host until SIGTERM, then waits for the calls in flight.
+
+    ``CHAOS_BROKEN`` has it misbehave: ``unheard`` writes some answers nowhere, ``safe`` calls failures safe to repeat.
 
     Args:
-        broken: ``unheard`` does not write down some answers; ``safe`` calls every failure safe to repeat.
+        life: the seed, and how often the host was started.
     """
+    broken, stops, answers, calling = os.environ.get("CHAOS_BROKEN", ""), stop_event(), itertools.count(1), InFlight()
+    seed, generation = life
+    drawn = f"{seed}/{name}/{generation}"
+    rng = random.Random(drawn)
 
-    def __init__(self, ledger: Ledger, host: str, caller: Caller, broken: str = "") -> None:
-        self._ledger = ledger
-        self._host = host
-        self._caller = caller
-        self._broken = broken
-        self._answers = 0
-        self._running: set[asyncio.Task[None]] = set()
-
-    async def run(self, calls: Iterator[Order], rate: float, rng: random.Random) -> None:
-        """Runs until SIGTERM."""
-        stops = stop_event()
-        while not stops.is_set():
-            self.begin(next(calls))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stops.wait(), rng.expovariate(rate))
-        if self._running:
-            await asyncio.wait(self._running, timeout=LEAVE_SECONDS)
-        await self._caller.close()
-
-    def begin(self, order: Order) -> None:
-        """Starts a call."""
-        task = asyncio.create_task(self._ask(order))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _ask(self, order: Order) -> None:
-        self._ledger.write(asked=order.token, host=self._host, **asdict(order))
-        reply = await self._caller.call(order)
-        self._answers += 1
-        if self._broken == "unheard" and self._answers % ONE_IN == 0:
+    async def ask(order: Order) -> None:
+        ledger.write(asked=order.token, host=name, **asdict(order))
+        reply = await call(order)
+        if broken == "unheard" and next(answers) % ONE_IN == 0:
             return
-        if self._broken == "safe" and reply.code == "UNAVAILABLE":
+        if broken == "safe" and reply.code == "UNAVAILABLE":
             reply = replace(reply, stage="NOT_DISPATCHED", retry_safe=True)
-        self._ledger.write(told=order.token, host=self._host, **asdict(reply))
+        ledger.write(told=order.token, host=name, ran=(reply.output or {}).get("ran"), **asdict(reply))
+
+    for order in orders(drawn, f"{name}.{generation}", tools, own_timeout=own_timeout):
+        calling.begin(ask(order))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stops.wait(), rng.expovariate(part_of(name).rate))
+            break
+    await calling.finish(LEAVE_SECONDS)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.chaos.cast import PARTS, TIMEOUT_SECONDS, tool_name
+from lab.chaos.cast import TIMEOUT_SECONDS, part_of, tool_name
 from lab.ledger import Runs
 from toolbus.sdk import Err, Plugin
 
@@ -17,7 +17,7 @@ from toolbus.sdk import Err, Plugin
 def main(address: str, folder: str, name: str) -> None:
     """Offers the part's tools until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
-    part = next(part for part in PARTS if part.name == name)
+    part = part_of(name)
     broken = os.environ.get("CHAOS_BROKEN", "")
     runs = Runs(Path(folder), name, broken)
 

@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lab.ledger import NEVER_SENT, UNANSWERED, Answer, Answers
+from lab.load.callers import InFlight
 
 FOREIGN = 10**9  # the numbers of one host: its place times this, plus the number of the call
 BEAT_SECONDS = 0.01
@@ -160,17 +162,12 @@ async def begin(options: argparse.Namespace) -> Pace:
     return Pace(read_schedule(text), float(begins_at), options)
 
 
-async def drive(options: argparse.Namespace, ask: Callable[[Pace, int], Awaitable[None]]) -> None:
+async def drive(options: argparse.Namespace, ask: Callable[[Pace, int], Coroutine[Any, Any, None]]) -> None:
     """Calls as scheduled, each in a task of its own, then writes down the answers."""
-    pace = await begin(options)
-    calling: set[asyncio.Future[None]] = set()
+    pace, calling = await begin(options), InFlight()
     while not pace.is_over:
         for number in pace.to_send(pace.free):
-            task = asyncio.ensure_future(ask(pace, number))
-            calling.add(task)
-            task.add_done_callback(calling.discard)
+            calling.begin(ask(pace, number))
         await asyncio.sleep(BEAT_SECONDS)
-    for unanswered in calling:
-        unanswered.cancel()
-    await asyncio.gather(*calling, return_exceptions=True)
+    await calling.finish(0.0)
     pace.close(options.folder / f"{options.name}.answers")

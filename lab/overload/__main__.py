@@ -99,9 +99,10 @@ def main() -> int:
     options = _options()
     console = commands.console_of()
     verdicts, failures, drawn = _play_all(options, console)
-    from lab.overload.report import chart, markdown, table
+    from lab.overload.report import chart, markdown
+    from lab.report import verdict_table
 
-    table(verdicts).show(console)
+    verdict_table("rules (with a bound) and figures under overload", verdicts).show(console)
     length = options.seconds if options.seconds != SECONDS else None
     command = commands.repeat_command("overload", {"--part": options.part, "--seconds": length})
     outcome = {part: [asdict(verdict) for verdict in its] for part, its in verdicts.items()}

@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import sys
-from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -19,13 +17,13 @@ import uvloop
 
 from lab.ledger import OK, UNANSWERED
 from lab.load import peer, workload
+from lab.load.callers import Reply, invoke, reply_of
 from lab.load.schedule import BEAT_SECONDS, Pace, begin, drive, options_of
-from toolbus.errors import Code, Stage
+from toolbus.errors import Code
 from toolbus.sdk import Host
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_UNWRITTEN = 4 * peer.SLICE  # calls that wait for the stream to take them; the rest waits as numbers
-BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 # -- on a raw stream -------------------------------------------------------------------------------------------------
@@ -69,63 +67,42 @@ async def by_stream(options: argparse.Namespace) -> None:
     pace.close(options.folder / f"{options.name}.answers")
 
 
-# -- over HTTP -------------------------------------------------------------------------------------------------------
+# -- one call after the other ----------------------------------------------------------------------------------------
 
 
-def outcome_of(status: int, headers: Any, body: dict[str, Any]) -> tuple[int, float]:
-    """Returns the code of a response and its hint, which is 0 where the response lacks something that it must have."""
-    error = body.get("error")
-    if status == HTTPStatus.OK and not error:
+def answer_of(reply: Reply, least_hint: float = 0.0) -> tuple[int, float]:
+    """Returns the code of a reply and its hint, which is 0 where the reply lacks something that it must have."""
+    if reply.code == "OK":
         return OK, 0.0
-    if status not in (HTTPStatus.OK, *BUSY) or not isinstance(error, dict):
-        return UNANSWERED, 0.0
-    is_complete = (
-        error["retry_safe"]
-        and error["limit"]
-        and error["stage"] == Stage.NOT_DISPATCHED.name
-        and "Retry-After" in headers
-    )
-    return Code[error["code"]].value, float(error["retry_after_seconds"]) if is_complete else 0.0
+    code = Code.__members__.get(reply.code)
+    hint = max(reply.retry_after, least_hint) if reply.is_complete_refusal else 0.0
+    return (code.value, hint) if code else (UNANSWERED, 0.0)
 
 
 async def by_rest(options: argparse.Namespace) -> None:
     """Calls over HTTP."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(options.address, connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def ask(pace: Pace, number: int) -> None:
-            body = {"name": options.tool, "arguments": _arguments(number)}
-            try:
-                async with session.post(f"{options.address}/api/tools/invoke", json=body) as response:
-                    is_readable = response.status in (HTTPStatus.OK, *BUSY)
-                    answer = await response.json(content_type=None) if is_readable else {}
-                    pace.ended(number, *outcome_of(response.status, response.headers, answer))
-            except (aiohttp.ClientError, OSError, ValueError):
-                pace.ended(number, UNANSWERED)
+            reply = await invoke(session, {"name": options.tool, "arguments": _arguments(number)})
+            pace.ended(number, *answer_of(reply))
+
+        await drive(options, ask)
+
+
+async def by_sdk(options: argparse.Namespace) -> None:
+    """Calls with `toolbus.sdk.Host`."""
+    async with Host(options.address, source=options.name) as host:
+
+        async def ask(pace: Pace, number: int) -> None:
+            result = await host.call(options.tool, _arguments(number), timeout=options.max_wait)
+            pace.ended(number, *answer_of(reply_of(result), sys.float_info.min))  # it has called again in its time
 
         await drive(options, ask)
 
 
 def _arguments(number: int) -> dict[str, Any]:
     return {"place": "Reykjavik", "days": 1, "note": str(number)}
-
-
-# -- on the SDK ------------------------------------------------------------------------------------------------------
-
-
-async def _ask(host: Host, options: argparse.Namespace, pace: Pace, number: int) -> None:
-    result = await host.call(options.tool, _arguments(number), timeout=options.max_wait)
-    error = result.error
-    if error is None:
-        pace.ended(number, OK if not result.is_error else UNANSWERED)
-        return
-    is_complete = error.retry_safe and error.limit and error.message
-    pace.ended(number, error.code.value, error.retry_after_seconds or sys.float_info.min if is_complete else 0.0)
-
-
-async def by_sdk(options: argparse.Namespace) -> None:
-    """Calls with `toolbus.sdk.Host`."""
-    async with Host(options.address, source=options.name) as host:
-        await drive(options, functools.partial(_ask, host, options))
 
 
 WAYS = {"stream": by_stream, "rest": by_rest, "sdk": by_sdk}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from lab.judge import Verdict, figure, milliseconds, none, some
 from lab.ledger import NEVER_SENT, OK
 from lab.load.workload import quantile
-from lab.overload.parts import MODEST
-from lab.overload.run import BYSTANDER, Part, Recording
+from lab.overload.parts import MODEST, RUDE, Part
+from lab.overload.run import BYSTANDER, Recording
 from lab.overload.watch import COMMAND, HEALTHY
 from toolbus.errors import Code
 
@@ -22,11 +22,11 @@ def judge(part: Part, seen: Recording) -> list[Verdict]:
     return [verdict for rule in RULES for verdict in rule(part, seen)]
 
 
-def groups(part: Part, seen: Recording) -> Iterator[tuple[str, list[str]]]:
+def groups(seen: Recording) -> Iterator[tuple[str, list[str]]]:
     """Yields the hosts whose times are shown together, with what follows the name of a figure."""
-    yield "", [host for host in seen.answers if host not in (part.rude, MODEST)]
-    if part.rude:
-        yield f", of {part.rude!r}", [part.rude]
+    yield "", [host for host in seen.answers if host not in (RUDE, MODEST)]
+    if RUDE in seen.answers:
+        yield f", of {RUDE!r}", [RUDE]
 
 
 def offers(part: Part, seen: Recording) -> Iterator[Verdict]:
@@ -46,7 +46,7 @@ def accepted(part: Part, seen: Recording) -> Iterator[Verdict]:
     done = sum(answer.code == OK for answer in seen.answers_in("load"))
     yield some("accepted during the load", done)
     yield figure("done during the load, of the capacity", done / (loaded - calm) / seen.capacity, "×", 2)
-    for whose, hosts in groups(part, seen):
+    for whose, hosts in groups(seen):
         times = [answer.seconds for answer in seen.answers_in("load", hosts) if answer.code == OK]
         yield milliseconds(f"p99 of the accepted{whose}", times, 0.99)
 
@@ -56,7 +56,7 @@ def refused(part: Part, seen: Recording) -> Iterator[Verdict]:
     refusals = [answer for answer in seen.answers_in("load") if answer.code == REFUSED]
     turned_away = sum(answer.calls for answer in seen.answers_in("load") if answer.code != OK)
     yield some("turned away during the load", turned_away)
-    for whose, hosts in groups(part, seen):
+    for whose, hosts in groups(seen):
         times = [answer.seconds for answer in seen.answers_in("load", hosts) if answer.code == REFUSED]
         if times:
             yield milliseconds(f"p99 of the refused{whose}", times, 0.99)
@@ -114,6 +114,4 @@ def fairness(part: Part, seen: Recording) -> Iterator[Verdict]:
         yield milliseconds("the modest host's p99", done, 0.99)
 
 
-RULES: tuple[Callable[[Part, Recording], Iterable[Verdict]], ...] = (
-    *(offers, accepted, refused, health, recovery, fairness),
-)
+RULES = (offers, accepted, refused, health, recovery, fairness)

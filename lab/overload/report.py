@@ -10,17 +10,11 @@ from lab.judge import Verdict
 from lab.ledger import OK, Answer
 from lab.load.workload import quantile
 from lab.overload.run import Recording
-from lab.report import Table, machine, verdict_table
+from lab.report import machine, verdict_table
 from toolbus.errors import Code
 
 Verdicts = Mapping[str, Sequence[Verdict]]
 MIN_MS = 0.1  # the lowest point of the chart
-_PHASES = ("before", "load", "after")
-
-
-def table(verdicts: Verdicts) -> Table:
-    """Returns the table of a run."""
-    return verdict_table("rules (with a bound) and figures under overload", verdicts)
 
 
 def markdown(verdicts: Verdicts, titles: Mapping[str, str], command: str, picture: str) -> str:
@@ -37,7 +31,7 @@ def markdown(verdicts: Verdicts, titles: Mapping[str, str], command: str, pictur
 
 def chart(seen: Recording, title: str, command: str) -> Chart | None:
     """Draws how long callers waited, second by second; None where nothing was accepted."""
-    every = [answer for phase in _PHASES for answer in seen.answers_in(phase)]
+    every = [answer for phase in ("before", "load", "after") for answer in seen.answers_in(phase)]
     lines = {}
     for name, code in (("accepted", OK), ("refused", Code.OVERLOADED.value)):
         of = [answer for answer in every if answer.code == code]

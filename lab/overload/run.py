@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import math
 import os
@@ -11,7 +10,7 @@ import signal
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +18,15 @@ from lab.child import Child, ChildFailed
 from lab.ledger import Answer, Answers, read_numbers
 from lab.load.schedule import BEGIN, LAST_ANSWER_SECONDS, Phase, Schedule
 from lab.load.windows import Cell
+from lab.overload.parts import MAX_WAIT, MODEST, ROOM, Part
 from lab.overload.watch import GROWTH_MIB, Watch
 from lab.stage import Stage
 
 TIMES = 10  # the capacity, which are offered
 HEAD_START = 0.3  # from the schedules until the first call is due
 CALM_SHARE = 0.25  # of the capacity, before and after
-MAX_WAIT = 1.0  # of calls in the windows of hosts
 MEASURE_SECONDS = 1.5
+BUS_SECONDS = 3.0  # of measuring what it can take: its hosts do not begin at the same moment
 BYSTANDER = "bystander"  # a plugin that is killed in the middle of the load
 
 
@@ -46,11 +46,14 @@ class Plan:
         """The share of the usual length for which a capacity is measured, less in a short run."""
         return min(1.0, self.seconds / 5)
 
-    def schedule(self, capacity: float, share: float = 1.0) -> Schedule:
-        """Returns one host's share of calm, load and calm."""
-        calm = Phase(capacity * CALM_SHARE * share, self.calm)
-        after = Phase(calm.rate, self.calm + MAX_WAIT)
-        return Schedule([calm, Phase(capacity * TIMES * share, self.seconds), after])
+    def schedules(self, part: Part, capacity: float) -> dict[str, Schedule]:
+        """Returns the schedule of each host: calm, load and calm; all offer the same, but for the modest one."""
+        names = [name for name in part.hosts if name != MODEST]
+        share = capacity / len(names)
+        calm = Phase(CALM_SHARE * share, self.calm)
+        phases = (calm, Phase(TIMES * share, self.seconds), Phase(calm.rate, self.calm + MAX_WAIT))
+        modest = Phase(capacity / 20, self.seconds + 2 * self.calm)
+        return {name: Schedule(phases if name in names else [modest]) for name in part.hosts}
 
 
 @dataclass(slots=True)
@@ -103,45 +106,30 @@ class Run:
         self.bus, self.grpc, self.http = stage.bus(http="127.0.0.1:0")
         self.hosts: dict[str, Child] = {}
         self.plugins: dict[str, Child] = {}
-        self._measure: Callable[[], float] | None = None  # how the capacity was measured
 
-    def plugin(self, source: str = "tools", *more: str, way: str = "sdk") -> Child:
-        """Starts a plugin and waits until its tool is offered."""
-        ledger = ("--ledger", str(self.folder / f"{source}.ran"))
-        to = self.http if way == "callback" else self.grpc
-        child = self.stage.module("load.plugin", to, "--way", way, "--source", source, *ledger, *more)
-        child.line()
-        self.plugins[source] = child
-        return child
+    def plugin(self, part: Part) -> None:
+        """Starts the plugin of a part and waits until its tool is offered."""
+        to = self.http if part.plugin == "callback" else self.grpc
+        options = ("--way", part.plugin, "--work", str(part.work), "--room", str(ROOM), "--source", "tools")
+        self.plugins["tools"] = self.stage.module("load.plugin", to, *options, "--ledger", str(self.folder / "ran"))
+        self.plugins["tools"].line()
 
-    def start_hosts(self, hosts: Mapping[str, Sequence[str]], way: str = "stream") -> None:
-        """Starts hosts, by name with their options, and waits until all of them could call."""
-        to = self.http if way == "rest" else self.grpc
-        for name, more in hosts.items():
-            place = ("--place", str(len(self.hosts)))
-            arguments = (way, to, str(self.folder), name, *place, *more)
+    def start_hosts(self, hosts: Mapping[str, Sequence[str]]) -> None:
+        """Starts hosts, by name with their way and options, and waits until all of them could call."""
+        for place, (name, (way, *more)) in enumerate(hosts.items()):
+            to = self.http if way == "rest" else self.grpc
+            arguments = (way, to, str(self.folder), name, "--place", str(place), *more)
             self.hosts[name] = self.stage.module("overload.hosts", *arguments)
-        for name in hosts:
-            self.hosts[name].line()
+        for host in self.hosts.values():
+            host.line()
 
-    def capacity(self, in_flight: int, seconds: float, way: str = "stream", hosts: int = 1) -> float:
-        """Measures how many calls a second are answered with so many in flight, hosts being as fast as they can.
-
-        Args:
-            in_flight: of each host.
-            hosts: how many call at once, each in a process of its own.
-        """
-        self._measure = functools.partial(self._capacity, in_flight, seconds, way, hosts)
-        return self._measure()
-
-    def capacity_again(self) -> list[float]:
-        """Measures the capacity as it was measured last."""
-        return [self._measure()] if self._measure else []
-
-    def _capacity(self, in_flight: int, seconds: float, way: str, hosts: int) -> float:
-        program = ("load.rest_host", "invoke", self.http) if way == "rest" else ("load.stream_host", self.grpc)
-        window = ("--cells", str(Cell(in_flight)), "--seconds", str(seconds), "--warm-up", str(min(0.5, seconds / 3)))
-        children = [self.stage.module(*program, *window, "--middle-pid", str(self.bus.pid)) for _ in range(hosts)]
+    def capacity(self, part: Part, plan: Plan) -> float:
+        """Measures how many calls a second are answered, hosts being as fast as they can, each in its own process."""
+        seconds = max((BUS_SECONDS if part.fills_bus else MEASURE_SECONDS) * plan.measure, 4 * part.work)
+        program = ("load.rest_host", "invoke", self.http) if part.over_rest else ("load.stream_host", self.grpc)
+        lengths = ("--seconds", str(seconds), "--warm-up", str(min(0.5, seconds / 3)))
+        window = (*program, "--cells", str(Cell(part.in_flight)), *lengths, "--middle-pid", str(self.bus.pid))
+        children = [self.stage.module(*window) for _ in range(len(part.hosts) if part.fills_bus else 1)]
         return sum(float(json.loads(child.line())["calls_per_second"]) for child in children)
 
     def begin(self, schedules: Mapping[str, Schedule]) -> float:
@@ -170,53 +158,32 @@ class Run:
         return {name: Answers.read(file) for name, file in files.items()}
 
     def ran(self) -> array[float]:
-        """Ends the plugins and returns what they ran."""
-        numbers = array("d")
-        for source, child in self.plugins.items():
-            child.end()
-            numbers.extend(read_numbers(self.folder / f"{source}.ran"))
-        return numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One kind of overload.
-
-    Attributes:
-        set_up: starts plugins and hosts; returns the capacity and the schedule of each host.
-        waits_in_hosts: whether calls wait in the windows of their hosts, so that those never sent are offered, too.
-        fills_bus: whether it is the bus that is full, and not a plugin: then its capacity is measured again afterwards.
-        rude: the host that keeps to no window, whose times are shown apart.
-        on_sdk: whether a host on the SDK calls, whose calls may run out of time between two attempts.
-    """
-
-    name: str
-    title: str
-    set_up: Callable[[Run, Plan], tuple[float, dict[str, Schedule]]]
-    waits_in_hosts: bool = False
-    fills_bus: bool = False
-    rude: str = ""
-    on_sdk: bool = False
+        """Ends the plugin and returns the numbers of the calls that it ran."""
+        self.plugins["tools"].end()
+        return read_numbers(self.folder / "ran")
 
 
 async def play(part: Part, stage: Stage, plan: Plan) -> Recording:
     """Plays calm, load and calm, watches the bus meanwhile, and returns what was seen."""
     run = await asyncio.to_thread(Run, stage)
     bystander = stage.module("load.plugin", run.grpc, "--source", BYSTANDER, "--tool", BYSTANDER)
-    capacity, schedules = await asyncio.to_thread(part.set_up, run, plan)
+    await asyncio.to_thread(run.plugin, part)
+    capacities = [await asyncio.to_thread(run.capacity, part, plan)]
+    await asyncio.to_thread(run.start_hosts, part.hosts)
     await asyncio.to_thread(bystander.line)
     watch = Watch(run.bus, run.grpc, run.http, (*run.plugins, BYSTANDER))
     async with watch.running():
-        watch.began_at = run.begin(schedules)
+        watch.began_at = run.begin(plan.schedules(part, capacities[0]))
         killing = asyncio.create_task(_kill(bystander, watch, plan.calm + plan.seconds / 2))
         answers = await run.answers(plan.seconds + 2 * plan.calm + MAX_WAIT)
         killed_at = await killing
         await watch.settled(GROWTH_MIB)
         await _until_noticed(watch)
-    again = await asyncio.to_thread(run.capacity_again) if part.fills_bus else []
+    if part.fills_bus:
+        capacities.append(await asyncio.to_thread(run.capacity, part, plan))
     ran = await asyncio.to_thread(run.ran)
     phases = (plan.calm, plan.calm + plan.seconds)
-    return Recording([capacity, *again], phases, answers, ran, watch, killed_at)
+    return Recording(capacities, phases, answers, ran, watch, killed_at)
 
 
 async def _kill(bystander: Child, watch: Watch, at: float) -> float:

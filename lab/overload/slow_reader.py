@@ -59,7 +59,7 @@ async def play(kind: str, stage: Stage, third: float, settle: float = 30.0) -> B
     run = await asyncio.to_thread(Run, stage)
     run.plugins["tools"] = stage.module("load.plugin", run.grpc, "--source", "tools")
     reader, slow = _idle_reader(run, READER, kind, "--reads"), _idle_reader(run, NAME, kind)
-    await asyncio.to_thread(run.start_hosts, {f"host-{number}": () for number in range(OTHERS)})
+    await asyncio.to_thread(run.start_hosts, {f"host-{number}": ("stream",) for number in range(OTHERS)})
     for child in (run.plugins["tools"], reader, slow):
         await asyncio.to_thread(child.line)
     watch = Watch(run.bus, run.grpc, run.http, ("tools", NAME))

@@ -28,10 +28,11 @@ from lab.ledger import NEVER_SENT, OK, UNANSWERED, Answer, Answers
 from lab.load.schedule import Pace, Phase, Schedule, options_of, read_schedule
 from lab.load.workload import quantile
 from lab.overload import judge, slow_reader
-from lab.overload.parts import PARTS
-from lab.overload.report import chart, markdown, table
+from lab.overload.parts import PARTS, RUDE
+from lab.overload.report import chart, markdown
 from lab.overload.run import BYSTANDER, Plan, Recording, play
 from lab.overload.watch import Look, Watch
+from lab.report import verdict_table
 from lab.stage import Stage
 from tests.bus.gateway.calling import client, legacy_plugin
 from tests.faults.raw_peer import PATIENCE
@@ -248,10 +249,10 @@ def test_every_figure_is_shown_to_change() -> None:
 def test_times_of_a_host_without_a_window_are_shown_apart() -> None:
     part = PARTS["bus"]
     seen = good()
-    seen.answers[part.rude] = Answers()
+    seen.answers[RUDE] = Answers()
     for number in range(100):
-        done(seen, 3.0 + number / 100, 5.0, host=part.rude)
-        refuse(seen, 3.0 + number / 100, 5.0, host=part.rude)
+        done(seen, 3.0 + number / 100, 5.0, host=RUDE)
+        refuse(seen, 3.0 + number / 100, 5.0, host=RUDE)
     figures = {verdict.what: verdict.measured for verdict in judge.judge(part, seen)}
     for what in ("accepted", "refused"):
         assert figures[f"p99 of the {what}, of 'rude'"] == "5,000.0 ms"
@@ -309,7 +310,7 @@ def test_the_report_shows_what_was_broken_and_the_picture_both_kinds_of_answers(
     refuse(seen, 3.0, hint=0.0)
     verdicts = {"plugin": judge.judge(PART, seen)}
     console = Console(record=True, width=160)
-    table(verdicts).show(console)
+    verdict_table("rules", verdicts).show(console)
     assert "BROKEN" in console.export_text()
     page = markdown(verdicts, {"plugin": PART.title}, "python -m lab.overload", "overload.svg")
     assert "| refused without limit or hint | 0 | 1 | **BROKEN** |" in page
