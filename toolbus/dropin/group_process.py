@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from toolbus.dropin.sandbox import Grants, Protection, apply, run_beside_main
+from toolbus.dropin.sandbox import Protection, SandboxGrants, apply, run_beside_main
 from toolbus.errors import NotPermitted, PeerLost, RequestError, SetupError
 from toolbus.processes.plugin_process import CANNOT_START, SUPERVISOR_VARIABLE, end_with
 
@@ -100,9 +100,11 @@ class ProcessPlan:
             | {"connect": tuple((host, port) for host, port in record["connect"])}
         )
 
-    def grants(self) -> Grants:
+    def grants(self) -> SandboxGrants:
         """Returns what the sandbox allows."""
-        return Grants(tuple(map(Path, self.write)), tuple(map(Path, self.read)), self.connect, **(self.limits or {}))
+        return SandboxGrants(
+            tuple(map(Path, self.write)), tuple(map(Path, self.read)), self.connect, **(self.limits or {})
+        )
 
 
 def main() -> NoReturn:

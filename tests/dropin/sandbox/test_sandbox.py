@@ -16,7 +16,7 @@ from tests.dropin.sandbox.trial import ROOT
 from toolbus.dropin.sandbox import CpuGuard, Protection, clean_environment
 from toolbus.tool import MIB
 
-_START = "import os, sys\nfrom pathlib import Path\nfrom toolbus.dropin.sandbox import Grants, apply\n"
+_START = "import os, sys\nfrom pathlib import Path\nfrom toolbus.dropin.sandbox import SandboxGrants, apply\n"
 
 
 def _run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -49,7 +49,7 @@ def test_what_is_granted_works(tmp_path: Path, listener: int, landlock: str) -> 
         """
         top, port = Path(sys.argv[1]), int(sys.argv[2])
         apply(
-            Grants(write=(top / "folder", top / "new"), read=(top / "text",), connect=(("localhost", port),)),
+            SandboxGrants(write=(top / "folder", top / "new"), read=(top / "text",), connect=(("localhost", port),)),
             bus="127.0.0.1:1", landlock=sys.argv[3] == "True",
         )
         import asyncio, shutil, socket, sqlite3
@@ -83,7 +83,7 @@ def test_what_is_granted_works(tmp_path: Path, listener: int, landlock: str) -> 
 def test_python_and_its_libraries_work_without_any_grant(landlock: str) -> None:
     done = _run(
         """
-        apply(Grants(), bus="127.0.0.1:1", landlock=sys.argv[1] == "True")
+        apply(SandboxGrants(), bus="127.0.0.1:1", landlock=sys.argv[1] == "True")
         import asyncio, concurrent.futures, datetime, getpass, logging, multiprocessing, platform, random, secrets, ssl
         import subprocess, tempfile, urllib.request, uuid, zoneinfo, collections, dataclasses, enum, inspect, typing
         import google.protobuf, grpc, grpc.aio, toolbus.sdk
@@ -107,7 +107,7 @@ def test_python_and_its_libraries_work_without_any_grant(landlock: str) -> None:
 def test_an_error_text_names_what_was_denied_and_how_to_fix_it() -> None:
     done = _run(
         """
-        apply(Grants(), bus="127.0.0.1:1")
+        apply(SandboxGrants(), bus="127.0.0.1:1")
         for attempt in (lambda: open("/nowhere", "w"), lambda: open("/etc/shadow"), lambda: __import__("ctypes")):
             try: attempt()
             except OSError as error: print(error.errno, error.strerror)
@@ -127,7 +127,7 @@ def test_a_denied_socket_is_named_by_its_kind() -> None:
     done = _run(
         """
         import socket
-        apply(Grants(), bus="127.0.0.1:1")
+        apply(SandboxGrants(), bus="127.0.0.1:1")
         for attempt in (
             lambda: socket.socket(type=socket.SOCK_DGRAM),
             lambda: socket.create_connection(("127.0.0.1", 9)),
@@ -158,17 +158,17 @@ def test_the_text_of_a_protection_names_the_active_layers() -> None:
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "2 threads run"),
         ("import grpc", "grpc is imported already"),
-        ("grants = Grants(write=(Path('/nowhere/at/all'),))", "'/nowhere/at/all' cannot be created or opened"),
+        ("grants = SandboxGrants(write=(Path('/nowhere/at/all'),))", "'/nowhere/at/all' cannot be created or opened"),
     ],
 )
 def test_a_process_that_cannot_be_sandboxed_ends_with_the_reason(before: str, error: str) -> None:
-    done = _run(f"grants = Grants()\n{before}\napply(grants, bus='127.0.0.1:1')\nprint('went on')")
+    done = _run(f"grants = SandboxGrants()\n{before}\napply(grants, bus='127.0.0.1:1')\nprint('went on')")
     assert done.stdout == ""
     assert error in done.stderr
 
 
 def test_a_granted_file_that_does_not_exist_is_created_for_its_owner_only(tmp_path: Path) -> None:
-    done = _run("apply(Grants(write=(Path(sys.argv[1]),)), bus='127.0.0.1:1')", tmp_path / "new")
+    done = _run("apply(SandboxGrants(write=(Path(sys.argv[1]),)), bus='127.0.0.1:1')", tmp_path / "new")
     assert done.stderr == ""
     assert os.stat(tmp_path / "new").st_mode & 0o777 == 0o600
 
@@ -178,7 +178,7 @@ def test_only_the_named_descriptors_stay_open() -> None:
         """
         kept, other = os.pipe()
         os.write(other, b"x")
-        apply(Grants(), bus="127.0.0.1:1", keep_fds=[kept])
+        apply(SandboxGrants(), bus="127.0.0.1:1", keep_fds=[kept])
         print(os.read(kept, 2))
         try: os.close(other)
         except OSError as error: print(error.strerror)
@@ -191,7 +191,7 @@ def test_limits_are_set_and_cannot_be_raised() -> None:
     done = _run(
         """
         import resource
-        apply(Grants(file_bytes=1000), bus="127.0.0.1:1")
+        apply(SandboxGrants(file_bytes=1000), bus="127.0.0.1:1")
         for name in ("CORE", "NOFILE", "FSIZE"): print(resource.getrlimit(getattr(resource, f"RLIMIT_{name}")))
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         assert soft == hard and 736 << 20 < hard < 864 << 20
@@ -207,7 +207,7 @@ def test_processor_time_is_limited_during_calls_and_between_them_once_it_is_watc
     done = _run(
         """
         import resource, threading
-        protection = apply(Grants(cpu_seconds_per_call=7), bus="127.0.0.1:1")
+        protection = apply(SandboxGrants(cpu_seconds_per_call=7), bus="127.0.0.1:1")
         def soft(): return resource.getrlimit(resource.RLIMIT_CPU)[0]
         seen = [soft()]
         with protection.cpu.call():

@@ -1,4 +1,4 @@
-"""Grants of a sandboxed process: their rules and defaults, and what every process may read."""
+"""SandboxGrants of a sandboxed process: their rules and defaults, and what every process may read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.dropin.sandbox import Grants
+from toolbus.dropin.sandbox import SandboxGrants
 from toolbus.dropin.sandbox.sandbox_grants import bus_endpoint, readable_everywhere
 from toolbus.errors import SetupError
 
@@ -29,11 +29,11 @@ from toolbus.errors import SetupError
 )
 def test_a_grant_that_breaks_a_rule_is_refused_with_value_and_rule(grants: dict[str, Any], error: str) -> None:
     with pytest.raises(SetupError, match=error):
-        Grants(**grants)
+        SandboxGrants(**grants)
 
 
 def test_nothing_is_granted_by_default() -> None:
-    assert (Grants().write, Grants().read, Grants().connect) == ((), (), ())
+    assert (SandboxGrants().write, SandboxGrants().read, SandboxGrants().connect) == ((), (), ())
 
 
 def test_python_and_its_packages_are_readable_and_homes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.dropin.sandbox.breakouts import ALL
-from toolbus.dropin.sandbox import Grants, apply, clean_environment, run_beside_main
+from toolbus.dropin.sandbox import SandboxGrants, apply, clean_environment, run_beside_main
 from toolbus.processes.supervised_plugin import describe_exit
 
 ESCAPED = "escaped"
@@ -146,7 +146,7 @@ def _attempt(code: str, names: dict[str, Any], layers: dict[str, Any]) -> None:
     """Runs in the forked process: sandboxes it, runs the code, writes the outcome and ends."""
     write, end = os.write, os._exit  # an attempt may replace them
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    grants = Grants(write=(Path(names["folder"]),), cpu_seconds_per_call=1)
+    grants = SandboxGrants(write=(Path(names["folder"]),), cpu_seconds_per_call=1)
     protection = apply(grants, bus=names["bus"], **layers)
 
     def run() -> NoReturn:

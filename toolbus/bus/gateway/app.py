@@ -29,7 +29,7 @@ from toolbus.bus.gateway import (
 )
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.admission import Admission
-from toolbus.bus.gateway.parts import GatewayParts
+from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.loopback import mask
 from toolbus.errors import INTERNAL_DETAIL, STATUS, ToolBusError
 from toolbus.text import shorten

@@ -23,8 +23,8 @@ from toolbus.bus.gateway.call_response import call_body, describe_result
 from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
+from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response
-from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.progress_buffer import ProgressBuffer
 from toolbus.bus.gateway.tool_routes import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
 from toolbus.bus.local import LocalCaller

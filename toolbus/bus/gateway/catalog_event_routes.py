@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of
-from toolbus.bus.gateway.parts import GatewayParts
+from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS, describe_tool
 
 MAX_CACHED_EVENTS = 16  # clients that reconnect may each know another revision

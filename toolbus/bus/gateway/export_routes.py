@@ -15,9 +15,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import AfterValidator
 
+from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, write_json
-from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.token_cost import CostCache

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from toolbus.bus.calls.call_records import MAX_RECORDS, RecordFilter
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of, wants_events
+from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.gateway.host_models import RecordedCalls
 from toolbus.bus.gateway.json_response import json_response
-from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.bus.gateway.tool_routes import REFUSALS
 
 POLL_SECONDS = 0.1  # between two polls of a stream

@@ -24,9 +24,9 @@ from toolbus.bus.gateway.contract_models import (
     UnregisterBody,
     Unregistered,
 )
+from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response
-from toolbus.bus.gateway.parts import GatewayParts
 from toolbus.errors import InvalidTool
 from toolbus.text import dump_json, is_utf8
 from toolbus.tool import Limits, Tool

@@ -51,7 +51,7 @@ class GatewayRoom(Room):
         """Serves."""
         if self._server is not None:
             from toolbus.bus.gateway.app import application
-            from toolbus.bus.gateway.parts import GatewayParts
+            from toolbus.bus.gateway.gateway_parts import GatewayParts
 
             callbacks, council = self.core.rooms.find(CallbacksRoom), self.core.rooms.find(CouncilRoom)
             registrations = callbacks.registrations if callbacks is not None else None

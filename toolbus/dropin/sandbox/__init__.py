@@ -4,11 +4,11 @@ from toolbus.dropin.sandbox.main_thread import run_beside_main
 from toolbus.dropin.sandbox.process_limits import CpuGuard
 from toolbus.dropin.sandbox.sandbox import Protection, apply
 from toolbus.dropin.sandbox.sandbox_environment import TOKEN_FD, clean_environment, take_token, token_pipe
-from toolbus.dropin.sandbox.sandbox_grants import Grants
+from toolbus.dropin.sandbox.sandbox_grants import SandboxGrants
 
 __all__ = [
     # What a process may do, and putting it into its sandbox
-    "Grants",
+    "SandboxGrants",
     "Protection",
     "apply",
     # Running its tools and their calls

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toolbus.dropin.sandbox.sandbox_grants import MAX_OPEN_FILES, Grants
+from toolbus.dropin.sandbox.sandbox_grants import MAX_OPEN_FILES, SandboxGrants
 from toolbus.tool import MIB
 
 # What grpc, the SDK and its 32 worker threads map after the start: 150 MiB were measured for grpc connected to a bus,
@@ -29,7 +29,7 @@ _EXTRA_THREADS = 1024
 _IDLE_RENEWAL_SECONDS = 60.0  # how often processor time is granted anew while no call runs
 
 
-def limit(grants: Grants) -> int:
+def limit(grants: SandboxGrants) -> int:
     """Sets all limits but that on processor time, permanently; returns the bytes of address space, 0 if unlimited."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)

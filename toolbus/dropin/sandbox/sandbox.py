@@ -17,7 +17,7 @@ from toolbus.dropin.sandbox.audit_hooks import install
 from toolbus.dropin.sandbox.file_checks import Allowed
 from toolbus.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
 from toolbus.dropin.sandbox.process_limits import CpuGuard, limit
-from toolbus.dropin.sandbox.sandbox_grants import Grants, bus_endpoint, readable_everywhere
+from toolbus.dropin.sandbox.sandbox_grants import SandboxGrants, bus_endpoint, readable_everywhere
 from toolbus.errors import SetupError
 from toolbus.tool import MIB
 
@@ -55,7 +55,7 @@ class Protection:
 
 
 def apply(
-    grants: Grants,
+    grants: SandboxGrants,
     *,
     bus: str,
     readable: Sequence[Path] = (),
@@ -112,7 +112,7 @@ def _threads() -> int:
         return threading.active_count()
 
 
-def _create_files(grants: Grants) -> tuple[str, ...]:
+def _create_files(grants: SandboxGrants) -> tuple[str, ...]:
     """Returns the resolved paths that may be written, after creating the files that did not exist."""
     written = []
     for path in grants.write:

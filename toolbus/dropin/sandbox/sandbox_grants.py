@@ -32,7 +32,7 @@ _SYSTEM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Grants:
+class SandboxGrants:
     """What an operator grants to one process of tools. By default it may compute and talk to the bus, nothing else.
 
     Attributes:
