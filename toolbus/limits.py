@@ -1,6 +1,7 @@
 """Holds the limits and the lengths of time of a bus as frozen records, each next to its reason.
 
-The values are injected: a bus gets them from its configuration, a test gives its own. Nothing here is read at import.
+The values are injected: a bus gets them from its configuration, a test gives its own. Where neither gives one, the
+default here applies.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Timings:
 
     Attributes:
         tick_seconds: how often the silence of peers is judged, and grace periods are looked at.
+        attach_seconds: timeout of the attach; a stream has no heartbeats before.
+        busy_heartbeat_seconds: between heartbeats while calls are pending, so that a dead plugin fails them soon.
+        idle_heartbeat_seconds: between heartbeats of an idle session, which gets fewer: an exchange costs the bus
+            about 300 µs.
         watch_seconds: how often a watcher is notified at most: 1,000 attaches before 1,000 watchers stay 1,000 frames.
         stuck_seconds: how long a call that ended early may keep its slot while the plugin has not confirmed the end:
             a bus that forgets what is still running would overload the plugin.
@@ -68,12 +73,21 @@ class Timings:
         reachable_seconds: how long a start waits for the callback URLs of restored tools to accept a connection.
         note_seconds: how often it is persisted which callback URLs answered, and the silent ones are probed.
         store_retry_seconds: until a change that could not be persisted is tried again; each try may hold the loop up.
+        ping_seconds: how long a stream of server-sent events may be silent before a ping; below the minute or so after
+            which proxies and clients give up on silence.
     """
 
     tick_seconds: float = 0.5
+    attach_seconds: float = 30.0
+    busy_heartbeat_seconds: float = 2.0
+    idle_heartbeat_seconds: float = 10.0
     watch_seconds: float = 0.02
     stuck_seconds: float = 60.0
     quiet_seconds: float = 1.0
     reachable_seconds: float = 0.25
     note_seconds: float = 3_600.0
     store_retry_seconds: float = 5.0
+    ping_seconds: float = 15.0
+
+
+DEFAULT_TIMINGS = Timings()

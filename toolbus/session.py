@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from toolbus.errors import ProtocolError
+from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.tool import KIB, MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -30,9 +31,7 @@ MAX_ITEMS = 4096  # of one kind in a frame that arrives: a frame of 2 MB can hol
 DEFAULT_MESSAGE_BYTES = 4 * MIB  # what a gRPC client receives unless it is configured otherwise
 ITEM_OVERHEAD_BYTES = 4 * KIB  # reserved in a frame for everything about an item but its JSON
 
-# Seconds between heartbeats. An exchange costs the bus about 300 µs, so an idle session gets fewer.
-BUSY_INTERVAL = 2.0
-IDLE_INTERVAL = 10.0
+# Heartbeats in a row without an answer: the peer gets no new calls, and then counts as lost.
 MISSED_SUSPECT = 3
 MISSED_GONE = 10
 
@@ -250,6 +249,7 @@ class Session(Generic[Frame]):
         outbox: what waits to be written; the one writer takes from it.
         pending: calls that we wait for, by their id on this stream. The values belong to the driver.
         in_flight: calls that we run for the peer, by the peer's id. The values belong to the driver.
+        timings: of the bus; they say how long the intervals between heartbeats are.
     """
 
     __slots__ = (
@@ -271,10 +271,14 @@ class Session(Generic[Frame]):
         "state",
         "suspect",
         "takes_calls",
+        "timings",
     )
 
-    def __init__(self, side: Side, new_frame: Callable[[], Frame], now: float) -> None:
+    def __init__(
+        self, side: Side, new_frame: Callable[[], Frame], now: float, timings: Timings = DEFAULT_TIMINGS
+    ) -> None:
         self._side = side
+        self.timings = timings
         self.state = State.OPENING
         self.outbox: Outbox[Frame] = Outbox(new_frame)
         self.pending: dict[str, Any] = {}
@@ -388,9 +392,10 @@ class Session(Generic[Frame]):
         if self.outbox.taken != self._taken_before:
             self._taken_before, self._last_sent = self.outbox.taken, now
         waiting = self.last_probe > self.last_heard
-        interval = BUSY_INTERVAL if self.pending or waiting else IDLE_INTERVAL
+        idle = self.timings.idle_heartbeat_seconds
+        interval = self.timings.busy_heartbeat_seconds if self.pending or waiting else idle
         due = max(self.last_heard, self.last_probe) + interval
-        if now < due and now < self._last_sent + IDLE_INTERVAL:
+        if now < due and now < self._last_sent + idle:
             return Pulse.FINE
         if waiting and now >= due:
             self.missed += 1

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from toolbus import session
 from toolbus.bus import Bus, Config
+from toolbus.limits import Timings
 
 
 async def main(address: str, interval: str = "") -> None:
-    if interval:
-        session.BUSY_INTERVAL = float(interval)
-        session.IDLE_INTERVAL = float(interval)
-    async with Bus(Config(grpc=(address,), http="off", grace_seconds=2.0)) as bus:
+    seconds = float(interval) if interval else None
+    timings = Timings() if seconds is None else Timings(busy_heartbeat_seconds=seconds, idle_heartbeat_seconds=seconds)
+    async with Bus(Config(grpc=(address,), http="off", grace_seconds=2.0), timings=timings) as bus:
         print("ready", *bus.grpc_addresses, flush=True)
         await bus.wait_stopped()
 

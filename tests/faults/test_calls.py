@@ -11,7 +11,7 @@ import pytest
 from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
 from toolbus.bus import Bus
-from toolbus.bus.calls import dispatcher
+from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -217,10 +217,8 @@ async def test_progress_makes_a_call_accepted_and_resets_its_idle_timeout(connec
     assert (result.error.code, result.error.stage) == (pb.ERROR_CODE_DEADLINE_EXCEEDED, pb.CALL_STAGE_ACCEPTED)
 
 
-async def test_a_plugin_that_ignores_cancels_keeps_its_slot_stuck_until_it_is_freed(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatcher, "STUCK_SECONDS", 0.5)
+@pytest.mark.parametrize("timings", [Timings(stuck_seconds=0.5)])
+async def test_a_plugin_that_ignores_cancels_keeps_its_slot_stuck_until_it_is_freed(connect: Connect) -> None:
     plugin = await connect("deaf", tool("t"), max_in_flight=1)
     host = await connect("host")
     assert (await host.call("t", timeout_seconds=0.05)).error.code == pb.ERROR_CODE_DEADLINE_EXCEEDED

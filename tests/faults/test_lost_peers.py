@@ -15,9 +15,7 @@ from tests.faults.conftest import Connect, until_sessions
 from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
 from tests.support.waiting import Stopwatch
-from toolbus import session
 from toolbus.bus import Bus
-from toolbus.bus.streams import grpc_server
 from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -99,12 +97,12 @@ async def test_a_bus_that_is_killed_and_restarted_is_noticed_and_its_peers_recon
 
 
 @bystander
-@pytest.mark.parametrize("timings", [Timings(tick_seconds=0.05)])
+@pytest.mark.parametrize(
+    "timings", [Timings(tick_seconds=0.05, busy_heartbeat_seconds=0.2, idle_heartbeat_seconds=0.2)]
+)
 async def test_a_stopped_plugin_becomes_suspect_then_gone_and_a_continued_one_recovers(
-    address: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    address: str, connect: Connect
 ) -> None:
-    monkeypatch.setattr(session, "BUSY_INTERVAL", 0.2)
-    monkeypatch.setattr(session, "IDLE_INTERVAL", 0.2)
     host = await connect("host")
     async with run("mute_plugin.py", address) as plugin:
         await plugin.says("0")
@@ -126,9 +124,8 @@ async def test_a_stopped_plugin_becomes_suspect_then_gone_and_a_continued_one_re
 
 
 @bystander
-@pytest.mark.parametrize("timings", [Timings(tick_seconds=0.02)])
-async def test_a_peer_that_echoes_nothing_but_talks_is_alive(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "BUSY_INTERVAL", 0.1)
+@pytest.mark.parametrize("timings", [Timings(tick_seconds=0.02, busy_heartbeat_seconds=0.1)])
+async def test_a_peer_that_echoes_nothing_but_talks_is_alive(connect: Connect) -> None:
     plugin = await connect("plugin", tool("t"), echoes=False)
     host = await connect("host")
     await host.start(host.ask("t"))
@@ -218,20 +215,18 @@ async def test_a_call_that_waits_for_a_slow_reader_is_cancelled_without_being_se
 
 
 @bystander
-async def test_a_stream_that_never_attaches_is_ended_with_an_error(
-    stranger: RawPeer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_server, "OPENING_SECONDS", 0.1)
+@pytest.mark.parametrize("timings", [Timings(attach_seconds=0.5)])
+async def test_a_stream_that_never_attaches_is_ended_with_an_error(stranger: RawPeer) -> None:
     stranger.open()
     code, details = await stranger.ended()
     assert code is grpc.StatusCode.UNAVAILABLE
-    assert "no attach arrived within 0.1 s" in details
+    assert "no attach arrived within 0.5 s" in details
 
 
 @bystander
-async def test_a_stream_that_has_attached_may_be_silent(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "OPENING_SECONDS", 0.1)
+@pytest.mark.parametrize("timings", [Timings(attach_seconds=0.5)])
+async def test_a_stream_that_has_attached_may_be_silent(connect: Connect) -> None:
     quiet = await connect("quiet")
     with pytest.raises(AssertionError, match="the end of the stream"):
-        await quiet.ended(0.3)
+        await quiet.ended(0.8)
     await quiet.call("steady")

@@ -117,6 +117,7 @@ class Bus(EmbeddedBus):
             arm=self._sweeps.arm,
             tripwire=Tripwire(config.tripwire, config.tripwire_allow),  # type: ignore[arg-type]
             background=self.tasks,
+            stuck_seconds=timings.stuck_seconds,
         )
         signals = Signals(registry, dispatcher.view, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
@@ -128,7 +129,7 @@ class Bus(EmbeddedBus):
             identity=(config.bus_id, secrets.token_hex(8), toolbus.__version__),
             on_source=signals.source_changed,
             on_change=signals.catalog_changed,
-            tick_seconds=timings.tick_seconds,
+            timings=timings,
         )
         self._stopped = asyncio.Event()
         self._running = contextlib.AsyncExitStack()  # what stops when the bus stops, last first

@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.faults.conftest import Connect, address, connect, grace_seconds, limits, timings
 from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
-from toolbus import session
 from toolbus.bus import Bus, Config
 from toolbus.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -132,12 +131,12 @@ async def test_a_half_closed_source_is_not_serving_while_its_own_call_still_runs
     await watch.end()
 
 
-@pytest.mark.parametrize("timings", [Timings(tick_seconds=0.02)])
+@pytest.mark.parametrize(
+    "timings", [Timings(tick_seconds=0.02, busy_heartbeat_seconds=0.3, idle_heartbeat_seconds=0.3)]
+)
 async def test_a_source_that_answers_no_heartbeats_is_not_serving_until_it_answers_again(
-    health: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    health: Any, connect: Connect
 ) -> None:
-    monkeypatch.setattr(session, "BUSY_INTERVAL", 0.3)
-    monkeypatch.setattr(session, "IDLE_INTERVAL", 0.3)
     plugin = await connect("plugin", tool("t"), echoes=False)
     watch = Watch(health, "toolbus.source.plugin")
     await watch.says(Status.SERVING)

@@ -37,12 +37,12 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import Code, Stage
+from toolbus.limits import DEFAULT_TIMINGS
 from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.calls")
 
-STUCK_SECONDS = 60.0  # how long a call that ended early may keep its slot until its handler confirms the end
 SWEEP_PAUSE = 0.005  # a sweep looks at every call in flight, so many short limits share one
 
 
@@ -51,6 +51,7 @@ class Dispatcher:
 
     Args:
         arm: called with the time of the next deadline whenever it comes nearer; ``sweep`` is to be called then.
+        stuck_seconds: as in `Timings`.
         first_id: where the ids towards handlers begin; dispatchers that share handlers must not share ids.
     """
 
@@ -65,6 +66,7 @@ class Dispatcher:
         tripwire: Tripwire | None = None,
         background: Background | None = None,
         settled_at: float = 0.0,
+        stuck_seconds: float = DEFAULT_TIMINGS.stuck_seconds,
         first_id: int = 1,
     ) -> None:
         self._registry = registry
@@ -77,6 +79,7 @@ class Dispatcher:
         self._last_id = first_id - 1  # the last id that a call got towards its handler
         self._callers: dict[Caller, None] = {}  # those that have had calls since the last sweep
         self._stuck: set[Call] = set()
+        self._stuck_seconds = stuck_seconds
         self.soft_deadlines: dict[Call, float] = {}  # when a call becomes a task
         self.retried: dict[Call, Stage] = {}  # calls retried on another handler → how far the first one had got
         self.tripwire = tripwire  # blocks secrets in results of untrusted sources; None: nothing is blocked
@@ -416,7 +419,7 @@ class Dispatcher:
             call.active = False
             call.handler.stuck += 1
             self._stuck.add(call)
-            call.freed_at = now + STUCK_SECONDS
+            call.freed_at = now + self._stuck_seconds
             self._rearm(call.freed_at)
         if call.children:
             self._end_children(call, now)

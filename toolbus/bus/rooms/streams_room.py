@@ -25,8 +25,10 @@ class StreamsRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.health = Health(lambda: core.takes_calls, core.rooms.serving, core.rooms.sources)
-        service = ToolBusService(core.dispatcher, core.presence, core.limits, core.rooms.register)
-        untrusted = UntrustedService(core.dispatcher, core.presence, core.limits, core.policy.is_untrusted)
+        service = ToolBusService(core.dispatcher, core.presence, core.limits, core.timings, core.rooms.register)
+        untrusted = UntrustedService(
+            core.dispatcher, core.presence, core.limits, core.timings, core.policy.is_untrusted
+        )
         self.listeners = Listeners(service, untrusted, self.health, core.limits, reflection=core.config.grpc_reflection)
         self._ticking: asyncio.Task[None] | None = None  # None until started
         core.signals.on_source(self.health.source_changed)

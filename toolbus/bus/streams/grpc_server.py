@@ -29,6 +29,7 @@ from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest, LimitExceeded, SetupError, ToolBusError, grpc_status
+from toolbus.limits import Timings
 from toolbus.session import Pool, State
 from toolbus.tool import Limits, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -50,7 +51,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-OPENING_SECONDS = 30.0  # timeout of the attach; a stream has no heartbeats before
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -64,12 +64,14 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         dispatcher: Dispatcher,
         presence: Presence,
         limits: Limits,
+        timings: Timings,
         register_callbacks: Callable[[wire.RegisterRequest], Sequence[Outcome]],
     ) -> None:
         self._register_callbacks = register_callbacks  # registers tools that have a callback_url
         self._dispatcher = dispatcher
         self._presence = presence
         self._limits = limits
+        self._timings = timings
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
 
@@ -126,7 +128,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             await _abort(context, LimitExceeded("sessions", limit, f"the bus has {limit} streams and accepts no more"))
         self._streams += 1
         try:
-            peer = Peer(self._limits, time.monotonic())
+            peer = Peer(self._limits, time.monotonic(), self._timings)
             peer.outbox.pool = self._pool
             await _InvokeStream(self._presence, self._dispatcher, peer, context, self._attach).run()
         finally:
@@ -174,7 +176,7 @@ class _InvokeStream:
         """
         reading = self._loop.create_task(self._read())
         writing = self._loop.create_task(self._write())
-        opening = self._loop.call_later(OPENING_SECONDS, self._never_attached)
+        opening = self._loop.call_later(self._peer.timings.attach_seconds, self._never_attached)
         try:
             status, text = await self._ended
             reading.cancel()
@@ -248,7 +250,8 @@ class _InvokeStream:
 
     def _never_attached(self) -> None:
         if self._peer.state is State.OPENING:
-            self._disconnected(f"no attach arrived within {OPENING_SECONDS:g} s: send it as the first message")
+            seconds = self._peer.timings.attach_seconds
+            self._disconnected(f"no attach arrived within {seconds:g} s: send it as the first message")
 
     def _leave_if_done(self) -> None:
         if self._peer.idle:

@@ -32,7 +32,6 @@ from toolbus.errors import (
     RequestError,
     VersionMismatch,
 )
-from toolbus.session import IDLE_INTERVAL
 from toolbus.text import quote, shorten
 from toolbus.tool import MAX_INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -193,7 +192,7 @@ class Handshake:
             boot_id=boot_id,
             bus_version=version,
             protocol_version=PROTOCOL_VERSIONS[-1],
-            heartbeat_seconds=IDLE_INTERVAL,
+            heartbeat_seconds=peer.timings.idle_heartbeat_seconds,
             revision=self._registry.revision,
             registered=names if sum(map(len, names)) < peer.max_item_bytes // 2 else (),
             # The text stands once: repeated for thousands of tools it would exceed what the peer can receive.

@@ -13,6 +13,7 @@ from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import Stage
+from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.session import Session, Side, State
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -46,8 +47,8 @@ class Peer(Session[wire.InvokeResponse]):
     persisted = False
     longest_timeout = MAX_TIMEOUT_SECONDS
 
-    def __init__(self, limits: Limits, now: float) -> None:
-        super().__init__(Side.BUS, wire.InvokeResponse, now)
+    def __init__(self, limits: Limits, now: float, timings: Timings = DEFAULT_TIMINGS) -> None:
+        super().__init__(Side.BUS, wire.InvokeResponse, now, timings)
         self.outbox.max_bytes = limits.waiting_bytes
         self.session_id = ""  # set when attached
         self.source = ""  # set when attached

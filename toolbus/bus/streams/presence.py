@@ -22,7 +22,8 @@ from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.session_table import SessionTable
 from toolbus.bus.streams.withdrawal import Withdrawal, notify_owners
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted
-from toolbus.session import BUSY_INTERVAL, Pulse, State
+from toolbus.limits import DEFAULT_TIMINGS, Timings
+from toolbus.session import Pulse, State
 from toolbus.text import quote
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -37,7 +38,7 @@ class Presence(SessionTable):
         identity: (bus_id, boot_id, version) as ``attached`` shows them.
         on_source: called with a source whose health may have changed.
         on_change: called after the catalog may have changed.
-        tick_seconds: how often `tick` is called.
+        timings: say how often `tick` is called.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Presence(SessionTable):
         identity: tuple[str, str, str],
         on_source: Callable[[str], None],
         on_change: Callable[[], None],
-        tick_seconds: float = 0.5,
+        timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         super().__init__()
         self._registry = registry
@@ -59,7 +60,8 @@ class Presence(SessionTable):
         self._limits = limits
         self._on_source = on_source
         self._on_change = on_change
-        self._tick_seconds = tick_seconds
+        # A longer pause between two ticks means that the process itself stood still.
+        self._max_tick_pause = timings.tick_seconds + timings.busy_heartbeat_seconds
         self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self)
         self.watchers = CatalogWatchers(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
@@ -217,7 +219,7 @@ class Presence(SessionTable):
     def tick(self, now: float) -> None:
         """Sends heartbeats, ends sessions that answer none, and drops tools whose grace period has ended."""
         # The process itself stood still (a suspended machine, a debugger): that is not the silence of the peers.
-        stood_still = self._last_tick is not None and now - self._last_tick > self._tick_seconds + BUSY_INTERVAL
+        stood_still = self._last_tick is not None and now - self._last_tick > self._max_tick_pause
         self._last_tick = now
         self.watchers.clear_cache()
         for peer in list(self.sessions.values()):

@@ -17,6 +17,7 @@ from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import NotPermitted
+from toolbus.limits import Timings
 from toolbus.text import quote
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -33,9 +34,15 @@ class UntrustedService(ToolBusService):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, presence: Presence, limits: Limits, is_untrusted: Callable[[str], bool]
+        self,
+        dispatcher: Dispatcher,
+        presence: Presence,
+        limits: Limits,
+        timings: Timings,
+        is_untrusted: Callable[[str], bool],
     ) -> None:
-        super().__init__(dispatcher, presence, replace(limits, sessions=max(1, limits.sessions // SHARE)), _refuse)
+        limits = replace(limits, sessions=max(1, limits.sessions // SHARE))
+        super().__init__(dispatcher, presence, limits, timings, _refuse)
         self._is_untrusted = is_untrusted
 
     def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
