@@ -21,6 +21,7 @@ from rich.panel import Panel
 from toolbus import Bus, Config, Host, ToolBusError
 from toolbus.extension import (
     Council,
+    CouncilEvent,
     CouncilSettings,
     CouncilStarted,
     Member,
@@ -29,7 +30,7 @@ from toolbus.extension import (
     bundled_prompt_tools,
     sidecar_model,
 )
-from toolbus.sdk import Extension
+from toolbus.sdk import Extension, ToolInvocation
 
 LORE = {
     "bell": "The bell of the inn rings by itself when somebody lies.",
@@ -54,7 +55,7 @@ def tavern(address: str) -> Extension:
     extension.register_tool(name="pace", display_name="Pace", description="Measures replies.", council_eligible=True)
 
     @extension.on_invocation
-    def pace(call: dict) -> str:
+    def pace(call: ToolInvocation) -> str:
         """Answers for all tools without a function of their own: here `pace`."""
         replies = [each["content"] for each in call["contextMessages"] or () if each["role"] == "assistant"]
         words = len(replies[-1].split()) if replies else 0
@@ -71,15 +72,6 @@ def members(shared: bool, has_model: bool) -> tuple[Member, ...]:
     return Member("mira", "Mira", hers, role="Archivist"), tom
 
 
-def show(event, console: Console) -> None:
-    """Prints an event of the council."""
-    if isinstance(event, CouncilStarted):
-        console.print(f"[bold]council[/] of {event.member_count}")
-    for each in event.outcomes if isinstance(event, MemberDone) else ():
-        how = "[green]ok[/]" if each.success else f"[red]{escape(each.error)}[/]"
-        console.print(f"  {escape(each.member_name)} · {escape(each.display_name)} · {each.seconds:.2f} s · {how}")
-
-
 async def main(arguments: argparse.Namespace) -> None:
     async with AsyncExitStack() as running:
         own = Bus(Config(grpc=("127.0.0.1:0",), http="off"))
@@ -94,12 +86,18 @@ async def main(arguments: argparse.Namespace) -> None:
         council = Council(host, who, model=model, sidecar=sidecar, prompt_tools=bundled_prompt_tools())
         console, events = Console(quiet=arguments.json, highlight=False), []
 
-        def on_event(event) -> None:
+        def show(event: CouncilEvent) -> None:
             events.append(event.described())
-            show(event, console)
+            if isinstance(event, CouncilStarted):
+                console.print(f"[bold]council[/] of {event.member_count}")
+            for each in event.outcomes if isinstance(event, MemberDone) else ():
+                how = "[green]ok[/]" if each.success else f"[red]{escape(each.error)}[/]"
+                name = f"{escape(each.member_name)} · {escape(each.display_name)}"
+                console.print(f"  {name} · {each.seconds:.2f} s · {how}")
 
         messages = [*SO_FAR, {"role": "user", "content": arguments.text}]
-        result = await council.run(messages, user_id=arguments.user, on_event=on_event)
+        result = await council.run(messages, user_id=arguments.user, on_event=show)
+        assert result is not None  # it is None if no member takes part; these always do
         if arguments.json:
             print(json.dumps({"events": events, **result.described()}, ensure_ascii=False, indent=2))
         failed = f", {len(result.failed)} failed" * bool(result.failed)

@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from _common import cut, definition, limit_of, refuse, text_of
+
+if TYPE_CHECKING:  # the loader gives each file this function
+    from toolbus.dropin import register_tool
 
 INDEX = json.loads((Path(__file__).parent / "data" / "archive_index.json").read_text(encoding="utf-8"))
 
@@ -127,7 +130,7 @@ def archive_search(args: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str,
     return answer
 
 
-register_tool(  # noqa: F821  # the loader gives each file this function
+register_tool(
     name="archive_search",
     execute=archive_search,
     read_only=True,

@@ -13,9 +13,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from _common import cut, definition, limit_of, matching, refuse, text_of, whole_number, wrong_mode
+
+if TYPE_CHECKING:  # the loader gives each file this function
+    from toolbus.dropin import register_tool
 
 Service: TypeAlias = dict[str, Any]
 
@@ -183,7 +186,7 @@ def _live(services: Iterable[Service]) -> dict[str, Any]:
     return {"state": "closed", "said": f"Nothing answers on port {shown} of 127.0.0.1."}
 
 
-register_tool(  # noqa: F821  # the loader gives each file this function
+register_tool(
     name="directory",
     execute=directory,
     read_only=True,

@@ -17,9 +17,12 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from _common import definition, matching, names_in, refuse, span_text, text_of
+
+if TYPE_CHECKING:  # the loader gives each file this function
+    from toolbus.dropin import register_tool
 
 QUEUE = Path(__file__).with_name("queue.db")
 
@@ -213,7 +216,7 @@ def _unusable(error: sqlite3.DatabaseError) -> dict[str, Any]:
     )
 
 
-register_tool(  # noqa: F821  # the loader gives each file this function
+register_tool(
     name="relay_message",
     execute=relay_message,
     read_only=False,
@@ -238,7 +241,7 @@ register_tool(  # noqa: F821  # the loader gives each file this function
     ),
 )
 
-register_tool(  # noqa: F821
+register_tool(
     name="my_messages",
     execute=my_messages,
     read_only=False,

@@ -17,9 +17,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from _common import cut, definition, is_operator, limit_of, matching, refuse, size_text, span_text, text_of, wrong_mode
+
+if TYPE_CHECKING:  # the loader gives each file this function
+    from toolbus.dropin import register_tool
 
 Row: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
@@ -181,8 +184,8 @@ def _listed(shown: list[Answer], args: Mapping[str, Any], name: str) -> Answer:
 
 def _reads_bus(call: Row) -> bool:
     """Tells whether a call was made to read the bus: by this tool, or by its requests to the bus."""
-    name = call["name"].rpartition(":")[2]
-    return name == "this_host" or (name == "this_bus" and call["source"] == "toolbus")
+    name: str = call["name"].rpartition(":")[2]
+    return name == "this_host" or (name, call["source"]) == ("this_bus", "toolbus")
 
 
 def _has_outcome(outcome: str, filter_text: str) -> bool:
@@ -195,7 +198,7 @@ def _short(text: str) -> str:
     return line if len(line) <= MAX_DESCRIPTION else line[:MAX_DESCRIPTION].rsplit(" ", 1)[0] + " …"
 
 
-register_tool(  # noqa: F821  # the loader gives each file this function
+register_tool(
     name="this_host",
     execute=this_host,
     read_only=True,

@@ -8,11 +8,11 @@ from contextlib import suppress
 from openai import AsyncOpenAI, OpenAIError
 
 from toolbus import Host, ToolBusError
-from toolbus.loop import CallEnded, CallStarted, TextDelta, ToolLoop, openai_endpoint
+from toolbus.loop import CallEnded, CallStarted, Finished, Reply, TextDelta, ToolLoop, openai_endpoint
 
 
-async def answer(loop, items):
-    async for event in loop.stream(items):
+async def answer(loop: ToolLoop, last: Reply | None, line: str) -> Reply | None:
+    async for event in loop.stream([*(last.items if last else ()), {"role": "user", "content": line}]):
         match event:
             case TextDelta(text):
                 print(text, end="", flush=True)
@@ -20,20 +20,20 @@ async def answer(loop, items):
                 print(f"\n→ {call.name} {call.arguments_json}", flush=True)
             case CallEnded(done):
                 print(f"← {done.name} {done.outcome}: {done.result.text[:200]}", flush=True)
-    return event.reply.items
+    return event.reply if isinstance(event, Finished) else last  # `Finished` is the last event of a turn
 
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1"))
 parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL", "local"))
-options, items = parser.parse_args(), []
+options, reply = parser.parse_args(), None
 client = AsyncOpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
 with asyncio.Runner() as runner:
     loop = ToolLoop(host := Host(), openai_endpoint(client, options.model))
     with suppress(EOFError, KeyboardInterrupt):
         while line := input("\n> "):
             try:
-                items = runner.run(answer(loop, [*items, {"role": "user", "content": line}]))
+                reply = runner.run(answer(loop, reply, line))
             except (KeyboardInterrupt, OpenAIError, ToolBusError) as error:
                 print(f"\n{type(error).__name__}: {error}")
     runner.run(host.close())
