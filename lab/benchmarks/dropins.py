@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from lab.benchmarks.contest import Contestant, Plan
+from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact
 from lab.child import Child, ChildFailed
 from lab.load import workload
@@ -104,7 +104,7 @@ def _first_answer(host: SyncHost, name: str, began_at: float, arguments: str = "
     return (time.monotonic() - began_at) * 1e3
 
 
-def _offered(stage: Stage, plan: Plan, *, alone: bool) -> tuple[Child, str]:
+def offered(stage: Stage, plan: Plan, *, alone: bool) -> tuple[Child, str]:
     """Starts a bus and the tool, by itself as a plugin file or as the one file of a folder of drop-in tools."""
     from toolbus.sdk import SyncHost
 
@@ -116,12 +116,3 @@ def _offered(stage: Stage, plan: Plan, *, alone: bool) -> tuple[Child, str]:
     with SyncHost(address) as host:
         _first_answer(host, workload.TOOL_NAME, time.monotonic(), workload.arguments_json(0))
     return bus, address
-
-
-CONTESTANTS = {
-    contestant.name: contestant
-    for contestant in (
-        Contestant("plugin", lambda stage, plan: _offered(stage, plan, alone=True), ("load.stream_host",)),
-        Contestant("dropin", lambda stage, plan: _offered(stage, plan, alone=False), ("load.stream_host",)),
-    )
-}

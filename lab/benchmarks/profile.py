@@ -20,17 +20,15 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from lab.benchmarks import contest, gateway_contest
-from lab.child import Child
+from lab.benchmarks import contest, contestants
 from lab.commands import terminated_like_interrupted
 from lab.load.windows import Window
-from lab.stage import Stage, address_of
 
 INTERVAL_SECONDS = 0.001
 START_SECONDS = 1.0  # CPU time before the first sample, so that imports do not show
 SHOWN = 30
 CONTESTANTS = {
-    name: (contest.CONTESTANTS | gateway_contest.CONTESTANTS)[name]
+    name: (contestants.BUS | contestants.GATEWAY)[name]
     for name in ("relay", "toolbus", "callback", "rest_callback", "rest_grpc")
 }
 
@@ -83,16 +81,12 @@ def profile(middle: str, plan: contest.Plan) -> tuple[list[Window], str]:
     """Runs one contestant with its middle sampled and returns its windows and the counts as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder, "counts.json")
-        sample = ("profile", "--sample", str(counts))
-
-        def sampled_relay(stage: Stage, plan: contest.Plan) -> tuple[Child, str]:
-            child = stage.module(f"benchmarks.{sample[0]}", *sample[1:], "lab.benchmarks.relay")
-            return child, address_of(child.line())
-
+        sample = ("benchmarks.profile", "--sample", str(counts))
         contestant = CONTESTANTS[middle]
         if middle == "relay":
-            contestant = dataclasses.replace(contestant, middle=sampled_relay)
-        bus = shlex.join([sys.executable, "-m", f"lab.benchmarks.{sample[0]}", *sample[1:], "toolbus.cli", "serve"])
+            sampled = contestants.module(*sample, "lab.benchmarks.relay")
+            contestant = dataclasses.replace(contestant, middle=sampled)
+        bus = shlex.join([sys.executable, "-m", f"lab.{sample[0]}", *sample[1:], "toolbus.cli", "serve"])
         windows, cannot = contest.run_once(contestant, dataclasses.replace(plan, bus_command=bus))
         if cannot:
             raise SystemExit("\n".join(cannot.values()))

@@ -16,8 +16,8 @@ import aiohttp
 import uvloop
 
 from lab.benchmarks.contest import LOOPBACK, Plan
+from lab.benchmarks.contestants import PLUGIN
 from lab.benchmarks.facts import Fact
-from lab.benchmarks.gateway_contest import start_plugin
 from lab.child import Child
 from lab.load.callbacks import declaration, register
 from lab.stage import Stage
@@ -45,10 +45,10 @@ def register_busy(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 def _register(stage: Stage, plan: Plan, repeats: int, rate: int) -> tuple[Fact, ...]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         bus, grpc, http = plan.bus(stage, "--data-dir", folder, http=LOOPBACK)
-        _, callback_url = start_plugin(stage)
+        _, callback_url = PLUGIN(stage, plan)
         if rate:
             stage.module("load.plugin", grpc).line()
-            stage.module("benchmarks.paced_host", grpc, str(rate)).line()
+            stage.module("load.stream_host", grpc, "--rate", str(rate)).line()
         rounds = [uvloop.run(_timed(http, callback_url, f"{n}", rate)) for n in range(max(1, repeats // 2))]
         bus.end()  # before its directory goes
     name = "register_busy" if rate else "register_idle"
@@ -113,7 +113,7 @@ def many_ephemeral(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 
 def _many(stage: Stage, plan: Plan, repeats: int, name: str, *persistence: str) -> tuple[Fact, ...]:
     bus, _, http = plan.bus(stage, *persistence, http=LOOPBACK)
-    _, callback_url = start_plugin(stage)
+    _, callback_url = PLUGIN(stage, plan)
     uvloop.run(_register_all(http, callback_url, range(WARM)))
     empty = _settled_bytes(bus)
     uvloop.run(_register_all(http, callback_url, range(WARM, WARM + MANY)))

@@ -2,18 +2,21 @@
 
 It takes the calls of any host to the plugin and the results back, in messages of at most 512 items, written by one
 writer a stream that sends whatever waits. The only thing it does to a call is to put its host's number before its id,
-so that the result finds its way back. What the bus costs above this is the price of its promises.
+so that the result finds its way back. What the bus costs above this is the price of its promises. With ``bare`` it
+relays nothing: that is what streams of grpcio cost by themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import uvloop
 
+from lab.load import peer
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 from toolbus.v1 import tool_pb2 as pb
@@ -97,6 +100,35 @@ class Relay(stubs.ToolBusServiceServicer):
                 outlet.wake.set()
 
 
+class Bare(stubs.ToolBusServiceServicer):
+    """Answers the first message of a stream, and then only reads.
+
+    A call makes it send all streams an event, the one with which a bus announces a new tool to its watchers.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[Any, None] = {}
+        self._last_event: wire.InvokeResponse | None = None  # the last that was sent to all; None before the first
+
+    async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
+        """Reads one peer until it ends."""
+        await context.read()
+        before = self._last_event
+        await context.write(wire.InvokeResponse(attached=wire.Attached(session_id="bare", protocol_version=1)))
+        self._streams[context] = None
+        try:
+            # A peer may be attached and call before the write to another one has ended.
+            if self._last_event is not None and self._last_event is not before:
+                await context.write(self._last_event)
+            while (frame := await context.read()) is not END:
+                for call in frame.calls:
+                    change = wire.CatalogChange(added=[wire.ListedTool(tool=peer.tool(call.name))])
+                    self._last_event = wire.InvokeResponse(events=[wire.Event(catalog=change)])
+                    await asyncio.gather(*(stream.write(self._last_event) for stream in self._streams))
+        finally:
+            del self._streams[context]
+
+
 async def serve(servicer: stubs.ToolBusServiceServicer, name: str) -> None:
     """Serves on a free port of loopback until the process is ended."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -108,4 +140,5 @@ async def serve(servicer: stubs.ToolBusServiceServicer, name: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(Relay(), "relay"))  # type: ignore[abstract]  # a run needs no other RPC
+    is_bare = sys.argv[1:] == ["bare"]
+    uvloop.run(serve(Bare() if is_bare else Relay(), "bare" if is_bare else "relay"))  # type: ignore[abstract]  # no other RPC

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lab.benchmarks import contest, dropins, gateway_contest, rivals_contest
+from lab.benchmarks import contestants
 from lab.benchmarks.contest import Contestant
 from lab.load.windows import Cell
 
@@ -45,7 +45,7 @@ AIMS = (
     _as_soon("nats", 1.5),
     Aim("toolbus, p99 / p50", ("toolbus", "p99_us"), ("toolbus", "p50_us"), 64, 3.0, least=False),
 )
-OTHERS = tuple(name for name in rivals_contest.CONTESTANTS if name != "toolbus")
+OTHERS = tuple(name for name in contestants.RIVALS if name != "toolbus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ SUITES = {
     for suite in (
         Suite(
             name=DEFAULT,
-            contestants=contest.CONTESTANTS,
+            contestants=contestants.BUS,
             ratios=(("toolbus", "relay"), ("toolbus", "nats"), ("relay", "nats"), ("relay", "tcp")),
             facts={
                 **dict.fromkeys(("start", "memory", "memory_http"), "footprint"),
@@ -114,7 +114,7 @@ SUITES = {
         ),
         Suite(
             name="rivals",
-            contestants=rivals_contest.CONTESTANTS,
+            contestants=contestants.RIVALS,
             ratios=tuple(("toolbus", name) for name in OTHERS),
             facts={},
             in_flight=(1, 16, 64, 512),
@@ -159,7 +159,7 @@ SUITES = {
         ),
         Suite(
             name="gateway",
-            contestants=gateway_contest.CONTESTANTS,
+            contestants=contestants.GATEWAY,
             ratios=(
                 ("embedded", "aiohttp_json"),
                 ("embedded", "aiohttp"),
@@ -210,7 +210,7 @@ SUITES = {
         ),
         Suite(
             name="dropin",
-            contestants=dropins.CONTESTANTS,
+            contestants=contestants.DROPIN,
             ratios=(("dropin", "plugin"),),
             facts=dict.fromkeys(("saved", "folder_start", "dropin_memory"), "dropins"),
             in_flight=(1, 64),

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from lab import commands
 from lab.fuzz.search import Outcome, clear_corpus, search
-from lab.fuzz.targets import NAMES, load
+from lab.fuzz.target import NAMES, load
 from lab.report import Table
 
 SECONDS = 600.0

@@ -9,7 +9,7 @@ import sys
 
 import atheris
 
-from lab.fuzz.targets import load
+from lab.fuzz.target import load
 
 PACKAGES = ["toolbus"]  # whose branches lead the search; the target's own are left alone
 

@@ -102,29 +102,8 @@ def _progress(bus: BusModel, stream: Stream, choose: Choices) -> None:
 
 
 def _cancels(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    stream.send(
-        cancels=[pb.ToolCancel(call_id=choose.pick([*stream.peer.in_flight, "a"]), reason=choose.pick(("", "why")))]
-    )
-
-
-def _raw(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    stream.read_raw(choose.block())
-
-
-def _drain(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    stream.send(drain=wire.Drain(reason="bye"))
-
-
-def _write(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    stream.write()
-
-
-def _time(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    bus.pass_time(choose.pick((0.1, 0.5, 2.0, 2.0, 2.5, 31.0, 61.0)))
-
-
-def _ending(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    (stream.half_close if choose.flag() else stream.end)()
+    call_id = choose.pick([*stream.peer.in_flight, "a"])
+    stream.send(cancels=[pb.ToolCancel(call_id=call_id, reason=choose.pick(("", "why")))])
 
 
 def _unary(bus: BusModel, stream: Stream, choose: Choices) -> None:
@@ -163,11 +142,22 @@ def _bus(bus: BusModel, stream: Stream, choose: Choices) -> None:
             presence.tell_watchers()
 
 
-# Twice what makes most of a conversation.
-ACTS: tuple[Callable[[BusModel, Stream, Choices], None], ...] = (
-    *(_raw, _attach, _calls, _results, _write, _time, _progress, _cancels, _ending, _drain, _unary, _bus),
-    *(_calls, _results),
-)
+Act = Callable[[BusModel, Stream, Choices], object]
+ACTS: dict[str, Act] = {
+    "raw": lambda bus, stream, choose: stream.read_raw(choose.block()),
+    "attach": _attach,
+    "calls": _calls,
+    "results": _results,
+    "write": lambda bus, stream, choose: stream.write(),
+    "time": lambda bus, stream, choose: bus.pass_time(choose.pick((0.1, 0.5, 2.0, 2.0, 2.5, 31.0, 61.0))),
+    "progress": _progress,
+    "cancels": _cancels,
+    "ending": lambda bus, stream, choose: (stream.half_close if choose.flag() else stream.end)(),
+    "drain": lambda bus, stream, choose: stream.send(drain=wire.Drain(reason="bye")),
+    "unary": _unary,
+    "bus": _bus,
+}
+ORDER = (*ACTS, "calls", "results")  # twice what makes most of a conversation
 
 
 def run(data: bytes) -> None:
@@ -178,7 +168,7 @@ def run(data: bytes) -> None:
         for _ in range(STEPS):
             if not choose:
                 break
-            act, index = choose.pick(ACTS), choose.byte() % len(streams)
+            act, index = ACTS[choose.pick(ORDER)], choose.byte() % len(streams)
             if streams[index].ended:
                 streams[index].write()
                 streams[index] = bus.stream()
@@ -187,13 +177,13 @@ def run(data: bytes) -> None:
         bus.end()
 
 
-def step(act: Callable[..., None], stream: int, *rest: int, block: bytes | None = None) -> bytes:
+def step(act: str, stream: int, *rest: int, block: bytes | None = None) -> bytes:
     """Writes one step of a play."""
-    return bytes([ACTS.index(act), stream, *rest]) + (b"" if block is None else block_of(block))
+    return bytes([ORDER.index(act), stream, *rest]) + (b"" if block is None else block_of(block))
 
 
 def raw(stream: int, **arms: Any) -> bytes:
-    return step(_raw, stream, block=wire.InvokeRequest(**arms).SerializeToString())
+    return step("raw", stream, block=wire.InvokeRequest(**arms).SerializeToString())
 
 
 def seeds() -> Iterator[bytes]:
@@ -204,31 +194,41 @@ def seeds() -> Iterator[bytes]:
             if "send" in each and "$" not in json.dumps(each["send"]):
                 frame = json_format.ParseDict(each["send"], wire.InvokeRequest())
                 data = frame.SerializeToString()
-                play += step(_raw, 0, block=data) + step(_write, 0) if len(data) < 1000 else b""
+                play += step("raw", 0, block=data) + step("write", 0) if len(data) < 1000 else b""
         if play:
             yield play
     plugin = raw(0, attach=wire.Attach(protocol_version=1, source="one", tools=[each.to_wire() for each in TOOLS[:2]]))
     host = raw(1, attach=wire.Attach(protocol_version=1, source="two", subscribe=[wire.SUBSCRIPTION_CATALOG]))
-    ask = step(_calls, 1, 0, 0, 0, 1, 0)
-    yield plugin + host + ask + step(_write, 0) + step(_results, 0, 0, 0, 0, 0) + step(_write, 1)
-    yield plugin + host + ask + step(_time, 0, 5) + step(_progress, 0, 1, 0) + step(_cancels, 1, 0, 0)
-    yield plugin + host + ask + step(_write, 0) + step(_ending, 0, 0) + plugin + step(_ending, 1, 1)
-    yield plugin + host + step(_calls, 1, 3, *(value for _ in range(5) for value in (0, 0, 0, 4, 1)))
-    yield plugin + host + ask + step(_calls, 0, 0, 1, 0, 0, 2, 0) + step(_results, 0, 0, 0, 3, 0) + step(_bus, 0, 2)
-    yield plugin + host + step(_bus, 0, 2) + ask + step(_write, 1)
-    yield plugin + host + ask + step(_time, 0, 5) * 3 + raw(0, heartbeat=wire.Heartbeat(sequence=1)) + step(_write, 0)
+    ask = step("calls", 1, 0, 0, 0, 1, 0)
+    yield plugin + host + ask + step("write", 0) + step("results", 0, 0, 0, 0, 0) + step("write", 1)
+    yield plugin + host + ask + step("time", 0, 5) + step("progress", 0, 1, 0) + step("cancels", 1, 0, 0)
+    yield plugin + host + ask + step("write", 0) + step("ending", 0, 0) + plugin + step("ending", 1, 1)
+    yield plugin + host + step("calls", 1, 3, *(value for _ in range(5) for value in (0, 0, 0, 4, 1)))
+    yield plugin + host + ask + step("calls", 0, 0, 1, 0, 0, 2, 0) + step("results", 0, 0, 0, 3, 0) + step("bus", 0, 2)
+    yield plugin + host + step("bus", 0, 2) + ask + step("write", 1)
+    yield plugin + host + ask + step("time", 0, 5) * 3 + raw(0, heartbeat=wire.Heartbeat(sequence=1)) + step("write", 0)
     # Calls within calls, up to one more than may be.
-    nested = step(_calls, 0, 0, 1, 1, 0, 2, 0) + step(_calls, 0, 0, 2, 1, 0, 2, 1)
-    deepest = step(_calls, 0, 0, 4, 1, 0, 2, 2) + step(_results, 0, 0, 2, 5, 0)
-    yield plugin + host + ask + step(_write, 0) + nested + deepest
-    yield plugin + host + ask + nested + step(_results, 0, 0, 1, 0, 0) + step(_results, 0, 0, 0, 0, 0) + step(_write, 0)
+    nested = step("calls", 0, 0, 1, 1, 0, 2, 0) + step("calls", 0, 0, 2, 1, 0, 2, 1)
+    deepest = step("calls", 0, 0, 4, 1, 0, 2, 2) + step("results", 0, 0, 2, 5, 0)
+    yield plugin + host + ask + step("write", 0) + nested + deepest
+    yield (
+        plugin
+        + host
+        + ask
+        + nested
+        + step("results", 0, 0, 1, 0, 0)
+        + step("results", 0, 0, 0, 0, 0)
+        + step("write", 0)
+    )
     guarded = raw(0, attach=wire.Attach(protocol_version=1, source="guarded", tools=[TOOLS[0].to_wire()]))
-    yield guarded + host + ask + step(_write, 0) + step(_progress, 0, 0, 1) + step(_results, 0, 0, 0, 3, 0)
-    yield plugin + host + step(_calls, 1, 3, *(value for each in range(5) for value in (each, 0, 7, 0)))
-    yield plugin * 2 + host + raw(0, attach=wire.Attach(protocol_version=1, source="other")) + step(_write, 0)
-    yield (step(_attach, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0) + step(_attach, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0)) * 5
-    yield plugin + host + step(_unary, 0, 0, block=wire.RegisterRequest(tools=[TOOLS[4].to_wire()]).SerializeToString())
-    yield plugin + host + ask + step(_drain, 0) + step(_results, 0, 0, 0, 0, 0) + step(_write, 0)
+    yield guarded + host + ask + step("write", 0) + step("progress", 0, 0, 1) + step("results", 0, 0, 0, 3, 0)
+    yield plugin + host + step("calls", 1, 3, *(value for each in range(5) for value in (each, 0, 7, 0)))
+    yield plugin * 2 + host + raw(0, attach=wire.Attach(protocol_version=1, source="other")) + step("write", 0)
+    yield (step("attach", 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0) + step("attach", 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0)) * 5
+    yield (
+        plugin + host + step("unary", 0, 0, block=wire.RegisterRequest(tools=[TOOLS[4].to_wire()]).SerializeToString())
+    )
+    yield plugin + host + ask + step("drain", 0) + step("results", 0, 0, 0, 0, 0) + step("write", 0)
 
 
 TARGET = Target("frames", "one result a call, nothing left over, bystanders untouched, whatever peers send", run, seeds)

@@ -21,38 +21,8 @@ from toolbus.dropin.manifest import Manifest, grant, load_manifest, read_manifes
 from toolbus.errors import SetupError
 
 FILES = ("clock.py", "relay.py", "_shared.py", "../out.py", "a/b.py", "no", ".hidden.py", "ünï.py", 3)
-PATHS = (
-    *(
-        "queue.db",
-        "sub/queue.db",
-        "data",
-        "clock.py",
-        FILE,
-        ".",
-        "..",
-        "/",
-        "",
-        " ",
-        "/etc",
-        "link",
-        "link/x",
-        "loop",
-        "~",
-    ),
-    *(
-        "sub/../clock.py",
-        "*",
-        "a\0b",
-        "/proc/self/../..",
-        "x" * 300,
-        "sub/./clock.py",
-        "//",
-        "./clock.py",
-        "HOME",
-        7,
-        None,
-    ),
-)
+_PLAIN = "queue.db sub/queue.db data clock.py . .. / /etc link link/x loop ~ * sub/../clock.py sub/./clock.py // HOME"
+PATHS = (FILE, *_PLAIN.split(), "./clock.py", "/proc/self/../..", "", " ", "a\0b", "x" * 300, 7, None)
 TARGETS = (
     *("127.0.0.1:8000", "[::1]:80", "example.org:443", "0.0.0.0:80", "0:80", "0x7f.1:80", "*:80", "127.1:80", "h:0"),
     *("[::]:80", "[::ffff:0.0.0.0]:1", "224.0.0.1:1", "h:99999", "a b:1", "h", "", "127.0.0.1:080", "1.2.3.4.:80"),
@@ -62,21 +32,20 @@ NUMBERS = (None, 0, 1, 128, 127, 60, 1.0, True, 1 << 20, 1 << 40, "128")
 SECRETS = ("API_KEY", "a-b", "", "PATH", "Ä")
 
 
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # for the life of the process
+
+
 @cache
 def folder() -> Path:
     """Returns a folder of tools with a link out of it and a link in a circle; one for the life of the process."""
-    home = Path(_kept().name)
+    _KEPT.append(tempfile.TemporaryDirectory(prefix="toolbus-fuzz-tools-"))
+    home = Path(_KEPT[0].name)
     (home / "sub").mkdir()
     for name in ("clock.py", "relay.py"):
         (home / name).touch()
     (home / "link").symlink_to("/etc")
     (home / "loop").symlink_to("loop")
     return home
-
-
-@cache
-def _kept() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="toolbus-fuzz-tools-")
 
 
 def _entry(choose: Choices) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from lab.fuzz.targets import load
+from lab.fuzz.target import load
 
 ROOT = Path(__file__).parents[2]
 HANGS_AFTER = 20  # seconds of one input; the slowest of ours takes a tenth of one

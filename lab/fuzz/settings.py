@@ -21,34 +21,8 @@ KEYS = (
     *("name", "id", "itemName", "tools", "probability", "prompt", "model", "userId", "\ud800", "no such key", ""),
 )
 VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        3,
-        1e300,
-        float("inf"),
-        10**400,
-        "",
-        "a",
-        "x" * 200,
-        "\udc00",
-        "30",
-        [],
-        {},
-        ["a"],
-        [1],
-    ),
-    *(
-        {"a": 1},
-        [{"name": "a"}],
-        [{"name": "a"}, {"name": "a"}],
-        [[]],
-        [{"itemName": "b", "id": "1", "probability": 50}],
-    ),
+    *(None, True, False, 0, 1, -1, 3, 1e300, float("inf"), 10**400, "", "a", "x" * 200, "\udc00", "30", [], {}, ["a"]),
+    *([1], {"a": 1}, [{"name": "a"}], [{"name": "a"}] * 2, [[]], [{"itemName": "b", "id": "1", "probability": 50}]),
 )
 
 

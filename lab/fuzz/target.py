@@ -1,4 +1,4 @@
-"""Defines a target, and how its oracle reports that something does not hold."""
+"""Defines a target, how its oracle reports that something does not hold, and lists all targets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 VECTORS = Path(__file__).parents[2] / "tests" / "vectors"  # exchanges as data, from which seeds are made
@@ -73,3 +74,21 @@ def no_faults() -> Iterator[None]:
     for record in faults.seen:
         cause = record.exc_info[1] if record.exc_info else None
         raise Finding(f"toolbus logged {record.getMessage()!r}") from cause
+
+
+# A target is a module with a `TARGET`, imported only where it is run.
+NAMES = ("frames", "responses", "json_texts", "schemas", "callback_urls", "manifests", "settings", "deltas")
+
+
+def load(name: str) -> Target:
+    """Returns a target: one of ours, or by its dotted name a module of another package.
+
+    Raises:
+        KeyError: there is no such target.
+    """
+    if name not in NAMES and "." not in name:
+        raise KeyError(name)
+    target = import_module(name if "." in name else f"lab.fuzz.{name}").TARGET
+    if not isinstance(target, Target):
+        raise KeyError(name)
+    return target

@@ -24,13 +24,12 @@ from lab.benchmarks import (
     searches,
     turns,
 )
-from lab.benchmarks.bare_streams import Bare
 from lab.benchmarks.contest import Contestant, Outcome, Plan
+from lab.benchmarks.contestants import RIVALS
 from lab.benchmarks.facts import Fact, compared
 from lab.benchmarks.figures import charts
-from lab.benchmarks.relay import END
+from lab.benchmarks.relay import END, Bare
 from lab.benchmarks.report import Report
-from lab.benchmarks.rivals_contest import CONTESTANTS
 from lab.benchmarks.suite import SUITES
 from lab.chart import Chart, Panel, svg
 from lab.load import workload
@@ -184,7 +183,7 @@ def test_what_a_contestant_cannot_do_is_reported_and_fails_the_run_unless_it_may
 def test_contestants_are_measured_in_every_cell_in_turns() -> None:
     plan = Plan(in_flight=(1, 4), sizes=(100, 10_000), seconds=0.1, warm_up=0.05, rounds=1, experiments=False)
     lines: list[str] = []
-    outcome = contest.run([CONTESTANTS["relay"], CONTESTANTS["in_process"]], plan, lines.append)
+    outcome = contest.run([RIVALS["relay"], RIVALS["in_process"]], plan, lines.append)
     assert not outcome.failures
     assert {name: [w.cell for w in rounds[0]] for name, rounds in outcome.rounds.items()} == {
         "relay": list(plan.cells),

