@@ -12,7 +12,7 @@ from pathlib import Path
 from lab import commands
 from lab.chaos.cast import cast
 from lab.chaos.report import show, to_json
-from lab.chaos.run import Outcome, Run
+from lab.chaos.run import Run
 from lab.chaos.schedule import ROUND_SECONDS, plan
 from lab.child import ChildFailed
 
@@ -47,19 +47,25 @@ def main() -> int:
     print_line(f"seed {options.seed}: repeat with `{command}`; ledgers and logs in {folder}")
     logging.basicConfig(filename=folder / "harness.log", level=logging.WARNING)
     parts = cast(options.few)
-    run = Run(options.seed, plan(options.seed, options.seconds, parts, options.round), parts, folder, print_line)
-    run.broken = options.broken
+    run = Run(
+        options.seed,
+        plan(options.seed, options.seconds, parts, options.round),
+        parts,
+        folder,
+        print_line,
+        options.broken,
+    )
     try:
-        outcome: Outcome = asyncio.run(run.play())
+        asyncio.run(run.play())
     except ChildFailed as failure:
         print_line(f"{failure}; logs in {folder}")
         return 1
     except KeyboardInterrupt:
         print_line(f"stopped; ledgers and logs up to here in {folder}")
         return commands.INTERRUPTED
-    show(outcome, console)
-    commands.write_json(options.json, to_json(outcome, seed=options.seed, command=command))
-    if broken := len(outcome.broken):
+    show(run, console)
+    commands.write_json(options.json, to_json(run, seed=options.seed, command=command))
+    if broken := len(run.findings):
         print_line(f"{broken} findings with seed {options.seed}: repeat with `{command}`; ledgers and logs in {folder}")
         return 1
     if not (options.keep or options.folder):

@@ -47,7 +47,6 @@ class ChaosTool:
     """
 
     name: str
-    source: str
     idempotent: bool
     parts: tuple[str, ...]
 
@@ -92,7 +91,7 @@ def tools(parts: Sequence[Part]) -> dict[str, ChaosTool]:
         its = [part for part in parts if part.source == source]
         for idempotent in (False,) if its[0].kind is Kind.CALLBACK else (False, True):
             name = tool_name(its[0], idempotent)
-            found[name] = ChaosTool(name, source, idempotent, tuple(part.name for part in its))
+            found[name] = ChaosTool(name, idempotent, tuple(part.name for part in its))
     return found
 
 

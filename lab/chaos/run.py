@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,6 +32,9 @@ MORE_MEMORY_MB = 24.0
 MORE_FILES = 12
 
 
+PrintLine = Callable[[str], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What a bus process held in a calm."""
@@ -41,60 +44,59 @@ class Sample:
     files: int
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What is left of a run."""
-
-    verdicts: list[Cases]
-    evidence: Evidence
-    events: Counter[str]
-    samples: list[Sample] = field(default_factory=list)
-    settled: list[float] = field(default_factory=list)  # seconds of each calm until the catalog was right
-
-    @property
-    def broken(self) -> list[str]:
-        """Every finding."""
-        return [finding for verdict in self.verdicts for finding in verdict.broken]
-
-
 class Run:
-    """One run.
+    """One run, and what is left of it.
 
     Args:
         print_line: takes lines about the progress.
+        broken: how the cast misbehaves on purpose; empty: it does not.
 
     Attributes:
-        broken: how the cast misbehaves on purpose; empty: it does not.
+        verdicts: the rules with their cases; those about calls once it has been played.
+        settled: seconds of each calm until the catalog was right.
     """
 
     def __init__(
-        self, seed: int, rounds: Sequence[Round], parts: Sequence[Part], folder: Path, print_line: Callable[[str], None]
+        self,
+        seed: int,
+        rounds: Sequence[Round],
+        parts: Sequence[Part],
+        folder: Path,
+        print_line: PrintLine,
+        broken: str,
     ) -> None:
         self._rounds = rounds
         self._folder = folder
         self._print_line = print_line
         self._seed = seed
         self._parts = parts
-        self.broken = ""
+        self._broken = broken
         self._leak: list[socket.socket] = []
         self._tools = tools(parts)
         self._catalog = Cases("in calm every way of listing shows what is alive")
         self._bus = Cases(f"in each calm a bus has at most {MORE_MEMORY_MB:g} MB and {MORE_FILES} files more")
         self._ends = Cases("no process ends, hangs or logs a fault by itself, and nothing is left behind")
-        self._samples: list[Sample] = []
-        self._settled: list[float] = []
-        self._events: Counter[str] = Counter()
         self._happened: list[str] = []  # since the last line of progress
         self._began = 0.0
+        self.verdicts = [self._catalog, self._bus, self._ends]
+        self.evidence = Evidence({}, ())
+        self.events: Counter[str] = Counter()
+        self.samples: list[Sample] = []
+        self.settled: list[float] = []
 
-    async def play(self) -> Outcome:
+    @property
+    def findings(self) -> list[str]:
+        """What broke a rule."""
+        return [finding for verdict in self.verdicts for finding in verdict.broken]
+
+    async def play(self) -> None:
         """Plays it. Whatever it started has ended when this returns or raises.
 
         Raises:
             ChildFailed: it could not begin.
         """
         with Stage() as stage:
-            scene = Scene(self._parts, self._seed, self._folder, stage, self.broken)
+            scene = Scene(self._parts, self._seed, self._folder, stage, self._broken)
             watcher = Watcher(scene)
             try:
                 await self._play(scene, watcher)
@@ -103,7 +105,7 @@ class Run:
                     held.close()
                 await watcher.close()
                 await scene.close()
-        return self._judged(scene, watcher)
+        self._judge(scene, watcher)
 
     async def _play(self, scene: Scene, watcher: Watcher) -> None:
         await scene.set_up()
@@ -135,14 +137,14 @@ class Run:
     async def _at(self, scene: Scene, event: Event) -> None:
         await asyncio.sleep(event.at)
         self._happened.append(str(event))
-        self._events[f"{event.act.value} {scene.parts[event.part].kind.value}"] += 1
+        self.events[f"{event.act.value} {scene.parts[event.part].kind.value}"] += 1
         await scene.perform(event)
 
     async def _calm(self, scene: Scene, watcher: Watcher, each: Round) -> None:
         began = time.monotonic()
         missing = await self._differences(watcher, SETTLE_SECONDS)
         took = time.monotonic() - began
-        self._settled += [] if missing else [took]
+        self.settled += [] if missing else [took]
         self._catalog.take(f"round {each.number}: {'; '.join(missing)}" if missing else None)
         self._happened.append(f"calm, catalog right after {took:.1f} s" if not missing else "calm, CATALOG WRONG")
         await asyncio.sleep(max(0.0, each.calm_seconds - took))
@@ -151,13 +153,13 @@ class Run:
         bus = psutil.Process(scene.actors[BUS].pid)
         self._sampled(Sample(bus.pid, bus.memory_info().rss / 1e6, bus.num_fds()))
 
-        if self.broken == "leak":
+        if self._broken == "leak":
             self._leak += (socket.create_connection(("127.0.0.1", scene.ports["http"])) for _ in range(MORE_FILES + 1))
 
     def _sampled(self, sample: Sample) -> None:
         """Compares a calm with the first one of the same process."""
-        first = next((each for each in self._samples if each.pid == sample.pid), None)
-        self._samples.append(sample)
+        first = next((each for each in self.samples if each.pid == sample.pid), None)
+        self.samples.append(sample)
         if first is None:
             return
         memory, files = sample.memory_mb - first.memory_mb, sample.files - first.files
@@ -196,19 +198,18 @@ class Run:
                 f"{time.monotonic() - self._began:5.0f} s  calls {len(evidence.calls)}: {shown}  | {happened}"
             )
 
-    def _judged(self, scene: Scene, watcher: Watcher) -> Outcome:
-        evidence = Evidence(scene.parts, scene.troubles, watcher.moves)
-        evidence.read(self._folder, self._tools)
+    def _judge(self, scene: Scene, watcher: Watcher) -> None:
+        self.evidence = Evidence(scene.parts, scene.troubles, watcher.moves)
+        self.evidence.read(self._folder, self._tools)
         for name, actor in scene.actors.items():
             for finding in actor.faults():
                 self._ends.take(finding)
             if not actor.surprises:
                 self._ends.take(None)
-            self._events[f"starts of {name}"] = actor.starts
+            self.events[f"starts of {name}"] = actor.starts
         for finding in (*scene.faults, *(f"process {pid} was left behind" for pid in scene.left_behind())):
             self._ends.take(finding)
-        verdicts = [*judge(evidence), self._catalog, self._bus, self._ends]
-        return Outcome(verdicts, evidence, self._events, self._samples, self._settled)
+        self.verdicts = [*judge(self.evidence), *self.verdicts]
 
 
 def _difference(wanted: set[str], shown: set[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -123,43 +123,30 @@ def page(record: Record, verdicts: Sequence[Verdict], command: str, picture: str
 # -- the picture -----------------------------------------------------------------------------------------------------
 
 MAX_POINTS = 240  # of a line: more are medians of neighbours
-# Panels: title, scale, and by the name of a line what it shows of a sample.
-PANELS: tuple[tuple[str, Scale, Mapping[str, Callable[[Sample], float]]], ...] = (
-    (
-        "memory of the bus, MB",
-        Scale.FITTING,
-        {"resident": lambda s: s.rss_mb, "shared out": lambda s: s.pss_mb, "its own": lambda s: s.uss_mb},
-    ),
+# Panels: title, scale, and by the name of a line the attribute of a sample that it shows.
+PANELS: tuple[tuple[str, Scale, Mapping[str, str]], ...] = (
+    ("memory of the bus, MB", Scale.FITTING, {"resident": "rss_mb", "shared out": "pss_mb", "its own": "uss_mb"}),
     (
         "latency of calls, ms",
         Scale.LOGARITHMIC,  # what may be a hundred times as much the next second
-        {
-            "stream p99": lambda s: s.p99_ms,
-            "stream p50": lambda s: s.p50_ms,
-            "REST p50": lambda s: s.rest_p50_ms,
-            "callback p50": lambda s: s.callback_p50_ms,
-        },
+        {"stream p99": "p99_ms", "stream p50": "p50_ms", "REST p50": "rest_p50_ms", "callback p50": "callback_p50_ms"},
     ),
-    (
-        "load, each second",
-        Scale.FROM_ZERO,
-        {"calls": lambda s: s.calls, "visits × 10": lambda s: s.visits * 10, "open files": lambda s: s.files},
-    ),
+    ("load, each second", Scale.FROM_ZERO, {"calls": "calls", "visits × 10": "visits_times_10", "open files": "files"}),
 )
 
 
 def chart(samples: Sequence[Sample], command: str) -> Chart:
     """Draws memory, latency and load over time."""
     longest = max((sample.at for sample in samples), default=0.0) or 1.0
-    unit, name = (60.0, "minutes") if longest >= 120 else (1.0, "seconds")
+    unit, axis = (60.0, "minutes") if longest >= 120 else (1.0, "seconds")
     ticks = {mark * unit: f"{mark:g}" for mark in round_marks(0.0, longest / unit)}
     panels = []
     for title, scale, lines in PANELS:
         points = {
-            line: thinned([(each.at, show(each)) for each in samples if show(each)], MAX_POINTS)
-            for line, show in lines.items()
+            line: thinned([(each.at, value) for each in samples if (value := getattr(each, name))], MAX_POINTS)
+            for line, name in lines.items()
         }
         panels.append(Panel(title, points, scale))
     note = f"Medians of neighbouring seconds; grey: warm-up. Repeat with: {command}"
     heading = "A bus under steady load"
-    return Chart(heading, name, panels, ticks, note, x_scale=Scale.FITTING, shaded_to=warm_up(longest))
+    return Chart(heading, axis, panels, ticks, note, x_scale=Scale.FITTING, shaded_to=warm_up(longest))

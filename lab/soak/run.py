@@ -66,7 +66,7 @@ class Soak:
         self._start(bus, steady)
         process = psutil.Process(bus.pid)
         self.record.before = self._counted(process)
-        sampler = Sampler(bus.pid, self._folder)
+        sampler = Sampler(bus.pid, self._folder, self.record)
         here = [self._grpc, self._http, str(self._folder)]
         calls.start([sys.executable, "-m", "lab.soak.calls", *here, str(self._rate)])
         visits.start([sys.executable, "-m", "lab.soak.visits", *here, self._broken])
@@ -76,14 +76,9 @@ class Soak:
             self._go_on(actors, sampler, show)
         except KeyboardInterrupt:
             pass  # the verdict is about what there is
-        self.record.fault_count = 0  # they are counted once all programs have ended
         for actor in (calls, visits):
             self._end(actor)
         sampler.read()
-        record = self.record
-        record.codes, record.never = sampler.codes, sampler.never
-        record.faults += sampler.faults
-        record.fault_count += sampler.fault_count
         if bus.is_running:
             self._settle(process)
         for actor in (steady, bus):
@@ -95,7 +90,7 @@ class Soak:
         planned = self.record.seconds_planned
         pause = PAUSE_SECONDS_SHORT if planned <= SHORT_SECONDS else PAUSE_SECONDS
         while all(actor.is_running for actor in actors):
-            if at >= planned and (not sampler.never or at >= planned + EXTRA_SECONDS):
+            if at >= planned and (not self.record.never or at >= planned + EXTRA_SECONDS):
                 return
             at += pause
             time.sleep(max(0.0, began + at - time.monotonic()))
@@ -104,7 +99,6 @@ class Soak:
             except psutil.NoSuchProcess:
                 return  # the bus has ended, which is a fault that its log explains
             self.record.samples.append(sample)
-            self.record.fault_count = sampler.fault_count
             show(sample, self.record)
 
     # -- the programs -----------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,9 @@ from lab.load.workload import quantile
 from lab.soak.calls import NAME as CALLS
 from lab.soak.tally import LEDGER
 from lab.soak.visits import NAME as VISITS
+
+TIMED = ("stream", "rest", "callback")
+MAX_FAULTS = 50  # sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +45,60 @@ class Sample:
     callback_p50_ms: float = 0.0
 
     @property
+    def visits_times_10(self) -> int:
+        return self.visits * 10
+
+    @property
     def cpu_us_per_call(self) -> float:
         """Processor time of the bus over the calls of this second, visits included."""
         return self.cpu * 1e6 / self.calls if self.calls else 0.0
 
 
-class Sampler:
-    """Samples the bus's process, and reads what the programs round it write.
+@dataclass(slots=True)
+class Record:
+    """What is left of a soak.
 
     Attributes:
-        codes: how calls and visits ended so far, by "what code".
-        faults: what must never be, the first sentences of it.
-        fault_count: how often.
+        before, after: what the bus counted before the load, and once all programs had disconnected.
+        codes: how calls and visits ended, by "what code".
+        kinds: the calls and visits that were planned.
+        faults: the first sentences about what must never be; fault_count is how often it was.
     """
 
-    def __init__(self, pid: int, folder: Path) -> None:
-        self._bus = psutil.Process(pid)
-        self._ledgers = {name: LedgerReader(folder / LEDGER.format(name)) for name in (CALLS, VISITS)}
-        self._written: set[str] = set()  # the programs that have written something
-        self._cpu = 0.0  # processor time of the bus at the last sample
-        self._at = 0.0
-        self.codes: Counter[str] = Counter()
-        self._kinds: set[str] = set()
-        self.faults: list[str] = []
-        self.fault_count = 0
+    seconds_planned: float
+    samples: list[Sample] = field(default_factory=list)
+    before: dict[str, int] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+    codes: Counter[str] = field(default_factory=Counter)
+    kinds: set[str] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    fault_count: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted, which is less than planned where it was ended early."""
+        return self.samples[-1].at if self.samples else 0.0
 
     @property
     def never(self) -> list[str]:
-        """Returns the kinds of calls and visits that have not been yet."""
-        return sorted(self._kinds - {ending.rpartition(" ")[0] for ending in self.codes})
+        """The kinds of calls and visits that have not been yet."""
+        return sorted(self.kinds - {ending.rpartition(" ")[0] for ending in self.codes})
+
+    def fault(self, sentence: str, *, cause: bool = False) -> None:
+        """Notes what must never be; what may be the cause of the others comes first."""
+        self.faults.insert(0 if cause else len(self.faults), sentence)
+        self.fault_count += 1
+
+
+class Sampler:
+    """Samples the bus's process, and takes what the programs round it write into the record."""
+
+    def __init__(self, pid: int, folder: Path, record: Record) -> None:
+        self._bus = psutil.Process(pid)
+        self._record = record
+        self._ledgers = {name: LedgerReader(folder / LEDGER.format(name)) for name in (CALLS, VISITS)}
+        self._written: set[str] = set()  # the programs that have written something
+        self._cpu = self._at = 0.0  # processor time of the bus at the last sample, and when that was
 
     def have_all_begun(self) -> bool:
         """Whether every program has written something."""
@@ -87,7 +114,9 @@ class Sampler:
         cpu = (spent - self._cpu) / (at - self._at) if at > self._at and self._cpu else 0.0
         self._cpu, self._at = spent, at
         calls, visits = self._new_lines(CALLS), self._new_lines(VISITS)
-        latencies = {kind: [each for line in calls for each in line["latencies"].get(kind, ())] for kind in _TIMED}
+        latencies = {
+            kind: [each for line in calls for each in line["latencies"].get(kind, ())] or [0.0] for kind in TIMED
+        }
         stream = latencies["stream"]
         return Sample(
             at=round(at, 3),
@@ -99,11 +128,11 @@ class Sampler:
             cpu=cpu,
             calls=sum(sum(line["counts"].values()) for line in calls),
             visits=sum(sum(line["counts"].values()) for line in visits),
-            p50_ms=_quantile(stream, 0.5),
-            p99_ms=_quantile(stream, 0.99),
-            longest_ms=_quantile(stream, 1.0),
-            rest_p50_ms=_quantile(latencies["rest"], 0.5),
-            callback_p50_ms=_quantile(latencies["callback"], 0.5),
+            p50_ms=quantile(stream, 0.5),
+            p99_ms=quantile(stream, 0.99),
+            longest_ms=quantile(stream, 1.0),
+            rest_p50_ms=quantile(latencies["rest"], 0.5),
+            callback_p50_ms=quantile(latencies["callback"], 0.5),
         )
 
     def read(self) -> None:
@@ -113,50 +142,11 @@ class Sampler:
 
     def _new_lines(self, name: str) -> list[dict[str, Any]]:
         """Returns the lines that a program has written since the last sample."""
-        lines = [*self._ledgers[name].new_lines()]
+        record, lines = self._record, [*self._ledgers[name].new_lines()]
         for line in lines:
             self._written.add(name)
-            self.codes.update(line["counts"])
-            self._kinds.update(line["kinds"])
-            self.faults += line["faults"][: max(0, _MAX_FAULTS - len(self.faults))]
-            self.fault_count += line["fault_count"]
+            record.codes.update(line["counts"])
+            record.kinds.update(line["kinds"])
+            record.faults += line["faults"][: max(0, MAX_FAULTS - len(record.faults))]
+            record.fault_count += line["fault_count"]
         return lines
-
-
-_TIMED = ("stream", "rest", "callback")
-_MAX_FAULTS = 50  # sentences
-
-
-def _quantile(latencies: Sequence[float], share: float) -> float:
-    return quantile(latencies, share) if latencies else 0.0
-
-
-@dataclass(slots=True)
-class Record:
-    """What is left of a soak.
-
-    Attributes:
-        before, after: what the bus counted before the load, and once all programs had disconnected.
-        never: kinds of calls and visits that were planned and have not been.
-        faults: what must never be.
-        fault_count: how often: only the first sentences are stored.
-    """
-
-    seconds_planned: float
-    samples: list[Sample] = field(default_factory=list)
-    before: dict[str, int] = field(default_factory=dict)
-    after: dict[str, int] = field(default_factory=dict)
-    codes: Counter[str] = field(default_factory=Counter)
-    never: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    fault_count: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """How long it lasted, which is less than planned where it was ended early."""
-        return self.samples[-1].at if self.samples else 0.0
-
-    def fault(self, sentence: str, *, cause: bool = False) -> None:
-        """Notes what must never be; what may be the cause of the others comes first."""
-        self.faults.insert(0 if cause else len(self.faults), sentence)
-        self.fault_count += 1

@@ -17,6 +17,7 @@ import pytest
 
 from lab.chart import svg
 from lab.judge import Verdict, fifths, growth, slope, thinned
+from lab.soak.__main__ import main
 from lab.soak.page import chart, page
 from lab.soak.sample import Record, Sample
 from lab.soak.tally import LEDGER
@@ -191,7 +192,7 @@ def test_a_soak_without_samples_or_calls_is_not_good() -> None:
 def test_a_soak_that_left_something_out_is_not_good() -> None:
     whole = record(series(STEADY["flat"]))
     assert all(finding.good for finding in judge(whole))
-    whole.never = ["watcher"]
+    whole.kinds = {"watcher"}
     assert [finding.measured for finding in judge(whole) if not finding.good] == ["watcher"]
 
 
@@ -267,7 +268,11 @@ def test_a_soak_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--seconds", "0.5"), ("--rate", "0"), ("--minutes", "1", "--seconds", "1")])
-def test_wrong_usage_is_reported(words: tuple[str, ...], tmp_path: Path) -> None:
-    code, _, text = outcome(tmp_path, *words)
-    assert code == 2
-    assert "usage" in text
+def test_wrong_usage_is_reported(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "usage" in capsys.readouterr().err
