@@ -76,6 +76,11 @@ class Child:
         """Resident memory."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
+    def settled_bytes(self, seconds: float) -> int:
+        """Lets it rest for so long and returns its resident memory."""
+        time.sleep(seconds)
+        return self.resident_bytes
+
     def line(self, seconds: float = READY_SECONDS) -> str:
         """Waits for the next line of standard output and returns it.
 

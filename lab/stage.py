@@ -20,8 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-import psutil
-
 from lab.child import Actor, Child, ChildFailed
 from toolbus.processes.lifeline import Lifeline
 
@@ -145,12 +143,6 @@ def address_of(ready: str, kind: str = "grpc") -> str:
         if word.startswith(f"{kind}="):
             return word.removeprefix(f"{kind}=").split(",")[0]
     raise ChildFailed(f"expected a line `… {kind}=ADDRESS …`, got {ready!r}")
-
-
-def processor_seconds(process: psutil.Process) -> float:
-    """Returns how many seconds a process has computed, itself and the kernel for it."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def until(look: Callable[[], T], seconds: float, pause: float = LOOK_SECONDS) -> T:

@@ -22,7 +22,8 @@ from lab.benchmarks.facts import Column, Fact, Line, Measured, measured
 from lab.benchmarks.growth import flatness, operation_costs, read_all
 from lab.child import Child
 from lab.load import peer, workload
-from lab.stage import Stage, address_of, processor_seconds
+from lab.load.windows import processor_seconds
+from lab.stage import Stage, address_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 SESSIONS = (10, 1_000, 5_000)
@@ -115,8 +116,7 @@ async def _close(crowd: list[peer.Peer]) -> None:
 
 
 async def _resident(child: Child) -> int:
-    await asyncio.sleep(SETTLE_SECONDS)
-    return child.resident_bytes
+    return await asyncio.to_thread(child.settled_bytes, SETTLE_SECONDS)
 
 
 def held_calls(stage: Stage, plan: Plan, repeats: int) -> Fact:

@@ -70,6 +70,4 @@ def _import(stage: Stage, what: str) -> float:
 
 
 def _resident_mb(stage: Stage, plan: Plan, http: str) -> tuple[float, ...]:
-    bus = plan.bus(stage, http=http).child
-    time.sleep(SETTLE_SECONDS)
-    return (bus.resident_bytes / 1e6,)
+    return (plan.bus(stage, http=http).child.settled_bytes(SETTLE_SECONDS) / 1e6,)

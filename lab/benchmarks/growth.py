@@ -73,14 +73,12 @@ async def _served(plan: Plan, count: int, repeats: int) -> Measured:
         host = peer.Peer(address)
         await host.attach("bench-host", [])
         stack.push_async_callback(host.close)
-        await asyncio.sleep(SETTLE_SECONDS)
-        before = bus.resident_bytes
+        before = await asyncio.to_thread(bus.settled_bytes, SETTLE_SECONDS)
         plugins = [await attached_plugin(address, begin, min(PART, count - begin)) for begin in range(0, count, PART)]
         for plugin, reading in plugins:
             stack.push_async_callback(plugin.close)
             stack.callback(reading.cancel)
-        await asyncio.sleep(SETTLE_SECONDS)
-        held = bus.resident_bytes - before
+        held = await asyncio.to_thread(bus.settled_bytes, SETTLE_SECONDS) - before
         found = await operation_costs(host, plugins[0][0], repeats, f"tool_{count - 1}")
         found["list all, each tool", "µs"] = [await _list_all(host, count) / count for _ in range(repeats)]
         if count >= PART:  # of fewer, the size of a process shows nothing

@@ -17,7 +17,7 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact, Line, Measured, compared, measured, microseconds
 from lab.load import workload
 from lab.stage import Stage
-from toolbus import Host, errors
+from toolbus import Bus, Host, errors
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import compile_tools
@@ -69,26 +69,26 @@ async def _registry(tasks: TaskManager | None = None, user: str = "") -> AsyncIt
 
 
 @asynccontextmanager
-async def _bus() -> AsyncIterator[Ask]:
+async def offered(tools: Sequence[Tool], over_grpc: bool) -> AsyncIterator[Bus | Host]:
+    """Yields a bus of this process with tools that answer at once, or a host on it over gRPC."""
     async with running_bus() as bus:
-        bus.add_tool(ToolSpec(TOOL, workload.forecast, HandlerKind.ASYNC))
-
-        async def ask(number: int) -> str:
-            return (await bus.call(TOOL.name, ARGUMENTS)).output_json
-
-        yield ask
+        for tool in tools:
+            bus.add_tool(ToolSpec(tool, workload.forecast, HandlerKind.ASYNC))
+        if not over_grpc:
+            yield bus
+            return
+        async with Host(bus.grpc_addresses[0]) as host:
+            yield host
 
 
 @asynccontextmanager
-async def _host() -> AsyncIterator[Ask]:
-    async with running_bus() as bus:
-        bus.add_tool(ToolSpec(TOOL, workload.forecast, HandlerKind.ASYNC))
-        async with Host(bus.grpc_addresses[0]) as host:
+async def _bus(over_grpc: bool) -> AsyncIterator[Ask]:
+    async with offered([TOOL], over_grpc) as caller:
 
-            async def ask(number: int) -> str:
-                return (await host.call(TOOL.name, ARGUMENTS)).output_json
+        async def ask(number: int) -> str:
+            return (await caller.call(TOOL.name, ARGUMENTS)).output_json
 
-            yield ask
+        yield ask
 
 
 WAYS: dict[str, Way] = {
@@ -96,8 +96,8 @@ WAYS: dict[str, Way] = {
     "ToolRegistry.call": _registry,
     "ToolRegistry.call, for a user": functools.partial(_registry, user=USER),
     "ToolRegistry.call, with a task manager": lambda: _registry(TaskManager()),
-    "Bus.call": _bus,
-    "Host.call over gRPC, the bus in this process": _host,
+    "Bus.call": lambda: _bus(over_grpc=False),
+    "Host.call over gRPC, the bus in this process": lambda: _bus(over_grpc=True),
 }
 
 

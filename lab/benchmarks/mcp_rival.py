@@ -29,17 +29,14 @@ async def host(arguments: Sequence[str]) -> None:
         server = StdioTransport(sys.executable, ["-m", "lab.benchmarks.mcp_rival", "stdio"])
     async with Client(server) as client:
 
-        def prepare(texts: Sequence[str]) -> windows.Ask:
-            bodies = [json.loads(text) for text in texts]
+        async def ask(arguments: object) -> None:
+            result = await client.call_tool(workload.TOOL_NAME, arguments)
+            if result.is_error:
+                raise RuntimeError(f"a call failed: {result}")
 
-            async def ask(slot: int) -> None:
-                result = await client.call_tool(workload.TOOL_NAME, bodies[slot])
-                if result.is_error:
-                    raise RuntimeError(f"a call failed: {result}")
-
-            return ask
-
-        await windows.run_cells(prepare, options, options.middle_pid)
+        await windows.run_cells(
+            windows.preparing(lambda texts: [*map(json.loads, texts)], ask), options, options.middle_pid
+        )
 
 
 def serve(role: str, url: str = "") -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import nats
@@ -43,13 +42,10 @@ async def run() -> None:
     options = options_of(__doc__).parse_args(sys.argv[2:])
     client = await nats.connect(options.address, allow_reconnect=False)
 
-    def prepare(texts: Sequence[str]) -> windows.Ask:
-        async def ask(slot: int) -> None:
-            await client.request(SUBJECT, texts[slot].encode(), timeout=10)
+    async def ask(text: str) -> None:
+        await client.request(SUBJECT, text.encode(), timeout=10)
 
-        return ask
-
-    await windows.run_cells(prepare, options, options.middle_pid)
+    await windows.run_cells(windows.preparing(list, ask), options, options.middle_pid)
     await client.close()
 
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 
 import aiohttp
 import uvloop
 
 from lab.benchmarks.contest import LOOPBACK, Plan
 from lab.benchmarks.contestants import PLUGIN
-from lab.benchmarks.facts import Fact
-from lab.child import Child
+from lab.benchmarks.facts import Fact, microseconds
 from lab.load.callbacks import declaration, register
 from lab.stage import Stage
 
@@ -115,11 +112,11 @@ def _many(stage: Stage, plan: Plan, repeats: int, name: str, *persistence: str) 
     bus, _, http = plan.bus(stage, *persistence, http=LOOPBACK)
     _, callback_url = PLUGIN(stage, plan)
     uvloop.run(_register_all(http, callback_url, range(WARM)))
-    empty = _settled_bytes(bus)
+    empty = bus.settled_bytes(SETTLE_SECONDS)
     uvloop.run(_register_all(http, callback_url, range(WARM, WARM + MANY)))
-    full = _settled_bytes(bus)
+    full = bus.settled_bytes(SETTLE_SECONDS)
     first, again = uvloop.run(_listed(http, callback_url, repeats))
-    listed = _settled_bytes(bus)
+    listed = bus.settled_bytes(SETTLE_SECONDS)
     bus.end()
     what = f"{MANY:,} callbacks, {persistence[0]}"
     return tuple(
@@ -133,12 +130,6 @@ def _many(stage: Stage, plan: Plan, repeats: int, name: str, *persistence: str) 
             ("GET /api/tools again", "ms", again),
         )
     )
-
-
-def _settled_bytes(bus: Child) -> int:
-    """Returns the resident memory of a bus once it is idle."""
-    time.sleep(SETTLE_SECONDS)
-    return bus.resident_bytes
 
 
 async def _register_all(http: str, callback_url: str, numbers: range) -> None:
@@ -158,15 +149,9 @@ async def _listed(http: str, callback_url: str, repeats: int) -> tuple[tuple[flo
     async with aiohttp.ClientSession(http) as session:
         for number in range(repeats):
             await register(session, declaration(callback_url, f"change_{number}"))
-            first.append(await _seconds(lambda: _list(session)))
-            again.append(statistics.median([await _seconds(lambda: _list(session)) for _ in range(5)]))
-    return tuple(each * 1e3 for each in first), tuple(each * 1e3 for each in again)
-
-
-async def _seconds(do: Callable[[], Awaitable[object]]) -> float:
-    began_at = time.perf_counter()
-    await do()
-    return time.perf_counter() - began_at
+            first.append(await microseconds(lambda _: _list(session), 1) / 1e3)
+            again.append(await microseconds(lambda _: _list(session), 5) / 1e3)
+    return tuple(first), tuple(again)
 
 
 async def _list(session: aiohttp.ClientSession) -> bytes:

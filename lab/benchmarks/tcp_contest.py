@@ -78,19 +78,17 @@ async def run() -> None:
         while line := await reader.readline():
             waiting.pop(line.partition(b" ")[0]).set_result(None)
 
-    def prepare(texts: Sequence[str]) -> windows.Ask:
-        lines = [f"{slot} {text}\n".encode() for slot, text in enumerate(texts)]
-        slots = [str(slot).encode() for slot in range(len(texts))]
+    def write(texts: Sequence[str]) -> list[tuple[bytes, bytes]]:
+        return [(str(slot).encode(), f"{slot} {text}\n".encode()) for slot, text in enumerate(texts)]
 
-        async def ask(slot: int) -> None:
-            answered = waiting[slots[slot]] = asyncio.get_running_loop().create_future()
-            writer.write(lines[slot])
-            await answered
-
-        return ask
+    async def ask(body: tuple[bytes, bytes]) -> None:
+        slot, line = body
+        answered = waiting[slot] = asyncio.get_running_loop().create_future()
+        writer.write(line)
+        await answered
 
     reading = asyncio.create_task(read())
-    await windows.run_cells(prepare, options, options.middle_pid)
+    await windows.run_cells(windows.preparing(write, ask), options, options.middle_pid)
     reading.cancel()
     writer.close()
 

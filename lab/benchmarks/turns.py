@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import uvloop
@@ -17,14 +16,12 @@ import uvloop
 from lab.benchmarks import catalog
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact, Line, Measured, measured, microseconds
+from lab.benchmarks.local_calls import offered
 from lab.load import workload
 from lab.stage import Stage
-from toolbus import Host
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.functions.call_context import CallContext
-from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.loop import Endpoint, LoopSettings, ToolLoop, ToolSource, source_of
-from toolbus.testing import running_bus
 from toolbus.tool import Tool
 
 OFFERED = 50  # tools in every request
@@ -49,8 +46,8 @@ def loop(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 async def _turns(over_grpc: bool, calls: int, repeats: int) -> Measured:
     answers = [*(_asking(number, calls) for number in range(ROUNDS)), _saying()]
     turn, alone = [], []
-    async with _source(over_grpc) as source:
-        waiting = iter(answers)
+    async with offered((TOOL, *catalog.tools(OFFERED - 1)), over_grpc) as caller:
+        source, waiting = source_of(caller), iter(answers)
 
         def ask(request: dict[str, Any]) -> dict[str, Any]:
             return next(waiting)
@@ -79,18 +76,6 @@ async def _turns(over_grpc: bool, calls: int, repeats: int) -> Measured:
         ("loop, each answer of the model", "µs"): own,
         (f"share of {MODEL_MS:g} ms, computed", "%"): [each / MODEL_MS / 10 for each in own],
     }
-
-
-@asynccontextmanager
-async def _source(over_grpc: bool) -> AsyncIterator[ToolSource]:
-    async with running_bus() as bus:
-        for tool in (TOOL, *catalog.tools(OFFERED - 1)):
-            bus.add_tool(ToolSpec(tool, workload.forecast, HandlerKind.ASYNC))
-        if not over_grpc:
-            yield source_of(bus)
-            return
-        async with Host(bus.grpc_addresses[0]) as host:
-            yield source_of(host)
 
 
 async def _call(source: ToolSource, number: int, order: int) -> None:

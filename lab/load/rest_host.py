@@ -54,16 +54,11 @@ async def by_aiohttp(
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        def prepare(texts: Sequence[str]) -> windows.Ask:
-            bodies = write(texts)
+        async def ask(body: bytes) -> None:
+            async with session.post(url, data=body, headers=headers) as answer:
+                check(answer.status, await answer.read(), mark)
 
-            async def ask(slot: int) -> None:
-                async with session.post(url, data=bodies[slot], headers=headers) as answer:
-                    check(answer.status, await answer.read(), mark)
-
-            return ask
-
-        yield prepare
+        yield windows.preparing(write, ask)
 
 
 @asynccontextmanager
@@ -73,18 +68,13 @@ async def by_aiohttp_json(url: str) -> AsyncIterator[windows.Prepare]:
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        def prepare(texts: Sequence[str]) -> windows.Ask:
-            bodies = [json.loads(body) for body in callback_bodies(texts)]
+        async def ask(body: object) -> None:
+            async with session.post(url, json=body, allow_redirects=False) as answer:
+                result = await answer.json()
+                if answer.status != 200 or result["is_error"]:
+                    raise RuntimeError(f"a call failed: HTTP {answer.status} {result!r}")
 
-            async def ask(slot: int) -> None:
-                async with session.post(url, json=bodies[slot], allow_redirects=False) as answer:
-                    result = await answer.json()
-                    if answer.status != 200 or result["is_error"]:
-                        raise RuntimeError(f"a call failed: HTTP {answer.status} {result!r}")
-
-            return ask
-
-        yield prepare
+        yield windows.preparing(lambda texts: [json.loads(body) for body in callback_bodies(texts)], ask)
 
 
 @asynccontextmanager
@@ -96,28 +86,20 @@ async def by_httpx(url: str) -> AsyncIterator[windows.Prepare]:
     limits = httpx.Limits(max_connections=POOL)
     async with httpx.AsyncClient(limits=limits, timeout=RESPONSE_SECONDS, trust_env=False) as client:
 
-        def prepare(texts: Sequence[str]) -> windows.Ask:
-            bodies = callback_bodies(texts)
+        async def ask(body: bytes) -> None:
+            answer = await client.post(url, content=body, headers=headers)
+            check(answer.status_code, answer.content)
 
-            async def ask(slot: int) -> None:
-                answer = await client.post(url, content=bodies[slot], headers=headers)
-                check(answer.status_code, answer.content)
-
-            return ask
-
-        yield prepare
+        yield windows.preparing(callback_bodies, ask)
 
 
 def _calling(bus: Bus) -> windows.Prepare:
-    def prepare(texts: Sequence[str]) -> windows.Ask:
-        async def ask(slot: int) -> None:
-            result = await bus.call(workload.TOOL_NAME, texts[slot])
-            if result.is_error:
-                raise RuntimeError(f"a call failed: {result.error}")
+    async def ask(text: str) -> None:
+        result = await bus.call(workload.TOOL_NAME, text)
+        if result.is_error:
+            raise RuntimeError(f"a call failed: {result.error}")
 
-        return ask
-
-    return prepare
+    return windows.preparing(list, ask)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import psutil
 
@@ -103,6 +104,23 @@ Ask = Callable[[int], Awaitable[None]]
 """Makes one call, given the number of its task, and returns when it is answered."""
 Prepare = Callable[[Sequence[str]], Ask]
 """Prepares calls with these arguments, one text for each task."""
+Body = TypeVar("Body")
+
+
+def preparing(write: Callable[[Sequence[str]], Sequence[Body]], ask: Callable[[Body], Awaitable[None]]) -> Prepare:
+    """Returns what writes the bodies of all tasks beforehand, each of which is then sent again and again."""
+
+    def prepare(texts: Sequence[str]) -> Ask:
+        bodies = write(texts)
+        return lambda slot: ask(bodies[slot])
+
+    return prepare
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    """Returns how many seconds a process has computed, itself and the kernel for it."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 class Clock:
@@ -122,21 +140,17 @@ class Clock:
         self.ends_at = self.begins_at + self._nanoseconds
         self._began_at = 0  # 0 during the warm-up
 
-    def _cpu_seconds(self) -> float:
-        times = self._middle.cpu_times()
-        return float(times.user + times.system)
-
     def begin(self, now: int) -> None:
         """Ends the warm-up: earlier latencies do not count. A contestant that answers late gets a whole window, too."""
         self.latencies.clear()
-        self._cpu = self._cpu_seconds()
+        self._cpu = processor_seconds(self._middle)
         self._began_at = now
         self.ends_at = now + self._nanoseconds
         self.begins_at = self.ends_at * 2  # never again
 
     def close(self, now: int) -> Window:
         """Returns the figures; ``now`` is when the last call of the window ended."""
-        spent = self._cpu_seconds() - self._cpu
+        spent = processor_seconds(self._middle) - self._cpu
         if not self.latencies or not self._began_at:
             raise RuntimeError("no call ended in the window: make it longer (--seconds)")
         ordered = sorted(self.latencies)
