@@ -76,6 +76,12 @@ class Cases:
     judged: int = 0
     broken: list[str] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, rule: str, findings: Iterable[str | None]) -> Cases:
+        """Collects all cases of a rule; None is one that keeps it."""
+        judged = [*findings]
+        return cls(rule, len(judged), [finding for finding in judged if finding is not None])
+
     def take(self, finding: str | None) -> None:
         """Counts one case; None means that it keeps the rule."""
         self.judged += 1

@@ -27,87 +27,76 @@ DICT = "find in a bare dict"
 Sample: TypeAlias = dict[Column, float]
 Given = TypeVar("Given")
 
-_worlds: list[World] = []  # of this process, which has one
+_samples: list[Callable[[], Sample]] = []  # of this process, which has one
 
 
 def build(count: int, operations: int) -> None:
-    """Registers so many tools in this process."""
-    _worlds.append(World(count, operations))
-
-
-def sample() -> Sample:
-    """Measures every operation once in this process."""
-    return _worlds[-1].sample()
-
-
-class World:
-    """A core with so many tools.
+    """Registers so many tools in this process.
 
     Args:
         operations: of one kind in one sample.
     """
+    core, choose = Core(), random.Random(SEED)
+    registry, plugin = core.registry, core.plugin
+    names = [f"tool_{number}" for number in range(count)]
+    registry.register(plugin, compile_tools([_tool(name) for name in names], Limits(tools=count)))
+    view = CatalogView(registry, Policy())
+    # The same keys and values as in the registry: what reading memory of this size costs by itself.
+    entries = {name: registry.find(name) for name in names}
 
-    def __init__(self, count: int, operations: int) -> None:
-        self._core, self._choose = Core(), random.Random(SEED)
-        self._operations = operations
-        self._names = [f"tool_{number}" for number in range(count)]
-        self._registry = self._core.registry
-        self._registry.register(
-            self._core.plugin, compile_tools([_tool(name) for name in self._names], Limits(tools=count))
-        )
-        self._view = CatalogView(self._registry, Policy())
-        # The same keys and values as in the registry: what reading memory of this size costs by itself.
-        self._dict = {name: self._registry.find(name) for name in self._names}
-        self.sample()  # what happens once does not show
+    def find(name: str) -> None:
+        if (entry := registry.find(name)) is None or entry.current is None:
+            raise RuntimeError("a tool was not found")
 
-    def sample(self) -> Sample:
-        """Returns the µs of one operation of each kind."""
-        numbers = range(self._operations)
-        wanted = [self._choose.choice(self._names) for _ in numbers]
-        frames = [_calls(self._choose.choices(self._names, k=FRAME)) for _ in range(self._operations // FRAME + 1)]
+    def look_up(name: str) -> None:
+        if (entry := entries.get(name)) is None or entry.current is None:
+            raise RuntimeError("a tool was not found")
+
+    def call(frame: list[pb.ToolCall]) -> None:
+        now = time.monotonic()
+        core.ask(frame, now)
+        core.dispatcher.results(plugin, plugin.answers(), now)
+
+    def register(number: int) -> None:
+        registry.register(plugin, compile_tools([_tool(f"new_{number}")], Limits()))
+
+    def unregister(number: int) -> None:
+        registry.unregister(f"new_{number}")
+
+    def notify(number: int) -> None:
+        register(number)
+        view.since(registry.revision - 1)
+        unregister(number)
+
+    def list_all() -> float:
+        times, spent = max(1, LISTED // count), 0.0
+        for number in range(times):
+            register(number)
+            spent += _each(lambda _: view.listings(), (number,))
+            unregister(number)
+        return spent / times / count
+
+    def measure() -> Sample:
+        numbers = range(operations)
+        wanted = [choose.choice(names) for _ in numbers]
+        frames = [_calls(choose.choices(names, k=FRAME)) for _ in range(operations // FRAME + 1)]
         return {
-            ("find", "µs"): _each(self._find, wanted),
-            (DICT, "µs"): _each(self._look_up, wanted),
-            ("call", "µs"): _each(self._call, frames) / FRAME,
-            ("register", "µs"): _each(self._register, numbers),
-            ("unregister", "µs"): _each(self._unregister, numbers),
-            ("register, notify a watcher, unregister", "µs"): _each(self._notify, numbers),
-            ("list after a change, each tool", "µs"): self._list(),
+            ("find", "µs"): _each(find, wanted),
+            (DICT, "µs"): _each(look_up, wanted),
+            ("call", "µs"): _each(call, frames) / FRAME,
+            ("register", "µs"): _each(register, numbers),
+            ("unregister", "µs"): _each(unregister, numbers),
+            ("register, notify a watcher, unregister", "µs"): _each(notify, numbers),
+            ("list after a change, each tool", "µs"): list_all(),
         }
 
-    def _find(self, name: str) -> None:
-        entry = self._registry.find(name)
-        if entry is None or entry.current is None:
-            raise RuntimeError("a tool was not found")
+    measure()  # what happens once does not show
+    _samples.append(measure)
 
-    def _look_up(self, name: str) -> None:
-        entry = self._dict.get(name)
-        if entry is None or entry.current is None:
-            raise RuntimeError("a tool was not found")
 
-    def _call(self, frame: list[pb.ToolCall]) -> None:
-        now = time.monotonic()
-        self._core.ask(frame, now)
-        self._core.dispatcher.results(self._core.plugin, self._core.plugin.answers(), now)
-
-    def _register(self, number: int) -> None:
-        self._registry.register(self._core.plugin, compile_tools([_tool(f"new_{number}")], Limits()))
-
-    def _unregister(self, number: int) -> None:
-        self._registry.unregister(f"new_{number}")
-
-    def _notify(self, number: int) -> None:
-        self._register(number)
-        self._view.since(self._registry.revision - 1)
-        self._unregister(number)
-
-    def _list(self) -> float:
-        times, spent = max(1, LISTED // len(self._names)), 0.0
-        for number in range(times):
-            self._register(number)
-            spent += _each(lambda _: self._view.listings(), (number,))
-            self._unregister(number)
-        return spent / times / len(self._names)
+def sample() -> Sample:
+    """Measures the µs of one operation of each kind once in this process."""
+    return _samples[-1]()
 
 
 def _each(do: Callable[[Given], object], given: Iterable[Given]) -> float:

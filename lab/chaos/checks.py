@@ -42,13 +42,7 @@ _STAGES = {
 
 def judge(evidence: Evidence) -> list[Cases]:
     """Applies every check."""
-    verdicts = []
-    for rule, check in CHECKS.items():
-        cases = Cases(rule)
-        for finding in check(evidence):
-            cases.take(finding)
-        verdicts.append(cases)
-    return verdicts
+    return [Cases.of(rule, check(evidence)) for rule, check in CHECKS.items()]
 
 
 def answered(evidence: Evidence) -> Finding:
@@ -235,12 +229,8 @@ def hangs(evidence: Evidence) -> Iterator[tuple[str, float]]:
 
 
 def _words(call: Call) -> str:
-    stage = f" {call.result('stage')}" if call.result("stage") else ""
-    return (
-        f"{call.result('code')}{stage} ({call.result('message')})"
-        if call.result("message")
-        else f"{call.result('code')}{stage}"
-    )
+    message = f"({call.result('message')})" if call.result("message") else ""
+    return " ".join(filter(None, (call.result("code"), call.result("stage"), message)))
 
 
 CHECKS: dict[str, Callable[[Evidence], Finding]] = {

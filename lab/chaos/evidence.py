@@ -132,11 +132,7 @@ class Evidence:
         return names | {self.parts[name].line for name in names if self.parts[name].line}
 
     def disturbed(self, names: Iterable[str], begin: float, end: float, *, but: Act | None = None) -> bool:
-        """Whether anything was done to one of these parts in a time.
-
-        Args:
-            but: what does not count.
-        """
+        """Whether anything was done to one of these parts in a time, but for one act."""
         return any(self._troubles(names, begin, end, but))
 
     def seconds_disturbed(self, names: Iterable[str], begin: float, end: float) -> float:
@@ -158,11 +154,15 @@ class Evidence:
 
     def state(self, tool: str, at: float) -> str:
         """Returns the state in which a tool was seen last, before a moment."""
-        return next((m.state for m in reversed(self.moves) if m.tool == tool and m.at < at), AWAY)
+        last = self._last_move(tool, at)
+        return last.state if last else AWAY
+
+    def _last_move(self, tool: str, at: float) -> Move | None:
+        return next((m for m in reversed(self.moves) if m.tool == tool and m.at < at), None)
 
     def is_recovering(self, call: Call) -> bool:
         """Whether a tool that went away in a disturbance had not been seen live again when a call was made."""
-        last = next((m for m in reversed(self.moves) if m.tool == call.tool.name and m.at < call.order.at), None)
+        last = self._last_move(call.tool.name, call.order.at)
         if last is None or last.state == "live":
             return False
         return self.disturbed(self.between(call), last.at - RECOVERY, last.at)

@@ -175,6 +175,8 @@ class Run:
                 for way, shown in (await watcher.views()).items()
                 if shown != set(self._tools)
             ]
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError  # Ctrl-C, which asyncio.wait_for of Python 3.11 may swallow in `views`
             if not found or time.monotonic() > until:
                 return found
             await asyncio.sleep(0.1)

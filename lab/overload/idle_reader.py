@@ -110,10 +110,8 @@ async def _keep_up(slow: peer.Peer, beginning: asyncio.Future[str]) -> None:
 
 
 async def _ending(slow: peer.Peer, reading: asyncio.Task[None]) -> str:
-    """Reads what is left; returns how the stream had ended.
-
-    It writes nothing meanwhile: a write to a stream that has ended hides in grpc why it has (grpc issue 36066).
-    """
+    """Reads what is left; returns how the stream had ended."""
+    # It writes nothing meanwhile: a write to a stream that has ended hides in grpc why it has (grpc issue 36066).
     try:
         async with asyncio.timeout(END_SECONDS):
             await reading

@@ -23,6 +23,7 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lab.load.callbacks import serve_callbacks
+from lab.load.callers import reply_of
 from lab.load.line import Line
 from lab.load.peer import Peer
 from lab.soak import plugin
@@ -151,9 +152,12 @@ class Visits:
         async with self._line() as address:
             peer = await _attached(address, f"broken-{_name(number)}", name)
             calling = asyncio.create_task(self._host.call(name, {"number": number}, timeout=SECONDS))
-            while not (await _frame(peer)).calls:
+            while (frame := await peer.read()) is not None and not frame.calls:
                 pass
-        _failed(await calling, "UNAVAILABLE")
+            if frame is None:
+                raise Wrong("the bus ended a stream that was not broken")
+        if (reply := reply_of(await calling)).code != "UNAVAILABLE":
+            raise Wrong(f"a call of a broken plugin ended otherwise: {reply}")
         await peer.close()
 
     async def broken_host(self, number: int) -> None:
@@ -341,24 +345,11 @@ def _ok(result: Result) -> None:
         raise Wrong(f"a call failed: {result.error}")
 
 
-def _failed(result: Result, code: str) -> None:
-    found = result.error.code.name if result.error else "OK"
-    if found != code:
-        raise Wrong(f"a call ended in {found}, not {code}: {result}")
-
-
 async def _attached(address: str, source: str, tool: str = "") -> Peer:
     """Attaches on a connection of its own."""
     peer = Peer(address, own_connection=True)
     await peer.attach(source, [pb.Tool(name=tool, description="Breaks.", parameters_json=_ANY)] if tool else [])
     return peer
-
-
-async def _frame(peer: Peer) -> Any:
-    frame = await peer.read()
-    if frame is None:
-        raise Wrong("the bus ended a stream that was not broken")
-    return frame
 
 
 async def _go_on(what: str, seconds: float, visit: Visit, tally: Tally, ends: asyncio.Event) -> None:
