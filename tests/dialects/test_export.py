@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from tests.dialects.sample_tools import PLAIN, SAMPLES, tool
-from toolbus.dialects import DIALECTS, export, find_dialect
+from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.openai_chat import OpenAIChat
 
 
 class Counting(OpenAIChat):
     """Notes what it converts."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **limits: int) -> None:
+        super().__init__(**limits)
         self.converted: list[str] = []
 
     def _convert(self, tool: Any) -> Any:
@@ -55,9 +55,8 @@ def test_users_with_different_tools_who_alternate_have_each_tool_converted_once(
     assert sorted(dialect.converted) == sorted(each.name for each in SAMPLES)
 
 
-def test_the_cache_of_converted_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "MAX_CACHED_SCHEMAS", 4)
-    dialect = Counting()
+def test_the_cache_of_converted_schemas_is_bounded() -> None:
+    dialect = Counting(max_cached_schemas=4)
     for number in range(10):
         dialect.export([PLAIN, tool(f"tool_{number}")])
         assert len(dialect._converted) <= 4

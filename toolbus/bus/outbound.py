@@ -19,7 +19,13 @@ import toolbus
 KEEP_ALIVE_SECONDS = 4.0
 
 
-def open_session(*, connections: int, seconds: float | None, content_type: str | None = None) -> aiohttp.ClientSession:
+def open_session(
+    *,
+    connections: int,
+    seconds: float | None,
+    content_type: str | None = None,
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+) -> aiohttp.ClientSession:
     """Returns a session for the running loop; the caller closes it.
 
     Args:
@@ -27,10 +33,11 @@ def open_session(*, connections: int, seconds: float | None, content_type: str |
         seconds: timeout of a whole exchange; None: the caller sets one per request.
         content_type: of every request; None: each request sets its own. Headers of the session are made once, those
             of a request are copied one by one.
+        keep_alive_seconds: after which an idle connection is closed.
     """
     return aiohttp.ClientSession(
         connector=_Connector(
-            limit=connections, resolver=_Loopback(), use_dns_cache=False, keepalive_timeout=KEEP_ALIVE_SECONDS
+            limit=connections, resolver=_Loopback(), use_dns_cache=False, keepalive_timeout=keep_alive_seconds
         ),
         timeout=aiohttp.ClientTimeout(total=seconds, connect=None, sock_read=None, sock_connect=None),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -63,7 +63,8 @@ class ToolWriter(ABC):
     name_rule: ClassVar[NameRule]
     schema_rules: ClassVar[SchemaRules]
 
-    def __init__(self) -> None:
+    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS) -> None:
+        self._max_cached_schemas = max_cached_schemas
         # Converted schemas by the tool they came from; replaced as a whole, since threads share it.
         self._converted: dict[Tool, tuple[Json, tuple[Loss, ...]] | LeftOut] = {}
 
@@ -104,7 +105,7 @@ class ToolWriter(ABC):
             current[tool] = cached if cached is not None else self._convert(tool)
         # Users with different roles alternate, so a tool that is missing from this export may be in the next one.
         merged = self._converted | current
-        self._converted = merged if len(merged) <= max(MAX_CACHED_SCHEMAS, 2 * len(current)) else current
+        self._converted = merged if len(merged) <= max(self._max_cached_schemas, 2 * len(current)) else current
         return current
 
     def _convert(self, tool: Tool) -> tuple[Json, tuple[Loss, ...]] | LeftOut:

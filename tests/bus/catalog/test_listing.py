@@ -132,12 +132,11 @@ def test_a_page_of_a_list_does_not_look_at_the_pages_before(monkeypatch: pytest.
     plugin = core.attached("plugin", *(tool(f"t{number}") for number in range(MANY)))
     view, caller = core.dispatcher.view, plugin.peer
     view.listings(principal=caller.principal)
-    monkeypatch.setattr(catalog_messages, "PAGE_BYTES", 1_000)
     monkeypatch.setattr(ToolListing, "place", property(counted))
     request, pages, most = wire.ListRequest(), 0, 0
     while True:
         looked.clear()
-        answer = catalog_messages.list_tools(request, view, caller.principal)
+        answer = catalog_messages.list_tools(request, view, caller.principal, page_bytes=1_000)
         pages, most = pages + 1, max(most, len(looked))
         if not answer.next_page_token:
             break

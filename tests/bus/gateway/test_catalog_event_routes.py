@@ -13,7 +13,7 @@ from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
 from tests.support.waiting import Stopwatch
 from toolbus.bus import Bus
 from toolbus.bus.catalog.changes import MAX_CHANGES
-from toolbus.bus.gateway import event_stream
+from toolbus.limits import Timings
 from toolbus.testing import running_bus
 
 URL = "http://127.0.0.1:1/nobody"
@@ -22,8 +22,13 @@ Words = dict[str, Any]
 
 
 @pytest.fixture
-async def bus() -> AsyncIterator[Bus]:
-    async with running_bus(http="127.0.0.1:0", grace_seconds=PATIENCE) as bus:
+def timings() -> Timings:
+    return Timings()
+
+
+@pytest.fixture
+async def bus(timings: Timings) -> AsyncIterator[Bus]:
+    async with running_bus(http="127.0.0.1:0", timings=timings, grace_seconds=PATIENCE) as bus:
         yield bus
 
 
@@ -238,8 +243,8 @@ async def test_fifty_clients_all_see_every_tool_and_one_that_reads_nothing_delay
             assert await watcher == {f"tool{number}" for number in range(20)}
 
 
-async def test_a_quiet_stream_sends_pings(bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "PING_SECONDS", 0.01)
+@pytest.mark.parametrize("timings", [Timings(ping_seconds=0.01)])
+async def test_a_quiet_stream_sends_pings(http: httpx.AsyncClient) -> None:
     async with http.stream("GET", PATH) as answer:
         found = events(answer)
         assert (await anext(found))[0] == "catalog"

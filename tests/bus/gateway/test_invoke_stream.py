@@ -11,9 +11,9 @@ import pytest
 from tests.bus.gateway.calling import Connection, client, events, invoke
 from tests.faults.raw_peer import RawPeer, tool, until
 from toolbus.bus import Bus
-from toolbus.bus.gateway import event_stream
 from toolbus.bus.gateway.progress_buffer import MAX_WAITING, OVERHEAD_BYTES, ProgressBuffer
 from toolbus.errors import Code
+from toolbus.limits import Timings
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import KIB, Limits, Progress
@@ -23,8 +23,14 @@ STREAM = {"Accept": "text/event-stream"}
 
 
 @pytest.fixture
-async def bus() -> AsyncIterator[Bus]:
-    async with running_bus(http="127.0.0.1:0", grace_seconds=0.0, limits=Limits(result_bytes=512 * KIB)) as bus:
+def timings() -> Timings:
+    return Timings()
+
+
+@pytest.fixture
+async def bus(timings: Timings) -> AsyncIterator[Bus]:
+    limits = Limits(result_bytes=512 * KIB)
+    async with running_bus(http="127.0.0.1:0", timings=timings, grace_seconds=0.0, limits=limits) as bus:
         yield bus
 
 
@@ -97,8 +103,8 @@ async def test_a_request_that_breaks_a_rule_is_answered_without_a_stream(http: h
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
 
 
-async def test_a_quiet_stream_sends_pings(bus: Bus, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "PING_SECONDS", 0.01)
+@pytest.mark.parametrize("timings", [Timings(ping_seconds=0.01)])
+async def test_a_quiet_stream_sends_pings(bus: Bus, http: httpx.AsyncClient) -> None:
     enough = asyncio.Event()
 
     @bus.tool

@@ -18,12 +18,12 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 
-def ask(core: Core, **request: Any) -> wire.ListResponse:
-    caller = core.peer("host")
-    return catalog_messages.list_tools(wire.ListRequest(**request), core.dispatcher.view, caller.principal)
+def ask(core: Core, *, page_bytes: int = catalog_messages.PAGE_BYTES, **request: Any) -> wire.ListResponse:
+    view, principal = core.dispatcher.view, core.peer("host").principal
+    return catalog_messages.list_tools(wire.ListRequest(**request), view, principal, page_bytes=page_bytes)
 
 
-def listed(core: Core, **request: object) -> list[str]:
+def listed(core: Core, **request: Any) -> list[str]:
     return [item.tool.name for item in ask(core, **request).tools]
 
 
@@ -108,10 +108,7 @@ def test_a_long_list_comes_in_pages_that_a_default_client_can_receive() -> None:
 
 
 @pytest.mark.parametrize("rules", [{}, {"roles": {"r1": ["ann"]}}])
-def test_pages_end_where_roles_got_the_same_tool_at_different_times(
-    rules: dict[str, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(catalog_messages, "PAGE_BYTES", 1)
+def test_pages_end_where_roles_got_the_same_tool_at_different_times(rules: dict[str, dict[str, list[str]]]) -> None:
     core = Core(roles=("r1", "r2"))
     core.dispatcher.view.permit(AccessRules.read(rules))
     for name, role in (("x", "r2"), ("y", "r1"), ("y", "r2"), ("x", "r1"), ("z", "r1"), ("u", "r2"), ("z", "r2")):
@@ -120,7 +117,7 @@ def test_pages_end_where_roles_got_the_same_tool_at_different_times(
     assert sorted(whole) == ["u", "x", "y", "z"]
     found, token = [], ""
     for _ in whole:
-        response = ask(core, page_token=token)
+        response = ask(core, page_bytes=1, page_token=token)
         found += [item.tool.name for item in response.tools]
         token = response.next_page_token
     assert (found, token) == (whole, "")

@@ -12,6 +12,7 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.upstream import Upstream
+from toolbus.bus.upstream.upstream_client import MAX_RESPONSE_BYTES
 from toolbus.bus.upstream.upstream_timings import UpstreamTimings
 from toolbus.tool import Tool
 
@@ -33,6 +34,7 @@ class Side:
         self.view = CatalogView(self.registry, Policy())
         self.warning_changes = 0  # how often the upstream said that warnings changed
         self.timings = SHORT  # of the upstream, until it connects
+        self.max_response_bytes = MAX_RESPONSE_BYTES  # of the upstream, until it connects
         self.upstream: Upstream | None = None
         self._watchers: list[asyncio.Event] = []
         self._warned = asyncio.Event()
@@ -74,6 +76,7 @@ class Side:
             changed=self.watch,
             on_warning=self._on_warning,
             timings=self.timings,
+            max_response_bytes=self.max_response_bytes,
         )
         await self.upstream.start()
         return self.upstream

@@ -16,7 +16,7 @@ from tests.support.core_model import offered, tool
 from tests.support.waiting import Stopwatch
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.upstream import Upstream, sync, upstream_client
+from toolbus.bus.upstream import Upstream, sync
 from toolbus.bus.upstream.upstream_timings import UpstreamTimings
 
 FOREIGN = {"name": "t", "description": "theirs", "source": "somebody", "callback_url": "http://127.0.0.1:1/x"}
@@ -552,9 +552,9 @@ async def test_an_invalid_listing_counts_as_unreachable_and_the_loop_goes_on(
 
 @pytest.mark.parametrize("verb", ["list", "register"])
 async def test_an_endless_answer_is_cut_off(
-    verb: str, server: MainServer, side: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    verb: str, server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(upstream_client, "MAX_RESPONSE_BYTES", 1 << 20)
+    side.max_response_bytes = 1 << 20
     server.misbehave[verb] = server.endless
     side.offer("a", tool("t"))
     await side.connect(server.url)

@@ -84,7 +84,7 @@ def application(parts: GatewayParts) -> FastAPI:
     for routes in (tool_routes, catalog_event_routes, export_routes, call_routes, task_routes):
         app.include_router(routes.router(parts))
     if parts.council is not None:
-        app.include_router(council_routes.router(parts.council))
+        app.include_router(council_routes.router(parts.council, parts.core.timings.ping_seconds))
     app.include_router(record_routes.router(parts))
     app.add_middleware(Admission)
     app.add_middleware(AccessGuard, max_bytes=parts.core.limits.http_body_bytes)

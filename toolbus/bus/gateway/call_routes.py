@@ -68,7 +68,8 @@ def _for_hosts(routes: APIRouter, parts: GatewayParts) -> None:
         call = _call(body)
         caller = parts.caller()
         if wants_events(request):
-            return EventStream(_stream(caller, call, parts.core.limits.result_bytes))
+            stream = _stream(caller, call, parts.core.limits.result_bytes)
+            return EventStream(stream, parts.core.timings.ping_seconds)
         result = await unless_disconnected(request, caller.call(call))
         if result is None:
             return disconnected_response()

@@ -36,7 +36,7 @@ def router(parts: GatewayParts) -> APIRouter:
         Each event `catalog` has the revision as its id. A client that reconnects with it gets what it missed; after a
         long absence it gets everything (`full`) again.
         """
-        return EventStream(_follow(parts, revision_of(last_event_id, since), cache))
+        return EventStream(_follow(parts, revision_of(last_event_id, since), cache), parts.core.timings.ping_seconds)
 
     return routes
 

@@ -43,11 +43,16 @@ _NO_RUN: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(council: CouncilService) -> APIRouter:
-    """Returns the endpoints over the council of one bus."""
+def router(council: CouncilService, ping_seconds: float) -> APIRouter:
+    """Returns the endpoints over the council of one bus.
+
+    Args:
+        ping_seconds: as in `Timings`.
+    """
     routes = APIRouter(prefix="/api/council", tags=["council"], responses=REFUSALS)
-    for add in (_shows, _runs, _follows):
-        add(routes, council)
+    _shows(routes, council)
+    _runs(routes, council, ping_seconds)
+    _follows(routes, council, ping_seconds)
     return routes
 
 
@@ -72,7 +77,7 @@ def _shows(routes: APIRouter, council: CouncilService) -> None:
         return _not_found(run_id) if run is None else json_response(run)
 
 
-def _runs(routes: APIRouter, council: CouncilService) -> None:
+def _runs(routes: APIRouter, council: CouncilService, ping_seconds: float) -> None:
     @routes.post("/run", responses=_RESPONSES)
     async def run_council(body: CouncilRunBody, request: Request) -> Response:
         """Rolls the dice and runs the tools of the members that take part. A failed tool is a result like any other.
@@ -85,7 +90,7 @@ def _runs(routes: APIRouter, council: CouncilService) -> None:
             run = council.begin({**fields, "unknown": body.unknown})
         except SetupError as error:
             raise _invalid(error, fields) from None
-        return await _run_response(request, run)
+        return await _run_response(request, run, ping_seconds)
 
     @routes.post("/retry", responses={**_RESPONSES, **_NO_RUN})
     async def retry_council(body: CouncilRetryBody, request: Request) -> Response:
@@ -98,10 +103,10 @@ def _runs(routes: APIRouter, council: CouncilService) -> None:
             run = council.begin_retry(body.run_id, only, body.unknown)
         except SetupError as error:
             raise _invalid(error, body.known()) from None
-        return _not_found(body.run_id) if run is None else await _run_response(request, run)
+        return _not_found(body.run_id) if run is None else await _run_response(request, run, ping_seconds)
 
 
-def _follows(routes: APIRouter, council: CouncilService) -> None:
+def _follows(routes: APIRouter, council: CouncilService, ping_seconds: float) -> None:
     @routes.get(
         "/events",
         response_class=StreamingResponse,
@@ -115,12 +120,12 @@ def _follows(routes: APIRouter, council: CouncilService) -> None:
         No event is repeated: a client that reconnects has missed those in between. A client that reads too slowly loses
         the oldest events; `COUNCIL_EVENTS_LOST` says how many.
         """
-        return EventStream(_follow(council, chat_id))
+        return EventStream(_follow(council, chat_id), ping_seconds)
 
 
-async def _run_response(request: Request, run: Start) -> Response:
+async def _run_response(request: Request, run: Start, ping_seconds: float) -> Response:
     if wants_events(request):
-        return EventStream(_stream(run))
+        return EventStream(_stream(run), ping_seconds)
     result = await unless_disconnected(request, run(None))
     return disconnected_response() if result is None else json_response(result)
 

@@ -13,19 +13,22 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
 
-PING_SECONDS = 15.0  # below the minute or so after which proxies and clients give up on silence
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 RETRY = b"retry: 1000\n\n"  # begins a stream: after a lost connection the client reconnects in one second
 _PING = b": ping\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Events with pings between them. However it ends, the generator is closed at once, not when it is collected."""
+    """Events with pings between them. However it ends, the generator is closed at once, not when it is collected.
+
+    Args:
+        ping_seconds: as in `Timings`.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
-        self._events = _with_pings(events)
+    def __init__(self, events: AsyncGenerator[bytes], ping_seconds: float) -> None:
+        self._events = _with_pings(events, ping_seconds)
         super().__init__(self._events, headers=_HEADERS)
 
     async def stream_response(self, send: Send) -> None:
@@ -50,13 +53,13 @@ def event(name: str, data: dict[str, Any], id: str | None = None) -> bytes:
     return format_sse_event(event=name, data_str=json.dumps(data, separators=(",", ":")), id=id)
 
 
-async def _with_pings(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _with_pings(events: AsyncGenerator[bytes], ping_seconds: float) -> AsyncGenerator[bytes]:
     """Yields events, and a comment where none came for a while, so that a dead client is detected."""
     waiting: asyncio.Task[bytes] | None = None
     try:
         while True:
             waiting = waiting or asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait((waiting,), timeout=PING_SECONDS)
+            done, _ = await asyncio.wait((waiting,), timeout=ping_seconds)
             if not done:
                 yield _PING
                 continue

@@ -50,7 +50,7 @@ def router(parts: GatewayParts) -> APIRouter:
         """
         known = revision_of(last_event_id, since)
         if wants_events(request):
-            return EventStream(_follow(parts, record_filter, known))
+            return EventStream(_follow(parts, record_filter, known), parts.core.timings.ping_seconds)
         records = parts.core.records
         selected = records.newest(record_filter, limit) if known < 0 else records.after(record_filter, known, limit)
         calls = [record.described(records.began) for record in selected]

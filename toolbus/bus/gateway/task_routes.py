@@ -61,7 +61,7 @@ def _lists(routes: APIRouter, parts: GatewayParts) -> None:
 
         What ended before is listed. The stream ends with the bus.
         """
-        return EventStream(_follow(parts, parts.task_owner(user_id)))
+        return EventStream(_follow(parts, parts.task_owner(user_id)), parts.core.timings.ping_seconds)
 
 
 def _one(routes: APIRouter, parts: GatewayParts) -> None:

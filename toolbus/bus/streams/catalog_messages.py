@@ -82,7 +82,9 @@ def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:
     return wire.ClearResponse(removed=outcome.count, source=source, affected_roles=outcome.roles, ok=True)
 
 
-def list_tools(request: wire.ListRequest, view: CatalogView, principal: Principal) -> wire.ListResponse:
+def list_tools(
+    request: wire.ListRequest, view: CatalogView, principal: Principal, *, page_bytes: int = PAGE_BYTES
+) -> wire.ListResponse:
     """Builds one page of the response of List.
 
     Raises:
@@ -113,7 +115,7 @@ def list_tools(request: wire.ListRequest, view: CatalogView, principal: Principa
             continue
         item = listed(listing)
         size += item.ByteSize() + 8
-        if size > PAGE_BYTES and response.tools:
+        if size > page_bytes and response.tools:
             response.next_page_token = str(listing.place)
             break
         response.tools.append(item)

@@ -71,6 +71,7 @@ class TaskManager:
         timeout: how long `execute` waits before work becomes a task. It ends no work.
         path: an SQLite file for what survives a restart; None: nothing does.
         task_seconds, finished_kept, finished_seconds, result_bytes, running, running_per_owner: as in `TaskLimits`.
+        max_wait_seconds: how long `await_result` waits at most; no call takes longer.
         clock: seconds since the epoch.
 
     Raises:
@@ -89,6 +90,7 @@ class TaskManager:
         result_bytes: int = DEFAULTS.result_bytes,
         running: int = DEFAULTS.running,
         running_per_owner: int = DEFAULTS.running_per_owner,
+        max_wait_seconds: float = MAX_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         check_limit("timeout", timeout)
@@ -101,6 +103,7 @@ class TaskManager:
             finished_seconds=finished_seconds,
             result_bytes=result_bytes,
         )
+        self._max_wait_seconds = max_wait_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._index = TaskIndex(self.limits)
@@ -247,7 +250,10 @@ class TaskManager:
     async def await_result(
         self, task_id: str, timeout: float = MAX_TIMEOUT_SECONDS, user_id: str | None = None
     ) -> Task | None:
-        """Waits until a task has ended, for ``timeout`` seconds (300 at most). A task that still runs then goes on.
+        """Waits until a task has ended, for ``timeout`` seconds. A task that still runs then goes on.
+
+        Args:
+            timeout: above the manager's ``max_wait_seconds``, 300 by default, that many are meant.
 
         Returns:
             The task as it then is; None where the id is unknown, or the task is another user's.
@@ -262,7 +268,7 @@ class TaskManager:
             waiters.add(waiter)
         try:
             # Not below 0, and not NaN either.
-            await asyncio.wait([waiter], timeout=min(timeout, MAX_TIMEOUT_SECONDS) if timeout > 0 else 0)
+            await asyncio.wait([waiter], timeout=min(timeout, self._max_wait_seconds) if timeout > 0 else 0)
         finally:
             with self._lock:
                 waiters.discard(waiter)

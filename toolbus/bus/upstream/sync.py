@@ -20,7 +20,7 @@ from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.upstream.plan import UpstreamPlan, make_plan
 from toolbus.bus.upstream.sync_state import RegisterStep, Step, SyncState, UnregisterStep
-from toolbus.bus.upstream.upstream_client import UpstreamClient
+from toolbus.bus.upstream.upstream_client import MAX_RESPONSE_BYTES, UpstreamClient
 from toolbus.bus.upstream.upstream_responses import (
     ChangeResponse,
     UpstreamError,
@@ -47,6 +47,7 @@ class Upstream:
         bus_id: sent with every registration, so that buses detect tools that came from a bus.
         changed: yields at once and after every change of the catalog; what it yields does not matter.
         on_warning: called after warnings of tools have changed.
+        max_response_bytes: a longer response of the main server is cut off, and its request has failed.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Upstream:
         changed: Callable[[], AsyncIterator[object]],
         on_warning: Callable[[], None],
         timings: UpstreamTimings = DEFAULT_TIMINGS,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         self._url = url
         self._registry = registry
@@ -69,6 +71,7 @@ class Upstream:
         self._changed = changed
         self._on_warning = on_warning
         self._timings = timings
+        self._max_response_bytes = max_response_bytes
         self._sync_state = SyncState(callback_base, timings=timings)
         self._planned_revision = -1  # of the catalog that the plan shows
         self._warnings: dict[Entry, str] = {}  # that are set on tools now
@@ -99,7 +102,7 @@ class Upstream:
         self._state = "connecting"
         settled_at = time.monotonic() + self._registry.grace_seconds
         self._sync_state = SyncState(self._callback_base, settled_at, self._timings)
-        self._client = UpstreamClient(self._url, self._timings.request_seconds)
+        self._client = UpstreamClient(self._url, self._timings.request_seconds, self._max_response_bytes)
         self._tasks = [
             asyncio.create_task(self._synchronize(), name="toolbus upstream"),
             asyncio.create_task(self._follow_changes(), name="toolbus upstream changes"),

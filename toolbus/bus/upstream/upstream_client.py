@@ -17,11 +17,13 @@ class UpstreamClient:
 
     Args:
         timeout: seconds for a whole exchange.
+        max_response_bytes: a longer response is cut off, and its request has failed.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, max_response_bytes: int = MAX_RESPONSE_BYTES) -> None:
         self._url = url.rstrip("/")
         self._timeout = timeout
+        self._max_response_bytes = max_response_bytes
         self._session = open_session(connections=CONNECTIONS, seconds=timeout)
 
     async def send(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -38,7 +40,7 @@ class UpstreamClient:
             async with self._session.request(
                 method, f"{self._url}{path}", data=body, headers=headers, allow_redirects=False
             ) as response:
-                return response.status, await _read(response)
+                return response.status, await self._read(response)
         except TimeoutError:
             raise UpstreamError(f"{method} {path} was not answered within {self._timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
@@ -47,15 +49,14 @@ class UpstreamClient:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise UpstreamError(f"the connection broke during {method} {path}: {clean(text)}") from None
 
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        chunks, limit = bytearray(), self._max_response_bytes
+        async for chunk in response.content.iter_any():
+            chunks += chunk
+            if len(chunks) > limit:
+                response.close()
+                raise UpstreamError(f"a response has more than {limit} bytes")
+        return bytes(chunks)
+
     async def close(self) -> None:
         await self._session.close()
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    chunks = bytearray()
-    async for chunk in response.content.iter_any():
-        chunks += chunk
-        if len(chunks) > MAX_RESPONSE_BYTES:
-            response.close()
-            raise UpstreamError(f"a response has more than {MAX_RESPONSE_BYTES} bytes")
-    return bytes(chunks)
