@@ -20,6 +20,7 @@ from tests.council.fake_tool_source import (
     settings,
     tool,
 )
+from toolbus.council.council_settings import CouncilTimings
 from toolbus.council.tool_runner import truncate
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.extension import (
@@ -243,17 +244,14 @@ async def test_a_catalog_that_never_comes_costs_no_more_than_the_settings_time()
     assert "not listed within 0.02 seconds" in (await ran(council)).failed[0].error
 
 
-async def test_a_source_that_keeps_to_no_time_costs_little_more_than_the_settings_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("toolbus.council.tool_runner._EXTRA_SECONDS", 0.01)
-
+async def test_a_source_that_keeps_to_no_time_costs_little_more_than_the_settings_time() -> None:
     async def never(asked: RecordedCall) -> str:
         await asyncio.Event().wait()
         return ""
 
     once = settings(member("Ann", "look", "listen"), timeout_seconds=0.02, least_timeout_seconds=0)
-    deliberation = await ran(Council(FakeToolSource(tool("look"), tool("listen"), look=never), once))
+    source = FakeToolSource(tool("look"), tool("listen"), look=never)
+    deliberation = await ran(Council(source, once, timings=CouncilTimings(extra_seconds=0.01)))
     assert texts_of(deliberation) == ["! Tool invocation 'look' timed out", "what listen says"]
 
 
@@ -380,8 +378,7 @@ async def test_the_result_of_a_prompt_tool_is_stored_under_its_variable() -> Non
     assert deliberation.outcomes[0].described()["resultVariable"] == "mood"
 
 
-async def test_an_exception_of_a_model_fails_one_tool_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.prompt_tool.BACKOFF_SECONDS", 0.0)
+async def test_an_exception_of_a_model_fails_one_tool_and_not_the_run() -> None:
     problems = itertools.cycle([RuntimeError("no credit"), asyncio.CancelledError(), TypeError()])
 
     async def broken(question: Question) -> str:
@@ -392,6 +389,7 @@ async def test_an_exception_of_a_model_fails_one_tool_and_not_the_run(monkeypatc
         settings(member("Ann", "muse", "look")),
         model=broken,
         prompt_tools=[PromptTool("muse", prompt="Muse.")],
+        timings=CouncilTimings(backoff_seconds=0.0),
     )
     deliberation = await ran(council)
     assert [each.success for each in deliberation.outcomes] == [False, True]
@@ -531,15 +529,15 @@ async def test_an_exception_of_on_event_is_logged_and_ends_nothing(
     assert len(caplog.records) == 3
 
 
-async def test_an_on_event_that_never_returns_blocks_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbus.council.council_events.EVENT_SECONDS", 0.01)
+async def test_an_on_event_that_never_returns_blocks_no_run() -> None:
     events: list[Any] = []
 
     async def on_event(event: Any) -> None:
         events.append(event)
         await asyncio.Event().wait()
 
-    deliberation = await ran(Council(FakeToolSource(tool("look")), settings(BOB)), on_event=on_event)
+    council = Council(FakeToolSource(tool("look")), settings(BOB), timings=CouncilTimings(event_seconds=0.01))
+    deliberation = await ran(council, on_event=on_event)
     assert [each.success for each in deliberation.outcomes] == [True]
     assert kinds(events) == ["COUNCIL_STARTED", "COUNCIL_MEMBER_DONE", "COUNCIL_COMPLETED"]
 

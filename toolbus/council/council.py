@@ -21,9 +21,17 @@ from typing import Any, TypeVar
 from toolbus.cancellation import is_being_cancelled
 from toolbus.council.assigned_tools import assigned_tools, log_skipped, missing_outcome
 from toolbus.council.available_tools import AvailableTool, available_tools, by_any_name, no_model
-from toolbus.council.council_events import CouncilCompleted, CouncilStarted, MemberDone, OnEvent, ToolsFailed, notify
+from toolbus.council.council_events import (
+    CouncilCompleted,
+    CouncilEvent,
+    CouncilStarted,
+    MemberDone,
+    OnEvent,
+    ToolsFailed,
+    notify,
+)
 from toolbus.council.council_history import CouncilHistory
-from toolbus.council.council_settings import CouncilSettings
+from toolbus.council.council_settings import COUNCIL_TIMINGS, CouncilSettings, CouncilTimings
 from toolbus.council.deliberation import Deliberation, SkippedTool, ToolOutcome
 from toolbus.council.deliberation_text import deliberation_block, named_results
 from toolbus.council.language_model import LanguageModel
@@ -82,6 +90,7 @@ class Council:
         prompt_tools: Iterable[PromptTool] = (),
         rng: Randomness | None = None,
         history: CouncilHistory | None = None,
+        timings: CouncilTimings = COUNCIL_TIMINGS,
     ) -> None:
         """Makes a council.
 
@@ -92,6 +101,7 @@ class Council:
             prompt_tools: of one name the last is used, so give the bundled ones after those of files.
             rng: rolls the dice; None means `random.Random()`.
             history: earlier results of the chats; None means no history.
+            timings: lengths of time that are not settings.
 
         Raises:
             SetupError: `tools` is not a source of tools, or `plan_arguments` is on without a model.
@@ -107,6 +117,7 @@ class Council:
         self._prompt_tools = tuple(prompt_tools)
         self._rng: Randomness = rng or random.Random()
         self._history = history
+        self._timings = timings
         self._retained = RetainedRuns()
 
     def __repr__(self) -> str:
@@ -293,9 +304,9 @@ class Council:
         Args:
             again: whether it is a retry, where a missing tool fails instead of being skipped.
         """
-        await notify(run.on_event, CouncilStarted(run.run_id, run.chat_id, len(active)))
+        await self._notify(run, CouncilStarted(run.run_id, run.chat_id, len(active)))
         source = self._source_for(run.context)
-        runner = ToolRunner(source, self.settings, self._model, self._sidecar)
+        runner = ToolRunner(source, self.settings, self._model, self._sidecar, self._timings)
         listed, unlisted = await self._listed(source)
         tools = by_any_name(listed)
         assigned, skipped = assigned_tools(active, tools, unlisted, again=again)
@@ -308,11 +319,14 @@ class Council:
         async def of_member(member: Member) -> tuple[ToolOutcome, ...]:
             jobs = (partial(of_tool, member, name, tool) for name, tool in assigned[member.id])
             outcomes = tuple(await self._each(jobs))
-            await notify(run.on_event, MemberDone(run.run_id, run.chat_id, member, outcomes))
+            await self._notify(run, MemberDone(run.run_id, run.chat_id, member, outcomes))
             return outcomes
 
         of_members = await self._each(partial(of_member, member) for member in active)
         return tuple(outcome for outcomes in of_members for outcome in outcomes), tuple(skipped)
+
+    async def _notify(self, run: _Run, event: CouncilEvent) -> None:
+        await notify(run.on_event, event, self._timings.event_seconds)
 
     async def _each(self, jobs: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
         """Runs jobs one after the other or, if the settings say so, in parallel. Cancelling it cancels them."""
@@ -358,9 +372,9 @@ class Council:
         log.info(
             "council run %.80r ended results=%d failed=%d seconds=%.2f", run.run_id, len(outcomes), failures, seconds
         )
-        await notify(run.on_event, CouncilCompleted(run.run_id, run.chat_id, seconds, len(outcomes)))
+        await self._notify(run, CouncilCompleted(run.run_id, run.chat_id, seconds, len(outcomes)))
         if failed := deliberation.failed:
-            await notify(run.on_event, ToolsFailed(run.run_id, run.chat_id, failed, len(outcomes) - len(failed)))
+            await self._notify(run, ToolsFailed(run.run_id, run.chat_id, failed, len(outcomes) - len(failed)))
         return deliberation
 
     def _retain(self, run: _Run, deliberation: Deliberation | None) -> None:

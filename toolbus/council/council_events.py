@@ -13,8 +13,6 @@ from toolbus.cancellation import is_being_cancelled
 from toolbus.council.deliberation import ToolOutcome
 from toolbus.council.member import Member
 
-EVENT_SECONDS = 5.0  # timeout of an async on_event for one event
-
 log = logging.getLogger("toolbus.extension")
 
 
@@ -112,14 +110,14 @@ def _head(event: str, run_id: str, chat_id: str) -> dict[str, Any]:
     return {"event": event, "generationId": run_id, "chatId": chat_id}
 
 
-async def notify(on_event: OnEvent | None, event: CouncilEvent) -> None:
-    """Sends an event to a host; an error or a timeout of its handler is logged and ends nothing."""
+async def notify(on_event: OnEvent | None, event: CouncilEvent, seconds: float) -> None:
+    """Sends an event to a host; an error of its handler, or a timeout after ``seconds``, is logged and ends nothing."""
     if on_event is None:
         return
     try:
         pending = on_event(event)
         if inspect.isawaitable(pending):
-            async with asyncio.timeout(EVENT_SECONDS):
+            async with asyncio.timeout(seconds):
                 await pending
     except asyncio.CancelledError:
         if is_being_cancelled():

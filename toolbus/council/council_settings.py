@@ -28,6 +28,24 @@ log = logging.getLogger("toolbus.extension")
 
 
 @dataclass(frozen=True, slots=True)
+class CouncilTimings:
+    """How long a council waits for what, in seconds, beside its settings. Tests give tiny values.
+
+    Attributes:
+        event_seconds: timeout of an async ``on_event`` for one event, so that a stuck host blocks no run.
+        extra_seconds: above the timeout of a tool, for a source that does not enforce it; a bus does.
+        backoff_seconds: before the second attempt of a prompt tool; longer by as much before each further one.
+    """
+
+    event_seconds: float = 5.0
+    extra_seconds: float = 1.0
+    backoff_seconds: float = 0.5
+
+
+COUNCIL_TIMINGS = CouncilTimings()
+
+
+@dataclass(frozen=True, slots=True)
 class CouncilSettings:
     """What a council consists of and how its tools run.
 

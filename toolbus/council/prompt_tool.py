@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from toolbus.cancellation import is_being_cancelled
+from toolbus.council.council_settings import COUNCIL_TIMINGS
 from toolbus.council.deliberation import TimedOut
 from toolbus.council.language_model import Completion, LanguageModel, Question, ask
 from toolbus.council.member import Member
@@ -24,7 +25,6 @@ log = logging.getLogger("toolbus.extension")
 
 ATTEMPTS = 3
 FINAL_STATUSES = (400, 401, 403, 404)  # of a server that would answer the same again
-BACKOFF_SECONDS = 0.5  # before the second attempt; longer by as much before each further one
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({"type": "object", "properties": {}})
 _PRONOUNS = ("she/her", "he/him", "they/them")  # by gender_identity; the fourth is any
 _DEFAULTS = SidecarSettings()
@@ -103,6 +103,7 @@ async def run_prompt_tool(
     *,
     sidecar: SidecarSettings = _DEFAULTS,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    backoff_seconds: float = COUNCIL_TIMINGS.backoff_seconds,
 ) -> str:
     """Returns the model's answer in the member's voice, after up to three attempts.
 
@@ -111,6 +112,7 @@ async def run_prompt_tool(
     Args:
         sidecar: the model and its sampling options.
         sleep: waits for the backoff between two attempts.
+        backoff_seconds: as in `CouncilTimings`.
 
     Raises:
         ToolBusError: every attempt failed, or the timeout of the settings was exceeded.
@@ -130,7 +132,7 @@ async def run_prompt_tool(
         async with asyncio.timeout(settings.timeout_seconds):
             for attempt in range(ATTEMPTS):
                 if attempt:
-                    await sleep(BACKOFF_SECONDS * attempt)
+                    await sleep(backoff_seconds * attempt)
                 answer, attempts = await _attempt(model, question), attempt + 1
                 if isinstance(answer, Completion):
                     return answer.text

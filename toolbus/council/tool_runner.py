@@ -10,7 +10,7 @@ from dataclasses import replace
 from toolbus.cancellation import is_being_cancelled
 from toolbus.council.argument_planning import plan_arguments
 from toolbus.council.available_tools import AvailableTool
-from toolbus.council.council_settings import CouncilSettings
+from toolbus.council.council_settings import COUNCIL_TIMINGS, CouncilSettings, CouncilTimings
 from toolbus.council.deliberation import TimedOut, ToolOutcome
 from toolbus.council.language_model import LanguageModel
 from toolbus.council.member import Member
@@ -27,7 +27,6 @@ log = logging.getLogger("toolbus.extension")
 
 FAILED = "Tool invocation failed"
 _TRUNCATED = "\n[truncated]"
-_EXTRA_SECONDS = 1.0  # above the timeout, for a source that does not enforce it; a bus does
 _HINT = " (a council calls tools without arguments, unless plan_arguments is on)"
 
 
@@ -35,12 +34,18 @@ class ToolRunner:
     """Runs tools by the settings of a council; it has no state between two runs."""
 
     def __init__(
-        self, source: ToolSource, settings: CouncilSettings, model: LanguageModel | None, sidecar: SidecarSettings
+        self,
+        source: ToolSource,
+        settings: CouncilSettings,
+        model: LanguageModel | None,
+        sidecar: SidecarSettings,
+        timings: CouncilTimings = COUNCIL_TIMINGS,
     ) -> None:
         self._source = source
         self._settings = settings
         self._model = model  # None: prompt tools fail, and no arguments are planned
         self._sidecar = sidecar
+        self._timings = timings
 
     async def run(
         self, member: Member, assigned: str, tool: AvailableTool, context: CallContext, text: str
@@ -88,13 +93,21 @@ class ToolRunner:
             ToolBusError: why it has none; besides, a source or a model may raise anything.
         """
         if isinstance(tool.tool, PromptTool) and self._model is not None:
-            return await run_prompt_tool(tool.tool, member, text, self._settings, self._model, sidecar=self._sidecar)
+            return await run_prompt_tool(
+                tool.tool,
+                member,
+                text,
+                self._settings,
+                self._model,
+                sidecar=self._sidecar,
+                backoff_seconds=self._timings.backoff_seconds,
+            )
         if not isinstance(tool.tool, Tool):
             raise ToolBusError(tool.reason)
         arguments = await self._arguments(tool.tool, member, text)
         seconds = self._settings.timeout_seconds
         try:
-            async with asyncio.timeout(seconds + _EXTRA_SECONDS) as limit:
+            async with asyncio.timeout(seconds + self._timings.extra_seconds) as limit:
                 result = await self._source.call(
                     tool.name,
                     arguments,
