@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, error_of, offered, tool
+from tests.support.waiting import until
 from toolbus.bus.local import LocalCaller, LocalHandler
 from toolbus.errors import Code, Stage
 from toolbus.functions.scope import ToolScope
@@ -38,13 +39,6 @@ class Here:
 
     def begin(self, name: str, call_id: str = "1") -> asyncio.Task[Result]:
         return self.loop.create_task(self.caller.call(pb.ToolCall(name=name, call_id=call_id, arguments_json="{}")))
-
-
-async def settled(condition: Callable[[], bool]) -> None:
-    """Lets the loop turn until something is so, bounded by 5 s."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -106,7 +100,7 @@ async def test_cancelling_the_wait_cancels_the_async_function(here: Here) -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.wait_for(ended.wait(), 5)
-    await settled(lambda: not handler.pending)
+    await until(lambda: not handler.pending)
     assert (handler.stuck, here.caller.in_flight, here.core.held) == (0, {}, 0)
 
 
@@ -120,7 +114,7 @@ async def test_a_function_cancelled_before_its_first_step_still_frees_its_slot(h
     message = pb.ToolCall(name="never", call_id="1", arguments_json="{}")
     here.core.dispatcher.calls(here.caller, [message], here.core.now)
     here.core.dispatcher.cancels(here.caller, [pb.ToolCancel(call_id="1")], here.core.now)
-    await settled(lambda: not handler.pending)
+    await until(lambda: not handler.pending)
     assert (ran, handler.stuck, here.core.held, here.core.records.late) == ([], 0, 0, 1)
 
 
@@ -140,11 +134,11 @@ async def test_a_sync_function_holds_its_slot_until_its_thread_is_done_and_is_to
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await settled(lambda: bool(told))
+    await until(lambda: bool(told))
     assert told == [True]
     assert (handler.stuck, len(handler.pending)) == (1, 1)
     go.set()
-    await settled(lambda: not handler.pending)
+    await until(lambda: not handler.pending)
     assert handler.stuck == 0
 
 
@@ -169,7 +163,7 @@ async def test_a_watcher_of_progress_that_raises_harms_neither_the_call_nor_the_
 
     plugin = here.core.plugin("plugin", tool("t"))
     task = here.loop.create_task(here.call("t", on_progress=broken))
-    await settled(lambda: bool(plugin.pending))
+    await until(lambda: bool(plugin.pending))
     here.core.progress(plugin, next(iter(plugin.pending)))
     here.core.answer(plugin, "7")
     assert (await task).unwrap() == 7
@@ -186,7 +180,7 @@ async def test_a_refused_call_ends_at_once_as_a_result(here: Here) -> None:
 async def test_a_call_id_in_flight_is_refused_without_disturbing_the_first(here: Here) -> None:
     plugin = here.core.plugin("plugin", tool("t"))
     task = here.begin("t", "same")
-    await settled(lambda: bool(plugin.pending))
+    await until(lambda: bool(plugin.pending))
     with pytest.raises(ValueError, match="'same' is already in flight"):
         await here.call("t", call_id="same")
     here.core.answer(plugin, "1")
@@ -215,7 +209,7 @@ async def test_a_newer_function_of_the_same_name_replaces_the_older_while_its_ca
 
     older = here.offer(t)
     first = here.begin("t")
-    await settled(lambda: bool(older.pending))
+    await until(lambda: bool(older.pending))
 
     async def newer() -> str:
         return "newer"
@@ -242,5 +236,5 @@ async def test_a_function_past_its_deadline_ends_for_its_caller_and_is_cancelled
     here.core.advance(1.5)
     assert error_of(host, call_id).code is Code.DEADLINE_EXCEEDED
     await asyncio.wait_for(ended.wait(), 5)
-    await settled(lambda: not handler.pending)
+    await until(lambda: not handler.pending)
     assert here.core.held == 0

@@ -8,7 +8,8 @@ import pytest
 
 from tests.bus.gateway.free_port import free_port
 from tests.cli.served_bus import CALLBACK, PLUGIN, RECORDED_PLUGIN, address_of, start_bus, start_grpc_bus
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,7 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         start_bus(folder, "--grpc", "127.0.0.1:0", "--http", "off") as serving,
         Running(folder, "run", file, TOOLBUS_ADDRESS=address_of(serving)) as plugin,
     ):
-        until(lambda: "refuse" in toolbus("list", "--bus", address_of(serving)).stdout, "the plugin's tools")
+        until_sync(lambda: "refuse" in toolbus("list", "--bus", address_of(serving)).stdout, "the plugin's tools")
         os.environ["TEST_PLUGIN_OUTPUT"] = str(plugin._out)
         yield address_of(serving)
         del os.environ["TEST_PLUGIN_OUTPUT"]

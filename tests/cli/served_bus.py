@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 
 PLUGIN = '''
 import asyncio
@@ -105,13 +106,13 @@ def start_http_bus(folder: Path, *words: str, **env: str) -> Running:
 
 def address_of(running: Running) -> str:
     """Returns the gRPC address of a bus, once it has printed it."""
-    until(lambda: "\n" in running.out, "the line with the addresses")
+    until_sync(lambda: "\n" in running.out, "the line with the addresses")
     return str(re.findall(r"127\.0\.0\.1:\d+", running.out)[0])
 
 
 def addresses_of(running: Running) -> tuple[str, str]:
     """Returns the gRPC and the HTTP address of a bus, once it has printed them."""
-    until(lambda: "\n" in running.out, "the line with the addresses")
+    until_sync(lambda: "\n" in running.out, "the line with the addresses")
     grpc, http = re.findall(r"=(127\.0\.0\.1:\d+)", running.out)
     return grpc, http
 

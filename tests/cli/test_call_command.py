@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 from toolbus.cli import terminal
 from toolbus.cli.call_command import read_arguments
 
@@ -52,11 +53,11 @@ def test_ctrl_c_cancels_the_call(bus: str, tmp_path: Path) -> None:
     plugin = Path(os.environ["TEST_PLUGIN_OUTPUT"])
     napping = plugin.read_text().count("napping")
     with Running(tmp_path, "call", "nap", "seconds=60", "--bus", bus) as calling:
-        until(lambda: plugin.read_text().count("napping") > napping, "the call")
+        until_sync(lambda: plugin.read_text().count("napping") > napping, "the call")
         calling.send(signal.SIGINT)
         assert calling.code() == 130
         assert (calling.out, calling.err) == ("", "")
-    until(lambda: plugin.read_text().rstrip().endswith("cancelled"), "the cancel")
+    until_sync(lambda: plugin.read_text().rstrip().endswith("cancelled"), "the cancel")
     newest = json.loads(toolbus("calls", "--limit", "1", "--name", "nap", "--json", "--bus", bus).stdout)
     assert newest[0]["outcome"] == "CANCELLED"
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.served_bus import address_of, in_flight, run_json, start_grpc_bus
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 from toolbus.bus.calls.call_records import MAX_RECORDS
 from toolbus.cli import calls_command
 from toolbus.testing import running_bus
@@ -83,7 +84,7 @@ def test_follow_prints_each_call_as_it_ends_until_ctrl_c(bus: str, tmp_path: Pat
             following.says("get.weather")
         for city in ("Rome", "Kyiv"):
             toolbus("call", "get.weather", f"city={city}", "--user", "fay", "--bus", bus)
-        until(lambda: "Kyiv" in pipe.out and people.out.count("get.weather") == 3, "the calls")
+        until_sync(lambda: "Kyiv" in pipe.out and people.out.count("get.weather") == 3, "the calls")
         for following in (people, pipe):
             following.send(signal.SIGINT)
             assert following.code() == 130
@@ -99,7 +100,7 @@ def test_a_bus_ends_although_a_command_follows_its_calls(tmp_path: Path) -> None
         start_grpc_bus(tmp_path, "--ephemeral") as serving,
         Running(tmp_path, "calls", "--follow", "--contents", "--bus", address_of(serving)) as following,
     ):
-        until(lambda: in_flight(address_of(serving), "toolbus:calls") == 1, "the follower's question")
+        until_sync(lambda: in_flight(address_of(serving), "toolbus:calls") == 1, "the follower's question")
         serving.send(signal.SIGINT)
         assert serving.code() == 0
         assert following.process.poll() is None  # it waits for the bus to come back

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.served_bus import addresses_of, post, register, start_http_bus
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 from toolbus.cli import catalog_commands
 from toolbus.sdk.listing import ListedTool
 from toolbus.tool import Tool
@@ -44,7 +45,7 @@ def test_watch_prints_all_tools_and_then_changes_until_ctrl_c(bus: str, tmp_path
         with Running(tmp_path, "run", file, "--bus", bus):
             people.says("+ more live plugin:more\n")
         people.says("- more gone plugin:more\n")
-        until(lambda: '"removed":[{"name":"more"' in pipe.out, "the last change")
+        until_sync(lambda: '"removed":[{"name":"more"' in pipe.out, "the last change")
         for watching in (people, pipe):
             watching.send(signal.SIGINT)
             assert watching.code() == 130

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from tests.cli.served_bus import PLUGIN, address_of, start_bus
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 
 
 def test_drain_ends_a_source_and_then_the_bus(tmp_path: Path) -> None:
@@ -15,7 +16,7 @@ def test_drain_ends_a_source_and_then_the_bus(tmp_path: Path) -> None:
         Running(tmp_path, "run", file, "--bus", address_of(serving)) as plugin,
     ):
         address = address_of(serving)
-        until(lambda: "refuse" in toolbus("list", "--bus", address).stdout, "the plugin's tools")
+        until_sync(lambda: "refuse" in toolbus("list", "--bus", address).stdout, "the plugin's tools")
         unknown = toolbus("drain", "nobody", "--bus", address)
         assert unknown.returncode == 1
         assert "no session of source 'nobody'" in unknown.stderr

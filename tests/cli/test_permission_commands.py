@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.served_bus import address_of, run_json, start_grpc_bus
-from tests.support.processes import ROOT, toolbus, until
+from tests.support.processes import ROOT, toolbus
+from tests.support.waiting import until_sync
 from toolbus.cli import terminal
 
 
@@ -97,7 +98,7 @@ def test_a_source_loses_its_tools_and_gets_them_back(bus: str) -> None:
     called = toolbus("call", "forecast", "城市=x", "--bus", bus)
     assert (called.returncode, "is withdrawn" in called.stderr) == (1, True)
     assert toolbus("grant", "weather", "--bus", bus).stdout == "weather may offer tools\n"
-    until(
+    until_sync(
         lambda: len([each for each in run_json(bus, "list")["tools"] if each["source"] == "weather"]) == 4, "its tools"
     )
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.bus.gateway.free_port import free_port
 from tests.cli.served_bus import PLUGIN, address_of, addresses_of, register, start_bus, start_http_bus
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 from toolbus.bus import Bus, Config
 from toolbus.errors import SetupError
 
@@ -137,7 +138,7 @@ def test_upstream_offers_the_tools_to_a_main_server_and_a_refusal_is_a_warning(t
     ):
         grpc, http = addresses_of(serving)
         register(http, "first", dead_url)
-        until(lambda: "first" in toolbus("list", "--bus", addresses_of(main)[0]).stdout, "the tool upstream")
+        until_sync(lambda: "first" in toolbus("list", "--bus", addresses_of(main)[0]).stdout, "the tool upstream")
         register(http, "..", dead_url)  # no URL can name it
         listed: list[dict[str, Any]] = []
 
@@ -145,7 +146,7 @@ def test_upstream_offers_the_tools_to_a_main_server_and_a_refusal_is_a_warning(t
             listed[:] = json.loads(toolbus("list", "--json", "--bus", grpc).stdout)["tools"]
             return any(each["warnings"] for each in listed)
 
-        until(warned, "the refusal upstream")
+        until_sync(warned, "the refusal upstream")
         assert [bool(each["warnings"]) for each in listed] == [False, True]
         lines = toolbus("list", "--bus", grpc).stdout.splitlines()
         assert "(warning: " not in lines[1]

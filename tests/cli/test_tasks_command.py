@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.served_bus import in_flight, run_json
-from tests.support.processes import Running, toolbus, until
+from tests.support.processes import Running, toolbus
+from tests.support.waiting import until_sync
 from toolbus.cli import tasks_command
 
 
@@ -92,7 +93,7 @@ def test_an_error_text_is_printed_once(bus: str) -> None:
 def test_ctrl_c_ends_the_wait_and_not_the_task(bus: str, tmp_path: Path) -> None:
     task = _start_task(bus, 2028)
     with Running(tmp_path, "tasks", "await", task, "--bus", bus) as waiting:
-        until(lambda: in_flight(bus, "toolbus:await_task") == 1, "the question")
+        until_sync(lambda: in_flight(bus, "toolbus:await_task") == 1, "the question")
         waiting.send(signal.SIGINT)
         assert waiting.code() == 130
         assert waiting.err == ""

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from google.protobuf.json_format import ParseDict
 
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.sdk import CallContext, Host
@@ -156,7 +156,7 @@ class HttpCaller(Caller):
         limits = httpx.Limits(max_connections=None)
         base = f"http://{self.bus.http_address}"
         self._http = httpx.AsyncClient(
-            base_url=base, trust_env=False, verify=False, limits=limits, timeout=2 * PATIENCE
+            base_url=base, trust_env=False, verify=False, limits=limits, timeout=2 * WAIT_SECONDS
         )
         return self
 

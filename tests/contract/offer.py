@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tests.contract.works import Refuses, Scope, Shows, Work
-from tests.faults.raw_peer import PATIENCE, until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.functions.threads import LoopThread
 from toolbus.functions.tool_spec import spec_of
@@ -30,7 +30,7 @@ class Offer(ABC):
     """
 
     source = SOURCE
-    arrival_seconds = PATIENCE
+    arrival_seconds = WAIT_SECONDS
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus

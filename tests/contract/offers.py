@@ -26,7 +26,7 @@ from tests.contract.dropin_offer import DropinOffer
 from tests.contract.offer import SOURCE, Offer, as_function, on
 from tests.contract.rest_offer import RestOffer
 from tests.contract.works import Refuses, Scope, Shows, Work
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.functions.threads import LoopThread
 from toolbus.functions.tool_spec import spec_of
@@ -91,7 +91,7 @@ class SdkOffer(Offer):
 
     async def close(self) -> None:
         if self._plugin is not None:
-            await on(self._thread, self._plugin.close(PATIENCE))
+            await on(self._thread, self._plugin.close(WAIT_SECONDS))
             await asyncio.to_thread(self._thread.stop)
 
 
@@ -120,7 +120,7 @@ class StubsOffer(Offer):
             handler = as_peer_handler(work)
             peer.tool(work.description, work.parameters, **fields)(handler)
         running = asyncio.create_task(peer.run())
-        await asyncio.wait_for(peer.attached.wait(), PATIENCE)
+        await asyncio.wait_for(peer.attached.wait(), WAIT_SECONDS)
         if self._running:
             self._running[-1][0].drain()
         self._running.append((peer, running))
@@ -132,7 +132,7 @@ class StubsOffer(Offer):
 
     async def _leave(self) -> None:
         self._running[-1][0].drain()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             for _, running in self._running:
                 await running
 

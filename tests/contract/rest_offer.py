@@ -20,7 +20,7 @@ from aiohttp import web
 
 from tests.contract.offer import SOURCE, Offer, on
 from tests.contract.works import Refuses, Scope, Shows, Work
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.functions.threads import LoopThread
 from toolbus.sdk import CallContext
@@ -40,7 +40,7 @@ class RestOffer(Offer):
         self._url = ""
         assert bus.http_address is not None, "this way needs a bus that serves HTTP"
         base = f"http://{bus.http_address}/api/tools"
-        self._http = httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=PATIENCE)
+        self._http = httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=WAIT_SECONDS)
 
     async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
         if self._runner is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from tests.contract.conftest import RESULT_BYTES
 from tests.contract.offer import Offer
 from tests.contract.offers import Kind
 from tests.contract.works import CITY, Refuses, Scope, Seen, Shows, Waiting, Work, echo, raises, returns
-from tests.faults.raw_peer import PATIENCE, until
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import image, link, text
@@ -27,10 +26,6 @@ VALUES: dict[str, Any] = {
 }
 
 
-async def soon(work: Awaitable[Result]) -> Result:
-    return await asyncio.wait_for(work, PATIENCE)
-
-
 def failure(result: Result) -> CallError:
     assert result.is_error
     assert result.error is not None
@@ -42,7 +37,7 @@ async def test_arguments_and_results_are_handed_on_exactly(offer: Offer, caller:
     await offer.offer(echo(seen=seen))
     given: list[Any] = [VALUES, {}, None]
     for arguments in given:
-        result = await soon(caller.call("echo", arguments))
+        result = await within(caller.call("echo", arguments))
         assert repr(result.unwrap()) == repr(arguments or {})
         assert not result.content
     assert repr(seen.arguments) == repr([VALUES, {}, {}])
@@ -50,7 +45,7 @@ async def test_arguments_and_results_are_handed_on_exactly(offer: Offer, caller:
 
 async def test_a_null_result_is_none(offer: Offer, caller: Caller) -> None:
     await offer.offer(returns(None))
-    result = await soon(caller.call("gives"))
+    result = await within(caller.call("gives"))
     assert (result.output_json, result.unwrap(), result.is_error) == ("null", None, False)
 
 
@@ -61,7 +56,7 @@ async def test_parts_beside_the_output_arrive_whole(offer: Offer, kind: Kind, ca
         return Shows(["kept", 5.0], parts)
 
     await offer.offer(Work("shows", shows))
-    result = await soon(caller.call("shows"))
+    result = await within(caller.call("shows"))
     assert (repr(result.unwrap()), result.content) == ("['kept', 5.0]", parts if kind.sends_content else ())
 
 
@@ -77,7 +72,7 @@ async def test_arguments_that_do_not_fit_never_arrive_where_they_are_checked(
 ) -> None:
     seen = Seen()
     await offer.offer(echo(seen=seen, parameters=CITY))
-    result = await soon(caller.call("echo", arguments))
+    result = await within(caller.call("echo", arguments))
     if not kind.checks_arguments:
         assert seen.arguments == [UNCHECKED[arguments] if isinstance(arguments, str) else arguments]
         return
@@ -94,21 +89,21 @@ async def test_a_tool_that_fails_is_distinguished_from_a_bus_that_cannot_call_it
         return Refuses("city_unknown", {"nearest": "图拉"})
 
     await offer.offer(raises(ValueError("no such city: Тула")), Work("refuses", refuses))
-    raised = failure(await soon(caller.call("fails", {"fail": True})))
+    raised = failure(await within(caller.call("fails", {"fail": True})))
     assert (raised.code, raised.stage) == (Code.TOOL, Stage.ACCEPTED)
     assert raised.reason == ("ValueError" if kind.names_class else raised.message)
     assert raised.message.endswith("no such city: Тула")
-    refused = await soon(caller.call("refuses"))
+    refused = await within(caller.call("refuses"))
     assert failure(refused).reason == "city_unknown"
     assert refused.output == {"nearest": "图拉"}
-    missing = failure(await soon(caller.call("refusse")))
+    missing = failure(await within(caller.call("refusse")))
     assert (missing.code, missing.stage) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED)
     assert missing.message.endswith("fails, refuses")
 
 
 async def test_a_result_over_the_limit_is_replaced_by_the_limit(offer: Offer, caller: Caller) -> None:
     await offer.offer(returns("x" * (RESULT_BYTES + 1)))
-    error = failure(await soon(caller.call("gives")))
+    error = failure(await within(caller.call("gives")))
     assert (error.code, error.limit) == (Code.RESULT_TOO_LARGE, ("result_bytes", RESULT_BYTES))
 
 
@@ -130,13 +125,13 @@ async def test_progress_arrives_in_order_while_the_tool_works(offer: Offer, kind
     assert seen == [Progress(step, 5, f"step {step}", chunk) for step, chunk in zip(steps_seen, chunks, strict=True)]
     assert not call.done()
     waiting.let_go()
-    assert (await soon(call)).unwrap() == "let go"
+    assert (await within(call)).unwrap() == "let go"
 
 
 async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(offer: Offer, caller: Caller) -> None:
     waiting = Waiting()
     await offer.offer(waiting.work)
-    error = failure(await soon(caller.call("waits", timeout=0.25)))
+    error = failure(await within(caller.call("waits", timeout=0.25)))
     assert (error.code, error.stage) == (Code.DEADLINE_EXCEEDED, Stage.DISPATCHED)
     assert error.limit is not None
     assert (error.limit[0], round(error.limit[1], 1)) == ("timeout_seconds", 0.2)  # a host's clock runs from its call
@@ -151,12 +146,12 @@ async def test_a_cancelled_call_ends_and_its_tool_is_cancelled(bus: Bus, offer: 
     await waiting.has_begun()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(call, PATIENCE)
+        await asyncio.wait_for(call, WAIT_SECONDS)
     await waiting.was_cancelled()
     assert [(record.name, record.code) for record in bus.records] == [("waits", Code.CANCELLED)]
     await offer.idle()
     waiting.let_go()
-    assert (await soon(caller.call("waits"))).unwrap() == "let go"
+    assert (await within(caller.call("waits"))).unwrap() == "let go"
 
 
 async def test_results_of_many_calls_do_not_mix(offer: Offer, kind: Kind, caller: Caller) -> None:
@@ -174,7 +169,7 @@ async def test_results_of_many_calls_do_not_mix(offer: Offer, kind: Kind, caller
 
         return await caller.call("doubles", {"n": number}, on_progress=see)
 
-    results = await asyncio.wait_for(asyncio.gather(*map(one, range(caller.many))), 2 * PATIENCE)
+    results = await asyncio.wait_for(asyncio.gather(*map(one, range(caller.many))), 2 * WAIT_SECONDS)
     assert [result.unwrap() for result in results] == [number * 2 for number in range(caller.many)]
     assert sorted(seen) == [(number, number) for number in range(caller.many) if kind.reports_progress]
 
@@ -184,13 +179,13 @@ async def test_a_call_beyond_the_last_slot_is_refused_with_a_hint(bus: Bus, offe
     await offer.offer(waiting.work)
     calls = [asyncio.create_task(bus.call("waits")) for _ in range(256)]
     await waiting.has_begun(256)
-    error = failure(await soon(caller.call("waits", timeout=0.2)))  # a Host tries again for as long as it has time
+    error = failure(await within(caller.call("waits", timeout=0.2)))  # a Host tries again for as long as it has time
     assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
     assert error.limit == ("calls_in_flight", 256.0)
     assert error.retry_after_seconds > 0
     waiting.let_go()
     await asyncio.gather(*calls)
-    assert (await soon(caller.call("waits"))).unwrap() == "let go"
+    assert (await within(caller.call("waits"))).unwrap() == "let go"
 
 
 async def test_the_circumstances_arrive_and_are_gone_with_the_next_call_or_never_arrive(
@@ -207,7 +202,7 @@ async def test_the_circumstances_arrive_and_are_gone_with_the_next_call_or_never
     )
     said_by_model = {"userId": "eve", "n": 1}
     for given in (context, None):
-        result = await soon(caller.call("echo", said_by_model, context=given))
+        result = await within(caller.call("echo", said_by_model, context=given))
         assert result.unwrap() == ({"n": 1} if kind.strips_user_keys else said_by_model)
     shown = context if kind.shows_context else CallContext()
     assert [scope.context for scope in seen.scopes] == [shown, CallContext()]
@@ -217,17 +212,17 @@ async def test_a_call_with_an_older_schema_hash_fails_with_what_changed(bus: Bus
     await offer.offer(echo(parameters=CITY))
     known = bus.list()[0].tool.schema_hash
     await offer.offer(echo(parameters={**CITY, "required": []}))
-    error = failure(await soon(caller.call("echo", {"where": {}}, schema_hash=known)))
+    error = failure(await within(caller.call("echo", {"where": {}}, schema_hash=known)))
     assert (error.code, error.stage) == (Code.CATALOG_STALE, Stage.NOT_DISPATCHED)
     assert "no required argument 'where' any more" in error.message
     newer = bus.list()[0].tool.schema_hash
-    assert (await soon(caller.call("echo", schema_hash=newer))).unwrap() == {}
+    assert (await within(caller.call("echo", schema_hash=newer))).unwrap() == {}
 
 
 async def test_a_role_that_is_not_configured_is_not_found(offer: Offer, caller: Caller) -> None:
     await offer.offer(echo())
-    assert (await soon(caller.call("echo", role="default"))).unwrap() == {}
-    error = failure(await soon(caller.call("echo", role="nobody")))
+    assert (await within(caller.call("echo", role="default"))).unwrap() == {}
+    error = failure(await within(caller.call("echo", role="nobody")))
     assert (error.code, error.stage) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED)
     assert "nobody" in error.message
 
@@ -238,6 +233,6 @@ async def test_a_tool_that_is_taken_away_while_it_works_still_answers(offer: Off
     call = asyncio.create_task(caller.call("waits"))
     await waiting.has_begun()
     await offer.withdraw("waits")
-    assert failure(await soon(caller.call("waits"))).code is Code.NOT_FOUND
+    assert failure(await within(caller.call("waits"))).code is Code.NOT_FOUND
     waiting.let_go()
-    assert (await soon(call)).unwrap() == "let go"
+    assert (await within(call)).unwrap() == "let go"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.contract.conftest import RESULT_BYTES
 from tests.contract.offer import Offer, declared
 from tests.contract.offers import Kind
 from tests.contract.works import CITY, Blocking, Refuses, Scope, Seen, Shows, Waiting, Work, echo, raises, returns
-from tests.faults.raw_peer import PATIENCE, until
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.sdk import CallContext, ContextMessage, image, link, text
@@ -42,10 +41,6 @@ VALUES: dict[str, Any] = {
 }
 
 
-async def soon(work: Awaitable[Result]) -> Result:
-    return await asyncio.wait_for(work, PATIENCE)
-
-
 def failure(result: Result) -> CallError:
     assert result.is_error
     assert result.error is not None
@@ -58,7 +53,7 @@ def failure(result: Result) -> CallError:
 @pytest.mark.parametrize("value", [pytest.param(value, id=name) for name, value in VALUES.items()])
 async def test_a_value_comes_back_as_it_was_returned(bus: Bus, offer: Offer, kind: Kind, value: Any) -> None:
     await offer.offer(returns(value))
-    result = await soon(bus.call("gives"))
+    result = await within(bus.call("gives"))
     assert repr(result.output) == repr(value)  # == would take 5 for 5.0, and True for 1
     assert result.is_error == (kind.soft_errors and isinstance(value, dict) and "error" in value)
     assert not result.content
@@ -69,13 +64,13 @@ async def test_arguments_arrive_as_they_were_sent(bus: Bus, offer: Offer) -> Non
     await offer.offer(echo(seen=seen))
     given: list[dict[str, Any]] = [{}, {"values": VALUES}, {"": 1, "键 🔑": 2}, {"integer": 2**70, "float": 1.0}]
     for arguments in given:
-        assert repr((await soon(bus.call("echo", arguments))).unwrap()) == repr(arguments)
+        assert repr((await within(bus.call("echo", arguments))).unwrap()) == repr(arguments)
     assert repr(seen.arguments) == repr(given)
 
 
 async def test_a_call_without_arguments_has_an_empty_object(bus: Bus, offer: Offer) -> None:
     await offer.offer(echo())
-    assert (await soon(bus.call("echo", ""))).unwrap() == {}
+    assert (await within(bus.call("echo", ""))).unwrap() == {}
 
 
 # What is passed on where nobody checks, for arguments that are no JSON object (REST-40).
@@ -110,14 +105,14 @@ async def test_arguments_that_do_not_fit_are_refused_by_name_and_never_arrive_wh
     await offer.offer(echo(seen=seen, parameters=CITY))
     if not kind.checks_arguments:
         arrives = UNCHECKED[arguments] if isinstance(arguments, str) else arguments
-        assert (await soon(bus.call("echo", arguments))).unwrap() == arrives
+        assert (await within(bus.call("echo", arguments))).unwrap() == arrives
         assert seen.arguments == [arrives]
         return
-    error = failure(await soon(bus.call("echo", arguments)))
+    error = failure(await within(bus.call("echo", arguments)))
     assert (error.code, error.stage) == (Code.INVALID_ARGUMENTS, Stage.NOT_DISPATCHED)
     assert told in error.message
     fine = {"where": {"city": "Oslo", "days": 2**70}}
-    assert (await soon(bus.call("echo", fine))).unwrap() == fine
+    assert (await within(bus.call("echo", fine))).unwrap() == fine
     assert seen.arguments == [fine]
 
 
@@ -129,7 +124,7 @@ async def test_keys_that_only_a_host_may_set_are_taken_out_of_the_arguments_of_a
 ) -> None:
     await offer.offer(echo())
     users = dict.fromkeys(USER_KEYS, "eve")
-    result = await soon(bus.call("echo", {"city": "Oslo", "deep": {"userId": 1}, **users}))
+    result = await within(bus.call("echo", {"city": "Oslo", "deep": {"userId": 1}, **users}))
     assert result.unwrap() == {"city": "Oslo", "deep": {"userId": 1}, **({} if kind.strips_user_keys else users)}
 
 
@@ -137,7 +132,7 @@ async def test_keys_that_only_a_host_may_set_are_taken_out_of_the_arguments_of_a
 async def test_such_a_key_arrives_where_the_schema_declares_it(bus: Bus, offer: Offer, kind: Kind, key: str) -> None:
     await offer.offer(echo(parameters={"type": "object", "properties": {key: {"type": "string"}}}))
     users = dict.fromkeys(USER_KEYS, "bob")
-    result = await soon(bus.call("echo", users))
+    result = await within(bus.call("echo", users))
     assert result.unwrap() == ({key: "bob"} if kind.strips_user_keys else users)
 
 
@@ -148,7 +143,7 @@ async def test_parts_beside_the_output_arrive_whole_where_they_can_be_sent(bus: 
         return Shows({"kept": 5.0}, parts)
 
     await offer.offer(Work("shows", shows))
-    result = await soon(bus.call("shows"))
+    result = await within(bus.call("shows"))
     assert repr(result.unwrap()) == "{'kept': 5.0}"
     assert list(result.content) == (parts if kind.sends_content else [])
 
@@ -158,13 +153,13 @@ async def test_a_result_over_the_limit_is_replaced_by_the_limit(bus: Bus, offer:
         return "x" * arguments["characters"]
 
     await offer.offer(Work("fills", fills))
-    error = failure(await soon(bus.call("fills", {"characters": RESULT_BYTES + 1})))
+    error = failure(await within(bus.call("fills", {"characters": RESULT_BYTES + 1})))
     assert (error.code, error.limit, error.retry_safe) == (
         Code.RESULT_TOO_LARGE,
         ("result_bytes", RESULT_BYTES),
         False,
     )
-    assert len((await soon(bus.call("fills", {"characters": RESULT_BYTES - 1000}))).unwrap()) == RESULT_BYTES - 1000
+    assert len((await within(bus.call("fills", {"characters": RESULT_BYTES - 1000}))).unwrap()) == RESULT_BYTES - 1000
 
 
 # -- tools that say no -------------------------------------------------------------------------------------------------
@@ -172,12 +167,12 @@ async def test_a_result_over_the_limit_is_replaced_by_the_limit(bus: Bus, offer:
 
 async def test_a_tool_that_raises_fails_with_its_text_and_works_afterwards(bus: Bus, offer: Offer, kind: Kind) -> None:
     await offer.offer(raises(ValueError("no such city: Тула")))
-    error = failure(await soon(bus.call("fails", {"fail": True})))
+    error = failure(await within(bus.call("fails", {"fail": True})))
     assert (error.code, error.stage) == (Code.TOOL, Stage.ACCEPTED)
     assert error.message == f"{kind.raised}: Тула"
     assert error.reason == ("ValueError" if kind.names_class else error.message)
     assert not error.retry_safe
-    assert (await soon(bus.call("fails"))).unwrap() == "fine"
+    assert (await within(bus.call("fails"))).unwrap() == "fine"
 
 
 async def test_a_plain_function_that_raises_does_the_same(bus: Bus, offer: Offer, kind: Kind) -> None:
@@ -186,11 +181,11 @@ async def test_a_plain_function_that_raises_does_the_same(bus: Bus, offer: Offer
 
     await offer.offer(Work("fails", fails), echo())
     for _ in range(2):
-        error = failure(await soon(bus.call("fails")))
+        error = failure(await within(bus.call("fails")))
         assert error.code is Code.TOOL
         assert error.reason == ("KeyError" if kind.names_class else "KeyError: 'Oslo'")
         assert "Oslo" in error.message
-    assert (await soon(bus.call("echo"))).unwrap() == {}
+    assert (await within(bus.call("echo"))).unwrap() == {}
 
 
 async def test_a_tool_can_fail_with_its_own_text_and_still_show_content(bus: Bus, offer: Offer) -> None:
@@ -198,7 +193,7 @@ async def test_a_tool_can_fail_with_its_own_text_and_still_show_content(bus: Bus
         return Refuses("city_unknown", {"nearest": ["Tula", "图拉"]})
 
     await offer.offer(Work("refuses", refuses))
-    result = await soon(bus.call("refuses"))
+    result = await within(bus.call("refuses"))
     error = failure(result)
     assert (error.code, error.reason, error.message) == (Code.TOOL, "city_unknown", "city_unknown")
     assert result.output == {"nearest": ["Tula", "图拉"]}
@@ -211,10 +206,10 @@ async def test_a_tool_can_fail_with_its_own_text_and_still_show_content(bus: Bus
 )
 async def test_a_tool_that_returns_what_json_cannot_hold_has_failed(bus: Bus, offer: Offer, value: Any) -> None:
     await offer.offer(returns(value), echo())
-    error = failure(await soon(bus.call("gives")))
+    error = failure(await within(bus.call("gives")))
     assert (error.code, error.stage) == (Code.TOOL, Stage.ACCEPTED)
     assert error.message
-    assert (await soon(bus.call("echo"))).unwrap() == {}
+    assert (await within(bus.call("echo"))).unwrap() == {}
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -232,7 +227,7 @@ async def test_progress_arrives_in_order_and_before_the_result(bus: Bus, offer: 
 
     await offer.offer(Work("steps", steps if plain else steps_async))
     seen: list[Any] = []
-    result = await soon(bus.call("steps", on_progress=seen.append))
+    result = await within(bus.call("steps", on_progress=seen.append))
     assert result.unwrap().endswith(" 49 50 ")
     if not kind.reports_progress:
         assert seen == []
@@ -257,7 +252,7 @@ async def test_progress_arrives_while_the_tool_works(bus: Bus, offer: Offer, kin
     await until(lambda: seen or not kind.reports_progress, "the progress")
     assert not call.done()
     waiting.let_go()
-    assert (await soon(call)).unwrap() == "let go"
+    assert (await within(call)).unwrap() == "let go"
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
@@ -269,7 +264,7 @@ async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(
 ) -> None:
     waiting = Waiting(timeout=0.15 if said_by == "the tool" else 30.0)
     await offer.offer(waiting.work)
-    error = failure(await soon(bus.call("waits", timeout=0.15 if said_by == "the call" else None)))
+    error = failure(await within(bus.call("waits", timeout=0.15 if said_by == "the call" else None)))
     assert (error.code, error.stage) == (Code.DEADLINE_EXCEEDED, Stage.DISPATCHED)
     assert error.limit == ("timeout_seconds", 0.15)
     assert not error.retry_safe
@@ -290,7 +285,7 @@ async def test_progress_holds_off_the_idle_timeout_and_silence_does_not_where_th
 
     await offer.offer(Work("works", works, idle_timeout=0.3))
     seen: list[Any] = []
-    error = failure(await soon(bus.call("works", on_progress=seen.append, timeout=1.0)))
+    error = failure(await within(bus.call("works", on_progress=seen.append, timeout=1.0)))
     assert error.code is Code.DEADLINE_EXCEEDED
     if kind.reports_progress:
         assert len(seen) == 8
@@ -313,7 +308,7 @@ async def test_a_cancelled_call_ends_and_its_tool_is_cancelled(bus: Bus, offer: 
     await waiting.was_cancelled()
     await offer.idle()
     waiting.let_go()
-    assert (await soon(bus.call("waits"))).unwrap() == "let go"
+    assert (await within(bus.call("waits"))).unwrap() == "let go"
 
 
 async def test_a_plain_function_sees_a_cancel_and_keeps_its_slot_until_it_returns(
@@ -326,7 +321,7 @@ async def test_a_plain_function_sees_a_cancel_and_keeps_its_slot_until_it_return
     call.cancel()
     await asyncio.wait([call])
     await until(lambda: blocking.scope is not None and blocking.scope.cancelled.is_set(), "the cancel", seconds=1.0)
-    await soon(bus.call("echo"))  # whatever was answered before has arrived with it
+    await within(bus.call("echo"))  # whatever was answered before has arrived with it
     assert offer.pending() == int(kind.holds_slots)
     blocking.let_go()
     await offer.idle()
@@ -337,7 +332,7 @@ async def test_a_plain_function_that_handed_back_something_to_wait_for_is_cancel
 ) -> None:
     waiting = Waiting()
     await offer.offer(Work("waits", lambda arguments, scope: waiting.work.run(arguments, scope)))
-    error = failure(await soon(bus.call("waits", timeout=0.15)))
+    error = failure(await within(bus.call("waits", timeout=0.15)))
     assert error.code is Code.DEADLINE_EXCEEDED
     await waiting.was_cancelled()
     await offer.idle()
@@ -363,7 +358,7 @@ async def test_results_of_many_calls_do_not_mix(bus: Bus, offer: Offer, kind: Ki
         name = "doubles" if number % 2 else "doubles_plainly"
         return await bus.call(name, {"n": number}, on_progress=lambda each: seen.append((number, each.progress)))
 
-    results = await asyncio.wait_for(asyncio.gather(*map(one, range(200))), PATIENCE)
+    results = await asyncio.wait_for(asyncio.gather(*map(one, range(200))), WAIT_SECONDS)
     assert [result.unwrap() for result in results] == [number * 2 for number in range(200)]
     assert sorted(seen) == [(number, number) for number in range(1, 200, 2) if kind.reports_progress]
 
@@ -374,8 +369,8 @@ async def test_functions_that_block_delay_no_other_call(bus: Bus, offer: Offer) 
     await offer.offer(blocking.work, echo(), plain)
     calls = [asyncio.create_task(bus.call("blocks")) for _ in range(24)]
     await blocking.has_begun(24)
-    assert (await soon(bus.call("echo"))).unwrap() == {}
-    assert (await soon(bus.call("plain"))).unwrap() == "plain"
+    assert (await within(bus.call("echo"))).unwrap() == {}
+    assert (await within(bus.call("plain"))).unwrap() == "plain"
     assert not any(call.done() for call in calls)
     blocking.let_go()
     assert [result.unwrap() for result in await asyncio.gather(*calls)] == ["let go"] * 24
@@ -386,14 +381,14 @@ async def test_a_call_beyond_the_last_slot_is_refused_with_a_hint(bus: Bus, offe
     await offer.offer(waiting.work, echo())
     calls = [asyncio.create_task(bus.call("waits")) for _ in range(256)]
     await waiting.has_begun(256)
-    error = failure(await soon(bus.call("waits")))
+    error = failure(await within(bus.call("waits")))
     assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
     assert error.limit == ("calls_in_flight", 256.0)
     assert error.retry_after_seconds > 0
-    assert (await soon(bus.call("echo"))).is_error is (kind.slots_of == "session")
+    assert (await within(bus.call("echo"))).is_error is (kind.slots_of == "session")
     waiting.let_go()
     assert {result.unwrap() for result in await asyncio.gather(*calls)} == {"let go"}
-    assert (await soon(bus.call("waits"))).unwrap() == "let go"
+    assert (await within(bus.call("waits"))).unwrap() == "let go"
 
 
 # -- context -----------------------------------------------------------------------------------------------------------
@@ -413,7 +408,7 @@ async def test_what_the_host_says_of_the_circumstances_arrives_and_is_gone_with_
     )
     given = (context, CallContext(), CallContext(user_id="only"))
     for each in given:
-        await soon(bus.call("echo", {"userId": "eve"}, context=each if each != CallContext() else None))
+        await within(bus.call("echo", {"userId": "eve"}, context=each if each != CallContext() else None))
     shown = given if kind.shows_context else [CallContext()] * 3
     assert [scope.context for scope in seen.scopes] == list(shown)
     host_only = {"userId": "eve"} if not kind.strips_user_keys else {}
@@ -443,7 +438,7 @@ async def test_a_listing_is_the_same_for_every_kind_of_handler(bus: Bus, offer: 
 
 async def test_an_unknown_tool_is_not_found_and_those_that_there_are_get_named(bus: Bus, offer: Offer) -> None:
     await offer.offer(echo(), echo("weather.now"))
-    error = failure(await soon(bus.call("wether")))
+    error = failure(await within(bus.call("wether")))
     assert (error.code, error.stage) == (Code.NOT_FOUND, Stage.NOT_DISPATCHED)
     assert "'wether'" in error.message
     assert error.message.endswith("echo, weather.now")
@@ -455,26 +450,26 @@ async def test_a_tool_that_is_taken_away_while_it_works_still_answers(bus: Bus, 
     call = asyncio.create_task(bus.call("waits"))
     await waiting.has_begun()
     await offer.withdraw("waits")
-    error = failure(await soon(bus.call("waits")))
+    error = failure(await within(bus.call("waits")))
     assert (error.code, error.message) == (Code.NOT_FOUND, "there is no tool 'waits'; there are: echo")
     assert not call.done()
     waiting.let_go()
-    assert (await soon(call)).unwrap() == "let go"
-    assert (await soon(bus.call("echo"))).unwrap() == {}
+    assert (await within(call)).unwrap() == "let go"
+    assert (await within(bus.call("echo"))).unwrap() == {}
 
 
 async def test_a_call_with_an_older_schema_hash_fails_with_what_changed(bus: Bus, offer: Offer) -> None:
     await offer.offer(echo(parameters=CITY), returns("other"))
     known = bus.list()[0].tool.schema_hash
-    assert (await soon(bus.call("echo", {"where": {}}, schema_hash=known))).unwrap() == {"where": {}}
+    assert (await within(bus.call("echo", {"where": {}}, schema_hash=known))).unwrap() == {"where": {}}
     properties = {**CITY["properties"], "unit": {"type": "string"}}
     await offer.offer(echo(parameters={**CITY, "properties": properties}))
-    error = failure(await soon(bus.call("echo", {"where": {}}, schema_hash=known)))
+    error = failure(await within(bus.call("echo", {"where": {}}, schema_hash=known)))
     assert (error.code, error.stage) == (Code.CATALOG_STALE, Stage.NOT_DISPATCHED)
     assert "new argument 'unit'" in error.message
     listed = bus.list()
     assert [each.tool.name for each in listed] == ["echo", "gives"]  # it has kept its place
-    result = await soon(bus.call("echo", {"where": {}, "unit": "C"}, schema_hash=listed[0].tool.schema_hash))
+    result = await within(bus.call("echo", {"where": {}, "unit": "C"}, schema_hash=listed[0].tool.schema_hash))
     assert result.unwrap() == {"where": {}, "unit": "C"}
 
 
@@ -482,11 +477,11 @@ async def test_a_schema_that_is_written_differently_is_the_same_declaration(bus:
     await offer.offer(echo(parameters=CITY))
     known = bus.list()[0].tool.schema_hash
     await offer.offer(echo(parameters=dict(reversed(CITY.items()))))
-    assert (await soon(bus.call("echo", {"where": {}}, schema_hash=known))).unwrap() == {"where": {}}
+    assert (await within(bus.call("echo", {"where": {}}, schema_hash=known))).unwrap() == {"where": {}}
 
 
 async def test_a_tool_that_left_in_good_order_is_gone_at_once(bus: Bus, offer: Offer) -> None:
     await offer.offer(echo())
     await offer.withdraw("echo")
-    assert failure(await soon(bus.call("echo"))).message == "there is no tool 'echo'; there are: none"
+    assert failure(await within(bus.call("echo"))).message == "there is no tool 'echo'; there are: none"
     assert bus.list() == []

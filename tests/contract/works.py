@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tests.faults.raw_peer import PATIENCE, until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.sdk import CallContext
 from toolbus.v1 import tool_pb2 as pb
 
@@ -148,7 +148,7 @@ class Waiting:
     async def _run(self, arguments: dict[str, Any], scope: Scope) -> Any:
         self.begun += 1
         try:
-            await until(self._go.is_set, "the test to let go", seconds=2 * PATIENCE)
+            await until(self._go.is_set, "the test to let go", seconds=2 * WAIT_SECONDS)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -178,5 +178,5 @@ class Blocking:
     def _run(self, arguments: dict[str, Any], scope: Scope) -> Any:
         self.scope = scope
         self.begun += 1
-        assert self._go.wait(2 * PATIENCE), "the test did not let go"
+        assert self._go.wait(2 * WAIT_SECONDS), "the test did not let go"
         return "let go"

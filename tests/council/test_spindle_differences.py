@@ -11,7 +11,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 
 from tests.council.fake_tool_source import USER, member, settings
 from tests.loop.scripted_model import ScriptedModel, call, says
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import Stopwatch, within
 from toolbus.bus import Bus
 from toolbus.council.deliberation_text import ALL_FAILED, NOTHING
 from toolbus.errors import Code, RequestError, Stage
@@ -37,10 +37,6 @@ NEVER = 0.05  # seconds, for what never ends
 
 Handler = Callable[[ToolInvocation], Any]
 Wire = tuple[Bus, Host]
-
-
-async def within(awaitable: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(awaitable, 5)
 
 
 @pytest.fixture

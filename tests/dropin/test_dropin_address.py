@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.faults.raw_peer import until
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.dropin.dropin_address import follow_dropin_address

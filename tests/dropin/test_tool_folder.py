@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import alive, until
+from tests.support.processes import alive
 from tests.support.tool_folders import offered_folder, slow, tool
+from tests.support.waiting import until_sync
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervised_plugin import ReportKind
 from toolbus.processes.supervisor import RestartPolicy
@@ -63,7 +64,7 @@ async def test_a_call_in_flight_finishes_on_the_old_code_while_new_calls_run_the
         folder.write(a=slow("one", "old", scratch))
         await folder.wait_for_tools(("one", "old"))
         old = asyncio.create_task(folder.call("one"))
-        await asyncio.to_thread(until, (scratch / "called").exists, "the call")
+        await asyncio.to_thread(until_sync, (scratch / "called").exists, "the call")
         folder.write(a=tool("one", "new"))
         await folder.wait_for_tools(("one", "new"))
         assert await folder.call("one") == "new"
@@ -232,7 +233,7 @@ async def test_a_change_while_the_bus_is_away_takes_effect_when_it_is_back(tmp_p
             folder.bus = bus
             folder.tools.move(await bus.dropin_address())
             await folder.wait_for_tools(("one", "2"))
-            await asyncio.to_thread(until, lambda: not alive(old), "the end of the old process")
+            await asyncio.to_thread(until_sync, lambda: not alive(old), "the end of the old process")
             assert await folder.call("one") == "2"
 
 

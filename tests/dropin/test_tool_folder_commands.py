@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Running, alive, toolbus, until
+from tests.support.processes import Running, alive, toolbus
 from tests.support.tool_folders import slow, tool
+from tests.support.waiting import until_sync
 from toolbus.errors import Code
 from toolbus.sdk import SyncHost
 
@@ -41,12 +42,12 @@ def _serve(tmp_path: Path, *words: str | Path, grpc: str = "127.0.0.1:0") -> Run
 
 def _address(running: Running) -> str:
     running.says("toolbus ready")
-    until(lambda: running.out.endswith("\n"), "the whole line")
+    until_sync(lambda: running.out.endswith("\n"), "the whole line")
     return str(re.findall(r"grpc=(\S+)", running.out)[0])
 
 
 def _pids(running: Running, count: int = 1) -> list[int]:
-    until(lambda: len(re.findall(r"started \(pid \d+", running.err)) >= count, "the start")
+    until_sync(lambda: len(re.findall(r"started \(pid \d+", running.err)) >= count, "the start")
     return [int(pid) for pid in re.findall(r"started \(pid (\d+)", running.err)]
 
 
@@ -137,7 +138,7 @@ def test_a_signal_finishes_calls_and_a_second_one_ends_them(
         owner.says("offers slow")
         (pid,) = _pids(owner)
         calling = ends.enter_context(ThreadPoolExecutor()).submit(_call, address, "slow")
-        until((scratch / "called").exists, "the call")
+        until_sync((scratch / "called").exists, "the call")
         owner.send(signal.SIGTERM)
         if signals == 2:
             bus.says("draining" if owner is bus else "draining source=dropin:a")
@@ -156,7 +157,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, tools: Path, bus: 
         (pid,) = _pids(running)
         running.send(signal.SIGKILL)
         running.code()
-        until(lambda: not alive(pid), "the end of the process")
+        until_sync(lambda: not alive(pid), "the end of the process")
 
 
 def test_a_process_that_is_still_loading_does_not_outlive_a_killed_supervisor(
@@ -167,7 +168,7 @@ def test_a_process_that_is_still_loading_does_not_outlive_a_killed_supervisor(
         (pid,) = _pids(running)
         running.send(signal.SIGKILL)
         running.code()
-        until(lambda: not alive(pid), "the end of the process")
+        until_sync(lambda: not alive(pid), "the end of the process")
 
 
 def test_nothing_outlives_a_killed_bus_and_the_next_one_has_the_tools_again(tmp_path: Path, tools: Path) -> None:
@@ -177,7 +178,7 @@ def test_nothing_outlives_a_killed_bus_and_the_next_one_has_the_tools_again(tmp_
         (pid,) = _pids(running)
         running.send(signal.SIGKILL)
         running.code()
-        until(lambda: not alive(pid), "the end of the process")
+        until_sync(lambda: not alive(pid), "the end of the process")
     with _serve(tmp_path, "--tools-dir", tools, grpc=address) as running:
         running.says("offers one")
         assert _call(address, "one") == "1"
@@ -200,7 +201,7 @@ def test_a_folder_is_offered_again_after_the_bus_restarts(tmp_path: Path, tools:
             assert (_call(address, "toolbus:dropin_address") == dropin_address) is not taken
             old, *new = _pids(running)
             assert len(new) == int(taken)
-            until(lambda: alive(old) is not taken, "the end of the process that knew the other port")
+            until_sync(lambda: alive(old) is not taken, "the end of the process that knew the other port")
             running.send(signal.SIGTERM)
             assert running.code() == 0
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import alive, until
+from tests.support.processes import alive
 from tests.support.tool_folders import SECONDS, OfferedFolder, offered_folder, tool
+from tests.support.waiting import until_sync
 from toolbus.cli.serve_log import log_report
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
@@ -90,7 +91,7 @@ async def test_a_stopped_process_is_killed_and_restarted(tmp_path: Path) -> None
         await folder.wait_for_report(r"dropin#1 died .*\(SIGKILL\)")
         await folder.wait_for_report("dropin#1 offered", 2)
         await folder.wait_for_tools(("one", "1"))
-        await asyncio.to_thread(until, lambda: not alive(pid), "the end of the stopped process")
+        await asyncio.to_thread(until_sync, lambda: not alive(pid), "the end of the stopped process")
         assert await folder.call("one") == "1"
 
 

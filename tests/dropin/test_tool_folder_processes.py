@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes import alive, environment, until
+from tests.support.processes import alive, environment
 from tests.support.tool_folders import DIES, QUICK, offered_folder, slow, tool
+from tests.support.waiting import until_sync
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.errors import Code, NotPermitted
 from toolbus.processes.supervised_plugin import ReportKind
@@ -72,7 +73,7 @@ async def test_a_killed_process_is_restarted_and_the_others_go_on(tmp_path: Path
         folder.write(b=slow("two", "2", scratch), c=tool("three", "3"))
         await folder.wait_for_tools(("two", "2"), ("three", "3"))
         call = asyncio.create_task(folder.call("two"))
-        await asyncio.to_thread(until, (scratch / "called").exists, "the call")
+        await asyncio.to_thread(until_sync, (scratch / "called").exists, "the call")
         victim, other = await folder.pids(2)
         os.kill(victim, signal.SIGKILL)
         error = await call
@@ -278,7 +279,7 @@ async def test_tools_are_withdrawn_although_a_tool_blocks_its_loop(tmp_path: Pat
         folder.write(a=blocks)
         await folder.wait_for_tools(("one", "1"))
         call = asyncio.create_task(folder.call("one"))
-        await asyncio.to_thread(until, (scratch / "called").exists, "the call")
+        await asyncio.to_thread(until_sync, (scratch / "called").exists, "the call")
         (tmp_path / "a.py").unlink()
         await folder.wait_for_tools()
         assert not call.done()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.processes import ROOT, alive, environment, until
+from tests.support.processes import ROOT, alive, environment
+from tests.support.waiting import until_sync
 
 SECONDS = 40.0  # it starts seven processes and builds an index
 
@@ -27,7 +28,7 @@ def test_the_demo_calls_every_kind_of_plugin_beside_any_other_bus_and_ends_with_
         start_new_session=True,
     ) as demo:  # fmt: skip
         try:
-            until(
+            until_sync(
                 lambda: "Ctrl-C ends everything." in said.read_text() or demo.poll() is not None,
                 "its last line",
                 SECONDS,
@@ -47,5 +48,5 @@ def test_the_demo_calls_every_kind_of_plugin_beside_any_other_bus_and_ends_with_
     assert ready is not None, shown
     assert not {"48930", "48911"} & set(ready.groups())
     assert len(started) >= 6
-    until(lambda: not any(map(alive, started)), "the end of what it started")
+    until_sync(lambda: not any(map(alive, started)), "the end of what it started")
     assert not (tmp_path / "data").exists(), "it keeps something"

@@ -15,7 +15,7 @@ from typing import Any, Self
 import grpc
 import httpx
 
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -92,7 +92,7 @@ class CallbackPlugin:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(WAIT_SECONDS)
         self._threads.clear()
         self._listener.close()
         self._listener = self._bound(self.port)
@@ -132,7 +132,9 @@ class Legacy:
     """Asks a bus as plugins and operators do, by REST and by gRPC; refusals are failures of the test."""
 
     def __init__(self, *, http: str | None = None, grpc_address: str = "") -> None:
-        self._http = httpx.AsyncClient(base_url=f"http://{http}", trust_env=False, timeout=PATIENCE) if http else None
+        self._http = (
+            httpx.AsyncClient(base_url=f"http://{http}", trust_env=False, timeout=WAIT_SECONDS) if http else None
+        )
         self._channel = grpc.aio.insecure_channel(grpc_address, (("grpc.use_local_subchannel_pool", 1),))
         self.stub: Any = rpc.ToolBusServiceStub(self._channel)
 

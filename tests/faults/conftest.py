@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.raw_peer import PATIENCE, RawPeer, echo, tool, until
+from tests.faults.raw_peer import RawPeer, echo, tool
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.limits import Limits, Timings
 from toolbus.v1 import tool_pb2 as pb
@@ -44,10 +45,19 @@ class _Complaints(logging.Handler):
 _LOGGERS = ("asyncio", "grpc", "toolbus")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Spares the collections after each test of a file the objects of the tests before it.
+
+    Garbage that is frozen is never freed, so all of it is collected first.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Listens from before the loop opens until after it has closed."""
-    gc.freeze()  # what the tests before left is not looked at again at the end of this one
     complaints = _Complaints()
     item.stash[_COMPLAINTS] = complaints
     for name in _LOGGERS:
@@ -130,7 +140,7 @@ async def stats(bus: Bus) -> dict[str, Any]:
 
 async def until_sessions(bus: Bus, number: int) -> None:
     """Waits until the bus has so many sessions."""
-    async with asyncio.timeout(PATIENCE * 2):
+    async with asyncio.timeout(WAIT_SECONDS * 2):
         while (await stats(bus))["sessions"] != number:
             await asyncio.sleep(0.005)
 

@@ -10,8 +10,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from tests.support.waiting import WAIT_SECONDS
+
 HERE = Path(__file__).parent
-PATIENCE = 20.0  # a process that imports grpc, on a busy machine
 
 
 class Process:
@@ -24,7 +25,7 @@ class Process:
     async def says(self, text: str) -> str:
         """Waits for a line that begins with a text."""
         assert self._process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             while line := (await self._process.stdout.readline()).decode():
                 if line.startswith(text):
                     return line.strip()

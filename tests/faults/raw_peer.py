@@ -15,22 +15,12 @@ from typing import Any, Self
 
 import grpc
 
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
 
-PATIENCE = 5.0  # seconds after which a test gives up waiting
-
 Answer = Callable[[pb.ToolCall], pb.ToolResult | None]
-
-
-async def until(condition: Callable[[], object], what: str = "it", seconds: float = PATIENCE) -> None:
-    """Waits until a condition holds; fails the test, saying what was awaited, after ``seconds``."""
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + seconds
-    while not condition():
-        assert loop.time() < give_up, f"waited {seconds:g} s for {what}"
-        await asyncio.sleep(0.005)
 
 
 def tool(name: str, parameters: object = None, **fields: Any) -> pb.Tool:
@@ -119,7 +109,7 @@ class RawPeer:
         await self.send_frame(frame)
         return await self.ended()
 
-    async def ended(self, seconds: float = PATIENCE) -> tuple[grpc.StatusCode, str]:
+    async def ended(self, seconds: float = WAIT_SECONDS) -> tuple[grpc.StatusCode, str]:
         """Waits for the end of the stream and returns its status."""
         await until(lambda: self.code, "the end of the stream", seconds)
         assert self.code is not None
@@ -174,7 +164,7 @@ class RawPeer:
     async def call(self, name: str, arguments: Any = None, **fields: Any) -> pb.ToolResult:
         """Makes one call and returns its result."""
         (future,) = await self.start(self.ask(name, arguments, **fields))
-        return await asyncio.wait_for(future, PATIENCE)
+        return await asyncio.wait_for(future, WAIT_SECONDS)
 
     def results_of(self, call_id: str) -> list[pb.ToolResult]:
         """Every result that came for a call."""
@@ -182,7 +172,7 @@ class RawPeer:
 
     # -- hearing -------------------------------------------------------------------------------------------------
 
-    async def received(self, number: int = 1, seconds: float = PATIENCE) -> list[pb.ToolCall]:
+    async def received(self, number: int = 1, seconds: float = WAIT_SECONDS) -> list[pb.ToolCall]:
         """Waits until so many calls have come in all."""
         await until(lambda: len(self.calls) >= number or self.code, f"{number} calls", seconds)
         assert len(self.calls) >= number, f"only {len(self.calls)} calls came, then {self.code} {self.details}"

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from tests.faults.conftest import Connect
-from tests.faults.raw_peer import RawPeer, echo, opening, tool, until
+from tests.faults.raw_peer import RawPeer, echo, opening, tool
+from tests.support.waiting import until
 from toolbus.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -36,8 +37,8 @@ def _exploding(levels: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("{", "no JSON"),
-        ("nonsense", "no JSON"),
+        ("{", "not JSON"),
+        ("nonsense", "not JSON"),
         ("[]", "must be an object"),
         ("null", "must be an object"),
         ('{"type": "object", "minProperties": NaN}', "NaN"),

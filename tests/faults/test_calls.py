@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from tests.faults.conftest import Connect
-from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
+from tests.faults.raw_peer import RawPeer, attach, echo, tool
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits

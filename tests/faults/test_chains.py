@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from tests.faults.conftest import Connect
-from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
+from tests.faults.raw_peer import RawPeer, attach, echo, tool
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from tests.faults.conftest import Connect
-from tests.faults.raw_peer import PATIENCE, RawPeer, attach, echo, opening, tool, until
+from tests.faults.raw_peer import RawPeer, attach, echo, opening, tool
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.errors import SetupError
 from toolbus.tool import MIB, Limits
@@ -59,7 +60,7 @@ async def test_a_half_closed_plugin_loses_its_pending_calls_at_once(connect: Con
     (future,) = await host.start(host.ask("t"))
     await plugin.received()
     await plugin.half_close()
-    result = await asyncio.wait_for(future, PATIENCE)
+    result = await asyncio.wait_for(future, WAIT_SECONDS)
     assert (result.error.code, result.error.stage) == (pb.ERROR_CODE_UNAVAILABLE, pb.CALL_STAGE_DISPATCHED)
     assert (await plugin.ended())[0] is OK
     assert (await host.call("t")).error.code == pb.ERROR_CODE_UNAVAILABLE
@@ -95,7 +96,7 @@ async def test_a_plugin_that_drains_under_load_loses_nothing(connect: Connect) -
         futures += await host.start(*(host.ask("t", {"n": n}) for n in range(start, start + 50)))
     await new.received(1)
     await old.send(results=[echo(call) for call in old.calls])
-    results = await asyncio.wait_for(asyncio.gather(*futures), PATIENCE)
+    results = await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS)
     assert [result.output_json for result in results] == [f'{{"n": {n}}}' for n in range(300)]
     assert (await old.ended())[0] is OK
     assert len(host.results) == 300
@@ -130,7 +131,7 @@ async def test_a_bus_that_drains_under_load_loses_nothing(bus: Bus, connect: Con
     host = await connect("host")
     futures = await host.start(*(host.ask("t", {"n": n}) for n in range(100)))
     calls = await plugin.received(100)
-    draining = asyncio.create_task(bus.drain(grace_seconds=PATIENCE))
+    draining = asyncio.create_task(bus.drain(grace_seconds=WAIT_SECONDS))
     await until(lambda: host.drains, "the drain")
     assert host.drains[0].reason == "shutdown"
     refused = await host.call("t")
@@ -141,18 +142,18 @@ async def test_a_bus_that_drains_under_load_loses_nothing(bus: Bus, connect: Con
     assert code is grpc.StatusCode.UNAVAILABLE
     assert "draining" in details
     await plugin.send(results=[echo(call) for call in calls])
-    results = await asyncio.wait_for(asyncio.gather(*futures), PATIENCE)
+    results = await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS)
     assert [result.output_json for result in results] == [f'{{"n": {n}}}' for n in range(100)]
     await until(lambda: plugin.drains and inner.drains, "the drains of those whose tools may have been needed")
     for peer in (plugin, inner, host):
         await peer.half_close()
         assert (await peer.ended())[0] is OK
-    await asyncio.wait_for(draining, PATIENCE)
+    await asyncio.wait_for(draining, WAIT_SECONDS)
 
 
 async def test_a_drained_bus_ends_the_streams_of_peers_that_stay(bus: Bus, connect: Connect) -> None:
     host = await connect("host")
-    await asyncio.wait_for(bus.drain(grace_seconds=PATIENCE), PATIENCE)
+    await asyncio.wait_for(bus.drain(grace_seconds=WAIT_SECONDS), WAIT_SECONDS)
     assert (await host.ended())[0] is OK
 
 
@@ -161,7 +162,7 @@ async def test_a_bus_that_stops_ends_calls_and_streams_with_unavailable(bus: Bus
     host = await connect("host")
     await host.start(host.ask("t"))
     await plugin.received()
-    await asyncio.wait_for(bus.stop(), PATIENCE)
+    await asyncio.wait_for(bus.stop(), WAIT_SECONDS)
     for peer in (plugin, host):
         assert (await peer.ended())[0] is grpc.StatusCode.UNAVAILABLE
 
@@ -173,7 +174,7 @@ async def test_a_bus_stops_although_one_stream_cannot_be_closed(bus: Bus, connec
     for _ in range(12):
         await host.start(host.ask("t", {"s": "x" * 900_000}))
     await until(lambda: host.results, "the deaf plugin to be given up")
-    await asyncio.wait_for(bus.stop(), PATIENCE)
+    await asyncio.wait_for(bus.stop(), WAIT_SECONDS)
     code, details = await host.ended()
     assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "the bus stopped")
 
@@ -189,7 +190,7 @@ async def test_an_operator_drains_one_source(connect: Connect) -> None:
     await until(lambda: plugin.drains, "the drain")
     assert plugin.drains[0].reason == "requested"
     await plugin.send(results=[echo(call)])
-    assert (await asyncio.wait_for(future, PATIENCE)).output_json == '{"n": 1}'
+    assert (await asyncio.wait_for(future, WAIT_SECONDS)).output_json == '{"n": 1}'
     assert (await plugin.ended())[0] is OK
 
 

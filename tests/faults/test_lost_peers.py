@@ -13,8 +13,8 @@ import pytest
 
 from tests.faults.conftest import Connect, until_sessions
 from tests.faults.processes import run
-from tests.faults.raw_peer import RawPeer, attach, echo, tool, until
-from tests.support.waiting import Stopwatch
+from tests.faults.raw_peer import RawPeer, attach, echo, tool
+from tests.support.waiting import Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits

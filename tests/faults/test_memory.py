@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from tests.faults.conftest import Connect, stats, until_sessions
-from tests.faults.raw_peer import PATIENCE, RawPeer, attach, echo, tool, until
+from tests.faults.raw_peer import RawPeer, attach, echo, tool
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -132,7 +133,7 @@ async def test_unread_calls_of_dead_callers_leave_no_state(bus: Bus, connect: Co
         await host.close()
         await until(partial(_all_cancelled, plugin), "the cancels")
         await plugin.send(results=[pb.ToolResult(call_id=call.call_id) for call in plugin.calls[-100:]])
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         while await _busy(plugin, "t") != (0, 0):
             pass
 

@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from tests.faults.conftest import Connect
-from tests.faults.raw_peer import RawPeer, attach, echo, opening, tool, until
+from tests.faults.raw_peer import RawPeer, attach, echo, opening, tool
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, catalog, names, starting
-from tests.faults.raw_peer import RawPeer, until
-from tests.support.waiting import Stopwatch
+from tests.faults.raw_peer import RawPeer
+from tests.support.waiting import Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.v1 import tool_bus_service_pb2 as wire

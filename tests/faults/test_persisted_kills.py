@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from tests.faults.callbacks import CallbackPlugin, Legacy
-from tests.faults.raw_peer import until
 from tests.support.processes import Running
+from tests.support.waiting import until
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from tests.faults.callbacks import CallbackPlugin, no_text_has
-from tests.support.processes import SECONDS, Running, environment, toolbus, until
-from tests.support.waiting import Stopwatch
+from tests.support.processes import Running, environment, toolbus
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until_sync
 from toolbus.bus.storage.registration_store import FILE, LOCK
 
 PASSWORD = "s3cret-pass"
@@ -39,7 +39,7 @@ class Serve(Running):
     def client(self) -> httpx.Client:
         if self._client is None:
             http = self.out.partition("http=")[2].split()[0]
-            self._client = httpx.Client(base_url=f"http://{http}", trust_env=False, timeout=SECONDS)
+            self._client = httpx.Client(base_url=f"http://{http}", trust_env=False, timeout=WAIT_SECONDS)
         return self._client
 
     def ask(self, verb: str, **body: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_tools_are_listed_again_at_once_after_a_bus_was_ended(tmp_path: Path, en
             assert bus.code() == (0 if end is signal.SIGTERM else -end)
         with Serve(tmp_path, *options) as bus:
             stopwatch = Stopwatch()
-            until(lambda: bus.listed() == wanted, "the same list")
+            until_sync(lambda: bus.listed() == wanted, "the same list")
             assert stopwatch.seconds() < 0.3
             assert plugin.bytes == 0
             called = bus.ask("invoke", name="t4", arguments={"a": 1})
@@ -91,7 +91,7 @@ def test_a_killed_plugin_and_a_killed_bus_reconnect(tmp_path: Path) -> None:
             assert (error["code"], error["retry_safe"]) == ("UNAVAILABLE", True)
             plugin.connections = 0
             plugin.come()
-            until(lambda: bool(bus.listed()["default"]), "the tool to be back", 1.2)
+            until_sync(lambda: bool(bus.listed()["default"]), "the tool to be back", 1.2)
             assert (plugin.connections, plugin.bytes) == (1, 0)
 
 
@@ -170,7 +170,7 @@ def test_a_password_is_sent_after_a_restart_and_shown_nowhere(tmp_path: Path) ->
                 )
                 assert refused.status_code == 422
                 plugin.come()
-                until(lambda: bool(bus.listed()["default"]), "the tool to be back")
+                until_sync(lambda: bool(bus.listed()["default"]), "the tool to be back")
                 shown += [*failures, listed, refused.text, json.dumps(bus.listed())]
                 assert "me:***@" in shown[-1]
                 bus.send(signal.SIGTERM)

@@ -14,8 +14,7 @@ import grpc
 import pytest
 
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, names, no_text_has, starting
-from tests.faults.raw_peer import until
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import Stopwatch, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.storage.registration_store import RegistrationStore
 from toolbus.errors import SetupError

@@ -21,7 +21,8 @@ from lab.chaos.scene import Trouble
 from lab.chaos.schedule import Act, plan
 from lab.chaos.watcher import AWAY, Move
 from lab.load.line import Line
-from tests.support.processes import ROOT, alive, environment, until
+from tests.support.processes import ROOT, alive, environment
+from tests.support.waiting import until_sync
 
 PARTS = cast()
 TOOLS = tools(PARTS)
@@ -300,13 +301,13 @@ def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
-        until(lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus")
+        until_sync(lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus")
         pids = started_in(tmp_path)
         assert len(pids) >= 3
     finally:
         process.send_signal(number)
     process.communicate(timeout=20)
-    until(lambda: not any(map(alive, pids)), f"the end of {pids}")
+    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}")
 
 
 def started_in(folder: Path) -> list[int]:

@@ -35,8 +35,8 @@ from lab.overload.watch import Look, Watch
 from lab.report import verdict_table
 from lab.stage import Stage
 from tests.bus.gateway.calling import client, legacy_plugin
-from tests.faults.raw_peer import PATIENCE
-from tests.support.processes import ROOT, alive, environment, until
+from tests.support.processes import ROOT, alive, environment
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.errors import Code
 from toolbus.functions.call_options import CallOptions
 from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, OutgoingCall, OutgoingCalls
@@ -353,12 +353,12 @@ def test_nothing_outlives_a_run_that_is_killed() -> None:
     )
     try:
         process = psutil.Process(run.pid)
-        until(lambda: len(process.children(recursive=True)) >= 2, "it has started its processes", 30.0)
+        until_sync(lambda: len(process.children(recursive=True)) >= 2, "it has started its processes", 30.0)
         started = [child.pid for child in process.children(recursive=True)]
     finally:
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
-    until(lambda: not any(map(alive, started)), "they have ended")
+    until_sync(lambda: not any(map(alive, started)), "they have ended")
 
 
 def test_a_wrong_command_line_is_refused_with_a_reason() -> None:
@@ -399,7 +399,7 @@ async def test_a_refusal_over_http_says_in_its_header_when_to_ask_again() -> Non
         async with legacy_plugin(answer) as url:
             await http.post("/api/tools/register", json={"name": "slow", "callback_url": url})
             first = asyncio.create_task(http.post("/api/tools/invoke", json={"name": "slow"}))
-            await asyncio.wait_for(entered.wait(), PATIENCE)
+            await asyncio.wait_for(entered.wait(), WAIT_SECONDS)
             refused = await http.post("/api/tools/invoke", json={"name": "slow"})
             assert refused.json()["error"]["code"] == "OVERLOADED"
             assert refused.headers["retry-after"] == "1"  # 0.05 s, in the whole seconds of HTTP
@@ -425,7 +425,7 @@ async def test_thousands_of_calls_that_wait_in_a_host_and_run_out_of_time_are_lo
             "t", "{}", lambda out, result: ended.put_nowait(result), options=CallOptions(0.01 + number / count * spread)
         )
         calls.begin(waiting)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         results = [await ended.get() for _ in range(count)]
     assert {result.error.code for result in results} == {Code.UNAVAILABLE}
     assert sweeps <= 2 * spread / SWEEP_PAUSE

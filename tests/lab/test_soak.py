@@ -23,7 +23,8 @@ from lab.soak.sample import Record, Sample
 from lab.soak.tally import LEDGER
 from lab.soak.verdict import judge, warm_up
 from tests.lab.test_chaos import started_in
-from tests.support.processes import ROOT, alive, environment, until
+from tests.support.processes import ROOT, alive, environment
+from tests.support.waiting import until_sync
 
 SECONDS = 1800
 START_MB = 90.0
@@ -249,7 +250,7 @@ def test_ctrl_c_ends_a_soak_with_the_verdict_of_what_was_measured_here_that_of_a
     file = tmp_path / "outcome.json"
     process = start(tmp_path, "--broken", "leak", "--json", str(file), "--seconds", "30")
     ledger = tmp_path / "logs" / LEDGER.format("visits")
-    until(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 4, "visits that leak", 50)
+    until_sync(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 4, "visits that leak", 50)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=50)
     assert process.returncode == 1, text
@@ -259,12 +260,12 @@ def test_ctrl_c_ends_a_soak_with_the_verdict_of_what_was_measured_here_that_of_a
 def test_a_soak_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
-        until(lambda: len(started_in(tmp_path)) >= 4, "four programs", 40)
+        until_sync(lambda: len(started_in(tmp_path)) >= 4, "four programs", 40)
         pids = started_in(tmp_path)
     finally:
         process.send_signal(signal.SIGKILL)
     process.communicate(timeout=20)
-    until(lambda: not any(map(alive, pids)), f"the end of {pids}")
+    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}")
 
 
 @pytest.mark.parametrize("words", [("--seconds", "0.5"), ("--rate", "0"), ("--minutes", "1", "--seconds", "1")])

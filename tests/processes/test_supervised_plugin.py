@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.support.processes import environment, until
+from tests.support.processes import environment
+from tests.support.waiting import until_sync
 from toolbus.bus import Bus
 from toolbus.errors import Code
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
@@ -72,7 +73,7 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
                 if bus.list():
                     break
         call = asyncio.create_task(bus.call("wait", {"folder": str(folder)}))
-        await asyncio.to_thread(until, (folder / "called").exists, "the call")
+        await asyncio.to_thread(until_sync, (folder / "called").exists, "the call")
         try:
             yield _Calling(bus, supervisor, call, ends)
         finally:
@@ -100,7 +101,7 @@ async def test_a_call_that_does_not_end_is_answered_when_its_group_gets_sigterm(
         assert error.code is Code.UNAVAILABLE
         assert plugin.names() == []
         # Otherwise leaving this block would be the second signal, which kills.
-        await asyncio.to_thread(until, lambda: bool(plugin.ends), "the end")
+        await asyncio.to_thread(until_sync, lambda: bool(plugin.ends), "the end")
     assert plugin.ends == ["ended (SIGTERM)"]
 
 

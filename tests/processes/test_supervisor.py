@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Running, alive, environment, toolbus, until
+from tests.support.processes import Running, alive, environment, toolbus
+from tests.support.waiting import until_sync
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind, describe_exit
 from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
 
@@ -40,7 +41,7 @@ def _file(folder: Path, name: str, text: str) -> Path:
 def _pids(running: Running) -> list[int]:
     """The processes of a plugin that printed `child X of Y`."""
     running.says("child ")
-    until(lambda: re.search(r"child (\d+) of (\d+)\n", running.out) is not None, "the pids")
+    until_sync(lambda: re.search(r"child (\d+) of (\d+)\n", running.out) is not None, "the pids")
     found = re.search(r"child (\d+) of (\d+)\n", running.out)
     assert found is not None
     return [int(found[1]), int(found[2])]
@@ -150,7 +151,7 @@ def test_a_killed_plugin_is_restarted_and_the_others_go_on(tmp_path: Path) -> No
         running.says("one | up")
         running.says("two | up")
         os.kill(int(re.findall(r"one \* started \(pid (\d+)", running.err)[0]), signal.SIGKILL)
-        until(lambda: running.out.count("one | up") == 2, "the second start")
+        until_sync(lambda: running.out.count("one | up") == 2, "the second start")
         assert running.out.count("two | up") == 1
         assert "one * died (SIGKILL): restarting in 0." in running.err
         running.send(signal.SIGTERM)
@@ -173,7 +174,7 @@ def test_a_signal_ends_plugins_and_their_children(tmp_path: Path) -> None:
         assert all(map(alive, pids))
         running.send(signal.SIGINT)
         assert running.code() == 0
-        until(lambda: not any(map(alive, pids)), "the end of all")
+        until_sync(lambda: not any(map(alive, pids)), "the end of all")
 
 
 def test_a_plugin_that_ignores_sigterm_is_killed_after_the_stop_seconds(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_plugin_that_ignores_sigterm_is_killed_after_the_stop_seconds(tmp_path
         running.send(signal.SIGTERM)
         assert running.code() == 0
         assert "stubborn * ended (SIGKILL)" in running.err
-        until(lambda: not any(map(alive, pids)), "the end of all")
+        until_sync(lambda: not any(map(alive, pids)), "the end of all")
 
 
 def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
@@ -191,18 +192,18 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
         running.send(signal.SIGINT)
         running.send(signal.SIGTERM)
         assert running.code() == 0
-        until(lambda: not any(map(alive, pids)), "the end of all")
+        until_sync(lambda: not any(map(alive, pids)), "the end of all")
 
 
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     files = [_file(tmp_path, "parent", WITH_GRANDCHILD), _file(tmp_path, "stubborn", STUBBORN)]
     with Running(tmp_path, "run", *files) as running:
-        until(lambda: len(re.findall(r"child \d+ of \d+\n", running.out)) == 2, "both plugins")
+        until_sync(lambda: len(re.findall(r"child \d+ of \d+\n", running.out)) == 2, "both plugins")
         pids = [int(pid) for pair in re.findall(r"child (\d+) of (\d+)\n", running.out) for pid in pair]
         assert all(map(alive, pids))
         running.send(signal.SIGKILL)
         assert running.code() == -signal.SIGKILL
-        until(lambda: not any(map(alive, pids)), "the end of all")
+        until_sync(lambda: not any(map(alive, pids)), "the end of all")
 
 
 def test_the_kernel_ends_the_leader_where_the_lifeline_is_gone_too(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_the_kernel_ends_the_leader_where_the_lifeline_is_gone_too(tmp_path: Pat
                 os.kill(other, signal.SIGKILL)
         running.send(signal.SIGKILL)
         running.code()
-        until(lambda: not alive(pid), "the end of the plugin")
+        until_sync(lambda: not alive(pid), "the end of the plugin")
 
 
 def test_output_is_prefixed_with_the_plugins_name_on_its_own_stream(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import Stopwatch, within
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
 from toolbus.sdk.attempt import status_of
 from toolbus.sdk.connection_settings import ConnectionSettings, ConnectionTimings
@@ -35,10 +35,6 @@ def plugin_with(address: str, *functions: Callable[..., Any], source: str = "cal
     for function in functions:
         plugin.add_tool(function)
     return plugin
-
-
-async def within(awaitable: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(awaitable, SECONDS)
 
 
 def add(a: int, b: int) -> int:

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import Stopwatch, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, SetupError, Stage
 from toolbus.functions.runner import run_handler
@@ -51,10 +51,6 @@ MEMBER = {
     "genderIdentity": 0,
 }
 MESSAGES = (ContextMessage("system", "Rules"), ContextMessage("user", "Hi", "Bo"), ContextMessage("assistant", "Boo"))
-
-
-async def within(awaitable: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(awaitable, SECONDS)
 
 
 @asynccontextmanager
@@ -714,13 +710,8 @@ async def test_a_hook_gets_events_in_order_and_delays_no_other_hook() -> None:
     hooks.open(asyncio.get_running_loop())
     for number in range(5):
         hooks.fire("change", number)
-    await within(_until(lambda: len(heard) == 5))
+    await until(lambda: len(heard) == 5)
     assert (heard, slow) == ([0, 1, 2, 3, 4], [])
     first.set()
-    await within(_until(lambda: len(slow) == 5))
+    await until(lambda: len(slow) == 5)
     assert slow == [0, 1, 2, 3, 4]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
-from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
+from tests.sdk.played_bus import PlayedStream, played_bus
+from tests.support.waiting import within
 from toolbus.bus import Bus
 from toolbus.errors import Code, PeerLost, RequestError
 from toolbus.functions.call_context import CallContext
@@ -20,10 +20,6 @@ from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import PairedSessions, running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
-
-
-async def within(awaitable: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(awaitable, SECONDS)
 
 
 def at(bus: Bus) -> str:

@@ -7,14 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import Stopwatch, within
 from toolbus.errors import Code, SetupError
 from toolbus.functions.declaration import llm_tool
 from toolbus.functions.scope import ToolScope
@@ -24,10 +23,6 @@ from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
-
-
-async def within(awaitable: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(awaitable, SECONDS)
 
 
 async def wait_for(event: threading.Event) -> None:

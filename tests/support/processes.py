@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,18 +16,10 @@ from unittest import mock
 
 import psutil
 
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 10.0
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
-    """Waits for a condition that another process brings about."""
-    ends_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends_at, f"{what}: not within {seconds:g} s"
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
@@ -107,7 +99,7 @@ class Running:
 
     def says(self, text: str) -> None:
         """Waits until it has printed a text, on either stream."""
-        until(
+        until_sync(
             lambda: text in self.out or text in self.err or self.process.poll() is not None,
             f"{text!r} in the output",
         )
@@ -127,7 +119,7 @@ class Running:
 
     def code(self) -> int:
         """Waits for its end; returns the exit code."""
-        return self.process.wait(SECONDS)
+        return self.process.wait(WAIT_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +130,7 @@ class Running:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(SECONDS)
+                self.process.wait(WAIT_SECONDS)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from toolbus.tools import ToolRegistry
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 5.0  # seconds that a test waits for what has to come
 ANYTHING: dict[str, Any] = {"type": "object"}
 CITY: dict[str, Any] = {
     "type": "object",
     "properties": {"location": {"type": "string", "description": "City and state"}},
     "required": ["location"],
 }
-
-
-async def within(work: Awaitable[T]) -> T:
-    return await asyncio.wait_for(work, WAIT_SECONDS)
 
 
 def with_tools(*names: str) -> ToolRegistry:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.raw_peer import until
-from tests.tools.example_tools import ANYTHING, with_tools, within
+from tests.support.waiting import until, within
+from tests.tools.example_tools import ANYTHING, with_tools
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.functions.threads import LoopThread
 from toolbus.loop import RealtimeSession

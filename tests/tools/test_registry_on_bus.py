@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.raw_peer import until
-from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer, within
+from tests.support.waiting import until, within
+from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import SetupError

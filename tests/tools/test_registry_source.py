@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.loop.scripted_model import ScriptedModel, call, says
-from tests.tools.example_tools import ANYTHING, CITY, WAIT_SECONDS, BlockedTool, offer, with_tools, within
+from tests.support.waiting import WAIT_SECONDS, within
+from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer, with_tools
 from toolbus.errors import Code, SetupError
 from toolbus.loop import ToolLoop, ToolSource, source_of
 from toolbus.sdk import CallContext, ToolScope

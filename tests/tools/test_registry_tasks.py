@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.tools.example_tools import ANYTHING, WAIT_SECONDS, BlockedTool, within
+from tests.support.waiting import WAIT_SECONDS, within
+from tests.tools.example_tools import ANYTHING, BlockedTool
 from toolbus.bus.tasks import Status
 from toolbus.sdk import ToolScope
 from toolbus.tools import TaskManager, ToolRegistry

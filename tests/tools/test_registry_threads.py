@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.tools.example_tools import ANYTHING, WAIT_SECONDS, BlockedTool, offer, with_tools, within
+from tests.support.waiting import WAIT_SECONDS, within
+from tests.tools.example_tools import ANYTHING, BlockedTool, offer, with_tools
 from toolbus.tools import ToolRegistry
 
 THREADS = 8

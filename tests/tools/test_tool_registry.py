@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer, with_tools, within
+from tests.support.waiting import within
+from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer, with_tools
 from toolbus.errors import Code
 from toolbus.sdk import Reply, ToolScope, text
 from toolbus.tools import ToolRegistry

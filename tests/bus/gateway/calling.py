@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 
 Answer = Callable[[dict[str, Any]], Awaitable[bytes]]
@@ -19,7 +19,7 @@ Answer = Callable[[dict[str, Any]], Awaitable[bytes]]
 
 def client(bus: Bus, **options: Any) -> httpx.AsyncClient:
     """A client of the bus's gateway that asks nobody else."""
-    return httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False, timeout=PATIENCE, **options)
+    return httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False, timeout=WAIT_SECONDS, **options)
 
 
 async def invoke(http: httpx.AsyncClient, name: str, arguments: Any = None, **more: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Connection:
     async def read_until(self, end: bytes) -> bytes:
         """Reads on until something stands in what came, and to the end of what came with it."""
         text = b""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             while end not in text:
                 piece = await self.reader.read(1 << 20)
                 assert piece, f"the stream ended: {text[-200:]!r}"

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from tests.faults.raw_peer import PATIENCE, RawPeer, until
+from tests.faults.raw_peer import RawPeer
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -105,7 +106,7 @@ async def good(peer: Peer) -> bool:
 async def held(peer: Peer) -> bool:
     """Answers when the test says so."""
     peer.plugin.holding += 1
-    await asyncio.wait_for(peer.plugin.let_go.wait(), 2 * PATIENCE)
+    await asyncio.wait_for(peer.plugin.let_go.wait(), 2 * WAIT_SECONDS)
     return await good(peer)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.testing import running_bus
 
@@ -27,11 +27,11 @@ def bus_on_thread(**settings: Any) -> Iterator[Bus]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="bus", daemon=True)
     thread.start()
-    assert running.wait(PATIENCE), "the bus did not start"
+    assert running.wait(WAIT_SECONDS), "the bus did not start"
     bus, loop, stop = found[0]
     try:
         yield bus
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive()

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 
 
@@ -42,7 +42,7 @@ class Line:
             self._reader, self._writer = await asyncio.open_connection(host.strip("[]"), int(port))
         self._writer.write(data)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await self._writer.drain()
         except ConnectionError:
             pass
@@ -50,7 +50,7 @@ class Line:
     async def answer(self, *, bodiless: bool = False) -> Answer:
         """Reads one answer, by its length or to the end of the connection."""
         assert self._reader is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             pairs = (line.partition(":") for line in head[1:] if line)
             headers = {name.lower(): value.strip() for name, _, value in pairs}
@@ -63,7 +63,7 @@ class Line:
     async def is_closed(self) -> bool:
         """Whether the other end has closed it, with nothing more to say; waits for that."""
         assert self._reader is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await self._reader.read(1) == b""
 
     def close(self) -> None:

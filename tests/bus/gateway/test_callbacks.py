@@ -17,8 +17,7 @@ import pytest
 
 from tests.bus.gateway.calling import client
 from tests.bus.gateway.misbehaving import ACTS, BODY_LIMIT, Misbehaving, Peer, answer, offer
-from tests.faults.raw_peer import PATIENCE, until
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.testing import running_bus
@@ -38,7 +37,7 @@ async def plugin() -> AsyncIterator[Misbehaving]:
 
 
 async def soon(bus: Bus, name: str, arguments: Any = None, **options: Any) -> Result:
-    return await asyncio.wait_for(bus.call(name, arguments, **options), PATIENCE)
+    return await asyncio.wait_for(bus.call(name, arguments, **options), WAIT_SECONDS)
 
 
 def failure(result: Result) -> CallError:

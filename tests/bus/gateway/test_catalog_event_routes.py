@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.bus.gateway.calling import Connection, client, events, invoke
-from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
-from tests.support.waiting import Stopwatch
+from tests.faults.raw_peer import RawPeer, tool
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.bus.catalog.changes import MAX_CHANGES
 from toolbus.limits import Timings
@@ -28,7 +28,7 @@ def timings() -> Timings:
 
 @pytest.fixture
 async def bus(timings: Timings) -> AsyncIterator[Bus]:
-    async with running_bus(http="127.0.0.1:0", timings=timings, grace_seconds=PATIENCE) as bus:
+    async with running_bus(http="127.0.0.1:0", timings=timings, grace_seconds=WAIT_SECONDS) as bus:
         yield bus
 
 
@@ -46,7 +46,7 @@ class Watcher:
 
     async def next(self) -> Words:
         """The next change; its id must be its revision."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 kind, data, id = await anext(self._found)
                 if kind != ":":
@@ -292,7 +292,7 @@ async def test_a_bus_with_open_streams_and_running_calls_stops_within_a_second()
         watchers = [group.create_task(watch()) for _ in range(5)]
         calls = [group.create_task(call(accept)) for accept in ("*/*", "text/event-stream")]
         for _ in range(7):
-            await asyncio.wait_for(entered.acquire(), PATIENCE)
+            await asyncio.wait_for(entered.acquire(), WAIT_SECONDS)
         stopwatch = Stopwatch()
         await bus.stop()
         assert stopwatch.seconds() < 1.0

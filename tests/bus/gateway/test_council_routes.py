@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.bus.gateway.calling import Connection, client, events
 from tests.bus.gateway.on_thread import bus_on_thread
-from tests.faults.raw_peer import PATIENCE, until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.gateway.council_models import MAX_MEMBERS, CouncilAnswer, CouncilShown, CouncilTools
 from toolbus.errors import Code, SetupError
@@ -293,7 +293,7 @@ async def following(house: House, **query: str) -> AsyncIterator[AsyncIterator[t
 
 
 async def test_event_streams_follow_all_chats_or_one_until_the_bus_stops(house: House) -> None:
-    async with following(house) as everything, following(house, chat_id="c2") as of_c2, asyncio.timeout(PATIENCE):
+    async with following(house) as everything, following(house, chat_id="c2") as of_c2, asyncio.timeout(WAIT_SECONDS):
         for chat in ("c1", "c2"):
             await house.run(chat_id=chat)
         told = [await anext(everything) for _ in range(2 * len(KINDS))]
@@ -312,9 +312,9 @@ async def test_a_disconnect_ends_the_run_and_cancels_its_call(house: House, acce
     body = {"messages": MESSAGES, "members": [{**BOB, "tools": ["ext:nap", "ext:look"]}]}
     async with Connection(house.bus) as connection:
         await connection.ask("POST", "/api/council/run", body, Accept=accept)
-        await asyncio.wait_for(house.woken.wait(), PATIENCE)
+        await asyncio.wait_for(house.woken.wait(), WAIT_SECONDS)
         connection.cut()
-        await asyncio.wait_for(house.cancelled.wait(), PATIENCE)
+        await asyncio.wait_for(house.cancelled.wait(), WAIT_SECONDS)
     await until(lambda: house.bus.records.outcomes[Code.CANCELLED] == 1, "the record of the call")
     assert house.calls == []
 
@@ -323,8 +323,8 @@ async def test_a_stop_of_the_bus_ends_runs_at_once() -> None:
     async with house_of() as house:
         body = {"messages": MESSAGES, "members": [{**BOB, "tools": ["ext:nap"]}]}
         asked = asyncio.ensure_future(house.http.post("/api/council/run", json=body))
-        await asyncio.wait_for(house.woken.wait(), PATIENCE)
-        async with asyncio.timeout(PATIENCE):
+        await asyncio.wait_for(house.woken.wait(), WAIT_SECONDS)
+        async with asyncio.timeout(WAIT_SECONDS):
             await house.bus.stop()
             answer = await asked
         assert answer.status_code in (200, 503)

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from tests.bus.gateway.calling import client, legacy_plugin
-from tests.faults.raw_peer import PATIENCE, RawPeer, echo, tool, until
+from tests.faults.raw_peer import RawPeer, echo, tool
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.errors import Code
 from toolbus.testing import running_bus
@@ -53,7 +54,8 @@ async def http(bus: Bus) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def register(stub: Any, *tools: pb.Tool, **fields: str) -> wire.RegisterResponse:
-    answer: wire.RegisterResponse = await stub.Register(wire.RegisterRequest(tools=tools, **fields), timeout=PATIENCE)
+    request = wire.RegisterRequest(tools=tools, **fields)
+    answer: wire.RegisterResponse = await stub.Register(request, timeout=WAIT_SECONDS)
     return answer
 
 
@@ -80,7 +82,7 @@ async def test_a_tool_is_registered_and_called_without_a_session_and_without_htt
         assert bus.http_address is None
         done = await register(stub, tool("add", NUMBER, callback_url=url), source="calc")
         assert (done.ok, list(done.registered), list(done.affected_roles)) == (True, ["add"], ["default"])
-        result = await bus.call("add", {"n": 5}, timeout=PATIENCE)
+        result = await bus.call("add", {"n": 5}, timeout=WAIT_SECONDS)
         assert result.unwrap() == {"n": 5}
         assert [(each.tool.name, each.source) for each in bus.list()] == [("add", "calc")]
 
@@ -100,7 +102,7 @@ async def test_without_a_source_it_is_external(stub: Any, http: httpx.AsyncClien
 
 async def test_a_password_is_listed_masked_by_both_ways(stub: Any, http: httpx.AsyncClient) -> None:
     await register(stub, tool("t", callback_url="http://user:hunter2@127.0.0.1:9/run"))
-    by_grpc = await stub.List(wire.ListRequest(), timeout=PATIENCE)
+    by_grpc = await stub.List(wire.ListRequest(), timeout=WAIT_SECONDS)
     shown = [each.tool.callback_url for each in by_grpc.tools if each.tool.name == "t"]
     assert shown == ["http://user:***@127.0.0.1:9/run"]
     assert "hunter2" not in (await http.get("/api/tools")).text
@@ -222,12 +224,12 @@ async def test_arguments_are_checked_against_the_schema_unless_the_tool_says_oth
         off = tool("off", NUMBER, callback_url=url, validate=False)
         await register(stub, unset, on, off)
         for name in ("unset", "on"):
-            assert (await bus.call(name, {"n": 1}, timeout=PATIENCE)).unwrap() == {"n": 1}
-            result = await bus.call(name, {"n": "x"}, timeout=PATIENCE)
+            assert (await bus.call(name, {"n": 1}, timeout=WAIT_SECONDS)).unwrap() == {"n": 1}
+            result = await bus.call(name, {"n": "x"}, timeout=WAIT_SECONDS)
             assert result.error is not None
             assert result.error.code is Code.INVALID_ARGUMENTS
-        assert (await bus.call("off", {"n": "x"}, timeout=PATIENCE)).unwrap() == {"n": "x"}
-        assert (await bus.call("off", "no JSON", timeout=PATIENCE)).unwrap() == {"_raw": "no JSON"}  # REST-40
+        assert (await bus.call("off", {"n": "x"}, timeout=WAIT_SECONDS)).unwrap() == {"n": "x"}
+        assert (await bus.call("off", "no JSON", timeout=WAIT_SECONDS)).unwrap() == {"_raw": "no JSON"}  # REST-40
 
 
 async def test_a_schema_that_does_not_compile_is_refused_where_it_would_be_checked(stub: Any, bus: Bus) -> None:
@@ -256,7 +258,7 @@ async def withdraw(way: str, stub: Any, http: httpx.AsyncClient, **what: str) ->
         else ("unregister", stub.Unregister, wire.UnregisterRequest)
     )
     if way == "grpc":
-        return (await ask(request(**what), timeout=PATIENCE)).removed  # type: ignore[no-any-return]
+        return (await ask(request(**what), timeout=WAIT_SECONDS)).removed  # type: ignore[no-any-return]
     return (await http.post(f"/api/tools/{path}", json=what)).json()["removed"]  # type: ignore[no-any-return]
 
 
@@ -285,7 +287,7 @@ async def test_a_session_is_notified_of_a_tool_that_others_withdraw(
         [event] = owner.events
         assert (event.tool_removed.name, list(event.tool_removed.roles)) == ("mine", ["a", "b"])
         assert owner.code is None  # its stream goes on
-        result = await bus.call("mine", {}, timeout=PATIENCE)
+        result = await bus.call("mine", {}, timeout=WAIT_SECONDS)
         assert result.error is not None
         assert result.error.code is Code.NOT_FOUND
 
@@ -308,7 +310,7 @@ async def test_a_session_is_notified_of_a_tool_that_a_callback_overwrites(
         assert (lost.name, lost.by_source, list(lost.roles)) == ("mine", "new", [role] if role else ["a", "b"])
         assert await listed(http, "b") == [("mine", "new"), ("last", "plugin")]  # the place is kept (REST-5)
         assert await listed(http, "a") == [("mine", "plugin" if role else "new"), ("last", "plugin")]
-        assert (await bus.call("mine", {"n": 1}, role="b", timeout=PATIENCE)).unwrap() == {"n": 1}
+        assert (await bus.call("mine", {"n": 1}, role="b", timeout=WAIT_SECONDS)).unwrap() == {"n": 1}
         assert len(owner.calls) == 0
 
 
@@ -323,6 +325,6 @@ async def test_a_session_that_overwrites_a_callback_gets_the_calls(bus: Bus, htt
         await http.post("/api/tools/register", json={"name": "mine", "callback_url": url, "source": "old"})
         await plugin.attach("new", tool("mine"))
         assert await listed(http) == [("mine", "new")]
-        assert (await bus.call("mine", {"n": 1}, timeout=PATIENCE)).unwrap() == {"n": 1}
+        assert (await bus.call("mine", {"n": 1}, timeout=WAIT_SECONDS)).unwrap() == {"n": 1}
         assert not posted.is_set()
         assert (await http.post("/api/tools/clear", json={"source": "old"})).json()["removed"] == 0

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from tests.bus.gateway.calling import Connection, client, invoke, legacy_plugin
-from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
+from tests.faults.raw_peer import RawPeer, tool
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.bus.gateway.call_response import LARGE_OUTPUT, call_body, describe_result
 from toolbus.bus.gateway.event_stream import event
@@ -293,7 +294,7 @@ async def test_a_timeout_names_its_limit(tools: Tools) -> None:
     error = (await invoke(tools.http, "nap", timeout_seconds=0.05))["error"]
     assert (error["code"], error["stage"]) == ("DEADLINE_EXCEEDED", "ACCEPTED")
     assert error["limit"]["value"] == 0.05
-    await asyncio.wait_for(tools.cancelled.wait(), PATIENCE)
+    await asyncio.wait_for(tools.cancelled.wait(), WAIT_SECONDS)
 
 
 async def test_an_outdated_schema_hash_is_refused_before_the_tool_runs(tools: Tools) -> None:
@@ -334,7 +335,7 @@ async def test_a_draining_bus_refuses_calls_and_says_that_a_retry_is_safe() -> N
     async with running_tools() as tools:
         napping = asyncio.create_task(invoke(tools.http, "nap", timeout_seconds=0.3))
         await until(lambda: tools.scopes, "the call to reach its tool")
-        drained = asyncio.create_task(tools.bus.drain(PATIENCE))
+        drained = asyncio.create_task(tools.bus.drain(WAIT_SECONDS))
         ready = await tools.http.get("/readyz")
         assert ready.status_code == 503
         error = (await invoke(tools.http, "local"))["error"]
@@ -351,7 +352,7 @@ async def test_two_hosts_with_the_same_call_id_do_not_meet(tools: Tools) -> None
 
     @tools.bus.tool
     async def meet(who: int) -> int:
-        async with asyncio.timeout(PATIENCE), both:
+        async with asyncio.timeout(WAIT_SECONDS), both:
             return who
 
     async with client(tools.bus) as other:
@@ -484,7 +485,7 @@ async def test_a_disconnect_cancels_the_exchange_with_a_callback(tools: Tools) -
     async with legacy_plugin(answer) as url, Connection(tools.bus) as connection:
         await tools.http.post("/api/tools/register", json={"name": "hangs", "callback_url": url})
         await connection.ask("POST", "/api/tools/invoke", {"name": "hangs"})
-        await asyncio.wait_for(posted.wait(), PATIENCE)
+        await asyncio.wait_for(posted.wait(), WAIT_SECONDS)
         connection.cut()
         await until(lambda: tools.bus.records.outcomes[Code.CANCELLED] == cancelled + 1, "the record of the call")
         await until(lambda: not tools.bus.dispatcher.active, "the exchange to end")

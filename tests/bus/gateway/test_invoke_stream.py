@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.bus.gateway.calling import Connection, client, events, invoke
-from tests.faults.raw_peer import RawPeer, tool, until
+from tests.faults.raw_peer import RawPeer, tool
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.gateway.progress_buffer import MAX_WAITING, OVERHEAD_BYTES, ProgressBuffer
 from toolbus.errors import Code

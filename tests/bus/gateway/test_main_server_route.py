@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from tests.bus.gateway.calling import Connection, client, legacy_plugin
-from tests.faults.raw_peer import PATIENCE, RawPeer, echo, tool, until
+from tests.faults.raw_peer import RawPeer, echo, tool
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.errors import Code
 from toolbus.sdk import Plugin, ToolScope
@@ -21,7 +22,7 @@ Envelope = dict[str, Any]
 
 @pytest.fixture
 async def bus() -> AsyncIterator[Bus]:
-    async with running_bus(http="127.0.0.1:0", roles=("Yui", "Ran"), grace_seconds=PATIENCE) as bus:
+    async with running_bus(http="127.0.0.1:0", roles=("Yui", "Ran"), grace_seconds=WAIT_SECONDS) as bus:
         yield bus
 
 
@@ -224,7 +225,7 @@ async def test_the_same_call_id_at_once_is_two_calls_and_the_records_show_it(bus
 
         async def meet(scope: ToolScope) -> str:
             seen.append(scope.call_id)
-            async with asyncio.timeout(PATIENCE), both:
+            async with asyncio.timeout(WAIT_SECONDS), both:
                 return "met"
 
         for plugin in (a, b):

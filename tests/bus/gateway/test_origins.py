@@ -10,8 +10,7 @@ import pytest
 
 from tests.bus.gateway.calling import client
 from tests.bus.gateway.misbehaving import Misbehaving, offer
-from tests.faults.raw_peer import PATIENCE, until
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.sdk import Host
@@ -36,7 +35,7 @@ async def plugin() -> AsyncIterator[Misbehaving]:
 
 
 async def fails(bus: Bus, name: str = "good", **options: Any) -> CallError:
-    result = await asyncio.wait_for(bus.call(name, **options), PATIENCE)
+    result = await asyncio.wait_for(bus.call(name, **options), WAIT_SECONDS)
     assert result.is_error
     assert result.error is not None
     return result.error
@@ -69,7 +68,7 @@ async def test_the_third_refused_connection_in_a_row_takes_all_tools_of_the_sour
         await miss(bus, 1)
         assert names(bus) == ["first", "others", "here", "by-name"]
         assert names(bus, include_offline=True) == ["first", "good", "text", "others", "here", "by-name"]
-        assert (await asyncio.wait_for(bus.call("here"), PATIENCE)).unwrap() == -500.0
+        assert (await asyncio.wait_for(bus.call("here"), WAIT_SECONDS)).unwrap() == -500.0
 
 
 async def test_a_tool_that_is_offline_is_left_out_and_shown_with_its_state_to_those_who_ask(
@@ -136,12 +135,12 @@ async def test_an_answer_over_an_open_connection_brings_them_back_at_once(bus: B
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     await offer(bus, {"good": f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"})
     slow = asyncio.ensure_future(bus.call("good"))
-    await asyncio.wait_for(asked.wait(), PATIENCE)
+    await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
     listening.close()
     await miss(bus, 3)
     assert names(bus) == []
     go_on.set()
-    assert (await asyncio.wait_for(slow, PATIENCE)).unwrap() == 42
+    assert (await asyncio.wait_for(slow, WAIT_SECONDS)).unwrap() == 42
     assert names(bus) == ["good"]
 
 
@@ -179,7 +178,7 @@ async def test_any_response_resets_the_count(bus: Bus, plugin: Misbehaving, beha
     for _ in range(2):
         await miss(bus, 2)
         await plugin.come()
-        await asyncio.wait_for(bus.call("says"), PATIENCE)
+        await asyncio.wait_for(bus.call("says"), WAIT_SECONDS)
         plugin.leave()
         await until(lambda: plugin.opened == 0, "the connection to end")
     assert names(bus) == ["good", "says"]

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.bus.gateway.calling import client, events, invoke
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.gateway.host_models import RecordedCalls
 from toolbus.testing import running_bus
@@ -94,7 +94,7 @@ async def test_a_record_says_what_the_bus_s_own_tool_says(http: httpx.AsyncClien
     assert (record["number"], record["name"], record["source"]) == (1, "echo", "local")
     assert (record["caller"], record["user_id"], record["outcome"]) == ("http", "ann", "OK")
     assert (record["round"], record["order"], record["output_size"]) == (2, 1, 1)
-    assert 0 <= record["seconds"] < PATIENCE
+    assert 0 <= record["seconds"] < WAIT_SECONDS
     assert record["ended"] >= record["started"] > 1_600_000_000
     assert "arguments" not in record
 
@@ -144,7 +144,7 @@ async def following(
         stream = events(answer, lines)
 
         async def following() -> Words:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_SECONDS):
                 kind, data, id = await anext(stream)
             assert (kind, id) == ("call", str(data["number"]))
             found: Words = data

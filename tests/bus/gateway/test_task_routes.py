@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from tests.bus.gateway.calling import Connection, client, events, invoke, legacy_plugin
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.bus.gateway.host_models import TaskCancelled, TaskLines, TaskRedirected, TaskShown
 from toolbus.sdk import ToolScope
@@ -54,7 +54,7 @@ class Works:
         return said
 
     async def awaited(self, task_id: str, **query: Any) -> Words:
-        return await self.get(f"/{task_id}/await", timeout=PATIENCE, **query)
+        return await self.get(f"/{task_id}/await", timeout=WAIT_SECONDS, **query)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -112,8 +112,8 @@ async def test_a_disconnect_ends_the_wait_and_the_task_goes_on(works: Works) -> 
     waiters = works.bus.tasks._work[task_id].waiters
     async with Connection(works.bus) as connection:
         await connection.ask("GET", f"/api/tasks/{task_id}/await")
-        await _until(lambda: len(waiters) == 1)
-    await _until(lambda: not waiters)
+        await until(lambda: len(waiters) == 1)
+    await until(lambda: not waiters)
     assert (await works.get(f"/{task_id}"))["status"] == "running"
     works.running[0].set_result(1)
 
@@ -168,7 +168,7 @@ async def test_a_cancelled_task_ends_with_its_work(works: Works) -> None:
         answer = await works.http.delete(f"/api/tasks/{task_id}", params={"user_id": "ann"})
         TaskCancelled.model_validate(answer.json())
         assert answer.json() == {"ok": True, "task_id": task_id, "cancelled": cancelled, "status": "failed"}
-    await _until(lambda: works.running[0].cancelled())
+    await until(lambda: works.running[0].cancelled())
     assert "cancelled" in (await works.get(f"/{task_id}", user_id="ann"))["error"]
 
 
@@ -198,7 +198,7 @@ async def test_a_result_is_posted_where_it_was_redirected_to_cut_at_9000_charact
             TaskRedirected.model_validate(answer.json())
             assert answer.json() == {"ok": True, "task_id": task_id, "url": shown}
         works.running[0].set_result("x" * 20_000)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             told = await posted.get()
             assert {**told, "text": ""} == {
                 "task_id": task_id,
@@ -240,7 +240,7 @@ async def following(works: Works, **query: str) -> AsyncIterator[Callable[[], Aw
         stream = events(answer, lines)
 
         async def following() -> Words:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_SECONDS):
                 kind, data, _ = await anext(stream)
             assert kind == "task"
             found: Words = data
@@ -260,7 +260,7 @@ async def test_a_stream_sends_a_user_s_tasks_as_they_end(works: Works) -> None:
         assert sorted(told[0]) == sorted(LINE)  # not the result
         assert (await nobodys())["task_id"] == unnamed
         assert his
-    await _until(lambda: not works.bus.tasks._events)
+    await until(lambda: not works.bus.tasks._events)
 
 
 async def test_a_stop_of_the_bus_ends_streams_and_waits_at_once() -> None:
@@ -274,7 +274,7 @@ async def test_a_stop_of_the_bus_ends_streams_and_waits_at_once() -> None:
         task_id = await works.begin()
         waiting = asyncio.ensure_future(works.awaited(task_id))
         async with following(works) as next_task:
-            await _until(lambda: len(bus.tasks._work[task_id].waiters) == 1)
+            await until(lambda: len(bus.tasks._work[task_id].waiters) == 1)
             started = asyncio.get_running_loop().time()
             await bus.stop()
             assert asyncio.get_running_loop().time() - started < 0.9  # else their connections would be cut
@@ -344,9 +344,3 @@ async def test_a_large_result_does_not_block_the_loop(works: Works) -> None:
         if await longest_pause() < half:
             return
     pytest.fail("the loop stood still while a large result was read")
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.bus.gateway.calling import client, events, invoke
-from tests.faults.raw_peer import PATIENCE
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules
 from toolbus.bus.gateway.tool_routes import MAX_CACHED_LISTS
@@ -120,7 +120,7 @@ async def test_an_event_stream_shows_what_a_call_without_a_user_may_reach(bus: B
     bus.permit("tools", "other", ["ann"])
     async with http.stream("GET", "/api/tools/events") as answer:
         stream = events(answer)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             first = (await anext(stream))[1]
             assert sorted(each["name"] for each in first["added"]) == ["everywhere", "of_ran", "of_yui"]
             bus.permit("tools", "other", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.core_model import Core, StreamDouble, tool
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.signals import Signals
@@ -17,8 +17,6 @@ from toolbus.errors import Code, InvalidRequest
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_pb2 as pb
-
-PATIENCE = 5.0
 
 
 def grants_of(core: Core) -> Grants:
@@ -124,12 +122,6 @@ def test_an_unknown_permission_or_invalid_source_is_refused(source: str, permiss
     for change in (grants_of(Core()).grant, grants_of(Core()).revoke):
         with pytest.raises(InvalidRequest, match=error):
             change(source, permission)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def offered(bus: Bus) -> list[str]:

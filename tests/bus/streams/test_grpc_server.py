@@ -17,7 +17,8 @@ from tests.faults.conftest import (
     stranger,
     timings,
 )
-from tests.faults.raw_peer import RawPeer, echo, tool, until
+from tests.faults.raw_peer import RawPeer, echo, tool
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

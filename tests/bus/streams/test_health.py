@@ -14,7 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.faults.conftest import Connect, address, connect, grace_seconds, limits, timings
-from tests.faults.raw_peer import PATIENCE, RawPeer, tool, until
+from tests.faults.raw_peer import RawPeer, tool
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -168,7 +169,7 @@ async def test_list_names_the_bus_its_service_and_each_source(health: Any, conne
         answer = await health.List(health_pb2.HealthListRequest())
         return {name: status.status for name, status in answer.statuses.items()}
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (await statuses()).get("toolbus.source.two") != Status.NOT_SERVING:
             pass
     assert await statuses() == {
@@ -182,7 +183,7 @@ async def test_list_names_the_bus_its_service_and_each_source(health: Any, conne
 async def _get(address: str, path: str) -> int:
     def get() -> int:
         try:
-            with urllib.request.urlopen(f"http://{address}{path}", timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=WAIT_SECONDS) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             with error:
@@ -200,12 +201,12 @@ async def test_a_draining_bus_is_alive_but_not_ready(bus: Bus, health: Any, conn
     await plugin.start(plugin.ask("t"))
     await plugin.received()
     assert [await _get(bus.http_address, path) for path in ("/healthz", "/readyz")] == [200, 200]
-    draining = asyncio.create_task(bus.drain(grace_seconds=PATIENCE))
+    draining = asyncio.create_task(bus.drain(grace_seconds=WAIT_SECONDS))
     for watch in watches:
         await watch.says(Status.SERVING, Status.NOT_SERVING)
     assert [await _get(bus.http_address, path) for path in ("/healthz", "/readyz")] == [200, 503]
     assert await _check(health, "") == Status.NOT_SERVING
     await plugin.close()
-    await asyncio.wait_for(draining, PATIENCE)
+    await asyncio.wait_for(draining, WAIT_SECONDS)
     for watch in watches:
         await watch.end()

@@ -16,12 +16,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
-
-PATIENCE = 5.0
 
 
 class _Served:
@@ -43,14 +42,14 @@ class _Served:
 
     def __enter__(self) -> _Served:
         self._thread.start()
-        assert self._serving.wait(PATIENCE)
+        assert self._serving.wait(WAIT_SECONDS)
         return self
 
     def __exit__(self, *exception: object) -> None:
         assert self._loop is not None
         assert self._end is not None
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(PATIENCE)
+        self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
 
 
@@ -78,7 +77,7 @@ class SyncPeer:
         self._outbox: queue.SimpleQueue[wire.InvokeRequest | None] = queue.SimpleQueue()
         attach = wire.Attach(protocol_version=1, source=source, tools=tools, **fields)
         self.send(attach=attach)
-        frames: Any = stub.Invoke(iter(self._outbox.get, None), timeout=PATIENCE)
+        frames: Any = stub.Invoke(iter(self._outbox.get, None), timeout=WAIT_SECONDS)
         self.frames = frames
         self.session_id: str = next(self.frames).attached.session_id
 
@@ -243,6 +242,6 @@ def test_a_blocking_stub_makes_a_whole_call_in_one_frame(grpc_stub: rpc.ToolBusS
         attach=wire.Attach(protocol_version=1, source="once"),
         calls=[pb.ToolCall(call_id="1", name="toolbus:stats")],
     )
-    frames = list(grpc_stub.Invoke(iter([frame]), timeout=PATIENCE))
+    frames = list(grpc_stub.Invoke(iter([frame]), timeout=WAIT_SECONDS))
     (result,) = [result for frame in frames for result in frame.results]
     assert json.loads(result.output_json)["sessions"] >= 1

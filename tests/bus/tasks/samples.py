@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -12,8 +10,6 @@ from toolbus.bus.tasks.task import Task
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.scope import ToolScope
 from toolbus.tool import Result
-
-PATIENCE = 5.0  # seconds that a test waits for what has to come
 
 
 class Clock:
@@ -36,13 +32,6 @@ def finished(task_id: str = "task_1", owner: str = "ann", ended: float = 1.0, ou
 
 def scope_of(user_id: str) -> ToolScope:
     return ToolScope(context=CallContext(user_id=user_id))
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    """Waits until a thread or a callback has done something."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Receiver:

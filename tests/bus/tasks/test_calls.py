@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.bus.tasks.samples import PATIENCE, soon
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -70,7 +70,7 @@ class Bench:
             background_after_seconds=0.001,
             context=CallContext(user_id=user_id).to_wire() if user_id else None,
         )
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             told = (await self.caller.call(call)).output
         assert (told["status"], told["tool"]) == ("running", "report")
         return str(told["task_id"])
@@ -81,7 +81,7 @@ class Bench:
         return task
 
     async def done(self, task_id: str, user_id: str | None = None) -> Task:
-        task = await self.tasks.await_result(task_id, PATIENCE, user_id)
+        task = await self.tasks.await_result(task_id, WAIT_SECONDS, user_id)
         assert task is not None
         assert not task.running
         return task
@@ -100,7 +100,7 @@ async def test_a_call_becomes_a_task_and_its_result_comes_there() -> None:
     async with bench() as tried:
         task_id = await tried.begin()
         tried.step.set()
-        await soon(lambda: tried.seen(task_id).progress == Progress(3, 10, "page 3"))
+        await until(lambda: tried.seen(task_id).progress == Progress(3, 10, "page 3"))
         assert tried.dispatcher.active == 1
         tried.go.set()
         task = await tried.done(task_id, "source:desk")
@@ -139,8 +139,8 @@ async def test_cancelling_the_task_cancels_the_call_on_its_loop() -> None:
         assert await asyncio.to_thread(tried.tasks.cancel, task_id)
         task = await tried.done(task_id)
         assert task.error.startswith("cancelled")
-        await soon(lambda: tried.cancelled)
-        await soon(lambda: tried.dispatcher.active == tried.dispatcher.stuck == tried.dispatcher.held_bytes == 0)
+        await until(lambda: tried.cancelled)
+        await until(lambda: tried.dispatcher.active == tried.dispatcher.stuck == tried.dispatcher.held_bytes == 0)
         assert tried.dispatcher.records.outcomes[Code.CANCELLED] == 1
         assert await tried.done(task_id) == task
 
@@ -159,7 +159,7 @@ async def test_where_there_is_no_room_the_caller_waits_for_the_result() -> None:
         await tried.begin()
         call = pb.ToolCall(name="report", arguments_json="{}", background_after_seconds=0.001)
         waiting = asyncio.ensure_future(tried.caller.call(call))
-        await soon(lambda: not tried.dispatcher.soft_deadlines)
+        await until(lambda: not tried.dispatcher.soft_deadlines)
         tried.step.set()
         tried.go.set()
         assert (await waiting).output == {"pages": 7}

@@ -10,7 +10,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.bus.tasks.samples import Receiver, finished, running, soon
+from tests.bus.tasks.samples import Receiver, finished, running
+from tests.support.waiting import until
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.tasks.delivery import MAX_TEXT, Delivery, target_of
 from toolbus.bus.tasks.task import Task
@@ -26,7 +27,7 @@ async def test_a_finished_task_is_posted_as_json() -> None:
     async with Receiver() as receiver:
         with delivering() as delivery:
             delivery.send(finished(output_json='"日本 done"'), parse_callback_url(receiver.url))
-            await soon(lambda: bool(receiver.posts))
+            await until(lambda: bool(receiver.posts))
     ((headers, body),) = receiver.posts
     assert headers["Content-Type"] == "application/json"
     assert "Authorization" not in headers
@@ -43,7 +44,7 @@ async def test_user_and_password_of_the_url_are_sent_as_basic_auth() -> None:
     async with Receiver() as receiver:
         with delivering() as delivery:
             delivery.send(finished(), parse_callback_url(receiver.url.replace("//", "//ann:secret@")))
-            await soon(lambda: bool(receiver.posts))
+            await until(lambda: bool(receiver.posts))
     assert receiver.posts[0][0]["Authorization"] == "Basic YW5uOnNlY3JldA=="
 
 
@@ -52,7 +53,7 @@ async def test_a_long_text_is_cut_and_says_so(size: int, truncated: bool) -> Non
     async with Receiver() as receiver:
         with delivering() as delivery:
             delivery.send(finished(output_json=f'"{"x" * size}"'), parse_callback_url(receiver.url))
-            await soon(lambda: bool(receiver.posts))
+            await until(lambda: bool(receiver.posts))
     body = receiver.posts[0][1]
     assert body["truncated"] is truncated
     assert len(body["text"]) == MAX_TEXT
@@ -63,7 +64,7 @@ async def test_a_receiver_that_stumbles_gets_it_again() -> None:
     async with Receiver(500, 302, 404) as receiver:
         with delivering() as delivery:
             delivery.send(finished(), parse_callback_url(receiver.url))
-            await soon(lambda: len(receiver.posts) == 4 and not delivery._posts)
+            await until(lambda: len(receiver.posts) == 4 and not delivery._posts)
 
 
 async def test_a_receiver_that_takes_nothing_is_given_up_and_the_log_has_no_contents(
@@ -73,7 +74,7 @@ async def test_a_receiver_that_takes_nothing_is_given_up_and_the_log_has_no_cont
         url = receiver.url.replace("//", "//ann:hunter2@")
         with delivering(attempts=3) as delivery:
             delivery.send(finished(output_json='"my secret"'), parse_callback_url(url))
-            await soon(lambda: "was not posted" in caplog.text)
+            await until(lambda: "was not posted" in caplog.text)
     assert len(receiver.posts) == 3
     assert "in 3 attempts: it answered 503" in caplog.text
     assert "<Task task_1 report completed>" in caplog.text
@@ -85,7 +86,7 @@ async def test_what_waits_to_be_posted_again_keeps_no_result_in_memory() -> None
     async with Receiver(503) as receiver:
         with closing(Delivery(first_backoff=60.0)) as delivery:
             delivery.send(finished("task_kept", output_json='"large"'), parse_callback_url(receiver.url))
-            await soon(lambda: bool(receiver.posts))
+            await until(lambda: bool(receiver.posts))
             kept = [each for each in gc.get_objects() if isinstance(each, Task) and each.task_id == "task_kept"]
             assert (kept, len(delivery._posts)) == ([], 1)
 
@@ -95,7 +96,7 @@ async def test_a_refused_connection_is_logged(caplog: pytest.LogCaptureFixture) 
         url = receiver.url
     with delivering(attempts=2) as delivery:
         delivery.send(finished(), parse_callback_url(url))
-        await soon(lambda: "was not posted" in caplog.text)
+        await until(lambda: "was not posted" in caplog.text)
     assert "ClientConnectorError" in caplog.text
 
 
@@ -104,7 +105,7 @@ async def test_closing_gives_up_what_waits_and_takes_no_more(caplog: pytest.LogC
         delivery = Delivery(first_backoff=60.0)
         target = parse_callback_url(receiver.url)
         delivery.send(finished(), target)
-        await soon(lambda: bool(receiver.posts))
+        await until(lambda: bool(receiver.posts))
         delivery.close()
         delivery.close()
         delivery.send(finished(), target)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.bus.tasks.samples import PATIENCE, Clock, Receiver, running, soon
+from tests.bus.tasks.samples import Clock, Receiver, running
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.tasks import Status, Task, TaskEvents, TaskManager
 from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.errors import Code, SetupError
@@ -67,7 +68,7 @@ def found(tasks: TaskManager, task_id: str, user_id: str | None = None) -> Task:
 
 
 async def awaited(tasks: TaskManager, task_id: str) -> Task:
-    task = await tasks.await_result(task_id, PATIENCE)
+    task = await tasks.await_result(task_id, WAIT_SECONDS)
     assert task is not None
     assert not task.running
     return task
@@ -102,11 +103,11 @@ async def test_cancelling_the_wait_cancels_work_that_is_not_a_task_yet() -> None
     work = Work()
     with closing(TaskManager()) as tasks:
         waiting = asyncio.ensure_future(tasks.execute(work(), "report"))
-        await soon(lambda: work.begun)
+        await until(lambda: work.begun)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await soon(lambda: work.cancelled)
+        await until(lambda: work.cancelled)
 
 
 # ── what goes on ──
@@ -181,7 +182,7 @@ async def test_a_task_ends_at_its_limit_and_so_does_its_work() -> None:
     work = Work()
     with closing(TaskManager(0, task_seconds=0.02)) as tasks:
         task = await awaited(tasks, await begin(tasks, work))
-        await soon(lambda: work.cancelled)
+        await until(lambda: work.cancelled)
     assert task.error == "it did not end within 0.02 s (limit task_seconds) and was cancelled"
 
 
@@ -193,7 +194,7 @@ async def test_another_owners_task_is_treated_like_an_unknown_id(tasks: TaskMana
     task_id = await begin(tasks, work, "ann")
     for user_id in ("bob", ""):
         assert tasks.get_result(task_id, user_id) is None
-        assert await tasks.await_result(task_id, PATIENCE, user_id) is None
+        assert await tasks.await_result(task_id, WAIT_SECONDS, user_id) is None
         assert tasks.cancel(task_id, user_id) is False
         assert tasks.set_output_redirect(task_id, print, user_id) is False
         assert tasks.list_tasks(user_id) == []
@@ -221,7 +222,7 @@ async def test_a_cancelled_task_has_failed_at_once_and_its_work_is_cancelled(tas
     task = found(tasks, task_id)
     assert (task.status, task.error.partition(":")[0]) == (Status.FAILED, "cancelled")
     assert await waiting == task
-    await soon(lambda: work.cancelled)
+    await until(lambda: work.cancelled)
     assert tasks.cancel(task_id) is False
     assert tasks.cancel("task_never") is False
     assert found(tasks, task_id) == task
@@ -238,9 +239,9 @@ async def test_above_the_limit_of_tasks_the_work_is_awaited() -> None:
         await begin(tasks, Work(), "bob")
         third = Work()
         cancelled = asyncio.ensure_future(tasks.execute(third(), "report", "eve"))
-        await soon(lambda: third.begun)
+        await until(lambda: third.begun)
         cancelled.cancel()
-        await soon(lambda: third.cancelled)
+        await until(lambda: third.cancelled)
         second.go.set()
         assert await waiting == "second"
 
@@ -250,7 +251,7 @@ async def test_work_without_room_ends_at_the_limit_too() -> None:
     with closing(TaskManager(0, running=0, task_seconds=0.01)) as tasks:
         with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
             await tasks.execute(work(), "report")
-        await soon(lambda: work.cancelled)
+        await until(lambda: work.cancelled)
 
 
 async def test_finished_tasks_go_after_their_time(tasks: TaskManager, clock: Clock) -> None:
@@ -315,7 +316,7 @@ async def test_events_hear_of_each_task_from_when_they_are_made_until_the_end(cl
         pass
     ids = [await begin(tasks, Work(), user_id) for user_id in ("ann", "bob")]
     assert tasks.cancel(ids[0])
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         assert (await anext(events)).task_id == ids[0]
         tasks.close()
         assert [task.task_id async for task in events] == [ids[1]]
@@ -330,7 +331,7 @@ async def test_events_without_results_hold_no_results_for_a_slow_reader(tasks: T
         task_id = await begin(tasks, work)
         work.go.set()
         assert (await awaited(tasks, task_id)).result is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             told = await anext(events)
     assert (told.task_id, told.status, told.result) == (task_id, Status.COMPLETED, None)
 
@@ -343,7 +344,7 @@ async def test_a_result_is_sent_on_when_it_is_there(tasks: TaskManager) -> None:
         assert tasks.set_output_redirect(task_id, receiver.url, "ann")
         work.go.set()
         await awaited(tasks, task_id)
-        await soon(lambda: bool(receiver.posts))
+        await until(lambda: bool(receiver.posts))
         assert receiver.posts[0][1]["text"] == "done"
         assert told == []  # the later target took its place
         assert tasks.set_output_redirect(task_id, told.append)
@@ -364,19 +365,19 @@ async def test_loops_of_other_threads_wait_for_the_same_task(tasks: TaskManager)
     waiting = threading.Barrier(4)
 
     async def wait() -> None:
-        waiting.wait(PATIENCE)
-        task = await tasks.await_result(task_id, PATIENCE)
+        waiting.wait(WAIT_SECONDS)
+        task = await tasks.await_result(task_id, WAIT_SECONDS)
         assert task is not None
         texts.append(task.text)
 
     threads = [threading.Thread(target=lambda: asyncio.run(wait())) for _ in range(3)]
     for thread in threads:
         thread.start()
-    await asyncio.to_thread(waiting.wait, PATIENCE)
-    await soon(lambda: len(tasks._work[task_id].waiters) == 3)
+    await asyncio.to_thread(waiting.wait, WAIT_SECONDS)
+    await until(lambda: len(tasks._work[task_id].waiters) == 3)
     work.go.set()
     for thread in threads:
-        await asyncio.to_thread(thread.join, PATIENCE)
+        await asyncio.to_thread(thread.join, WAIT_SECONDS)
     assert texts == ["done"] * 3
 
 
@@ -387,14 +388,14 @@ async def test_work_of_another_loop_is_cancelled_there(tasks: TaskManager) -> No
     async def elsewhere() -> None:
         work = Work()
         ids.append(await begin(tasks, work))
-        await soon(lambda: work.cancelled)
+        await until(lambda: work.cancelled)
         cancelled.append(True)
 
     thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
     thread.start()
-    await soon(lambda: bool(ids))
+    await until(lambda: bool(ids))
     assert tasks.cancel(ids[0])
-    await asyncio.to_thread(thread.join, PATIENCE)
+    await asyncio.to_thread(thread.join, WAIT_SECONDS)
     assert cancelled == [True]
 
 
@@ -430,7 +431,7 @@ async def test_what_has_ended_is_there_after_a_restart_and_what_ran_has_failed(t
         first, second = await begin(tasks, done), await begin(tasks, cut_off)
         done.go.set()
         task = await awaited(tasks, first)
-    await soon(lambda: cut_off.cancelled)
+    await until(lambda: cut_off.cancelled)
     with closing(TaskManager(path=path, clock=clock)) as tasks:
         assert found(tasks, first, "ann") == task
         assert "the program that ran it ended before it was done" in found(tasks, second, "ann").text
@@ -503,7 +504,7 @@ async def test_closing_ends_all_work_and_what_comes_later_is_waited_for(tasks: T
     task_id = await begin(tasks, work)
     tasks.close()
     tasks.close()
-    await soon(lambda: work.cancelled)
+    await until(lambda: work.cancelled)
     assert found(tasks, task_id).status is Status.FAILED
     later.go.set()
     assert await tasks.execute(later(), "report", "ann") == "done"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.bus.tasks.samples import PATIENCE, Clock, scope_of, soon
+from tests.bus.tasks.samples import Clock, scope_of
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.errors import Code
 from toolbus.functions.reply import image
@@ -30,7 +31,7 @@ class Model:
             self.specs[spec.tool.name] = spec
 
     async def call(self, name: str, scope: ToolScope | None = None, **arguments: Any) -> Result:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await run_handler(self.specs[name], arguments, scope or scope_of("ann"), asyncio.to_thread)
 
 
@@ -161,7 +162,7 @@ async def test_cancel_task_ends_it_once(tasks: TaskManager, model: Model) -> Non
     assert (await model.call("cancel_task", task_id=task_id)).output == {"task_id": task_id, "cancelled": True}
     again = (await model.call("cancel_task", task_id=task_id)).output
     assert (again["cancelled"], again["status"]) == (False, "failed")
-    await soon(work.cancelled)
+    await until(work.cancelled)
     assert "cancelled" in (await model.call("check_task", task_id=task_id)).output["error"]
 
 
