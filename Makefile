@@ -14,6 +14,9 @@ TEST_WORKERS ?= 3
 ARGS ?=
 comma := ,
 
+# Many images set this. Every test process, and every process that a test starts, would then compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test crash chaos fuzz overload soak lint types proto proto-check wire-image coverage bench docs clean
 

@@ -220,6 +220,7 @@ async def test_null_is_an_empty_text_an_exception_its_message_and_no_handler_the
         assert [await results(fault="no ink"), await results(fault="")] == ["no ink", "Tool invocation failed"]
     async with offering(wire, source="silent"):
         result = await within(wire[1].call("silent:search"))
+        assert result.error is not None
         assert result.error.message == "No TOOL_INVOCATION handler registered"
 
 
@@ -359,6 +360,7 @@ async def test_defect_8_revoking_withdraws_tools_and_refuses_calls_at_once(wire:
     async with offering(wire, lambda _: "here"):
         bus.revoke("memory")
         refused = await within(host.call("memory:search"))
+        assert refused.error is not None
         assert refused.error.code is Code.PERMISSION_DENIED
         assert refused.error.stage is Stage.NOT_DISPATCHED
         assert [each.name for each in await host.list()] == []

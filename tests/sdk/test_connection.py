@@ -273,7 +273,7 @@ async def test_a_call_whose_connection_breaks_is_not_sent_again() -> None:
 
     async with played_bus(break_off, accept) as bus, Host(bus.address) as host:
         both = await within(asyncio.gather(host.call("first"), host.call("second")))
-        errors = [result.error for result in both]
+        errors = [result.error for result in both if result.error]
         assert [error.code for error in errors] == [Code.UNAVAILABLE] * 2
         assert sorted(error.stage for error in errors) == [Stage.ACCEPTED, Stage.UNKNOWN]
         assert not any(error.retry_safe for error in errors)

@@ -257,6 +257,7 @@ async def test_what_a_handler_raises_is_the_tools_error(problem: BaseException, 
 async def test_without_a_handler_the_call_fails_with_that_reason() -> None:
     async with attached(memory()) as (_, host):
         result = await within(host.call("memory:search"))
+    assert result.error is not None
     assert (result.error.code, result.error.message) == (Code.TOOL, "No TOOL_INVOCATION handler registered")
 
 
@@ -551,7 +552,9 @@ async def test_revoking_withdraws_tools_while_connected_and_registering_is_denie
         bus.revoke("memory")
         assert await within(heard.get()) == ("changed", "tools", False, ())
         assert not extension.permissions.has("tools")
-        assert (await within(host.call("memory:search"))).error.code is Code.PERMISSION_DENIED
+        refused = await within(host.call("memory:search"))
+        assert refused.error is not None
+        assert refused.error.code is Code.PERMISSION_DENIED
         extension.register_tool(name="more")
         assert await within(heard.get()) == ("denied", "tools", "registerTool")
         bus.grant("memory")
@@ -671,6 +674,7 @@ async def test_killing_an_extension_ends_its_call_at_once_and_takes_its_tools_of
             stopwatch = Stopwatch()
             result = await within(host.call("memory:search"))
             assert stopwatch.seconds() < 1
+            assert result.error is not None
             assert result.error.code is Code.UNAVAILABLE
             assert result.error.stage is not Stage.NOT_DISPATCHED
             assert bus.list() == []
