@@ -41,7 +41,7 @@ BOUNDED = 50  # names that come again and again
 # 100 tools that come and go are 200 changes of the catalog, of which a bus keeps 10,000: after 60 crowds it has more.
 CROWD, CROWDS, CROWD_EVERY = 100, 60, 1.0
 BROKEN = ("leak",)
-LEAKED = 60  # connections of one visit
+LEAKED = 100  # connections of one visit
 DIALECTS = ("openai", "anthropic", "gemini", "mcp")
 _ANY = '{"type":"object"}'
 Visit = Callable[[int], Awaitable[None]]

@@ -291,7 +291,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
     process = start(tmp_path, "--seconds", "3", "--json", str(tmp_path / "outcome.json"))
-    text, _ = process.communicate(timeout=50)
+    text, _ = process.communicate(timeout=90)
     assert process.returncode == 0, text
     assert "python -m lab.chaos --seed 11 --seconds 3 --few" in text
     assert (tmp_path / "outcome.json").exists()
@@ -301,13 +301,13 @@ def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
-        until_sync(lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus")
+        until_sync(lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus", 50)
         pids = started_in(tmp_path)
         assert len(pids) >= 3
     finally:
         process.send_signal(number)
-    process.communicate(timeout=20)
-    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}")
+    process.communicate(timeout=50)
+    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}", 50)
 
 
 def started_in(folder: Path) -> list[int]:

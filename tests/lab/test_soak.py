@@ -250,7 +250,7 @@ def test_ctrl_c_ends_a_soak_with_the_verdict_of_what_was_measured_here_that_of_a
     file = tmp_path / "outcome.json"
     process = start(tmp_path, "--broken", "leak", "--json", str(file), "--seconds", "30")
     ledger = tmp_path / "logs" / LEDGER.format("visits")
-    until_sync(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 4, "visits that leak", 50)
+    until_sync(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 2, "visits that leak", 50)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=50)
     assert process.returncode == 1, text
@@ -260,12 +260,12 @@ def test_ctrl_c_ends_a_soak_with_the_verdict_of_what_was_measured_here_that_of_a
 def test_a_soak_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
-        until_sync(lambda: len(started_in(tmp_path)) >= 4, "four programs", 40)
+        until_sync(lambda: len(started_in(tmp_path)) >= 4, "four programs", 50)
         pids = started_in(tmp_path)
     finally:
         process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=20)
-    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}")
+    process.communicate(timeout=50)
+    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}", 50)
 
 
 @pytest.mark.parametrize("words", [("--seconds", "0.5"), ("--rate", "0"), ("--minutes", "1", "--seconds", "1")])
