@@ -16,7 +16,7 @@ import grpc
 import uvloop
 
 from lab.load import peer
-from lab.load.schedule import BEAT_SECONDS, options_of, wait_to_begin
+from lab.load.schedule import options_of, wait_to_begin
 from lab.stage import stop_event
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -49,10 +49,9 @@ async def as_host(address: str, slow: peer.Peer, name: str) -> Flood:
     await slow.attach(name, [])
 
     async def flood() -> None:
-        for number in range(MAX_CALLS):
-            slow.calls.append(peer.call(str(number), name=tool))
-            slow.flush()
-            await asyncio.sleep(BEAT_SECONDS / 4)
+        # All at once: a later write would meet a stream that the bus has closed, and hide why.
+        slow.calls += [peer.call(str(number), name=tool) for number in range(MAX_CALLS)]
+        slow.flush()
         await answering
 
     return flood

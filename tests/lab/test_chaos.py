@@ -291,7 +291,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
     process = start(tmp_path, "--seconds", "3", "--json", str(tmp_path / "outcome.json"))
-    text, _ = process.communicate(timeout=90)
+    text, _ = process.communicate(timeout=50)
     assert process.returncode == 0, text
     assert "python -m lab.chaos --seed 11 --seconds 3 --few" in text
     assert (tmp_path / "outcome.json").exists()
