@@ -301,7 +301,9 @@ def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
-        until_sync(lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus", 50)
+        until_sync(
+            lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus", 50
+        )
         pids = started_in(tmp_path)
         assert len(pids) >= 3
     finally:
