@@ -275,23 +275,23 @@ async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(
 async def test_progress_holds_off_the_idle_timeout_and_silence_does_not_where_there_is_one(
     bus: Bus, offer: Offer, kind: Kind
 ) -> None:
-    waiting = Waiting(idle_timeout=0.3)
+    waiting = Waiting(idle_timeout=0.6)
 
     async def works(arguments: dict[str, Any], scope: Scope) -> Any:
-        for _ in range(8):  # twice as long as the tool may be silent
-            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.075)
+        for _ in range(8):  # longer than the tool may be silent
+            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)
             scope.report()
         return await waiting.work.run(arguments, scope)
 
-    await offer.offer(Work("works", works, idle_timeout=0.3))
+    await offer.offer(Work("works", works, idle_timeout=0.6))
     seen: list[Any] = []
-    error = failure(await within(bus.call("works", on_progress=seen.append, timeout=1.0)))
+    error = failure(await within(bus.call("works", on_progress=seen.append, timeout=3.0)))
     assert error.code is Code.DEADLINE_EXCEEDED
     if kind.reports_progress:
         assert len(seen) == 8
-        assert (error.stage, error.limit) == (Stage.ACCEPTED, ("idle_timeout_seconds", 0.3))
+        assert (error.stage, error.limit) == (Stage.ACCEPTED, ("idle_timeout_seconds", 0.6))
     else:
-        assert (error.stage, error.limit) == (Stage.DISPATCHED, ("timeout_seconds", 1.0))
+        assert (error.stage, error.limit) == (Stage.DISPATCHED, ("timeout_seconds", 3.0))
     await waiting.was_cancelled()
     await offer.idle()
 
