@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
@@ -107,6 +109,18 @@ async def test_a_room_that_cannot_open_stops_those_before_it_and_is_stopped_itse
     with pytest.raises(SetupError, match="no such place"):
         await Bus(Config(http="off"), rooms=[first, Broken, second]).start()
     assert steps == ["open A", "stop Broken", "stop A"]
+
+
+async def test_a_stopped_bus_leaves_no_routes_of_its_application_in_memory() -> None:
+    async def routes() -> int:
+        async with Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0")) as bus:
+            assert bus.http_address is not None
+        del bus
+        gc.collect()
+        return sum(isinstance(each, APIRoute) for each in gc.get_objects())
+
+    before = await routes()
+    assert before == await routes() == await routes()
 
 
 async def test_sources_and_health_are_what_the_rooms_say_together() -> None:
