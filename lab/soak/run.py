@@ -115,6 +115,9 @@ class Soak:
         if not until(lambda: steady.is_running and set(plugin.TOOLS) <= self._tools(), START_SECONDS):
             why = steady.text()[-2000:]
             raise ChildFailed(f"the plugins were not there within {START_SECONDS:g} s: {why}")
+        # A bus that has just started calls unknown names UNAVAILABLE; calls and visits expect NOT_FOUND.
+        if not until(self._has_settled, GRACE_SECONDS + START_SECONDS, pause=0.1):
+            raise ChildFailed(f"an unknown tool was not NOT_FOUND within {GRACE_SECONDS + START_SECONDS:g} s")
 
     def _ready_line(self, bus: Actor) -> str:
         """Returns the line with the bus's addresses; empty where it has not printed it yet."""
@@ -162,6 +165,11 @@ class Soak:
             until(is_settled, SETTLE_SECONDS, pause=0.1)
         except ToolBusError as error:
             self.record.fault(f"the bus did not list what it holds: {error!r}")
+
+    def _has_settled(self) -> bool:
+        call = {"name": "never_offered", "arguments": {}}
+        answer = httpx.post(f"http://{self._http}/api/tools/invoke", json=call, trust_env=False)
+        return bool(answer.json()["error"]["code"] == "NOT_FOUND")
 
     def _tools(self) -> set[str]:
         try:
