@@ -31,6 +31,7 @@ FLOORS = (
     "dropin.sandbox",
     "dropin",
     "bus.loopback bus.callback_url bus.outbound",
+    "bus.access",  # who is asking
     "bus.catalog",
     "bus.calls",
     "bus.streams",
@@ -71,6 +72,7 @@ LIBRARIES = {
     "loop": set[str](),
     "council": {"httpx"},  # where it asks a model itself
     "processes": set[str](),
+    "bus.access": set[str](),
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},
     "bus.calls": {"google.protobuf", "orjson", "jsonschema_rs"},
 }

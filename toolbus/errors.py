@@ -10,7 +10,8 @@ The tree, by whose fault it is::
     │   ├── VersionMismatch     the peer speaks another version of the protocol
     │   ├── UnknownRole         that role is not configured
     │   ├── SessionGone         the session_id names no live session
-    │   ├── NotPermitted        the source lacks the right
+    │   ├── Unauthenticated     no key says who asks, or one that does not count (any more)
+    │   ├── NotPermitted        the source or identity lacks the right
     │   ├── AlreadyAttached     the same source and instance attach too often
     │   ├── LimitExceeded       a limit of the bus was hit
     │   └── NotOffered          the server does not do that: it is not a toolbus, or an older one
@@ -132,8 +133,12 @@ class SessionGone(RequestError):
         return "no live session has this session_id: it ended, or the bus restarted. Attach again and use the new one."
 
 
+class Unauthenticated(RequestError):
+    """No key says who asks, or one that is unknown, has expired or was revoked."""
+
+
 class NotPermitted(RequestError):
-    """The source lacks a right."""
+    """The source or identity lacks a right."""
 
 
 class AlreadyAttached(RequestError):
@@ -201,6 +206,7 @@ STATUS: dict[type[ToolBusError], tuple[str, int]] = {
     VersionMismatch: ("FAILED_PRECONDITION", 400),
     UnknownRole: ("NOT_FOUND", 404),
     SessionGone: ("FAILED_PRECONDITION", 409),
+    Unauthenticated: ("UNAUTHENTICATED", 401),
     NotPermitted: ("PERMISSION_DENIED", 403),
     AlreadyAttached: ("ALREADY_EXISTS", 409),
     LimitExceeded: ("RESOURCE_EXHAUSTED", 429),

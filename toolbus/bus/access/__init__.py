@@ -1,0 +1,1 @@
+"""Knows who is asking: identities, and the scopes that say what each may do."""
