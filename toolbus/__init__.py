@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SetupError,
         Stage,
         ToolBusError,
+        Unauthenticated,
         UnknownRole,
         VersionMismatch,
     )
@@ -62,6 +63,7 @@ __all__ = [
     "UnknownRole",
     "SessionGone",
     "NotPermitted",
+    "Unauthenticated",
     "AlreadyAttached",
     "LimitExceeded",
     "NotOffered",

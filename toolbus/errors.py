@@ -133,12 +133,12 @@ class SessionGone(RequestError):
         return "no live session has this session_id: it ended, or the bus restarted. Attach again and use the new one."
 
 
-class Unauthenticated(RequestError):
-    """No key says who asks, or one that is unknown, has expired or was revoked."""
-
-
 class NotPermitted(RequestError):
     """The source or identity lacks a right."""
+
+
+class Unauthenticated(NotPermitted):
+    """No key says who asks, or one that is unknown, has expired or was revoked."""
 
 
 class AlreadyAttached(RequestError):

@@ -24,6 +24,7 @@ from toolbus.errors import (
     ProtocolError,
     RequestError,
     ToolBusError,
+    Unauthenticated,
 )
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
 from toolbus.sdk.outgoing_calls import PeerSession
@@ -51,7 +52,7 @@ FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: RequestError,
     grpc.StatusCode.NOT_FOUND: RequestError,
     grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
-    grpc.StatusCode.UNAUTHENTICATED: NotPermitted,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.UNIMPLEMENTED: NotOffered,
 }
 
