@@ -57,6 +57,11 @@ class Outbox:
         self._wake = asyncio.Event()  # set when there is something to do for the writer
         self._closed = False  # whether nothing more is taken
 
+    @property
+    def closed(self) -> bool:
+        """Whether the stream is over, or this side of it."""
+        return self._closed
+
     def put(self, field: str, item: Any) -> None:
         """Adds an item; drops it if the stream is over."""
         if not self._closed:
@@ -100,6 +105,25 @@ class Connection:
         self.opened = False  # whether the bus has answered the attach
         self.drain_sent = False
         self.drain_received = False
+        self._ids = itertools.count(1)
+
+    async def call(self, call: pb.ToolCall) -> pb.ToolResult:
+        """Makes a call on this stream and on no other; one that comes after its end has failed."""
+        if self.outbox.closed:
+            text = "the stream for this call has ended, and with it the call that it is part of, if there is one"
+            return _failure(pb.ERROR_CODE_UNAVAILABLE, pb.CALL_STAGE_NOT_DISPATCHED, text)
+        call.call_id = call_id = f"c{next(self._ids)}"
+        future: asyncio.Future[pb.ToolResult] = asyncio.get_running_loop().create_future()
+        self.pending[call_id] = future
+        self.outbox.put("calls", call)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.outbox.put("cancels", pb.ToolCancel(call_id=call_id, reason="cancelled"))
+            raise
+        finally:
+            self.pending.pop(call_id, None)
+            self.close_if_idle()
 
     def close_if_idle(self) -> None:
         """Half-closes once either side has sent a drain and no call is pending or in flight."""
@@ -114,9 +138,8 @@ class Connection:
 class Call:
     """A call that this peer answers, as its handler sees it."""
 
-    def __init__(self, message: pb.ToolCall, peer: Peer, connection: Connection) -> None:
+    def __init__(self, message: pb.ToolCall, connection: Connection) -> None:
         self.message = message
-        self._peer = peer
         self._connection = connection
 
     def progress(self, done: float = 0.0, total: float = 0.0, message: str = "", chunk: str = "") -> None:
@@ -126,8 +149,12 @@ class Call:
         self._connection.outbox.put("progress", item)
 
     async def invoke(self, name: str, arguments: dict[str, Any]) -> pb.ToolResult:
-        """Calls another tool as part of this call: it has the same context and ends no later."""
-        return await self._peer.call(name, arguments, parent_call_id=self.message.call_id)
+        """Calls another tool as part of this call: it has the same context and ends no later.
+
+        It goes to the stream of this call and is never sent again on another, where the id of its parent could be the
+        id of another user's call.
+        """
+        return await self._connection.call(_message(name, arguments, parent_call_id=self.message.call_id))
 
 
 Handler = Callable[[dict[str, Any], Call], Coroutine[Any, Any, Any]]
@@ -144,7 +171,6 @@ class Peer:
         self._attach = wire.Attach(protocol_version=1, source=source, instance=uuid.uuid4().hex, token=token)
         self._handlers: dict[str, Handler] = {}
         self._connection = Connection()  # the current stream, or the last one
-        self._ids = itertools.count(1)
         self._draining = asyncio.Event()  # set when this peer must not reconnect
 
     def tool(self, description: str, parameters: dict[str, Any], **fields: Any) -> Callable[[Handler], Handler]:
@@ -193,30 +219,10 @@ class Peer:
             self._connection.outbox.put("drain", wire.Drain(reason=reason))
             self._connection.close_if_idle()
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], *, timeout_seconds: float = 0.0, parent_call_id: str = ""
-    ) -> pb.ToolResult:
+    async def call(self, name: str, arguments: dict[str, Any], *, timeout_seconds: float = 0.0) -> pb.ToolResult:
         """Calls any tool of the bus, waiting for the stream to be there. A failure is a result with `error` set."""
         await self.attached.wait()
-        connection, call_id = self._connection, f"c{next(self._ids)}"
-        future: asyncio.Future[pb.ToolResult] = asyncio.get_running_loop().create_future()
-        connection.pending[call_id] = future
-        message = pb.ToolCall(
-            call_id=call_id,
-            name=name,
-            arguments_json=json.dumps(arguments, ensure_ascii=False),
-            timeout_seconds=timeout_seconds,
-            parent_call_id=parent_call_id,
-        )
-        connection.outbox.put("calls", message)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            connection.outbox.put("cancels", pb.ToolCancel(call_id=call_id, reason="cancelled"))
-            raise
-        finally:
-            connection.pending.pop(call_id, None)
-            connection.close_if_idle()
+        return await self._connection.call(_message(name, arguments, timeout_seconds=timeout_seconds))
 
     async def _serve(self) -> None:
         """Runs one stream from its attach to its end."""
@@ -280,7 +286,7 @@ class Peer:
             except ValueError as error:
                 arguments = error
             if isinstance(arguments, dict):
-                task = asyncio.create_task(handler(arguments, Call(message, self, connection)))
+                task = asyncio.create_task(handler(arguments, Call(message, connection)))
                 connection.in_flight[message.call_id] = task
                 # By callback, not in the task: a call cancelled before its task first ran still gets its one result.
                 task.add_done_callback(partial(_finish, message.call_id, connection))
@@ -321,6 +327,10 @@ def _finish(call_id: str, connection: Connection, task: asyncio.Task[Any]) -> No
     result.call_id = call_id
     connection.outbox.put("results", result)
     connection.close_if_idle()
+
+
+def _message(name: str, arguments: dict[str, Any], **fields: Any) -> pb.ToolCall:
+    return pb.ToolCall(name=name, arguments_json=json.dumps(arguments, ensure_ascii=False), **fields)
 
 
 def _failure(

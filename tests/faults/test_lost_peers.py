@@ -15,7 +15,7 @@ from tests.faults.conftest import Connect, until_sessions
 from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
 from tests.support.waiting import Stopwatch, until
-from toolbus.bus import Bus
+from toolbus.bus import Bus, Config
 from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -91,6 +91,25 @@ async def test_a_bus_that_is_killed_and_restarted_is_noticed_and_its_peers_recon
             assert (await host.call("t", {"n": 2})).output_json == '{"n": 2}'
     assert first.boot_id != second.boot_id
     assert first.revision < second.revision
+
+
+async def test_a_nested_call_sent_again_after_a_restart_does_not_run_as_another_user(socket: str) -> None:
+    config = Config(grpc=(socket,), http="off")
+    tools = (tool("outer"), tool("inner"))
+    async with RawPeer(socket) as plugin, RawPeer(socket) as host:
+        for user in ("ada", "eve"):
+            async with Bus(config):
+                plugin.open()
+                await plugin.attach("plugin", *tools, instance="one")
+                host.open()
+                await host.attach("host")
+                await host.start(host.ask("outer", context=pb.CallContext(user_id=user)))
+                of_ada, *of_eve = await plugin.received(1 if user == "ada" else 2)
+                if of_eve:
+                    again = await plugin.call("inner", parent_call_id=of_ada.call_id)
+    assert [call.context.user_id for call in plugin.calls] == ["ada", "eve"]
+    assert again.error.code == pb.ERROR_CODE_INVALID_ARGUMENTS
+    assert again.error.stage == pb.CALL_STAGE_NOT_DISPATCHED
 
 
 # -- silence -----------------------------------------------------------------------------------------------------------

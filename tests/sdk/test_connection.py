@@ -13,12 +13,14 @@ import pytest
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from tests.support.waiting import Stopwatch, within
 from toolbus.errors import Code, InvalidRequest, NotPermitted, PeerLost, RequestError, SetupError, Stage
+from toolbus.functions.scope import ToolScope
 from toolbus.sdk.attempt import status_of
 from toolbus.sdk.connection_settings import ConnectionSettings, ConnectionTimings
 from toolbus.sdk.handshake import portions
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus
+from toolbus.tool import CallError
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
@@ -277,6 +279,39 @@ async def test_a_call_whose_connection_breaks_is_not_sent_again() -> None:
         assert [error.code for error in errors] == [Code.UNAVAILABLE] * 2
         assert sorted(error.stage for error in errors) == [Stage.ACCEPTED, Stage.UNKNOWN]
         assert not any(error.retry_safe for error in errors)
+
+
+async def test_a_nested_call_is_never_sent_on_another_session_than_its_parents() -> None:
+    errors: list[CallError | None] = []
+    ended = asyncio.Event()
+
+    async def outer(ctx: ToolScope) -> None:
+        nested = asyncio.ensure_future(ctx.call("inner", {"first": True}))
+        try:
+            await asyncio.shield(nested)
+        except asyncio.CancelledError:  # the connection broke
+            errors.append((await nested).error)
+        errors.append((await ctx.call("inner", {"first": False})).error)
+        ended.set()
+
+    async def break_off(stream: PlayedStream) -> None:
+        await stream.accept()
+        await stream.write(calls=[pb.ToolCall(call_id="1", name="outer", timeout_seconds=30.0)])
+        assert (await stream.read_until("calls")).calls[0].parent_call_id == "1"
+        await stream.end(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    async def call_as_another_user(stream: PlayedStream) -> None:
+        await stream.accept()
+        await within(ended.wait())
+        await stream.write(heartbeat=wire.Heartbeat(sequence=1))
+        assert not (await stream.read_until("heartbeat")).calls
+
+    async with played_bus(break_off, call_as_another_user) as bus, plugin_with(bus.address, outer):
+        await within(ended.wait())
+    assert [(error.code, error.stage, error.retry_safe) for error in errors if error] == [
+        (Code.UNAVAILABLE, Stage.UNKNOWN, False),
+        (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, False),
+    ]
 
 
 async def test_calls_that_a_draining_bus_did_not_answer_are_retried_on_the_next() -> None:

@@ -118,6 +118,7 @@ class Bus(EmbeddedBus):
             tripwire=Tripwire(config.tripwire, config.tripwire_allow),  # type: ignore[arg-type]
             background=self.tasks,
             stuck_seconds=timings.stuck_seconds,
+            first_id=secrets.randbits(48),
         )
         signals = Signals(registry, dispatcher.view, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)

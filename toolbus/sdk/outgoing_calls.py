@@ -37,6 +37,7 @@ _RETRIED = (Code.UNAVAILABLE, Code.OVERLOADED)
 _FIRST_PAUSE = 0.01
 _MAX_PAUSE = 1.0
 _CANCELLED = "cancelled"
+_MAY_HAVE_RUN = "whether the tool ran is not known: check before calling it again"
 
 
 Deliver = Callable[["OutgoingCall", "Result | Progress"], None]
@@ -222,6 +223,8 @@ class OutgoingCalls:
     def lost(self, session: PeerSession, pending: Iterable[OutgoingCall], *, all_read: bool) -> None:
         """Handles the end of a session: calls that the bus cannot have read are retried on the next one.
 
+        A nested call is not: on another session the id of its parent names no call, or that of another user.
+
         Args:
             pending: the calls without a result, oldest first.
             all_read: whether the bus answered everything that it read, as it does before a graceful shutdown.
@@ -229,21 +232,23 @@ class OutgoingCalls:
         if self._session is session:
             self._session = None
         again = []
-        nested = [out for out in self._waiting if out.parent_session is not None]
-        for out in [*nested, *pending]:
+        broke = f"the connection to the bus at {self._address} broke"
+        parent_ended = f"{broke}, and with it the call that made this one"
+        for out in list(self._waiting):
+            if out.parent_session is not None:
+                out.fail(Code.UNAVAILABLE, parent_ended, Stage.NOT_DISPATCHED)
+        for out in pending:
             if out.ended:
                 continue
+            unread = all_read or out.frame > session.outbox.taken
+            stage = Stage.NOT_DISPATCHED if unread else Stage.ACCEPTED if out.accepted else Stage.UNKNOWN
             if out.parent_session is not None:
-                text = f"the connection to the bus at {self._address} broke, and with it the call that made this one"
-                out.fail(Code.UNAVAILABLE, text, Stage.UNKNOWN)
-            elif all_read or out.frame > session.outbox.taken:
+                out.fail(Code.UNAVAILABLE, parent_ended if unread else f"{parent_ended}; {_MAY_HAVE_RUN}", stage)
+            elif unread:
                 again.append(out)
             else:
-                text = (
-                    f"the connection to the bus at {self._address} broke before the result of {out.name!r} came; "
-                    "whether the tool ran is not known: check before calling it again"
-                )
-                out.fail(Code.UNAVAILABLE, text, Stage.ACCEPTED if out.accepted else Stage.UNKNOWN)
+                text = f"{broke} before the result of {out.name!r} came; {_MAY_HAVE_RUN}"
+                out.fail(Code.UNAVAILABLE, text, stage)
         self._waiting.extendleft(reversed(again))
         for out in again:
             self._watch(out.soft_deadline)

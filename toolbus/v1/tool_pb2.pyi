@@ -325,7 +325,9 @@ class ToolCall(_message.Message):
     """
     parent_call_id: _builtins.str
     """From a plugin that calls another tool while it answers a call: the id of that call, as the bus sent it. The
-    nested call shares its context, ends no later than it, is cancelled with it and is taken while draining.
+    nested call shares its context, ends no later than it, is cancelled with it and is taken while draining. It is
+    never sent, or sent again, on another stream than the one that brought its parent: there the id names no call,
+    which ends in ERROR_CODE_INVALID_ARGUMENTS.
     """
     background_after_seconds: _builtins.float
     """How long the caller waits before the call becomes a task, in seconds: more than 0, and more than 300 counts as

@@ -52,7 +52,9 @@ class Dispatcher:
     Args:
         arm: called with the time of the next deadline whenever it comes nearer; ``sweep`` is to be called then.
         stuck_seconds: as in `Timings`.
-        first_id: where the ids towards handlers begin; dispatchers that share handlers must not share ids.
+        first_id: where the ids towards handlers begin. A bus draws it, so that an id from before its restart names no
+            call of now: a nested call that a peer sends again would run as the user of another call. Dispatchers that
+            share handlers must not share ids.
     """
 
     def __init__(
