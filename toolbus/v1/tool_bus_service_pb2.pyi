@@ -313,6 +313,8 @@ class Attached(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     BUS_VERSION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    EXPIRES_SECONDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the session in Register, Unregister and Clear. It is a secret of 128 bits: a client that has it can change
     the session's tools.
@@ -331,6 +333,12 @@ class Attached(_message.Message):
     """The protocol version that the bus speaks on this stream."""
     bus_version: _builtins.str
     """The version of the bus's software."""
+    identity: _builtins.str
+    """The name of the identity that the peer's key proved. Empty for a program of the bus's machine, which needs no key."""
+    expires_seconds: _builtins.float
+    """The seconds until that key expires; 0 if it does not, or if none was needed. The bus then ends the stream with
+    UNAUTHENTICATED. A client should warn its operator some days before, and use a renewed key when it attaches again.
+    """
     @_builtins.property
     def limits(self) -> Global___Limits:
         """What the bus accepts from this session."""
@@ -360,10 +368,12 @@ class Attached(_message.Message):
         revision: _builtins.int = ...,
         protocol_version: _builtins.int = ...,
         bus_version: _builtins.str = ...,
+        identity: _builtins.str = ...,
+        expires_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "heartbeat_seconds", b"heartbeat_seconds", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "registered", b"registered", "revision", b"revision", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "expires_seconds", b"expires_seconds", "heartbeat_seconds", b"heartbeat_seconds", "identity", b"identity", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "registered", b"registered", "revision", b"revision", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
