@@ -110,7 +110,7 @@ class Keeper:
     def adopt(self, call: Call, now: float, cancel: object) -> tuple[TaskCaller, str, Result] | None:
         if sum(len(caller.in_flight) for caller in self.callers) >= self._room:
             return None
-        self.callers.append(TaskCaller(call.caller.source, call.caller.budget, lambda call_id, result: None))
+        self.callers.append(TaskCaller(call.caller.principal, call.caller.budget, lambda call_id, result: None))
         task_id = f"task{len(self.callers)}"
         return self.callers[-1], task_id, Result(call.call_id, f'{{"task_id":"{task_id}"}}')
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from lab.fuzz.core import CoreOnAClock
 from lab.fuzz.core import StreamDouble as StreamDouble  # for tests, too
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import Code, Stage
 from toolbus.tool import Annotations, CallError, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire

@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolbus.bus.access.identity import LOCAL, Identity
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import Stage
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import RunSync, run_handler
@@ -96,7 +97,7 @@ class LocalHandler:
             message,
             send_progress=functools.partial(self._progress, here),
             caller=functools.partial(self._call, here),
-            caller_source=_root(call).caller.source,
+            principal=call.root.caller.principal,
         )
         task = here.loop.create_task(self._run(here, call.id, call.arguments_json, scope))
         self._running[call.id] = (task, scope)
@@ -161,6 +162,7 @@ class LocalCaller:
         is_admin: whether it may call the bus's own tools.
         may_omit_user: whether its calls that name no user pass rules that name users.
         longest_timeout: seconds; a call that asks for more gets this.
+        identity: on whose behalf the program calls.
     """
 
     max_item_bytes = 1 << 62
@@ -175,13 +177,14 @@ class LocalCaller:
         is_admin: bool = True,
         may_omit_user: bool = False,
         longest_timeout: float = MAX_TIMEOUT_SECONDS,
+        identity: Identity = LOCAL,
     ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
         self.in_flight: dict[str, Any] = {}
         self.pending: dict[str, Any] = {} if pending is None else pending
         self.may_set_context = pending is None
-        self.principal = Principal(source, is_admin=is_admin and pending is None, may_omit_user=may_omit_user)
+        self.principal = Principal(source, is_admin and pending is None, may_omit_user, identity)
         self.longest_timeout = longest_timeout
         self.budget = dispatcher.budget(source)
         self.allowed: set[Entry] = set()
@@ -234,10 +237,3 @@ class LocalCaller:
                 waiting[1](Progress.from_wire(progress))
             except Exception:  # it runs in the middle of the plugin's frame
                 log.exception("on_progress failed for call %s", call_id)
-
-
-def _root(call: Call) -> Call:
-    """Returns the call that this one is part of in the end."""
-    while call.parent is not None:
-        call = call.parent
-    return call

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 
+from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.registry import Registry
@@ -102,11 +103,12 @@ class Signals:
         for event in self._watchers:
             event.set()
 
-    async def watch(self, since: int = -1) -> AsyncIterator[CatalogChanges]:
+    async def watch(self, since: int = -1, principal: Principal = OBSERVER) -> AsyncIterator[CatalogChanges]:
         """Yields the whole catalog first, then what changes, until the bus stops.
 
         Args:
             since: the revision that is known already; only what changed after it is yielded, if that is still known.
+            principal: who watches, and therefore sees only what it may call.
         """
         event = asyncio.Event()
         self._watchers.add(event)
@@ -115,7 +117,7 @@ class Signals:
             while not self.closed:
                 event.clear()
                 if self._registry.revision != revision:
-                    changes = self._view.since(revision)
+                    changes = self._view.since(revision, principal)
                     revision = changes.revision
                     yield changes
                 await event.wait()

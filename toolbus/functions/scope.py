@@ -49,10 +49,10 @@ class ToolScope:
         "_event",
         "_send_progress",
         "call_id",
-        "caller_source",
         "cancel_reason",
         "context",
         "deadline",
+        "principal",
         "request_id",
         "tool",
     )
@@ -69,7 +69,7 @@ class ToolScope:
         deadline: float | None = None,
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
         caller: NestedCaller | None = None,
-        caller_source: str = "",
+        principal: object = None,
         request_id: str = "",
     ) -> None:
         """Makes a scope; the connection does, and tests of handlers may: `ToolScope()` is enough for one.
@@ -77,7 +77,7 @@ class ToolScope:
         Args:
             send_progress: takes each progress, from any thread and without blocking; None drops it.
             caller: calls other tools; None without a bus.
-            caller_source: the source of the outermost call, if the tool runs in the bus's own process; else "".
+            principal: who made the outermost call, where the tool runs in the bus's own process; else None.
             request_id: the caller's id of the call; "" if unknown.
         """
         self.call_id = call_id
@@ -85,7 +85,7 @@ class ToolScope:
         self.tool = tool
         self.context = context
         self.deadline = deadline
-        self.caller_source = caller_source
+        self.principal = principal
         self.cancel_reason: str | None = None
         self._send_progress = send_progress
         self._caller = caller
@@ -99,7 +99,7 @@ class ToolScope:
         *,
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
         caller: NestedCaller | None = None,
-        caller_source: str = "",
+        principal: object = None,
     ) -> ToolScope:
         """Makes the scope of a call that just arrived; it keeps nothing of its frame."""
         return cls(
@@ -109,7 +109,7 @@ class ToolScope:
             deadline=time.monotonic() + call.timeout_seconds if call.timeout_seconds > 0 else None,
             send_progress=send_progress,
             caller=caller,
-            caller_source=caller_source,
+            principal=principal,
             request_id=call.request_id,
         )
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, AccessRules, Principal
+from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, AccessRules
 from toolbus.errors import Code, InvalidRequest
 from toolbus.v1 import tool_pb2 as pb
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, offered, tool
+from toolbus.bus.access.principal import OBSERVER
 from toolbus.bus.calls.refusals import explain_change
-from toolbus.bus.catalog.policy import OBSERVER, AccessRules, Policy
+from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
 from toolbus.errors import Code, InvalidRequest, InvalidTool, LimitExceeded, UnknownRole

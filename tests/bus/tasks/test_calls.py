@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -112,7 +113,7 @@ async def test_a_call_becomes_a_task_and_its_result_comes_there() -> None:
 
 
 def test_progress_of_a_task_is_short_and_has_numbers_of_json() -> None:
-    caller = TaskCaller("desk", DISPATCHER.budget("desk"), lambda task_id, result: None)
+    caller = TaskCaller(Principal("desk"), DISPATCHER.budget("desk"), lambda task_id, result: None)
     caller.progress("task_1", pb.ToolProgress(progress=math.nan, total=math.inf, message="m" * 3_000_000))
     assert caller.latest == Progress(0.0, 0.0, "m" * MAX_MESSAGE)
 
@@ -187,7 +188,7 @@ def played_call(source: str, user_id: str = "", parent: Call | None = None) -> C
     call.context = pb.CallContext(user_id=user_id) if user_id else None
     call.parent = parent
     call.call_id, call.started = "c-1", 3.0
-    call.caller = TaskCaller(source, Dispatcher.budget(DISPATCHER, source), lambda *_: None)
+    call.caller = TaskCaller(Principal(source), Dispatcher.budget(DISPATCHER, source), lambda *_: None)
     call.entry = NAMED
     return call
 

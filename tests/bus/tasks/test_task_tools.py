@@ -12,6 +12,7 @@ import pytest
 
 from tests.bus.tasks.samples import Clock, scope_of
 from tests.support.waiting import WAIT_SECONDS, until
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.errors import Code
 from toolbus.functions.reply import image
@@ -182,8 +183,10 @@ async def test_a_foreign_task_is_answered_like_one_that_never_was(tasks: TaskMan
 
 async def test_without_a_user_the_program_that_asks_is_the_owner(tasks: TaskManager, model: Model) -> None:
     task_id, _ = await begin(tasks, "source:desk")
-    assert (await model.call("check_task", ToolScope(caller_source="desk"), task_id=task_id)).output["tool"] == "report"
-    for scope in (ToolScope(caller_source="other"), ToolScope(), scope_of("desk")):
+    assert (await model.call("check_task", ToolScope(principal=Principal("desk")), task_id=task_id)).output[
+        "tool"
+    ] == "report"
+    for scope in (ToolScope(principal=Principal("other")), ToolScope(), scope_of("desk")):
         assert (await model.call("check_task", scope, task_id=task_id)).is_error
 
 

@@ -124,6 +124,14 @@ class Scopes:
             return False
         return self.roles.all or self.roles.match(role or "")
 
+    def reaches_name(self, name: str, source: str) -> bool:
+        """Tells whether a tool exists for the identity in some role, by the name of listings and records."""
+        return (
+            self.reaches(name, name.removeprefix(f"{source}:"), source, None)
+            if self.roles.all
+            else (self.call.match(name, f"{source}:{name}") and not self.never.match(name, f"{source}:{name}"))
+        )
+
     def administers(self, verb: str) -> bool:
         """Tells whether it may do something to the bus.
 
@@ -230,6 +238,17 @@ class Identity:
                 f"{self.shown} may not state level {level}: {scopes.level} is the highest (its scope level, which an "
                 "operator of the bus sets)"
             )
+
+    @property
+    def may_call(self) -> bool:
+        """Whether it may call anything at all."""
+        return self.scopes is None or self.scopes.in_flight != 0
+
+    @property
+    def claims_matter(self) -> bool:
+        """Whether each of its calls has to be checked for its user and level."""
+        scopes = self.scopes
+        return scopes is not None and not (scopes.users.all and scopes.level >= MAX_LEVEL and self.may_call)
 
     def has_expired(self, now: float) -> bool:
         """Tells whether its key has ended, at a time in seconds since the epoch."""

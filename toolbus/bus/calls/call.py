@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import Handler
-from toolbus.bus.catalog.policy import Principal
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -137,6 +137,14 @@ class Call:
         siblings = self.parent.children if self.parent is not None else None
         if siblings and self in siblings:
             siblings.remove(self)
+
+    @property
+    def root(self) -> Call:
+        """The call that this one is part of in the end; one that is not nested is its own."""
+        call = self
+        while call.parent is not None:
+            call = call.parent
+        return call
 
     def __repr__(self) -> str:
         state = "active" if self.active else "stuck"

@@ -7,8 +7,10 @@ calls in itself, and asks here for the rest. Nothing here changes a call or the 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -16,7 +18,7 @@ from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.schema import load_arguments
-from toolbus.errors import Code, UnknownRole
+from toolbus.errors import Code, NotPermitted, UnknownRole
 from toolbus.text import list_names, quote
 from toolbus.tool import MAX_TIMEOUT_SECONDS, TASK_SECONDS, Limits, level_of
 from toolbus.v1 import tool_pb2 as pb
@@ -77,15 +79,23 @@ class CallAdmission:
             Refused: it may call none of them.
         """
         user_id, level = _user_of(caller, call, parent)
-        denial = self._policy.denial(caller.principal, entry, user_id, level)
+        principal = caller.principal
+        if principal.identity.claims_matter and parent is None:
+            _check_claims(principal, user_id, level)
+        denial = self._policy.denial(principal, entry, user_id, level)
+        if denial is not None and parent is not None and principal.identity.scopes is not None:
+            # A nested call may use what the outermost caller may: a plugin's key need not allow any call.
+            principal = replace(principal, identity=parent.root.caller.principal.identity)
+            denial = self._policy.denial(principal, entry, user_id, level)
         if denial is None:
-            if not self._policy.depends_on_user(entry):
+            depends = self._policy.depends_on_user(entry) or principal.identity.claims_matter
+            if principal is caller.principal and not depends:
                 caller.allowed.add(entry)
             return entry
         for other in () if call.role else self._registry.find_all(call.name):
-            if self._policy.denial(caller.principal, other, user_id, level) is None:
+            if self._policy.denial(principal, other, user_id, level) is None:
                 return other
-        if self._policy.hides(entry, level):
+        if self._policy.hides(principal, entry, level):
             raise self._missing(caller, call, parent, None, now)
         raise Refused(Code.PERMISSION_DENIED, denial)
 
@@ -93,7 +103,7 @@ class CallAdmission:
         self, caller: Caller, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
     ) -> Refused:
         name, role, (user_id, level) = call.name, call.role, _user_of(caller, call, parent)
-        if entry is not None and not self._policy.hides(entry, level):
+        if entry is not None and not self._policy.hides(caller.principal, entry, level):
             denial = self._policy.denial(caller.principal, entry, user_id, level)
             if denial is not None:  # otherwise the caller would retry in vain
                 return Refused(Code.PERMISSION_DENIED, denial)
@@ -185,6 +195,24 @@ def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:
     copy = pb.CallContext()
     copy.CopyFrom(context)
     return copy
+
+
+def _check_claims(principal: Principal, user_id: str, level: int) -> None:
+    """Checks whether a caller may call, and on whose behalf.
+
+    Raises:
+        Refused: it may not.
+    """
+    identity = principal.identity
+    try:
+        identity.check_claims(user_id, level)
+    except NotPermitted as denial:
+        raise Refused(Code.PERMISSION_DENIED, str(denial)) from None
+    if not identity.may_call:
+        raise Refused(
+            Code.PERMISSION_DENIED,
+            f"{identity.shown} may see tools, but call none: an operator of the bus has set its in_flight to 0",
+        )
 
 
 def _user_of(caller: Caller, call: pb.ToolCall, parent: Call | None) -> tuple[str, int]:

@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from toolbus.bus.access.identity import Scopes
+from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.listing import ToolListing, listing_of
-from toolbus.bus.catalog.policy import MAX_USER, OBSERVER, AccessRules, Policy, Principal
+from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 
 MAX_CACHED = 256  # lists of listings that are cached per revision
@@ -30,8 +32,7 @@ class CatalogView:
         # The listings that `named` looked at last, and an index of them by name.
         self._index: tuple[tuple[ToolListing, ...], dict[str, list[ToolListing]]] = ((), {})
         registry.shows = lambda entry: policy.denial(OBSERVER, entry) is None
-        # Revision and listings by role, whether offline tools are included, user, level, is_admin, may_omit_user.
-        self._cache: dict[tuple[str | None, bool, str, int, bool, bool], tuple[int, tuple[ToolListing, ...]]] = {}
+        self._cache: dict[_CacheKey, tuple[int, tuple[ToolListing, ...]]] = {}  # revision and listings
         self._cached_at = 0  # the revision of the cache: older listings would keep tools in memory that are gone
 
     def __repr__(self) -> str:
@@ -63,7 +64,7 @@ class CatalogView:
         """
         revision = self._registry.revision  # first: rules that change meanwhile raise it
         user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
-        key = (role, include_offline, user, level, principal.is_admin, principal.may_omit_user)
+        key = (role, include_offline, user, level, principal.may_omit_user, principal.identity.scopes)
         cached = self._cache.get(key)
         if cached is None or cached[0] != revision:
             listings = self._registry.listings(role, include_offline=include_offline)
@@ -90,16 +91,22 @@ class CatalogView:
         return sorted(matches, key=lambda listing: listing.place)
 
     def own(self, principal: Principal = OBSERVER) -> tuple[ToolListing, ...]:
-        """Returns the bus's own tools, where the caller may use them."""
+        """Returns those of the bus's own tools that the caller may use; none where it is not an administrator."""
         if not principal.is_admin:
             return ()
-        return tuple(listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
+        own = (listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
+        return tuple(each for each in own if self._policy.denial(principal, each.entry) is None)
 
     def visible(
         self, listing: ToolListing, user_id: str = "", level: int = 0, principal: Principal = OBSERVER
     ) -> ToolListing | None:
         """Returns a listing with only the roles in which the caller may call the tool; None where it may in none."""
-        if not self._policy.permissions and listing.source != BUS_SOURCE and level >= _highest_level(listing):
+        if (
+            not self._policy.permissions
+            and principal.identity.scopes is None
+            and listing.source != BUS_SOURCE
+            and level >= _highest_level(listing)
+        ):
             return listing
         entries = tuple(
             entry for entry in listing.entries if self._policy.denial(principal, entry, user_id, level) is None
@@ -108,28 +115,42 @@ class CatalogView:
             return listing if entries else None
         return listing_of(entries)
 
-    def hides_source(self, source: str, level: int) -> bool:
-        """Whether every tool of a source is above an access level: the source is then hidden too."""
-        entries = self._registry.offered_by(source)
-        return bool(entries) and all(self._policy.hides(entry, level) for entry in entries)
+    def hides_source(self, source: str, level: int, principal: Principal = OBSERVER) -> bool:
+        """Whether a caller sees no tool of a source that has some: the source is then hidden too.
 
-    def since(self, revision: int) -> CatalogChanges:
+        A source without tools is shown to whoever may see everything.
+        """
+        entries = self._registry.offered_by(source)
+        if not entries:
+            return principal.identity.scopes is not None
+        return all(self._policy.hides(principal, entry, level) for entry in entries)
+
+    def since(self, revision: int, principal: Principal = OBSERVER) -> CatalogChanges:
         """Returns the changes that a watcher which knows a revision has missed.
 
         A watch has no user: it sees what a call without a user could reach, and every revision.
         """
         changes = self._registry.since(revision)
         listings = (*changes.added, *changes.changed)
-        if not self._policy.permissions and not any(map(_highest_level, listings)):
+        scopes = principal.identity.scopes
+        if scopes is None and not self._policy.permissions and not any(map(_highest_level, listings)):
             return changes
-        changed = tuple(visible for each in changes.changed if (visible := self.visible(each)) is not None)
+
+        def seen(listings: Iterable[ToolListing]) -> tuple[ToolListing, ...]:
+            visible = (self.visible(each, principal=principal) for each in listings)
+            return tuple(each for each in visible if each is not None)
+
+        gone = changes.removed
+        if scopes is not None:  # what it could not see has not gone for it
+            gone = tuple((name, source) for name, source in gone if scopes.reaches_name(name, source))
+        changed = seen(changes.changed)
         remaining = {(each.tool.name, each.source) for each in changed}  # a name of a source may have several listings
         before = dict.fromkeys((each.tool.name, each.source) for each in changes.changed)
         return replace(
             changes,
-            added=tuple(visible for each in changes.added if (visible := self.visible(each)) is not None),
+            added=seen(changes.added),
             changed=changed,
-            removed=(*changes.removed, *(each for each in before if each not in remaining)),
+            removed=(*gone, *(each for each in before if each not in remaining)),
         )
 
     @property
@@ -154,6 +175,10 @@ class CatalogView:
                 return before.rules_for(entry) != permissions.rules_for(entry)
 
             self._registry.change_view(put_in_force, is_affected)
+
+
+# Role, whether offline tools are included, user, level, may_omit_user, scopes.
+_CacheKey = tuple[str | None, bool, str, int, bool, Scopes | None]
 
 
 def _highest_level(listing: ToolListing) -> int:

@@ -10,37 +10,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeGuard
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.errors import InvalidRequest
+from toolbus.errors import InvalidRequest, NotPermitted
 from toolbus.text import is_utf8, quote, shorten
 
 EVERYONE = "*"
+EVERYTHING = "*"  # the verb of what no other verb covers
 # Those of the bus's own tools that show each caller only what is its own: every caller may call them.
 PUBLIC_TOOLS = frozenset({"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus"})
+# What an identity's scope `administer` has to hold for each of the others; one that is not named here needs all of it.
+VERBS_OF_TOOLS: Mapping[str, str] = {
+    "drain": "drain",
+    "calls": "calls",
+    "stats": "metrics",
+    "role_add": "roles",
+    "role_remove": "roles",
+    **dict.fromkeys(("permit", "permissions", "grant", "revoke"), "permit"),
+    "dropin_address": "catalog",
+}
 MAX_USER = 256  # characters of a user's id in a rule
 MAX_RULES = 10_000  # in one table
 
 Kind = Literal["tools", "roles", "sources"]
 KINDS: tuple[Kind, ...] = ("tools", "roles", "sources")
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who calls or lists, as far as the policy knows; by default what a plain call over the wire can reach.
-
-    Attributes:
-        source: the source that calls or lists; "" for one that only lists.
-        is_admin: whether it may call the bus's own tools.
-        may_omit_user: whether its calls without a user pass rules that name users, as Stargazer treats the user "".
-    """
-
-    source: str = ""
-    is_admin: bool = True
-    may_omit_user: bool = False
-
-
-OBSERVER = Principal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +161,12 @@ class Policy:
         return source in self._untrusted or source.startswith(self._untrusted_prefixes)
 
     @staticmethod
-    def hides(entry: Entry, level: int) -> bool:
-        """Tells whether a tool is above a user's access level: for that user it does not exist."""
-        return level < entry.min_level
+    def hides(principal: Principal, entry: Entry, level: int) -> bool:
+        """Tells whether a tool does not exist for a caller: it is above the user's access level, or out of scope."""
+        if level < entry.min_level:
+            return True
+        scopes = principal.identity.scopes
+        return scopes is not None and not scopes.reaches(entry.name, entry.bare_name, entry.source, entry.table.role)
 
     def denial(self, principal: Principal, entry: Entry, user_id: str = "", level: int = 0) -> str | None:
         """Returns why a principal may not call a tool on behalf of a user, as a sentence; None where it may.
@@ -179,10 +176,8 @@ class Policy:
             level: the user's access level, set by the host; the lowest where it sets none.
         """
         if entry.source == BUS_SOURCE:
-            if entry.bare_name in PUBLIC_TOOLS or (principal.is_admin and not self.is_untrusted(principal.source)):
-                return None
-            return f"{entry.name!r} administers the bus, and {principal.source!r} is not an administrator of it"
-        if self.hides(entry, level):
+            return self._denial_of_own(principal, entry)
+        if self.hides(principal, entry, level):
             return f"there is no tool {entry.name!r} for this caller"
         if not user_id and principal.may_omit_user:
             return None
@@ -192,6 +187,17 @@ class Policy:
                 whom = "certain users only" if users else "nobody"
                 rule = f"{kind[:-1]} {name!r} is open to {whom}, an operator adds them"
                 return f"{who} may not call {entry.name!r}: {rule}"
+        return None
+
+    def _denial_of_own(self, principal: Principal, entry: Entry) -> str | None:
+        if entry.bare_name in PUBLIC_TOOLS:
+            return None
+        if not principal.is_admin or self.is_untrusted(principal.source):
+            return f"{entry.name!r} administers the bus, and {principal.source!r} is not an administrator of it"
+        try:
+            principal.identity.check_verb(VERBS_OF_TOOLS.get(entry.bare_name, EVERYTHING), entry.name)
+        except NotPermitted as denial:
+            return str(denial)
         return None
 
     def depends_on_user(self, entry: Entry) -> bool:

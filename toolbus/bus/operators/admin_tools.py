@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from toolbus.bus.access.principal import principal_of
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.core import Core
 from toolbus.bus.operators.grants import TOOLS, Grants
@@ -198,7 +199,8 @@ class AdminTools:
         """Finds tools that the caller may call. Runs on a thread: a new catalog takes a while to be indexed."""
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
         # The revision is read first: a change in between is found by the next search.
-        catalog = (self._view.revision, user_id if self._view.permissions else "", level)
-        tools = [listing.tool for listing in self._view.listings(None, user_id, level)]
+        principal = principal_of(scope)
+        catalog = (self._view.revision, user_id if self._view.permissions else "", level, principal.identity.scopes)
+        tools = [listing.tool for listing in self._view.listings(None, user_id, level, principal=principal)]
         index = self._indexes.index_of(catalog, tools)
         return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.access.principal import principal_of
 from toolbus.bus.calls.call_records import CallRecords, RecordFilter
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.handler import Handler
@@ -56,15 +58,15 @@ class Introspection:
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
         everything = level >= OPERATOR_LEVEL
         if kind in ("recent_calls", "stats"):
-            calls = self._calls(None if everything else user_id)
+            calls = self._calls(None if everything else user_id, principal_of(scope).identity)
             return self._stats(calls, everything) if kind == "stats" else calls[:MAX_ROWS]
-        listings = self._view.listings(None, user_id, level)
+        listings = self._view.listings(None, user_id, level, principal=principal_of(scope))
         if kind == "tools":
             return [_tool(each) for each in listings[:MAX_ROWS]]
         hosts = tuple(self._presence.by_source) if everything else ()
         return _plugins(listings, hosts, self._presence)[:MAX_ROWS]
 
-    def _calls(self, user_id: str | None) -> list[Row]:
+    def _calls(self, user_id: str | None, identity: Identity) -> list[Row]:
         """Returns the calls made for a user, for None of all users; a call that names no user sees none."""
         if user_id == "":
             return []
@@ -81,6 +83,7 @@ class Introspection:
                 "output_size": each.output_size,
             }
             for each in records
+            if identity.scopes is None or identity.scopes.reaches_name(each.name, each.source)
         ]
 
     def _stats(self, calls: Iterable[Row], everything: bool) -> Row:

@@ -9,12 +9,12 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.listing import ToolListing
-from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
 from toolbus.text import quote
 from toolbus.tool import KIB, MIB, Limits, Tool, level_of

@@ -6,6 +6,8 @@ built once. Presence decides who watches, the wiring of the bus when they are no
 
 from __future__ import annotations
 
+from toolbus.bus.access.identity import Scopes
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
@@ -20,7 +22,8 @@ class CatalogWatchers:
     def __init__(self, view: CatalogView) -> None:
         self._view = view
         self._known: dict[Peer, int] = {}  # watcher → the revision that its last event brought it to
-        self._events: dict[int, list[wire.Event]] = {}  # cache: known revision → what was missed up to `_events_at`
+        # Cache: known revision and scopes → what such a watcher missed up to `_events_at`.
+        self._events: dict[tuple[int, Scopes | None], list[wire.Event]] = {}
         self._events_at = NO_REVISION  # the revision up to which the cached events go
 
     def __repr__(self) -> str:
@@ -52,20 +55,22 @@ class CatalogWatchers:
         known = self._known[peer]
         if known == revision or peer.outbox.waiting_bytes > catalog_messages.EVENT_BYTES:
             return
-        missed = self._missed(known, revision)
+        missed = self._missed(known, revision, peer.principal)
         self._known[peer] = revision
         for event in missed:
             change = event.catalog
-            # Under access rules an event may carry a revision only: something changed that not every user may see.
-            if change.full or change.added or change.changed or change.removed or self._view.permissions:
+            # Under access rules and scopes an event may carry a revision only: something changed that it may not see.
+            changed = change.full or change.added or change.changed or change.removed
+            if changed or self._view.permissions or peer.principal.identity.scopes is not None:
                 peer.send_event(event)
 
-    def _missed(self, known: int, revision: int) -> list[wire.Event]:
+    def _missed(self, known: int, revision: int, principal: Principal) -> list[wire.Event]:
         """Returns the events for a watcher that knows a revision: the same objects for all that know the same."""
         if self._events_at != revision:
             self._events_at = revision
             self._events.clear()
-        missed = self._events.get(known)
+        key = (known, principal.identity.scopes)
+        missed = self._events.get(key)
         if missed is None:
-            missed = self._events[known] = list(catalog_messages.changes(self._view.since(known)))
+            missed = self._events[key] = list(catalog_messages.changes(self._view.since(known, principal)))
         return missed

@@ -21,9 +21,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from toolbus.bus.access.principal import OBSERVER
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import Outcome
-from toolbus.bus.catalog.policy import OBSERVER
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.peer import Peer

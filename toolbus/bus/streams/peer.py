@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import Principal
 from toolbus.errors import Stage
 from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.session import Session, Side, State

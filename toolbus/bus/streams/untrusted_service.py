@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.policy import Principal
 from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.tasks.task import owner_of
 from toolbus.tool import TASK_SECONDS, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -17,7 +19,6 @@ from toolbus.v1 import tool_pb2 as pb
 if TYPE_CHECKING:  # at run time it would bring the whole core along
     from toolbus.bus.calls.call import Budget, Call
     from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.policy import Principal
 
 MAX_MESSAGE = 1_024  # characters of a progress message: 1,000 tasks may run, and models read it
 
@@ -26,7 +27,7 @@ class TaskCaller:
     """Receives the result of one call, whose ``call_id`` is now its ``task_id``.
 
     Args:
-        source: that made the call; ``budget`` is the one that source shares.
+        principal: who made the call; ``budget`` is the one that its source shares.
         ended: called once with the result, in the middle of the handler's frame.
 
     Attributes:
@@ -38,8 +39,8 @@ class TaskCaller:
         *("max_in_flight", "max_item_bytes", "pending", "source", "principal", "may_set_context"),
     )
 
-    def __init__(self, source: str, budget: Budget, ended: Callable[[str, Result], object]) -> None:
-        self.source = source
+    def __init__(self, principal: Principal, budget: Budget, ended: Callable[[str, Result], object]) -> None:
+        self.source = principal.source
         self.budget = budget
         self.in_flight: dict[str, Any] = {}
         self.pending: dict[str, Any] = {}  # it answers nothing
@@ -48,7 +49,7 @@ class TaskCaller:
         self.max_in_flight = 1
         self.max_item_bytes = 1 << 62  # nothing is sent anywhere
         self.longest_timeout = TASK_SECONDS
-        self.principal = Principal(source, is_admin=False)
+        self.principal = replace(principal, is_admin=False)
         self.may_set_context = False
         self.latest: Progress | None = None
         self._ended = ended
@@ -75,7 +76,4 @@ class TaskCaller:
 
 def owner_of_call(call: Call) -> str:
     """Returns the owner of the task that a call becomes: its user, else the source of the outermost call."""
-    root = call
-    while root.parent is not None:
-        root = root.parent
-    return owner_of(call.context.user_id if call.context is not None else "", root.caller.source)
+    return owner_of(call.context.user_id if call.context is not None else "", call.root.caller.source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+from toolbus.bus.access.principal import principal_of
 from toolbus.bus.tasks.task import Task, envelope, owner_of
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.functions.declaration import llm_tool
@@ -118,7 +119,7 @@ class TaskTools:
 
 def owner_of_scope(scope: ToolScope) -> str:
     """Returns the owner whose tasks the caller of a tool may see: its user, else its source."""
-    return owner_of(scope.context.user_id, getattr(scope, "caller_source", ""))
+    return owner_of(scope.context.user_id, principal_of(scope).source)
 
 
 def _unknown(task_id: str) -> Err:

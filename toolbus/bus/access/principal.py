@@ -1,0 +1,38 @@
+"""Declares who calls or lists, as the policy and the listings of the catalog ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from toolbus.bus.access.identity import LOCAL, Identity, Scopes
+from toolbus.functions.scope import ToolScope
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls or lists; by default what a plain call of a program of this machine can reach.
+
+    Attributes:
+        source: the source that calls or lists; "" for one that only lists.
+        is_admin: whether it may call the bus's own tools.
+        may_omit_user: whether its calls without a user pass rules that name users, as Stargazer treats the user "".
+        identity: who the peer is, once proven.
+    """
+
+    source: str = ""
+    is_admin: bool = True
+    may_omit_user: bool = False
+    identity: Identity = LOCAL
+
+    def of_source(self, source: str) -> Principal:
+        """Returns the same peer as a source."""
+        return replace(self, source=source)
+
+
+OBSERVER = Principal()
+_UNKNOWN = Principal(is_admin=False, identity=Identity("unknown", Scopes()))
+
+
+def principal_of(scope: ToolScope) -> Principal:
+    """Returns who made the outermost call that a function of the bus answers; one who may do nothing if unknown."""
+    return scope.principal if isinstance(scope.principal, Principal) else _UNKNOWN
