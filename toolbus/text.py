@@ -1,4 +1,4 @@
-"""Makes texts fit to be sent or shown: repaired for UTF-8, shortened for a message, read and written as JSON.
+"""Makes texts fit to be sent or shown: repaired for UTF-8, cleaned for a terminal or log, shortened, as JSON.
 
 The one place for these: every floor uses it, and it uses nothing.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NoReturn
@@ -16,6 +17,13 @@ MAX_NAMES_SHOWN = 8  # names that an error message lists
 # A misspelt name is compared with so many others, and only where it is so short: each pair takes about 10 µs.
 MAX_COMPARED = 500
 MAX_COMPARED_LENGTH = 100
+# What changes a terminal, or how the text around it is read: control characters of ASCII and Latin-1, line separators,
+# marks and overrides of the writing direction, characters without a width, halves of surrogate pairs, tag characters.
+# U+200C and U+200D stay, which languages and emoji need.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 def shorten(text: str, limit: int = MAX_SHOWN) -> str:
@@ -26,6 +34,41 @@ def shorten(text: str, limit: int = MAX_SHOWN) -> str:
 def quote(text: str, limit: int = MAX_SHOWN) -> str:
     """Returns a text as an error message shows it: shortened, in quotes, control characters escaped."""
     return repr(shorten(text, limit))
+
+
+def clean_line(text: str) -> str:
+    """Returns somebody's text as one line that a terminal or log can show: ``�`` for each control character.
+
+    Line breaks and other runs of blanks become one space, so it cannot look like two lines.
+    """
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+
+
+def clean_lines(text: str) -> str:
+    """Returns somebody's text as `clean_line` does, with its lines and blanks; lines after the first are indented.
+
+    So a line of it cannot look like a line of the log or program that shows it.
+    """
+    return clean_chunk("\n  ".join(text.splitlines()))
+
+
+def clean_chunk(text: str) -> str:
+    """Returns a part of somebody's text with its line breaks and tabs, and ``�`` for each other control character."""
+    kept = ("\n", "\t")
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in kept else "\N{REPLACEMENT CHARACTER}", text)
+
+
+def drop_unsafe(text: str) -> str:
+    """Returns somebody's text without control characters."""
+    return _UNSAFE.sub("", text)
+
+
+def escape_unsafe(text: str) -> str:
+    r"""Returns JSON text that a terminal or log can show: what `clean_line` replaces is escaped (``\u009b``).
+
+    Line breaks stay: between the values they are layout, and within a text JSON has escaped them.
+    """
+    return _UNSAFE.sub(lambda match: match[0] if match[0] == "\n" else json.dumps(match[0])[1:-1], text)
 
 
 def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:

@@ -28,9 +28,9 @@ PROTOCOL_VERSIONS = (1,)
 # Names as they may be written into a URL path and every provider's function name (REST-60).
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+INSTANCE = re.compile(r"[!-~]{0,128}", re.ASCII)  # printable ASCII without blanks: it appears in logs
 USER_KEYS = frozenset({"userId", "__userId", "__user_id"})  # set by hosts of extension systems, never by a model
 MAX_NAME = 64
-MAX_INSTANCE = 128
 MAX_CALL_ID = 128
 DEFAULT_TIMEOUT_SECONDS = 30.0
 MAX_TIMEOUT_SECONDS = 300.0
@@ -39,6 +39,14 @@ TASK_SECONDS = 86_400.0  # how long a call that became a task may go on
 
 _Member = TypeVar("_Member", bound=IntEnum)
 _MAX_DIGITS = 18  # of a level: more are not a level, and Python refuses to read thousands of digits
+
+
+def explain_instance(text: str) -> str:
+    """Returns why a text cannot be the instance of a session, and how to fix it."""
+    return (
+        f"instance {quote(text)} ({len(text)} characters) breaks the rule [!-~]{{0,128}}: use at most 128 printable "
+        "ASCII characters without blanks, best 32 random hexadecimal digits"
+    )
 
 
 def level_of(attributes: Mapping[str, str]) -> int:

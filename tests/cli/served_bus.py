@@ -39,9 +39,9 @@ async def nap(seconds: float) -> str:
     return "rested"
 
 @plugin.tool
-def refuse() -> None:
+def refuse(why: str = "not today") -> None:
     """Always fails."""
-    raise ValueError("not today")
+    raise ValueError(why)
 '''
 
 RECORDED_PLUGIN = '''

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import typer
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 from toolbus.cli import terminal
-from toolbus.cli.call_command import read_arguments
+from toolbus.cli.call_command import read_arguments, show, show_progress
+from toolbus.errors import Code
+from toolbus.tool import CallError, Progress, Result
+from toolbus.v1 import tool_pb2 as pb
 
 
 def test_call_prints_the_output_as_json(bus: str) -> None:
@@ -33,6 +37,38 @@ def test_a_tool_that_raises_is_exit_code_1_with_its_error_text(bus: str) -> None
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "not today" in ended.stderr
     assert "code=TOOL stage=ACCEPTED retry_safe=false" in ended.stderr
+
+
+def test_the_error_text_of_a_tool_cannot_change_the_terminal(bus: str) -> None:
+    text = "\x1b]0;owned\x07\ntoolbus: all is well"
+    ended = toolbus("call", "refuse", json.dumps({"why": text}), "--bus", bus)
+    assert ended.returncode == 1
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", ended.stderr)
+    assert "\n  toolbus: all is well\ncode=TOOL" in ended.stderr
+
+
+def test_output_that_could_change_the_terminal_is_printed_as_escapes_of_json(bus: str) -> None:
+    text = "\x1b]0;owned\x07\x9b2J\u202e"
+    ended = toolbus("call", "echo", json.dumps({"value": text}), "--bus", bus)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", ended.stdout)
+    assert json.loads(ended.stdout) == text
+
+
+def test_progress_and_content_of_a_tool_cannot_change_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = "x\x1b]0;owned\x07\x9b2J"
+    block = pb.ContentBlock
+    content = (
+        block(text=pb.TextContent(text=f"{bad}\ntoolbus: all is well")),
+        block(image=pb.ImageContent(mime_type=bad)),
+        block(resource_link=pb.ResourceLink(name=bad, uri=bad)),
+    )
+    error = CallError(Code.TOOL, bad, limit=(bad, 1.0), reason=f"{bad}\nmore")
+    with pytest.raises(typer.Exit):
+        show(Result("1", is_error=True, error=error, content=content), as_json=False)
+    show_progress(Progress(message=f"{bad}\nmore", chunk=bad))
+    shown = capsys.readouterr()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown.out + shown.err)
+    assert "\n  toolbus: all is well\n" in shown.err
 
 
 def test_a_failed_call_has_code_stage_and_limit_in_json(bus: str) -> None:

@@ -1,15 +1,21 @@
 """Tables and texts in a terminal and outside of one."""
 
+import ast
 import io
+import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 
 from tests.support.processes import environment
 from toolbus.cli import terminal
+from toolbus.text import clean_line
 
 
 def _run_in_terminal(*words: str, **env: str) -> str:
@@ -42,7 +48,38 @@ def test_a_terminal_gets_a_coloured_table_unless_no_color_is_set(bus: str) -> No
 
 def test_control_characters_are_replaced() -> None:
     bad = "\N{REPLACEMENT CHARACTER}"
-    assert terminal.clean("a\x1b[31mb\r\n  c\u202ed\udc80") == f"a{bad}[31mb c{bad}d{bad}"
+    assert clean_line("a\x1b[31mb\r\n  c\u202ed\udc80") == f"a{bad}[31mb c{bad}d{bad}"
+
+
+def test_an_error_text_can_neither_change_the_terminal_nor_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        terminal.fail("no\x1b]0;owned\x07\ntoolbus: all is well\r\x9b2J")
+    bad = "\N{REPLACEMENT CHARACTER}"
+    assert capsys.readouterr().err == f"toolbus: no{bad}]0;owned{bad}\n  toolbus: all is well\n  {bad}2J\n"
+
+
+def test_chunks_keep_their_line_breaks_and_lose_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    for chunk in ("a\n", "b\x1b", "[2Jc"):
+        terminal.print_chunk(chunk)
+    assert capsys.readouterr().err == "a\nb\N{REPLACEMENT CHARACTER}[2Jc"
+
+
+def test_json_is_the_same_and_cannot_change_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_json({"a": "\x1b[2J\x9b2J\u202e é"})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"a": "\x1b[2J\x9b2J\u202e é"}
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
+
+
+def test_commands_print_through_the_terminal_only() -> None:
+    folder = Path(terminal.__file__).parent
+    printing = {
+        file.name
+        for file in folder.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "typer.echo", "sys.stdout.write"}
+    }
+    assert printing == {"terminal.py", "plugin_output.py"}
 
 
 def test_control_characters_in_a_row_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,9 @@ def add(a: int, b: int) -> int:
         ({"address": "localhost"}, "HOST:PORT"),
         ({"address": "unix:"}, "unix:PATH"),
         ({"source": "no spaces"}, "source"),
-        ({"instance": "x" * 129}, "129"),
+        ({"instance": "x" * 129}, r"\(129 characters\) breaks the rule \[!-~\]\{0,128\}: use at most"),
+        ({"instance": "two words"}, "instance 'two words'.*without blanks"),
+        ({"instance": "x\nforged"}, r"instance 'x\\nforged'"),
         ({"max_in_flight": 5000}, "4096"),
     ],
 )
@@ -150,6 +152,25 @@ async def test_a_refused_attach_ends_with_the_sentence_of_the_bus(code: grpc.Sta
         with pytest.raises(kind, match="because of the moon"):
             await within(plugin.ended())
         assert bus.streams == 1
+
+
+async def test_texts_of_a_bus_stay_within_their_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def drain(stream: PlayedStream) -> None:
+        await stream.accept()
+        await stream.write(drain=wire.Drain(reason="x\nERROR toolbus: forged"))
+        await stream.end(grpc.StatusCode.UNAVAILABLE, "y\nERROR toolbus: forged\x1b[2J")
+
+    async def refuse(stream: PlayedStream) -> None:
+        await stream.read_until("attach")
+        await stream.end(grpc.StatusCode.PERMISSION_DENIED, "z\nERROR toolbus: forged\x1b[2J")
+
+    with caplog.at_level(logging.INFO, "toolbus"):
+        async with played_bus(drain, refuse) as bus, plugin_with(bus.address, add) as plugin:
+            with pytest.raises(NotPermitted, match="forged"):
+                await within(plugin.ended())
+    lines = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert len(lines) >= 3
+    assert not [line for line in lines if "\n" in line or "\x1b" in line]
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAVAILABLE])

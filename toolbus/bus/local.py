@@ -236,4 +236,4 @@ class LocalCaller:
             try:
                 waiting[1](Progress.from_wire(progress))
             except Exception:  # it runs in the middle of the plugin's frame
-                log.exception("on_progress failed for call %s", call_id)
+                log.exception("on_progress failed for call %.80r", call_id)

@@ -15,7 +15,7 @@ import typer
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.help_text import epilog
-from toolbus.text import parse_json, repair_utf8
+from toolbus.text import clean_line, parse_json
 
 if TYPE_CHECKING:
     from toolbus.functions.call_context import CallContext
@@ -94,19 +94,16 @@ def call(
     if pairs:
         options["context"] = _context(pairs)
     if progress:
-        options["on_progress"] = _show_progress
+        options["on_progress"] = show_progress
     result = bus_client.with_host(bus, lambda host: host.call(name, text, **options))
     task_id = None if as_json or background_after is None else _task_of(result)
     if task_id is None:
         show(result, as_json)
     else:
-        print(task_id)
+        terminal.print_lines(task_id)
         owner = dict(pairs).get("user_id")
         await_command = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
-        print(
-            terminal.clean(f"toolbus: {name} continues as a task: get its result with `{await_command}`"),
-            file=sys.stderr,
-        )
+        terminal.print_note(f"{name} continues as a task: get its result with `{await_command}`")
 
 
 def check_seconds(option: str, seconds: float | None) -> None:
@@ -205,7 +202,7 @@ def show(result: Result, as_json: bool) -> None:
 def show_content(result: Result) -> None:
     """Prints to standard error the content that a result has besides its output."""
     for block in result.content:
-        print(_described(block), file=sys.stderr)
+        terminal.print_lines(_described(block), sys.stderr)
 
 
 def _task_of(result: Result) -> str | None:
@@ -213,12 +210,12 @@ def _task_of(result: Result) -> str | None:
     output = _parsed(result)
     if not isinstance(output, dict) or output.keys() != _TASK_KEYS or output["status"] != "running":
         return None
-    return terminal.clean(str(output["task_id"]))
+    return clean_line(str(output["task_id"]))
 
 
 def _show_error(error: CallError | None) -> None:
     if error is None:
-        print("toolbus: the tool reported its output as an error", file=sys.stderr)
+        terminal.print_note("the tool reported its output as an error")
         return
     fields = [f"code={error.code.name}", f"stage={error.stage.name}", f"retry_safe={str(error.retry_safe).lower()}"]
     if error.limit is not None:
@@ -226,8 +223,9 @@ def _show_error(error: CallError | None) -> None:
     if error.retry_after_seconds:
         fields.append(f"retry_after_seconds={error.retry_after_seconds:g}")
     if error.reason and error.reason != error.message:
-        fields.append(f"reason={terminal.clean(error.reason)}")
-    print(f"toolbus: {repair_utf8(error.message)}\n{' '.join(fields)}", file=sys.stderr)
+        fields.append(f"reason={error.reason}")
+    terminal.print_note(error.message)
+    terminal.print_lines(clean_line(" ".join(fields)), sys.stderr)
 
 
 def _as_record(result: Result) -> dict[str, Any]:
@@ -275,19 +273,20 @@ def _block(block: pb.ContentBlock) -> dict[str, Any]:
 def _described(block: pb.ContentBlock) -> str:
     match block.WhichOneof("kind"):
         case "text":
-            return repair_utf8(block.text.text)
+            return block.text.text
         case "image" | "audio" as kind:
             part = block.image if kind == "image" else block.audio
-            return f"({kind}, {terminal.clean(part.mime_type)}, {len(part.data)} bytes; --json prints it as base64)"
+            return f"({kind}, {part.mime_type}, {len(part.data)} bytes; --json prints it as base64)"
         case "resource_link":
-            return terminal.clean(f"{block.resource_link.name} {block.resource_link.uri}")
+            return f"{block.resource_link.name} {block.resource_link.uri}"
         case _:
             return "(content of a kind that this version does not know)"
 
 
-def _show_progress(progress: Any) -> None:
+def show_progress(progress: Any) -> None:
+    """Prints to standard error how far a call has got, and the next piece of its output."""
     if progress.message or progress.progress or progress.total:
         part = f"{progress.progress:g}" + (f"/{progress.total:g}" if progress.total else "")
-        print(f"… {part} {terminal.clean(progress.message)}".rstrip(), file=sys.stderr, flush=True)
+        terminal.print_lines(f"… {part} {clean_line(progress.message)}".rstrip(), sys.stderr)
     if progress.chunk:
-        print(repair_utf8(progress.chunk), end="", file=sys.stderr, flush=True)
+        terminal.print_chunk(progress.chunk)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,10 +85,7 @@ def calls(
     heads = [head for head, _ in (_COLUMNS + _CONTENTS if contents else _COLUMNS)]
     terminal.print_table(heads, [_row(each, contents) for each in records])
     if contents and records and not any("arguments" in each for each in records):
-        print(
-            "toolbus: this bus does not record contents: start it with `toolbus serve --record-contents`",
-            file=sys.stderr,
-        )
+        terminal.print_note("this bus does not record contents: start it with `toolbus serve --record-contents`")
 
 
 def _outcome(word: str | None) -> str:

@@ -12,6 +12,7 @@ import typer
 from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonLinesOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.help_text import epilog
+from toolbus.text import clean_line
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host
@@ -88,9 +89,9 @@ async def _watch(host: Host, as_json: bool) -> None:
             terminal.print_json(_change(change), line=True)
             continue
         for sign, listed in [*(("+", each) for each in change.added), *(("~", each) for each in change.changed)]:
-            print(sign, terminal.clean(listed.name), listed.state, listed.source, flush=True)
+            terminal.print_lines(f"{sign} {clean_line(listed.name)} {listed.state} {listed.source}")
         for removed in change.removed:
-            print("-", terminal.clean(removed.name), "gone", removed.source, flush=True)
+            terminal.print_lines(f"- {clean_line(removed.name)} gone {removed.source}")
 
 
 def _change(change: CatalogChange) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from toolbus import __version__
 
-        print(f"toolbus {__version__}")
+        terminal.print_lines(f"toolbus {__version__}")
         raise typer.Exit
 
 

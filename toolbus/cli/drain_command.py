@@ -46,8 +46,8 @@ def drain(
     if as_json:
         terminal.print_json(result)
     elif source is None:
-        print(f"draining the bus (sessions: {result['sessions']})")
+        terminal.print_lines(f"draining the bus (sessions: {result['sessions']})")
     elif result["sessions"]:
-        print(f"draining {source} (sessions: {result['sessions']})")
+        terminal.print_lines(f"draining {source} (sessions: {result['sessions']})")
     if source is not None and not result["sessions"]:
         terminal.fail(f"no session of source {source!r} is attached: `toolbus list` shows the sources")

@@ -58,7 +58,7 @@ def export(
     if unknown := [name for name in names or () if name not in {listed.name for listed in listing}]:
         whom = f" to user {user!r}" if user else ""
         missing = ", ".join(map(repr, dict.fromkeys(unknown)))
-        print(terminal.clean(f"toolbus: not offered{whom}: {missing}; `toolbus list` shows the tools"), file=sys.stderr)
+        terminal.print_note(f"not offered{whom}: {missing}; `toolbus list` shows the tools")
     if exported.left_out:
         terminal.print_table(
             ("LEFT OUT", "WHY"), [(each.tool, each.why) for each in exported.left_out], stream=sys.stderr
@@ -87,4 +87,4 @@ def _show(exported: Export) -> None:
         for name, tokens in cost.items()
     ]
     terminal.print_table(("NAME", "ON THE WIRE", "TOKENS", "LOSSES"), rows)
-    print(f"about {sum(cost.values())} tokens in all")
+    terminal.print_lines(f"about {sum(cost.values())} tokens in all")

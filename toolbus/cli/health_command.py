@@ -69,7 +69,7 @@ def _watch(channel: Any, service: str, as_json: bool) -> bool:
         if as_json:
             terminal.print_json({"service": service, "status": status}, line=True)
         else:
-            print(status.lower(), flush=True)
+            terminal.print_lines(status.lower())
     return False  # a watch ends only if the server ends it
 
 

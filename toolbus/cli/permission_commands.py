@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -97,9 +96,9 @@ def permit(
     if as_json:
         terminal.print_json(tables)
     else:
-        print(terminal.clean(f"{kind} {name}: {'(no rule)' if users is None else _who(tables[kind][name])}"))
+        terminal.print_lines(f"{kind} {name}: {'(no rule)' if users is None else _who(tables[kind][name])}")
     if note:
-        print(terminal.clean(f"toolbus: {note}"), file=sys.stderr)
+        terminal.print_note(note)
 
 
 def grant(
@@ -112,7 +111,7 @@ def grant(
     if as_json:
         terminal.print_json(result)
     else:
-        print(terminal.clean(f"{source} may offer tools"))
+        terminal.print_lines(f"{source} may offer tools")
 
 
 def revoke(
@@ -125,9 +124,9 @@ def revoke(
     if as_json:
         terminal.print_json(result)
     else:
-        print(terminal.clean(f"{source} may not offer tools; {result['removed']} withdrawn"))
+        terminal.print_lines(f"{source} may not offer tools; {result['removed']} withdrawn")
         if "note" in result:
-            print(terminal.clean(f"toolbus: {result['note']}"), file=sys.stderr)
+            terminal.print_note(result["note"])
 
 
 def _who(users: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import sys
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ import typer
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, check_address
 from toolbus.cli.help_text import epilog
-from toolbus.text import repair_utf8
+from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -48,8 +47,6 @@ EPILOG = epilog(
     "0 all plugins ended as requested, 1 a plugin was given up, 2 wrong usage.",
 )
 
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI codes: cyan, yellow, green, magenta, blue, and bright
-
 
 def run(
     files: Annotated[
@@ -75,7 +72,7 @@ def run(
     from toolbus.processes.supervised_plugin import Command
     from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
 
-    emit = _print_json if as_json else _PrefixedOutput()
+    emit = print_json_report if as_json else PrefixedOutput()
     options: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
     plugins: Supervisor | ToolFolder
     if folder is None:
@@ -144,27 +141,3 @@ def _folder(files: list[Path]) -> Path | None:
         if not file.is_dir() and not file.is_file():
             terminal.fail(f"{file} does not exist: check the path", terminal.USAGE)
     return folders[0] if folders else None
-
-
-class _PrefixedOutput:
-    """Prints lines of output to their stream and events to standard error, each with the plugin's name."""
-
-    def __init__(self) -> None:
-        self._width = 0  # of the longest name so far
-
-    def __call__(self, report: PluginReport) -> None:
-        stream = sys.stdout if report.stream == "stdout" else sys.stderr
-        self._width = max(self._width, len(report.plugin))
-        separator = "|" if report.stream else "*"
-        prefix = f"{report.plugin.ljust(self._width)} {separator}"
-        if stream.isatty() and not os.environ.get("NO_COLOR"):
-            colour = _COLOURS[zlib.crc32(report.plugin.encode()) % len(_COLOURS)]
-            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        print(prefix, repair_utf8(report.text), file=stream, flush=True)
-
-
-def _print_json(report: PluginReport) -> None:
-    event: dict[str, str] = {"plugin": report.plugin, "event": report.kind.value}
-    if report.stream:
-        event["stream"] = report.stream
-    terminal.print_json({**event, "text": report.text}, line=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -45,4 +44,4 @@ def search(
     rows = [(f"{each['score']:.3f}", each["name"], each["description"]) for each in result["results"]]
     terminal.print_table(("SCORE", "NAME", "DESCRIPTION"), rows)
     if result["fallback"]:
-        print(f"toolbus: this bus cannot rank by {mode}, so it ranked by {result['mode']}", file=sys.stderr)
+        terminal.print_note(f"this bus cannot rank by {mode}, so it ranked by {result['mode']}")

@@ -269,4 +269,4 @@ def _print_ready(bus: Any, as_json: bool) -> None:
         addresses = {"grpc": list(bus.grpc_addresses), "http": bus.http_address}
         terminal.print_json({"event": "ready", **addresses}, line=True)
     else:
-        print(f"toolbus ready grpc={','.join(bus.grpc_addresses)} http={bus.http_address or 'off'}", flush=True)
+        terminal.print_lines(f"toolbus ready grpc={','.join(bus.grpc_addresses)} http={bus.http_address or 'off'}")

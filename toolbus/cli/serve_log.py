@@ -1,4 +1,8 @@
-"""Writes the log of ``toolbus serve`` to standard error, as text or as JSON lines."""
+"""Writes the log of ``toolbus serve`` to standard error, as text or as JSON lines.
+
+What peers sent may be part of a record, so every text is cleaned: it can neither look like another line of the log nor
+change the terminal that shows it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+from toolbus.text import clean_line, clean_lines, escape_unsafe
 
 if TYPE_CHECKING:
     from toolbus.bus.serve_settings import ServeSettings
@@ -17,7 +23,10 @@ _RECORD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctim
 
 
 class _Lines(logging.Formatter):
-    """Formats ``12:00:00 info toolbus: text key=value``; with the date if the log does not go to a terminal."""
+    """Formats ``12:00:00 info toolbus: text key=value``; with the date if the log does not go to a terminal.
+
+    A record is one line. A traceback follows it, indented.
+    """
 
     def __init__(self, date: bool) -> None:
         super().__init__()
@@ -26,8 +35,10 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime(self._date, time.localtime(record.created))
         fields = "".join(f" {key}={value}" for key, value in _extra_fields(record).items())
-        text = f"{when} {record.levelname.lower()} {record.name}: {record.getMessage()}{fields}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        text = f"{when} {record.levelname.lower()} {record.name}: {clean_line(f'{record.getMessage()}{fields}')}"
+        stack = self.formatStack(record.stack_info) if record.stack_info else ""
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        return "\n  ".join((text, *(clean_lines(part) for part in (trace, stack) if part)))
 
 
 class _JsonLines(logging.Formatter):
@@ -42,7 +53,7 @@ class _JsonLines(logging.Formatter):
             **_extra_fields(record),
             **({"exception": self.formatException(record.exc_info)} if record.exc_info else {}),
         }
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        return escape_unsafe(json.dumps(fields, ensure_ascii=False, default=str))
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:

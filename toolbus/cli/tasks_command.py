@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,7 +14,6 @@ from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool, check_seconds, content_of, show, show_content
 from toolbus.cli.help_text import epilog
-from toolbus.text import repair_utf8
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host
@@ -131,10 +129,8 @@ def _fail(result: Result, task_id: str, user: str | None, as_json: bool) -> NoRe
         whose = f" of user {user!r}" if user else ""
         list_command = "toolbus tasks" + (f" --user {shlex.quote(user)}" if user else "")
         terminal.fail(
-            terminal.clean(
-                f"unknown task {task_id!r:.80}{whose}: `{list_command}` lists tasks; finished ones expire, and those "
-                "of other users are not shown"
-            )
+            f"unknown task {task_id!r:.80}{whose}: `{list_command}` lists tasks; finished ones expire, and those "
+            "of other users are not shown"
         )
     show(result, as_json)
     raise typer.Exit(terminal.REFUSED)
@@ -146,7 +142,7 @@ def _show_task(result: Result, as_json: bool) -> None:
     if as_json:
         terminal.print_json({**state, **content_of(result)})
     elif result.is_error:
-        print(f"toolbus: {terminal.clean(state['task_id'])} did not end in time and continues", file=sys.stderr)
+        terminal.print_note(f"{state['task_id']} did not end in time and continues")
     elif _is_running(state):
         terminal.print_table(_HEADINGS, [_row(state)])
     else:
@@ -154,7 +150,7 @@ def _show_task(result: Result, as_json: bool) -> None:
             terminal.print_json(state["result"])
         show_content(result)
         if "error" in state:
-            print(f"toolbus: {repair_utf8(state['error'])}", file=sys.stderr)
+            terminal.print_note(state["error"])
     if result.is_error or "error" in state or state["status"] == "failed":
         raise typer.Exit(terminal.REFUSED)
 
@@ -163,6 +159,6 @@ def _show_cancelled(state: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         terminal.print_json(state)
     elif state["cancelled"]:
-        print(f"cancelled {terminal.clean(state['task_id'])}")
+        terminal.print_lines(f"cancelled {state['task_id']}")
     if not state["cancelled"]:
-        terminal.fail(f"nothing to cancel: {terminal.clean(state['task_id'])} is {state['status']} already")
+        terminal.fail(f"nothing to cancel: {state['task_id']} is {state['status']} already")

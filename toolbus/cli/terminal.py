@@ -1,7 +1,8 @@
 """Prints what the commands print: results to standard output, everything else to standard error; and the exit codes.
 
-In a terminal rich draws tables; elsewhere they are aligned text. Scripts use --json. Texts of plugins are printed
-without control characters: a description must not change the terminal.
+In a terminal rich draws tables; elsewhere they are aligned text. Scripts use --json. The commands print through this
+file only, because much of it comes from peers: no text may change the terminal or look like another line. JSON keeps
+every character, those that could change a terminal as escapes of JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from toolbus.text import repair_utf8
+from toolbus.text import clean_chunk, clean_line, clean_lines, escape_unsafe
 
 DONE = 0
 REFUSED = 1  # the tool or the bus refused
@@ -36,14 +37,33 @@ _STYLES = {
 
 def fail(text: str, code: int = REFUSED) -> NoReturn:
     """Prints an error to standard error and ends with an exit code."""
-    print(f"toolbus: {text}", file=sys.stderr)
+    print_note(text)
     raise typer.Exit(code)
+
+
+def print_note(text: str) -> None:
+    """Prints an error or a remark of the command to standard error."""
+    print_lines(f"toolbus: {text}", sys.stderr)
+
+
+def print_lines(text: str, stream: TextIO | None = None) -> None:
+    """Prints a text at once; its lines after the first are indented.
+
+    Args:
+        stream: None means standard output.
+    """
+    print(clean_lines(text), file=stream or sys.stdout, flush=True)
+
+
+def print_chunk(text: str) -> None:
+    """Prints a part of a text to standard error at once; further parts continue its last line."""
+    print(clean_chunk(text), end="", file=sys.stderr, flush=True)
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
     """Prints a JSON document, or one line of JSON lines."""
     layout: dict[str, Any] = {"separators": (",", ":")} if line else {"indent": 2}
-    print(repair_utf8(json.dumps(value, ensure_ascii=False, **layout)), flush=line)
+    print(escape_unsafe(json.dumps(value, ensure_ascii=False, **layout)), flush=line)
 
 
 def print_table(
@@ -59,7 +79,7 @@ def print_table(
         stream: None means standard output.
     """
     stream = stream or sys.stdout
-    cleaned = [[clean(cell) for cell in row] for row in rows]
+    cleaned = [[clean_line(cell) for cell in row] for row in rows]
     if stream.isatty():
         _draw(headings, cleaned, warned, stream)
         return
@@ -71,7 +91,7 @@ def print_table(
 
 def print_row(cells: Sequence[str], widths: Sequence[int]) -> None:
     """Prints a row of a table that continues, at once; a cell that is wider than its column moves the others."""
-    print(_align([clean(cell) for cell in cells], widths), flush=True)
+    print(_align([clean_line(cell) for cell in cells], widths), flush=True)
 
 
 def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -94,9 +114,3 @@ def _draw(headings: Sequence[str], rows: Iterable[Sequence[str]], warned: Collec
             cells[-1].stylize("yellow")
         drawing.add_row(*cells)
     Console(file=stream).print(drawing)  # honours NO_COLOR
-
-
-def clean(text: str) -> str:
-    """Returns a text as one line without control characters."""
-    line = " ".join(text.split())
-    return repair_utf8("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line))

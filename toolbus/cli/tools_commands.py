@@ -76,10 +76,10 @@ def add(
         )
         return
     for file, state in added.files:
-        print(f"{state} {folder / file}")
+        terminal.print_lines(f"{state} {folder / file}")
     if tool.grants:
-        print(f"{'granted' if added.granted else 'granted before'}: {_grants(tool)}")
-    print(f"run it with: toolbus serve --tools-dir {folder}, or toolbus run {folder}")
+        terminal.print_lines(f"{'granted' if added.granted else 'granted before'}: {_grants(tool)}")
+    terminal.print_lines(f"run it with: toolbus serve --tools-dir {folder}, or toolbus run {folder}")
 
 
 @app.command(epilog=BUNDLED_EPILOG)

@@ -69,7 +69,7 @@ class ToolRunner:
             error = truncate(str(failure), self._settings.result_bytes) or FAILED
             timeout_seconds = self._settings.timeout_seconds if isinstance(failure, TimedOut) else 0.0
         except (Exception, SystemExit) as failure:  # SystemExit would end the host
-            log.warning("tool %s of member %s failed", assigned, member.name, exc_info=True)
+            log.warning("tool %.80r of member %.80r failed", assigned, member.name, exc_info=True)
             error = truncate(str(failure), self._settings.result_bytes) or FAILED
         prompt_tool = tool.tool if isinstance(tool.tool, PromptTool) else None
         return ToolOutcome(

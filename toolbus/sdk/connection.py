@@ -27,6 +27,7 @@ from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.peer_delegate import Delegate, IncomingCall
 from toolbus.sdk.reconnect import Reconnect
 from toolbus.session import State
+from toolbus.text import clean_line
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -296,7 +297,8 @@ class Connection:
     def _on_drain(self, attempt: Attempt, drain: wire.Drain) -> None:
         attempt.drain_reason = drain.reason or "shutdown"
         attempt.session.leave()
-        log.info("the bus at %s asks this peer to disconnect: %s", self.settings.address, attempt.drain_reason)
+        reason = clean_line(attempt.drain_reason)
+        log.info("the bus at %s asks this peer to disconnect: %s", self.settings.address, reason)
 
     def _answer(self, item: tuple[PeerSession, Result]) -> None:
         session, result = item

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from toolbus.errors import SetupError
 from toolbus.limits import MIB
 from toolbus.text import quote
-from toolbus.tool import MAX_INSTANCE, SOURCE
+from toolbus.tool import INSTANCE, SOURCE, explain_instance
 
 ADDRESS = "127.0.0.1:48930"
 MESSAGE_BYTES = 16 * MIB  # what we receive, and what the bus receives unless it says otherwise
@@ -52,7 +52,8 @@ class ConnectionSettings:
     Attributes:
         address: ``HOST:PORT`` or ``unix:PATH``; empty means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
         source: whose tools and calls these are.
-        instance: tells the sessions of a source apart; empty draws one, which stays for all attempts.
+        instance: tells the sessions of a source apart, up to 128 printable ASCII characters without blanks; empty
+            draws one, which stays for all attempts.
         max_in_flight: calls in flight in each direction; 0 means the bus's 256.
         qualified: whether the tools are listed as ``source:name``.
         token: proves the right to the source; empty means TOOLBUS_TOKEN.
@@ -82,8 +83,8 @@ class ConnectionSettings:
             raise SetupError(f"the bus's address is {address!r}, it must be HOST:PORT or unix:PATH")
         if not SOURCE.fullmatch(self.source):
             raise SetupError(f"source {quote(self.source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: choose another")
-        if len(self.instance) > MAX_INSTANCE:
-            raise SetupError(f"instance has {len(self.instance)} characters, more than {MAX_INSTANCE}: shorten it")
+        if not INSTANCE.fullmatch(self.instance):
+            raise SetupError(explain_instance(self.instance))
         if not 0 <= self.max_in_flight <= MAX_IN_FLIGHT:
             raise SetupError(
                 f"max_in_flight is {self.max_in_flight}, it must be from 0 (the default) to {MAX_IN_FLIGHT}"

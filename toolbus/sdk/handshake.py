@@ -16,6 +16,7 @@ from toolbus.sdk.attempt import FATAL, Attempt, error_of
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
 from toolbus.sdk.peer_delegate import Delegate
 from toolbus.session import State
+from toolbus.text import clean_line
 from toolbus.tool import PROTOCOL_VERSIONS
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -84,7 +85,8 @@ class Handshake:
         self._delegate.attached([each.name for each in answer.refused], reason)
         address, source = self._settings.address, self._settings.source
         if self.refusals:
-            log.error("the bus at %s refused the tools of %s: %s; the connection stays", address, source, reason)
+            shown = clean_line(reason)
+            log.error("the bus at %s refused the tools of %s: %s; the connection stays", address, source, shown)
         elif first:
             count = len(answer.registered) + sum(map(len, attempt.remaining_tools))
             log.info("attached to the bus at %s as %s with %d tools", address, source, count)
@@ -103,7 +105,8 @@ class Handshake:
             if attempt.over:
                 return
             text = error.details() or error.code().name
-            log.error("the bus at %s refused tools of %s: %s", self._settings.address, self._settings.source, text)
+            source, shown = self._settings.source, clean_line(text)
+            log.error("the bus at %s refused tools of %s: %s", self._settings.address, source, shown)
             self._delegate.refused([tool.name for tools in attempt.remaining_tools for tool in tools], text)
             if error.code() in FATAL:
                 attempt.fatal_error = error_of(error.code(), text)

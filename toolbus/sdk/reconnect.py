@@ -11,6 +11,7 @@ import grpc
 from toolbus.errors import PeerLost, ToolBusError
 from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, error_of
 from toolbus.sdk.connection_settings import ConnectionTimings
+from toolbus.text import clean_line
 
 if TYPE_CHECKING:
     from toolbus.sdk.connection import Connection
@@ -60,10 +61,10 @@ class Reconnect:
         self._connection.calls.no_bus_reason = end.cause
         if end.seconds >= 0:
             self._absence_logged = False
-            log.warning("lost the bus at %s: %s; reconnecting", address, end.cause)
+            log.warning("lost the bus at %s: %s; reconnecting", address, clean_line(end.cause))
         elif not self._absence_logged:
             self._absence_logged = True
-            log.warning("no bus at %s yet: %s; retrying until there is one", address, end.cause)
+            log.warning("no bus at %s yet: %s; retrying until there is one", address, clean_line(end.cause))
 
     def _final_error(self, attempt: Attempt, end: AttemptEnd) -> ToolBusError | None:
         """Returns why no further attempt may follow, and logs it; None where one may."""
@@ -75,7 +76,7 @@ class Reconnect:
             log.warning("%s", error)
             return error
         if attempt.fatal_error is not None:
-            log.error("%s", attempt.fatal_error)
+            log.error("%s", clean_line(str(attempt.fatal_error)))
             return attempt.fatal_error
         if end.seconds >= 0 or end.code not in FATAL:
             return None
@@ -83,7 +84,7 @@ class Reconnect:
         if end.code is grpc.StatusCode.UNIMPLEMENTED:
             text = f"the server at {address} is not a toolbus: check the address ({text})"
         error = error_of(end.code, text)
-        log.error("the bus at %s refuses %s: %s", address, source, error)
+        log.error("the bus at %s refuses %s: %s", address, source, clean_line(str(error)))
         connection.delegate.refused([tool.name for tool in connection.delegate.tools()], text)
         return error
 

@@ -241,8 +241,9 @@ class Attach(_message.Message):
     calls.
     """
     instance: _builtins.str
-    """Distinguishes the sessions of a source: at most 128 characters, drawn at random once per process. A session with
-    the same source and instance replaces the older one. An empty instance never replaces another.
+    """Distinguishes the sessions of a source: 0 to 128 of `[!-~]` (printable ASCII without blanks), drawn at random once
+    per process. Any other text ends the stream with INVALID_ARGUMENT. A session with the same source and instance
+    replaces the older one. An empty instance never replaces another.
     """
     max_in_flight: _builtins.int
     """How many calls this session takes at once, and, counted separately, how many calls of its own it may have in

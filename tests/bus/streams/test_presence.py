@@ -47,7 +47,13 @@ def test_a_session_takes_as_many_calls_as_it_asks_for_within_the_limit(asked: in
         ({"source": "a b"}, "INVALID_ARGUMENT", "source 'a b'.*choose another"),
         ({"source": "x" * 129}, "INVALID_ARGUMENT", "1,128"),
         ({"source": "toolbus"}, "PERMISSION_DENIED", "belongs to the bus itself"),
-        ({"instance": "x" * 129}, "INVALID_ARGUMENT", "129 characters"),
+        ({"instance": "x" * 129}, "INVALID_ARGUMENT", r"\(129 characters\) breaks the rule \[!-~\]\{0,128\}: use"),
+        ({"instance": "a b"}, "INVALID_ARGUMENT", "instance 'a b'.*without blanks"),
+        ({"instance": "x\n12:00:00 info toolbus"}, "INVALID_ARGUMENT", r"instance 'x\\n12:00:00 info"),
+        ({"instance": "x\n"}, "INVALID_ARGUMENT", r"instance 'x\\n'"),
+        ({"instance": "\x1b]0;owned\x07"}, "INVALID_ARGUMENT", r"instance '\\x1b\]0;owned"),
+        ({"instance": "\x7f"}, "INVALID_ARGUMENT", r"instance '\\x7f'"),
+        ({"instance": "é"}, "INVALID_ARGUMENT", "instance 'é'"),
     ],
 )
 def test_an_attach_that_breaks_a_rule_ends_the_stream_with_an_error(

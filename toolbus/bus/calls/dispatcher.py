@@ -350,7 +350,7 @@ class Dispatcher:
         """Answers a call that met a fault of the bus; panics of the validator do not derive from Exception."""
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
             raise fault
-        log.error("a fault of the bus in call %s of %s", call_id, name[:80], exc_info=fault)
+        log.error("a fault of the bus in call %.80r of %.80r", call_id, name, exc_info=fault)
         error = CallError(Code.INTERNAL, "a fault of the bus; its log has the details", stage=Stage.NOT_DISPATCHED)
         caller.deliver_result(call_id, Result(call_id, is_error=True, error=error).to_wire())
         self.records.add(call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source, now, now, error.code)
@@ -560,7 +560,7 @@ class Dispatcher:
             if self.background is not None:
                 adopted = self.background.adopt(call, now, self.cancels)
         except Exception:  # the sweep must go on: it times out every other call too
-            log.exception("a fault of the bus: call %s of %s became no task", call.call_id, call.entry.name)
+            log.exception("a fault of the bus: call %.80r of %.80r became no task", call.call_id, call.entry.name)
         if adopted is None:  # the caller waits on, within the longest timeout
             call.timeout = min(call.timeout, call.caller.longest_timeout)
             call.deadline = min(call.deadline, call.started + call.timeout)

@@ -110,7 +110,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    log.error("internal error method=%s path=%s", request.method, request.url.path, exc_info=error)
+    log.error("internal error method=%s path=%.80r", request.method, request.url.path, exc_info=error)
     return _response(500, {"detail": INTERNAL_DETAIL})
 
 

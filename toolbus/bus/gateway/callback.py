@@ -191,7 +191,7 @@ class Callbacks:
         try:
             result = await self._exchange(handler, call)
         except Exception:
-            log.exception("a fault of the bus in call %s of %s", call.call_id, call.entry.name)
+            log.exception("a fault of the bus in call %.80r of %.80r", call.call_id, call.entry.name)
             result = _failure(Code.INTERNAL, INTERNAL_DETAIL, Stage.UNKNOWN)
         result.call_id = call.id
         self._dispatcher.results(handler, [result], time.monotonic())

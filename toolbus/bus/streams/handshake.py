@@ -33,7 +33,7 @@ from toolbus.errors import (
     VersionMismatch,
 )
 from toolbus.text import quote, shorten
-from toolbus.tool import MAX_INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits
+from toolbus.tool import INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits, explain_instance
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 log = logging.getLogger("toolbus.sessions")
@@ -154,10 +154,8 @@ class Handshake:
             )
         if attach.source == BUS_SOURCE:
             raise NotPermitted(f"source {BUS_SOURCE!r} belongs to the bus itself: choose another source")
-        if len(attach.instance) > MAX_INSTANCE:
-            raise InvalidRequest(
-                f"instance has {len(attach.instance)} characters, at most {MAX_INSTANCE} are allowed: shorten it"
-            )
+        if not INSTANCE.fullmatch(attach.instance):
+            raise InvalidRequest(explain_instance(attach.instance))
         self._table.check_token(attach.source, attach.token)
         if len(self._table.sessions) >= (limit := self._limits.sessions):
             raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and accepts no more")

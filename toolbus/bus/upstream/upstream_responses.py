@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from toolbus.text import shorten
+from toolbus.text import clean_line, shorten
 
 MAX_SHOWN = 300  # characters of a main server's text in our errors and logs
 
@@ -91,8 +91,7 @@ def read_change_response(status: int, body: bytes) -> ChangeResponse:
 def clean(value: object) -> str:
     """Returns foreign text as a log line may show it: one line, printable, short."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    line = " ".join(text[: 4 * MAX_SHOWN].split())
-    return shorten("".join(letter if letter.isprintable() else "�" for letter in line), MAX_SHOWN)
+    return shorten(clean_line(text[: 4 * MAX_SHOWN]), MAX_SHOWN)
 
 
 def _parse(body: bytes) -> Any:
