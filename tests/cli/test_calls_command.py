@@ -1,6 +1,8 @@
 """``toolbus calls``: records, filters, contents and --follow."""
 
+import asyncio
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from tests.cli.served_bus import address_of, in_flight, run_json, start_grpc_bus
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
+from toolbus import Host
 from toolbus.bus.calls.call_records import MAX_RECORDS
 from toolbus.cli import calls_command
 from toolbus.testing import running_bus
@@ -93,6 +96,33 @@ def test_follow_prints_each_call_as_it_ends_until_ctrl_c(bus: str, tmp_path: Pat
     assert [json.loads(each["arguments"])["city"] for each in found] == ["Before", "Rome", "Kyiv"]
     assert people.out.splitlines()[0].split()[0] == "OUTCOME"
     assert [line.split()[-1] for line in people.out.splitlines()[1:]] == ["get.weather"] * 3
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_follow_prints_how_many_calls_it_lost(words: tuple[str, ...], tmp_path: Path) -> None:
+    ended = 2 * MAX_RECORDS
+
+    async def call_often(address: str) -> None:
+        async with Host(address) as host:
+            for _ in range(ended // 100):
+                await asyncio.gather(*(host.call("toolbus:stats") for _ in range(100)))
+
+    with (
+        start_grpc_bus(tmp_path, "--ephemeral") as serving,
+        Running(tmp_path, "calls", "--follow", "--bus", address_of(serving), *words) as following,
+    ):
+        until_sync(lambda: in_flight(address_of(serving), "toolbus:calls") == 1, "the follower's question")
+        following.send(signal.SIGSTOP)
+        asyncio.run(call_often(address_of(serving)))
+        following.send(signal.SIGCONT)
+        until_sync(lambda: _told_and_lost(following) == ended, "every call, or its loss")
+    assert following.out.count("toolbus:stats") < ended
+
+
+def _told_and_lost(following: Running) -> int:
+    """Returns for how many calls of stats a follower printed a line, or that they are lost."""
+    lost = re.findall(r'"lost":(\d+)', following.out) + re.findall(r"toolbus: (\d+) calls lost", following.err)
+    return following.out.count("toolbus:stats") + sum(int(count) for count in lost)
 
 
 def test_a_bus_ends_although_a_command_follows_its_calls(tmp_path: Path) -> None:

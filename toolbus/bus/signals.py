@@ -1,4 +1,4 @@
-"""Tells the rooms of a bus what changed: the catalog, the health of a source, whether the bus takes calls.
+"""Tells the rooms of a bus what changed: the catalog, the health of a source, whether the bus takes calls, ended calls.
 
 A change of the catalog reaches two kinds of listeners: those who must see each change at once, on the bus's loop, and
 watchers, who get what changed as one step, at most once in `Timings.watch_seconds`.
@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 from toolbus.bus.access.principal import OBSERVER, Principal
+from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.registry import Registry
@@ -23,9 +24,10 @@ class Signals:
         watch_seconds: how often watchers are notified at most.
     """
 
-    def __init__(self, registry: Registry, view: CatalogView, watch_seconds: float) -> None:
+    def __init__(self, registry: Registry, view: CatalogView, records: CallRecords, watch_seconds: float) -> None:
         self._registry = registry
         self._view = view
+        self._records = records
         self._watch_seconds = watch_seconds
         self._loop: asyncio.AbstractEventLoop | None = None  # None until started
         self._thread = 0  # the loop's, by its identity; 0 until started
@@ -36,6 +38,7 @@ class Signals:
         self._on_source: list[Callable[[str], object]] = []
         self._on_readiness: list[Callable[[], object]] = []
         self._watchers: set[asyncio.Event] = set()
+        self._call_ended: asyncio.Event | None = None  # of everybody who waits for the next call; None: nobody
         self.closed = False  # whether watchers are to end
 
     @property
@@ -71,6 +74,7 @@ class Signals:
             self._timer.cancel()
         for event in self._watchers:
             event.set()
+        self._wake_followers()
 
     def source_changed(self, source: str) -> None:
         """Says that the health of a source may have changed."""
@@ -81,6 +85,21 @@ class Signals:
         """Says that the bus began or ceased to take calls."""
         for listener in self._on_readiness:
             listener()
+        self._wake_followers()
+
+    async def next_call(self) -> None:
+        """Waits until a further call has ended; returns without one when the bus begins to drain, and when it stops."""
+        if self.closed:
+            return
+        if self._call_ended is None:
+            self._call_ended = asyncio.Event()
+            self._records.on_next(self._wake_followers)
+        await self._call_ended.wait()
+
+    def _wake_followers(self) -> None:
+        if self._call_ended is not None:
+            self._call_ended.set()
+            self._call_ended = None
 
     def catalog_changed(self) -> None:
         """Says that the catalog changed; from any thread."""

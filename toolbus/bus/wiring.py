@@ -120,7 +120,7 @@ class Bus(EmbeddedBus):
             stuck_seconds=timings.stuck_seconds,
             first_id=secrets.randbits(48),
         )
-        signals = Signals(registry, dispatcher.view, timings.watch_seconds)
+        signals = Signals(registry, dispatcher.view, self.records, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
         presence = Presence(
             registry,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,7 +30,8 @@ EPILOG = epilog(
     characters.
 
     With --follow the newest calls are printed in the order in which they ended, and then each further call as it ends,
-    until Ctrl-C. It continues when the bus is restarted.
+    until Ctrl-C. It continues when the bus is restarted. Calls that ended faster than they could be printed are a line
+    with their number, on standard error; with --json a line {"lost":NUMBER}. It counts them whatever the filters say.
 
     Arguments and outputs are recorded only by a bus that was started with `toolbus serve --record-contents`, without
     what looks like a secret. The table shortens them to 60 characters, --json prints up to 4,096.
@@ -38,6 +40,8 @@ EPILOG = epilog(
 )
 
 FOLLOW_SECONDS = 30.0  # how long one request waits for further calls
+FOLLOW_LIMIT = 50  # calls of one answer: with the longest contents it stays below the 4 MiB of a result
+PAUSE_SECONDS = 0.025  # between two requests, so that following costs the bus little: at most 2,000 calls/s
 _CALLS_TOOL = "toolbus:calls"  # its own calls are not recorded
 MAX_SHOWN = 60  # characters of arguments or output in a table
 # Headings, with the width of each column with --follow, which cannot know the rows that follow.
@@ -76,7 +80,7 @@ def calls(
         columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
         if not as_json:
             terminal.print_row([head for head, _ in columns], [width for _, width in columns])
-        bus_client.with_host(bus, lambda host: _follow(host, filters, lambda each: _print(each, contents, as_json)))
+        bus_client.with_host(bus, lambda host: _follow(host, filters, contents, as_json))
         return
     records = call_bus_tool(bus, "calls", filters)
     if as_json:
@@ -99,27 +103,38 @@ def _outcome(word: str | None) -> str:
     return word.upper()
 
 
-async def _follow(host: Host, filters: Mapping[str, Any], show_record: Callable[[Mapping[str, Any]], None]) -> None:
-    records = (await _request(host, filters))[::-1]
-    since = 0
+async def _follow(host: Host, filters: Mapping[str, Any], contents: bool, as_json: bool) -> None:
+    answer = await _request(host, filters)
+    answer["calls"].reverse()
     while True:
-        for record in records:
-            since = record["number"]
-            show_record(record)
-        records = await _request(host, {**filters, "since": since, "wait_seconds": FOLLOW_SECONDS})
+        if answer["lost"]:
+            _print_lost(answer["lost"], as_json)
+        for record in answer["calls"]:
+            _print(record, contents, as_json)
+        await asyncio.sleep(PAUSE_SECONDS)
+        request = {"since": answer["next"], "wait_seconds": FOLLOW_SECONDS, "limit": FOLLOW_LIMIT}
+        answer = await _request(host, {**filters, **request})
 
 
-async def _request(host: Host, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+async def _request(host: Host, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Sends a request until it succeeds: waits for a bus that is restarted, like `watch`."""
     from toolbus.errors import Code
 
     while True:
-        result = await host.call(_CALLS_TOOL, arguments, timeout=FOLLOW_SECONDS + bus_client.REPLY_SECONDS)
+        timeout = FOLLOW_SECONDS + bus_client.REPLY_SECONDS
+        result = await host.call(_CALLS_TOOL, {**arguments, "follow": True}, timeout=timeout)
         if result.error is None:
-            records: list[dict[str, Any]] = result.output
-            return records
+            answer: dict[str, Any] = result.output
+            return answer
         if result.error.code not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
             show(result, as_json=False)
+
+
+def _print_lost(count: int, as_json: bool) -> None:
+    if as_json:
+        terminal.print_json({"lost": count}, line=True)
+    else:
+        terminal.print_note(f"{count} calls lost: they ended faster than they could be printed")
 
 
 def _print(record: Mapping[str, Any], contents: bool, as_json: bool) -> None:

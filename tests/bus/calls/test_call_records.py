@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, nested, one_call, tool
-from toolbus.bus.calls.call_records import MAX_CONTENT, MAX_TEXT, CallRecord, CallRecords
+from toolbus.bus.calls.call_records import MAX_CONTENT, MAX_TEXT, CallRecord, CallRecords, RecordFilter
 from toolbus.bus.calls.redaction import HIDDEN
 from toolbus.errors import Code
 from toolbus.tool import Limits
@@ -41,6 +41,45 @@ def test_a_code_of_a_newer_protocol_reads_as_internal_and_hides_no_other_record(
     records.add("2", "t", "plugin", "host", 0.0, 1.0, 99)
     assert [record.code for record in records] == [Code.INTERNAL, Code.TOOL]
     assert records.outcomes == {Code.TOOL: 1, Code.INTERNAL: 1}
+
+
+@given(
+    st.integers(1, 8),
+    st.lists(st.one_of(st.integers(0, 20), st.none()), max_size=30),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_what_a_follower_reads_and_what_it_lost_is_everything_that_happened(
+    keep: int, steps: list[int | None], limit: int, filtered: bool
+) -> None:
+    records = CallRecords(keep)
+    selection = RecordFilter(name="odd") if filtered else RecordFilter()
+    position, lost, read, ended = 0, set[int](), list[int](), 0
+    for step in [*steps, *(None,) * 100]:
+        if step is not None:
+            for _ in range(step):
+                ended += 1
+                records.add(str(ended), "odd" if ended % 2 else "even", "plugin", "host", 0.0, 1.0, 0)
+            continue
+        batch = records.batch(selection, position, limit)
+        assert len(batch.records) <= limit
+        lost.update(range(position + 1, position + batch.lost + 1))
+        read += [record.number for record in batch.records]
+        position = batch.position
+    assert position == ended == records.ended
+    assert read == [each for each in range(1, ended + 1) if each not in lost and (each % 2 or not filtered)]
+    assert filtered or len(read) + len(lost) == ended
+
+
+def test_a_listener_is_called_once_and_calls_cost_nothing_more_afterwards() -> None:
+    records, called = CallRecords(), list[int]()
+    plain = records.keep
+    records.on_next(lambda: called.append(1))
+    records.on_next(lambda: called.append(2))
+    assert records.keep != plain
+    for _ in range(3):
+        records.add("1", "t", "plugin", "host", 0.0, 1.0, 0)
+    assert (called, records.ended, len(records), records.keep) == ([1, 2], 3, 3, plain)
 
 
 # -- what the dispatcher notes ---------------------------------------------------------------------------------------

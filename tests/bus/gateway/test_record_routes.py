@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import pytest_asyncio
 
 from tests.bus.gateway.calling import client, events, invoke
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus
+from toolbus.bus.calls.call_records import MAX_RECORDS, RecordFilter
 from toolbus.bus.gateway.host_models import RecordedCalls
+from toolbus.bus.gateway.record_routes import SharedBatches
 from toolbus.testing import running_bus
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,12 +31,16 @@ async def running(**settings: Any) -> AsyncIterator[Bus]:
     async with running_bus(http="127.0.0.1:0", grace_seconds=0.0, **settings) as bus:
 
         @bus.tool
-        def echo(value: int = 0) -> int:
+        async def echo(value: int = 0) -> int:
             return value
 
         @bus.tool
         def fails() -> None:
             raise ValueError("no")
+
+        @bus.tool
+        async def rare() -> None:
+            """Filtered followers ask for it."""
 
         yield bus
 
@@ -191,3 +198,106 @@ async def test_a_stop_of_the_bus_ends_the_streams_at_once() -> None:
         assert asyncio.get_running_loop().time() - started < 0.9  # else their connections would be cut
         with pytest.raises(StopAsyncIteration):
             await next_call()
+
+
+class Followed:
+    """What a follower was told until it knew of a call, or of its loss."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.lost: set[int] = set()
+
+    def take(self, kind: str, data: Words, id: str) -> int:
+        """Takes an event; returns the number up to which all is known."""
+        if kind == "call":
+            self.told.append(data["number"])
+            return int(id)
+        assert kind == "lost"
+        numbers = range(data["first"], data["last"] + 1)
+        assert (len(numbers), data["last"]) == (data["count"], int(id))
+        assert self.lost.isdisjoint(numbers)
+        self.lost.update(numbers)
+        return int(id)
+
+
+async def follow(
+    http: httpx.AsyncClient, last: int, begun: asyncio.Barrier, over: asyncio.Event | None = None
+) -> Followed:
+    """Follows the calls, until all up to a number is known; with an event, reads nothing before it is set."""
+    followed = Followed()
+    async with http.stream("GET", PATH, headers={"Accept": "text/event-stream"}) as answer:
+        lines = answer.aiter_lines()
+        assert [await anext(lines), await anext(lines)] == ["retry: 1000", ""]
+        await begun.wait()
+        if over is not None:
+            await over.wait()
+        async for event in events(answer, lines):
+            if followed.take(*event) >= last:
+                return followed
+    raise AssertionError("the stream ended")
+
+
+@pytest.mark.parametrize("rate", [2_000, 10_000])
+async def test_told_and_lost_calls_are_all_that_happened_for_every_follower(rate: int) -> None:
+    small = httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)])
+    async with (
+        running() as bus,
+        client(bus) as http,
+        client(bus, params={"name": "rare"}) as some,
+        client(bus, transport=small) as slow,
+    ):
+        begun, over, last = asyncio.Barrier(6), asyncio.Event(), rate + 1
+        everything = [asyncio.ensure_future(follow(http, last, begun)) for _ in range(3)]
+        filtered = asyncio.ensure_future(follow(some, last, begun))
+        late = asyncio.ensure_future(follow(slow, last, begun, over))
+        await begun.wait()
+        selected = {last}
+        for _ in range(rate // 500):
+            await asyncio.gather(*(bus.call("rare" if number % 10 == 0 else "echo") for number in range(500)))
+            selected.update(record.number for record in bus.records if record.name == "rare")
+        await bus.call("rare")
+        over.set()
+        for followed in await within(asyncio.gather(*everything, late)):
+            assert len(followed.told) + len(followed.lost) == last == bus.records.ended
+            assert {*followed.told} | followed.lost == set(range(1, last + 1))
+            assert followed.told == sorted(followed.told)
+        found = await within(filtered)
+        assert found.told == sorted(selected - found.lost)
+
+
+async def test_a_stream_says_exactly_what_was_overwritten_before_it_began() -> None:
+    async with running() as bus:
+        for number in range(1, 2_501):
+            bus.records.add(f"c-{number}", "echo", "local", "test", 0.0, 1.0, 0)
+        async with client(bus, params={"since": 100}) as since:
+            followed = await within(follow(since, 2_500, asyncio.Barrier(1)))
+        assert followed.lost == set(range(101, 2_500 - MAX_RECORDS + 1))
+        assert followed.told == list(range(2_500 - MAX_RECORDS + 1, 2_501))
+
+
+async def test_streams_with_the_same_filter_that_keep_up_share_their_bytes(bus: Bus) -> None:
+    batches = SharedBatches(bus.records)
+    await bus.call("echo")
+    first = batches.after(RecordFilter(), 0)
+    assert batches.after(RecordFilter(), 0) is first
+    assert batches.after(RecordFilter(name="fails"), 0) is not first
+    assert batches.after(RecordFilter(), first.position).data == b""
+
+
+async def test_the_bus_s_own_tool_says_what_a_follower_lost() -> None:
+    async with running() as bus:
+        for number in range(1, 1_501):
+            bus.records.add(f"c-{number}", "echo", "local", "test", 0.0, 1.0, 0)
+        answer = (await bus.call("toolbus:calls", {"follow": True, "since": 200, "limit": 2})).output
+        assert (answer["lost"], answer["next"], ids(answer["calls"])) == (300, 502, ["c-501", "c-502"])
+        answer = (await bus.call("toolbus:calls", {"follow": True, "since": 200, "name": "fails"})).output
+        assert answer == {"calls": [], "lost": 300, "next": 1500}
+        answer = (await bus.call("toolbus:calls", {"follow": True, "limit": 1})).output
+        assert (answer["lost"], answer["next"], ids(answer["calls"])) == (0, 1500, ["c-1500"])
+        waiting = asyncio.ensure_future(
+            bus.call("toolbus:calls", {"follow": True, "since": 1500, "name": "fails", "wait_seconds": WAIT_SECONDS})
+        )
+        await bus.call("echo")
+        await bus.call("fails")
+        answer = (await within(waiting)).output
+        assert ([each["number"] for each in answer["calls"]], answer["lost"], answer["next"]) == ([1502], 0, 1502)

@@ -6,12 +6,13 @@ They are called over Invoke like any other tool, listed only in a listing of tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 from toolbus.bus.access.principal import principal_of
-from toolbus.bus.calls.call_records import RecordFilter
+from toolbus.bus.calls.call_records import RecordBatch, RecordFilter
 from toolbus.bus.core import Core
 from toolbus.bus.operators.grants import TOOLS, Grants
 from toolbus.bus.operators.introspection import Introspection
@@ -31,7 +32,9 @@ SEARCH_DESCRIPTION = (
     "which tool is missing. If results is empty, there is no such tool: try other words once, then say that you cannot "
     "do it. Never invent a tool."
 )
-POLL_SECONDS = 0.1  # between two polls of the records meanwhile: a notification would cost every call
+
+
+BATCH_SECONDS = 0.05  # from the next call until the records are read: a follower reads batches
 
 
 class AdminTools:
@@ -79,7 +82,8 @@ class AdminTools:
         outcome: str = "",
         since: int = -1,
         wait_seconds: float = 0.0,
-    ) -> list[dict[str, Any]]:
+        follow: bool = False,
+    ) -> list[dict[str, Any]] | dict[str, Any]:
         """Lists records of ended calls.
 
         Args:
@@ -91,23 +95,31 @@ class AdminTools:
             outcome: only calls that ended so: OK, or a code such as TOOL.
             since: only calls with a higher number.
             wait_seconds: how long to wait for one, at most 60.
+            follow: answer with an object: `calls`; `lost`, how many calls after `since` were overwritten before they
+                were read, whatever the filters say; `next`, the `since` of the next request.
         """
         record_filter = RecordFilter(source, name, caller, user_id, outcome)
         deadline = time.monotonic() + min(wait_seconds, MAX_WAIT_SECONDS)
         if since > self._records.ended:
             since = 0  # a number of an earlier bus, which has been restarted since
-        checked = since
-        while not (calls := self._calls(record_filter, checked, limit, since)) and time.monotonic() < deadline:
-            if self._presence.draining:  # a client that waits must not delay the shutdown of the bus
+        while True:
+            if since < 0:
+                batch = RecordBatch(0, self._records.newest(record_filter, limit), self._records.ended)
+            else:
+                batch = self._records.batch(record_filter, since, limit)
+            # A client that waits must not delay the shutdown of the bus.
+            if batch.records or (batch.lost and follow) or self._presence.draining or time.monotonic() >= deadline:
                 break
-            checked = self._records.ended  # records up to this number need not be checked again
-            await asyncio.sleep(POLL_SECONDS)
-        return calls
+            since = batch.position if since >= 0 else since  # calls up to this number need not be read again
+            await self._next_call(deadline)
+        calls = [record.described(self._records.began) for record in batch.records]
+        return {"calls": calls, "lost": batch.lost, "next": batch.position} if follow else calls
 
-    def _calls(self, record_filter: RecordFilter, checked: int, limit: int, since: int) -> list[dict[str, Any]]:
-        records = self._records
-        selected = records.newest(record_filter, limit) if since < 0 else records.after(record_filter, checked, limit)
-        return [record.described(records.began) for record in selected]
+    async def _next_call(self, deadline: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._core.signals.next_call()
+                await asyncio.sleep(BATCH_SECONDS)
 
     @llm_tool(description="Shows what the bus has counted since it started.")
     async def stats(self) -> dict[str, Any]:
