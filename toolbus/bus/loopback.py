@@ -1,4 +1,4 @@
-"""Decides which hosts, peers and headers belong to this machine, and masks passwords in URLs (REST-20, REST-21).
+"""Decides which hosts, peers and headers belong to this machine, and masks passwords in URLs (REST-20 to REST-22).
 
 Pure text in, an answer out: no name is resolved. Only the spellings of loopback addresses that every library reads
 alike count; callback URLs are validated with these rules in `callback_url`.
@@ -11,6 +11,7 @@ from ipaddress import IPv6Address
 
 _HEADER = re.compile(r"(\[[^@\[\]]*\]|[^@:\[\]]*)(?::([0-9]{1,5}))?", re.ASCII)
 _ORIGIN = re.compile(r"(?i:https?)://([^/?#]*)", re.ASCII)
+_DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers leave them out
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = re.compile(rf"127(?:\.{_OCTET}){{3}}", re.ASCII)
 _LOCALHOST = re.compile("localhost", re.ASCII | re.IGNORECASE)  # ASCII: or `ſ` would count as `s`
@@ -42,6 +43,19 @@ def is_allowed_origin(value: str) -> bool:
     """Returns whether an `Origin` header names a page that this machine served itself (REST-21)."""
     found = _ORIGIN.fullmatch(value)
     return found is not None and is_allowed_host_header(found[1])
+
+
+def is_own_origin(value: str, host: str, scheme: str, port: int) -> bool:
+    """Returns whether an `Origin` header names a page of the listener itself, as a browser spells it (REST-22).
+
+    Args:
+        host: the `Host` header of the request, which is allowed.
+        port: of the listener.
+    """
+    pieces = _HEADER.fullmatch(host)
+    if pieces is None or value.lower() != f"{scheme}://{host}".lower():
+        return False
+    return (parse_port(pieces[2]) or _DEFAULT_PORTS[scheme]) == port
 
 
 def parse_port(digits: str | None) -> int | None:

@@ -27,11 +27,12 @@ class Answer:
 
 
 class Line:
-    """A connection to the gateway of a bus."""
+    """A connection to the gateway of a bus, or to an address."""
 
-    def __init__(self, bus: Bus) -> None:
-        assert bus.http_address is not None
-        self._address = bus.http_address
+    def __init__(self, bus: Bus | str) -> None:
+        address = bus if isinstance(bus, str) else bus.http_address
+        assert address is not None
+        self._address = address
         self._reader: asyncio.StreamReader | None = None  # None until the first word
         self._writer: asyncio.StreamWriter | None = None  # None until the first word
 
@@ -52,8 +53,9 @@ class Line:
         assert self._reader is not None
         async with asyncio.timeout(WAIT_SECONDS):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            pairs = (line.partition(":") for line in head[1:] if line)
+            pairs = [line.partition(":") for line in head[1:] if line]
             headers = {name.lower(): value.strip() for name, _, value in pairs}
+            assert len(headers) == len(pairs), f"a header twice: {head}"
             length = headers.get("content-length")
             body = b""
             if not bodiless:
@@ -77,7 +79,7 @@ def request(line: str, *headers: str, body: bytes = b"") -> bytes:
     return "\r\n".join([f"{line} HTTP/1.1", *headers, "", ""]).encode("latin-1") + body
 
 
-async def ask(bus: Bus, data: bytes) -> Answer:
+async def ask(bus: Bus | str, data: bytes) -> Answer:
     """Sends bytes over a connection of their own and returns the first answer."""
     line = Line(bus)
     try:

@@ -1,4 +1,4 @@
-"""Who may ask over HTTP (REST-20, REST-21), and what a connection may do to the bus: bytes on sockets, no library."""
+"""Who may ask over HTTP (REST-20 to REST-22), and what a connection may do to the bus: bytes on sockets, no library."""
 
 from __future__ import annotations
 
@@ -171,6 +171,108 @@ async def test_any_other_page_is_refused(bus: Bus, origins: tuple[str, ...]) -> 
     answer = await ask(bus, request("POST /api/tools/clear", HOST, LENGTH, *headers, body=CLEAR))
     assert (answer.status, "Origin" in answer.json["detail"]) == (403, True)
     assert b"secret" not in answer.body
+
+
+# Pages of another port of this machine: a browser sends these without asking (REST-22).
+HIDDEN = (
+    (),
+    ("text/plain",),
+    ("text/plain;charset=UTF-8",),
+    ("application/x-www-form-urlencoded",),
+    ("multipart/form-data; boundary=application/json",),
+    ("text/plain, application/json",),
+    ("text/plain; application/json",),
+    ("application/jsonp",),
+    ("application/json, text/plain",),
+    ("application/json", "text/plain"),
+    ("application/json", "application/json"),
+    ("",),
+)
+SHOWN = ("application/json", "application/json; charset=utf-8", "Application/JSON;x", "application/vnd.x+json")
+CHANGES = (
+    "POST /api/tools/register",
+    "POST /api/tools/unregister",
+    "POST /api/tools/clear",
+    "POST /api/tools/invoke",
+    "POST /api/llm-tools/callback/a/b",
+    "POST /api/tasks/x/redirect",
+    "DELETE /api/tasks/x",
+    "POST /api/council/run",
+    "POST /api/council/retry",
+    "POST /nowhere",
+)
+
+
+@pytest.mark.parametrize("kinds", HIDDEN)
+async def test_a_page_of_another_port_is_refused_unless_it_says_that_its_body_is_json(
+    bus: Bus, kinds: tuple[str, ...]
+) -> None:
+    headers = ("Origin: http://localhost:9000", *(f"Content-Type: {kind}" for kind in kinds))
+    for line in CHANGES:
+        for length in (LENGTH, "Content-Length: 0", "Transfer-Encoding: chunked"):
+            answer = await ask(bus, request(line, HOST, length, *headers))
+            assert answer.status == 415, (line, answer)
+            assert "Content-Type: application/json" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+async def test_a_page_of_another_port_may_send_json_which_its_browser_asks_about_first(bus: Bus, kind: str) -> None:
+    headers = ("Origin: http://localhost:9000", f"Content-Type: {kind}", LENGTH)
+    assert (await ask(bus, request("POST /api/tools/clear", HOST, *headers, body=CLEAR))).status == 200
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:9000", "https://127.0.0.1", "http://[::1]:8080"])
+async def test_a_page_of_another_port_never_administers_the_bus(bus: Bus, origin: str) -> None:
+    for line in ("POST /api/bus/drain", "POST /api/bus/stats", "GET /api/bus/stats", "OPTIONS /api/bus/drain"):
+        for kind in ("application/json", "text/plain"):
+            headers = (f"Origin: {origin}", f"Content-Type: {kind}", "Content-Length: 2")
+            answer = await ask(bus, request(line, HOST, *headers, body=b"{}"))
+            assert answer.status == 403
+            assert "administer" in answer.json["detail"]
+    async with client(bus) as http:
+        assert (await http.get("/readyz")).json() == {"status": "ready"}
+
+
+def _own(bus: Bus, scheme: str = "http", name: str = "127.0.0.1", more: int = 0) -> str:
+    assert bus.http_address is not None
+    return f"{scheme}://{name}:{int(bus.http_address.rpartition(':')[2]) + more}"
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]"])
+async def test_a_page_of_the_listener_itself_is_served_like_a_program(bus: Bus, name: str) -> None:
+    origin = _own(bus, name=name)
+    own = (f"Host: {origin[7:]}", f"Origin: {origin}")
+    assert (await ask(bus, request("POST /api/tools/clear", *own, LENGTH, body=CLEAR))).status == 200
+    assert (await ask(bus, request("POST /api/bus/stats", *own, "Content-Length: 0"))).status == 200
+
+
+async def test_any_part_of_an_origin_that_differs_makes_it_a_page_of_another_server(bus: Bus) -> None:
+    here = _own(bus)
+    for host, origin in (
+        (here, _own(bus, name="localhost")),
+        (_own(bus, name="localhost"), here),
+        (here, _own(bus, scheme="https")),
+        (here, _own(bus, more=1)),
+        (_own(bus, more=1), _own(bus, more=1)),  # the name that a rebinding page of another port would have
+        (here, "http://127.0.0.1"),
+        ("http://127.0.0.1", "http://127.0.0.1"),
+    ):
+        headers = (f"Host: {host.partition('//')[2]}", f"Origin: {origin}", "Content-Length: 0")
+        answer = await ask(bus, request("POST /api/bus/stats", *headers))
+        assert answer.status == 403, (host, origin)
+    both = (f"Host: {here[7:]}", f"Origin: {here}", "Origin: http://localhost:9000", "Content-Length: 0")
+    assert (await ask(bus, request("POST /api/bus/stats", *both))).status == 403
+
+
+async def test_no_preflight_is_granted_on_any_path(bus: Bus) -> None:
+    asks = ("Access-Control-Request-Headers: content-type", "Access-Control-Request-Private-Network: true")
+    for line in (*CHANGES, "POST /api/bus/drain", "GET /docs", "GET /openapi.json", "GET /healthz", "GET *"):
+        method, path = line.split(" ")
+        for origin in ("http://localhost:9000", _own(bus), "https://evil.example", "null"):
+            wanted = (f"Origin: {origin}", f"Access-Control-Request-Method: {method}", *asks)
+            answer = await ask(bus, request(f"OPTIONS {path}", f"Host: {_own(bus)[7:]}", *wanted))
+            assert answer.status in (403, 404, 405), (path, origin, answer)
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
 async def test_a_preflight_of_a_browser_gets_no_cors_headers(bus: Bus) -> None:

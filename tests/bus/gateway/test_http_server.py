@@ -9,6 +9,7 @@ from typing import Any
 
 import uvloop
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.gateway.http_server import HttpServer
 
 CROWD = 64
@@ -19,9 +20,9 @@ async def _silent(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def _passes_until_taken(crowd: int) -> int:
-    server = HttpServer(connections=2 * crowd)
+    server = HttpServer(connections=2 * crowd, head_seconds=WAIT_SECONDS)
     server.bind("127.0.0.1:0")
-    await server.start(_silent)
+    await server.start(_silent, {})
     host, _, port = server.address.partition(":")
     with contextlib.ExitStack() as open_ones:
         for _ in range(crowd):

@@ -1,29 +1,36 @@
 """Refuses HTTP requests that do not come from a program of this machine, web pages in a local browser included.
 
-Checked before a request's body is read, for every path but ``/healthz`` (REST-20, REST-21). No header that claims where
-a request came from is believed: the peer is the address of the socket. The limit of a request's body is enforced here
-too, after that check: a client that is refused learns nothing else.
+Checked before a request's body is read, for every path but ``/healthz`` (REST-20 to REST-22). No header that claims
+where a request came from is believed: the peer is the address of the socket. The limit of a request's body is enforced
+here too, after that check: a client that is refused learns nothing else.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_peer, mask
+from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_peer, is_own_origin, mask
 from toolbus.text import quote
 
 log = logging.getLogger("toolbus.http")
 
 OPEN_PATHS = frozenset({"/healthz"})
+OPERATOR_PATHS = ("/api/bus/",)  # prefixes of what no page but the listener's own may use
+READING = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing, here as everywhere
+_JSON_TYPE = re.compile(r"application/(?:[^\s;,/]+\+)?json\s*(?:;.*)?", re.ASCII | re.IGNORECASE)  # as in REST-10
 
 
 class AccessGuard:
-    """Refuses foreign clients with 403, a body whose length is ambiguous with 400 or 501, a large one with 413.
+    """Refuses foreign clients with 403, and before the application reads them some bodies.
+
+    A body of a page of another server that does not say that it is JSON gets 415, one whose length is ambiguous 400 or
+    501, a large one 413.
 
     Args:
         max_bytes: of a request's body (limit http_body_bytes).
@@ -38,10 +45,11 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = "" if scope["path"] in OPEN_PATHS else _refusal(scope)
-        if refusal:
-            log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], refusal)
-            await JSONResponse({"detail": refusal}, status_code=403)(scope, receive, send)
+        refusal = None if scope["path"] in OPEN_PATHS else _refusal(scope)
+        if refusal is not None:
+            status, why = refusal
+            log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
+            await JSONResponse({"detail": why}, status)(scope, receive, send)
             return
         headers = Headers(scope=scope)
         length, coding = headers.get("content-length"), headers.get("transfer-encoding")
@@ -74,22 +82,45 @@ class AccessGuard:
         return f"the body is longer than the limit http_body_bytes = {self._max_bytes}: send less"
 
 
-def _refusal(scope: Scope) -> str:
-    """Returns why a request is refused; empty where it is allowed."""
+def _refusal(scope: Scope) -> tuple[int, str] | None:
+    """Returns the status and the reason with which a request is refused; None where it is allowed."""
     client = scope.get("client")
     if client is None or not is_loopback_peer(client[0]):
-        return "only programs on this machine may use the bus: connect over 127.0.0.1 or ::1"
-    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        return 403, "only programs on this machine may use the bus: connect over 127.0.0.1 or ::1"
+    hosts = _values(scope, b"host")
     if len(hosts) != 1 or not is_allowed_host_header(hosts[0]):
         shown = quote(mask(", ".join(hosts))) if hosts else "missing"
-        return (
+        return 403, (
             f"the Host header is {shown}: it must be 127.0.0.1, [::1] or localhost (another name that resolves to this "
             "machine could belong to a web page)"
         )
-    for name, value in scope["headers"]:
-        origin = value.decode("latin-1")
-        if name == b"origin" and not is_allowed_origin(origin):
-            return (
+    origins = _values(scope, b"origin")
+    for origin in origins:
+        if not is_allowed_origin(origin):
+            return 403, (
                 f"the Origin header is {quote(mask(origin))}: only a web page that this machine served may use the bus"
             )
-    return ""
+    for origin in origins:
+        if not is_own_origin(origin, hosts[0], scope["scheme"], scope["server"][1]):
+            return _page_refusal(scope, origin)
+    return None
+
+
+def _page_refusal(scope: Scope, origin: str) -> tuple[int, str] | None:
+    """Refuses what a page of another server of this machine asks, unless a browser would ask for permission first.
+
+    A browser sends some requests of any page to any address, and only hides the answers from the page. For a body that
+    says it is JSON it sends a preflight before, which is never granted.
+    """
+    what = f"the Origin header is {quote(origin)}, which is not the address of this listener"
+    if scope["path"].startswith(OPERATOR_PATHS):
+        return 403, f"{what}: no page of another server may administer the bus; use a program, which sends no Origin"
+    kinds = _values(scope, b"content-type")
+    if scope["method"] in READING or (len(kinds) == 1 and _JSON_TYPE.fullmatch(kinds[0])):
+        return None
+    shown = quote(", ".join(kinds)) if kinds else "missing"
+    return 415, f"{what}, and Content-Type is {shown}: send Content-Type: application/json, or no Origin header"
+
+
+def _values(scope: Scope, wanted: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]

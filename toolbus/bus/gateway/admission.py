@@ -13,7 +13,7 @@ from collections import deque
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from toolbus.bus.gateway.http_server import PROBES
+from toolbus.bus.gateway.http_connection import PROBES
 
 MAX_TOGETHER = 64  # requests that may start in one pass of the loop; where more wait, they are a burst
 _PROBE_PATHS = frozenset(path.decode() for path in PROBES)

@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi_offline import FastAPIOffline
 
 import toolbus
@@ -29,6 +29,7 @@ from toolbus.bus.gateway import (
 )
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.admission import Admission
+from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH, DocsPage
 from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.loopback import mask
 from toolbus.errors import INTERNAL_DETAIL, STATUS, ToolBusError
@@ -44,14 +45,16 @@ Whoever can use gRPC has more: one connection that registers tools and runs them
 """
 
 
-def application(parts: GatewayParts) -> FastAPI:
+def application(parts: GatewayParts, docs_page: DocsPage) -> FastAPI:
     """Returns the application over one bus."""
     app = FastAPIOffline(
         title="toolbus",
         summary="A tool bus for LLM applications",
         description=_DESCRIPTION,
         version=toolbus.__version__,
+        docs_url=None,  # below: `FastAPIOffline` is here for the files that the page loads
         redoc_url=None,
+        static_url=ASSETS_PATH,
         strict_content_type=False,  # REST-10
         license_info={"name": "Apache-2.0"},
         openapi_tags=[
@@ -69,6 +72,11 @@ def application(parts: GatewayParts) -> FastAPI:
             Exception: _internal_error,
         },
     )
+
+    @app.get(DOCS_PATH, include_in_schema=False)
+    async def docs() -> Response:
+        """Shows every endpoint with a form to try it."""
+        return HTMLResponse(docs_page.html)
 
     @app.get("/healthz", tags=["health"])
     async def healthz() -> dict[str, str]:

@@ -7,27 +7,31 @@ import contextlib
 import logging
 import socket
 import sys
-from typing import Any
+from collections.abc import Mapping
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from toolbus.bus.gateway.http_connection import BoundedConfig
 from toolbus.errors import SetupError
 
 log = logging.getLogger("toolbus.http")
 
-MAX_HEAD_BYTES = 64 * 1024
-PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 MAX_ACCEPTS = 8  # handles of the listening socket: uvloop accepts one connection of each in a pass of the loop
 STOP_SECONDS = 1.0  # how long open requests get when the bus stops, before their connections are cut
 
 
 class HttpServer:
-    """Serves an ASGI application."""
+    """Serves an ASGI application.
 
-    def __init__(self, connections: int) -> None:
-        self._connections = connections  # how many may be open
+    Args:
+        connections: how many may be open.
+        head_seconds: as in `Timings`.
+    """
+
+    def __init__(self, connections: int, head_seconds: float) -> None:
+        self._connections = connections
+        self._head_seconds = head_seconds
         self._listening: socket.socket | None = None  # bound and not yet served
         self._server: _QuietServer | None = None  # None until started
         self._serving: asyncio.Task[None] | None = None  # None until started
@@ -43,21 +47,18 @@ class HttpServer:
         host, port = self._listening.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    async def start(self, application: ASGIApp) -> None:
-        """Serves an application at the address that was bound."""
+    async def start(self, application: ASGIApp, page_policies: Mapping[str, str]) -> None:
+        """Serves an application at the address that was bound.
+
+        Args:
+            page_policies: as in `BoundedConfig`.
+        """
         assert self._listening is not None
-        config = uvicorn.Config(
+        config = BoundedConfig(
             application,
-            http=_BoundedProtocol,
-            ws="none",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # REST-20: it would believe X-Forwarded-For of a loopback peer
-            timeout_keep_alive=75,
-            limit_concurrency=self._connections + 1,  # uvicorn refuses from this number on
+            connections=self._connections,
+            head_seconds=self._head_seconds,
+            page_policies=page_policies,
         )
         self._server = _QuietServer(config)
         # Windows has no uvloop, and waits for a socket in one place only.
@@ -83,38 +84,6 @@ class HttpServer:
         await asyncio.wait((self._serving,), timeout=STOP_SECONDS)
         self._server.force_exit = True
         await self._serving
-
-
-class _BoundedProtocol(HttpToolsProtocol):
-    """Limits the bytes before a body to `MAX_HEAD_BYTES`, which the parser does not, and answers every health probe."""
-
-    def __init__(self, *parts: Any, **more: Any) -> None:
-        super().__init__(*parts, **more)
-        self._head_bytes = 0  # of a request line and headers that are not complete, about
-        self._in_head = True  # whether the body has not begun yet
-        self._request_ended = False  # whether the chunk that is being read ended a request
-
-    def data_received(self, data: bytes) -> None:
-        """Reads a chunk."""
-        self._request_ended = False
-        super().data_received(data)
-        if not self._in_head or self._request_ended:
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"The request line and headers have more than {MAX_HEAD_BYTES} bytes.")
-
-    def on_headers_complete(self) -> None:
-        """Notes that the body begins."""
-        self._in_head, self._head_bytes = False, 0
-        # A health probe must not fail because many other connections are open.
-        self.limit_concurrency = None if self.url in PROBES else self.config.limit_concurrency
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """Notes that the next request begins."""
-        self._in_head = self._request_ended = True
-        super().on_message_complete()
 
 
 class _QuietServer(uvicorn.Server):

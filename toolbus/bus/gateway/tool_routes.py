@@ -41,6 +41,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         "description": "Who asks may not: another machine, a web page, a source without the right.",
     },
     413: {"model": Problem, "description": "The body is longer than the limit `http_body_bytes`."},
+    415: {"model": Problem, "description": "A web page of another server sends a body without saying that it is JSON."},
     422: {"model": Invalid, "description": "The request breaks rules; all of them are listed."},
 }
 UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "That role is not configured."}}

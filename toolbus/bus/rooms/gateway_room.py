@@ -47,21 +47,23 @@ class GatewayRoom(Room):
             return
         from toolbus.bus.gateway.http_server import HttpServer
 
-        self._server = HttpServer(self.core.limits.sessions)
+        self._server = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds)
         self._server.bind(self.core.config.http)
 
     async def start(self) -> None:
         """Serves."""
         if self._server is not None:
             from toolbus.bus.gateway.app import application
+            from toolbus.bus.gateway.docs_page import DOCS_PATH, DocsPage
             from toolbus.bus.gateway.gateway_parts import GatewayParts
 
             callbacks, council = self.core.rooms.find(CallbacksRoom), self.core.rooms.find(CouncilRoom)
             registrations = callbacks.registrations if callbacks is not None else None
             service = council.service if council is not None else None
             parts = GatewayParts(self.core, registrations, self.own_url, service)
-            self._application = application(parts)
-            await self._server.start(self._application)
+            page = DocsPage()
+            self._application = application(parts, page)
+            await self._server.start(self._application, {DOCS_PATH: page.policy})
 
     async def stop(self) -> None:
         """Stops listening and ends open requests."""

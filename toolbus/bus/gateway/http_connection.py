@@ -1,0 +1,162 @@
+"""Reads HTTP connections within bounds of bytes and time, and puts the security headers on every answer.
+
+Every answer, those included that the application never sees: a request that is not HTTP, too slow or too large, and one
+beyond the number of connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 1024
+IDLE_SECONDS = 75  # how long a connection may stay open without a byte after an answer
+PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
+
+# What is no web page may load nothing, be framed by none and send no form.
+NO_PAGE = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_POLICY = "content-security-policy"
+_HEADERS = (
+    ("x-frame-options", "DENY"),  # for browsers that do not know frame-ancestors
+    ("x-content-type-options", "nosniff"),  # no tool's output is taken for a page or a script
+    ("cross-origin-resource-policy", "same-origin"),  # no page of another origin can embed an answer
+    ("cross-origin-opener-policy", "same-origin"),  # nor hold on to a window that it opened
+)
+
+
+class BoundedConfig(uvicorn.Config):
+    """What every connection of a server shares.
+
+    Args:
+        connections: how many may be open.
+        head_seconds: as in `Timings`.
+        page_policies: the Content-Security-Policy of each path that is a web page.
+    """
+
+    def __init__(
+        self, application: ASGIApp, *, connections: int, head_seconds: float, page_policies: Mapping[str, str]
+    ) -> None:
+        super().__init__(
+            application,
+            http=BoundedProtocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # REST-20: it would believe X-Forwarded-For of a loopback peer
+            timeout_keep_alive=IDLE_SECONDS,
+            limit_concurrency=connections + 1,  # uvicorn refuses from this number on
+            headers=[*_HEADERS, (_POLICY, NO_PAGE)],
+        )
+        self.head_seconds = head_seconds
+        self.page_policies = {path: policy.encode() for path, policy in page_policies.items()}
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Limits the bytes and the time until a body, which the parser does not, and answers every health probe.
+
+    The head of a request has `head_seconds`, from the connect or from its first byte on; a request that is answered
+    before its body has ended shares them with the head of the next. Between two requests a connection may be idle.
+    """
+
+    def __init__(self, config: BoundedConfig, *parts: Any, **more: Any) -> None:
+        super().__init__(config, *parts, **more)
+        self._bounds = config
+        self._head_bytes = 0  # of a request line and headers that are not complete, about
+        self._in_head = True  # whether the body has not begun yet
+        self._head_begun = False  # whether the first byte of a head that is not complete was read
+        self._request_ended = False  # whether the chunk that is being read ended a request
+        self._head_timer: asyncio.TimerHandle | None = None  # None while no head is due, and until connected
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Gives the first head its time."""
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the time."""
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Reads a chunk."""
+        self._request_ended = False
+        super().data_received(data)
+        if self._head_timer is None and self.cycle.response_complete:
+            self._start_head_timer()  # the chunk did not bring a whole head
+        if not self._in_head or self._request_ended:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"The request line and headers have more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        """Notes that a head begins."""
+        self._head_begun = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Notes that the body begins."""
+        self._in_head = self._head_begun = False
+        self._head_bytes = 0
+        # A health probe must not fail because many other connections are open.
+        self.limit_concurrency = None if self.url in PROBES else self.config.limit_concurrency
+        super().on_headers_complete()
+        self._stop_head_timer()
+        policy = self._bounds.page_policies.get(self.scope["path"])
+        if policy is not None:
+            others = [(name, value) for name, value in self.cycle.default_headers if name != _POLICY.encode()]
+            self.cycle.default_headers = [*others, (_POLICY.encode(), policy)]
+
+    def on_message_complete(self) -> None:
+        """Notes that the next request begins."""
+        self._in_head = self._request_ended = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Gives what the client has begun to send its time: the next head, or the rest of a body that nobody reads."""
+        super().on_response_complete()
+        if (self._head_begun or not self._in_head) and self.cycle.response_complete:
+            self._start_head_timer()
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self._bounds.head_seconds, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        """Closes the connection, with an answer where a request has begun."""
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size():  # the client does not read either: closing would wait for it
+            self.transport.abort()
+            return
+        if self._head_begun:  # a program that only holds a connection ready expects no answer
+            self.transport.write(self._late_answer())
+        self.transport.close()
+
+    def _late_answer(self) -> bytes:
+        detail = (
+            f"the request line and headers took longer than {self._bounds.head_seconds:g} s: send them without a pause"
+        )
+        body = json.dumps({"detail": detail}, separators=(",", ":")).encode()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        return STATUS_LINE[408] + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + body
