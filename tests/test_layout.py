@@ -32,6 +32,7 @@ FLOORS = (
     "dropin",
     "bus.loopback bus.callback_url bus.outbound",
     "bus.access",  # who is asking
+    "bus.keys",  # what proves who is asking
     "bus.catalog",
     "bus.calls",
     "bus.streams",
@@ -73,6 +74,7 @@ LIBRARIES = {
     "council": {"httpx"},  # where it asks a model itself
     "processes": set[str](),
     "bus.access": set[str](),
+    "bus.keys": {"cryptography", "tomlkit"},  # extra `keys`
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},
     "bus.calls": {"google.protobuf", "orjson", "jsonschema_rs"},
 }

@@ -1,0 +1,313 @@
+"""Answers which identity a token or certificate proves, from ``keys.toml``, and has the server's certificate ready.
+
+A look-up is one SHA-256 and one dictionary; it opens no file. `Keyring.reload` takes changes of the files over: a file
+that is broken changes nothing, so that a slip of an editor neither opens nor closes the bus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from toolbus.bus.access.identity import How, Identity, Scopes, day_of
+from toolbus.bus.keys.keys_file import FILE, KeyRecord, KeysFile, Kind, parse_keys
+from toolbus.bus.keys.private_files import Stamp, check_directory, read_private, stamp_of
+from toolbus.errors import SetupError, Unauthenticated
+from toolbus.text import quote
+
+CA = "ca.pem"  # the roots that are trusted
+SERVER = "server.pem"  # the server's private key, its certificate, and what leads from there to a root
+SETTLE_SECONDS = 0.1  # an editor that writes in place may be halfway: such a file is read when it has rested
+RETRY_SECONDS = 86_400.0  # between two attempts to renew a certificate that cannot be renewed
+TOKEN_PREFIX = "tbk_"
+
+_TOKEN_ID = re.compile(r"tbk_([0-9a-f]{8})_")
+_HOW: Mapping[Kind, How] = {"token": "token", "certificate": "cert"}
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----\n?", re.DOTALL)
+
+log = logging.getLogger("toolbus.keys")
+
+
+class ServerCertificate(NamedTuple):
+    """What a TLS server of the bus needs, each as PEM.
+
+    Attributes:
+        key: its private key.
+        chain: its certificate, and those between it and a root.
+        roots: the certificates that clients' certificates have to lead to.
+    """
+
+    key: bytes
+    chain: bytes
+    roots: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a reload changed; false where it changed nothing that is in force.
+
+    Attributes:
+        identities: names of those whose scopes are others now, or that are gone.
+        keys: ids of those that are revoked, removed, replaced, or end at another time.
+        server: whether the server's certificate or the roots are others now.
+    """
+
+    identities: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+    server: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.identities or self.keys or self.server)
+
+
+NOTHING = Changed()
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the files say. Replaced as a whole, so that other threads may look things up meanwhile.
+
+    Attributes:
+        tokens: by SHA-256 in hex, those in force.
+        certificates: likewise.
+        by_id: both, by the key's id.
+    """
+
+    file: KeysFile
+    server: ServerCertificate
+    tokens: dict[str, Identity] = field(default_factory=dict)
+    certificates: dict[str, Identity] = field(default_factory=dict)
+    by_id: dict[str, Identity] = field(default_factory=dict)
+
+    def proof_of(self, key_id: str) -> tuple[object, ...] | None:
+        """Returns what a key proves and how; None where it is not in force."""
+        return _proof(self.file.keys[key_id]) if key_id in self.by_id else None
+
+
+class Keyring:
+    """The keys of one bus.
+
+    Args:
+        directory: holds `keys.toml`, the server's certificate and the authority's.
+        clock: tells seconds since the epoch.
+
+    Raises:
+        SetupError: from the constructor: a file is missing, broken, or others may read it.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._paths = (directory / FILE, directory / CA, directory / SERVER)
+        self._stamps = tuple(map(stamp_of, self._paths))  # of the files as they were read, broken or not
+        self._renew_at = 0.0  # when to look at the server's certificate again; 0: now
+        self._state = self._read(None)
+
+    def __repr__(self) -> str:
+        file = self._state.file
+        return f"<Keyring {self._directory} identities={len(file.identities)} keys={len(file.keys)}>"
+
+    # -- who it is ---------------------------------------------------------------------------------------------------
+
+    def identity_of_token(self, token: str) -> Identity:
+        """Returns whom a token proves.
+
+        Raises:
+            Unauthenticated: the token is unknown, has expired or was revoked. The error does not show it.
+        """
+        digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+        identity = self._state.tokens.get(digest)
+        if identity is None or self._clock() >= identity.expires:
+            self._refuse("token", digest, _shown_token(token))
+        return identity
+
+    def identity_of_certificate(self, fingerprint: str) -> Identity:
+        """Returns whom a certificate proves.
+
+        Args:
+            fingerprint: SHA-256 of its DER form, in lower-case hex.
+
+        Raises:
+            Unauthenticated: the certificate is not listed, has expired or was revoked.
+        """
+        identity = self._state.certificates.get(fingerprint)
+        if identity is None or self._clock() >= identity.expires:
+            self._refuse("certificate", fingerprint, f"this certificate (SHA-256 {fingerprint[:16]}…)")
+        return identity
+
+    def current(self, identity: Identity) -> Identity:
+        """Returns the same key's identity as it is now, for a session that proved it earlier.
+
+        Raises:
+            Unauthenticated: the key is no longer in force.
+        """
+        now = self._state.by_id.get(identity.key)
+        if now is not None and self._clock() < now.expires:
+            return now
+        key = self._state.file.keys.get(identity.key)
+        if key is None:
+            raise Unauthenticated(
+                f"key {identity.key} of identity {identity.name!r} was removed from the bus: ask an operator for a new "
+                f"credential (`toolbus keys renew {identity.name}`)"
+            )
+        raise Unauthenticated(self._why_ended(key))
+
+    @property
+    def identities(self) -> Mapping[str, Scopes]:
+        """The scopes of each identity by its name."""
+        return self._state.file.identities
+
+    @property
+    def keys(self) -> Mapping[str, KeyRecord]:
+        """The keys by id, those that have ended too."""
+        return self._state.file.keys
+
+    def _refuse(self, kind: Kind, digest: str, shown: str) -> NoReturn:
+        for key in self._state.file.keys.values():  # only where something is refused: no index is needed
+            if key.kind == kind and key.sha256 == digest:
+                raise Unauthenticated(self._why_ended(key))
+        raise Unauthenticated(
+            f"{shown} is not a key of this bus: use the credential of this bus, or ask an operator for one "
+            "(`toolbus keys add NAME` or `toolbus keys renew NAME`)"
+        )
+
+    def _why_ended(self, key: KeyRecord) -> str:
+        shown = f"key {key.id} of identity {key.identity!r}"
+        if key.revoked:
+            return (
+                f"{shown} was revoked on {key.revoked}: ask an operator of the bus for a new credential "
+                f"(`toolbus keys renew {key.identity}`)"
+            )
+        if key.identity not in self._state.file.identities:
+            return f"{shown} ended: an operator removed that identity from {FILE}; ask for a new credential"
+        return f"{shown} expired on {day_of(key.expires)}: renew it with `toolbus keys renew {key.identity}`"
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def reload(self) -> Changed:
+        """Takes over what changed in the files since the last time; costs a few microseconds if nothing did.
+
+        A broken file is logged once, and what was in force stays so. May be called on a thread of its own.
+        """
+        stamps = tuple(map(stamp_of, self._paths))
+        if stamps == self._stamps:
+            return NOTHING
+        if any(_is_settling(old, new, self._clock()) for old, new in zip(self._stamps, stamps, strict=True)):
+            return NOTHING
+        before, self._stamps = self._state, stamps
+        try:
+            after = self._read(before)
+        except SetupError as error:
+            log.error("keys not reloaded, those that were read before stay in force: %s", error)
+            return NOTHING
+        self._state = after
+        if after.server != before.server or after.file.names != before.file.names:
+            self._renew_at = 0.0
+        changed = _compare(before, after)
+        log.info(
+            "keys reloaded identities=%d keys=%d changed=%s",
+            len(after.file.identities),
+            len(after.file.keys),
+            ",".join(sorted(changed.identities | changed.keys)) or "-",
+        )
+        return changed
+
+    def _read(self, before: _State | None) -> _State:
+        check_directory(self._directory)
+        (keys, _), (roots, _), (server, _) = map(read_private, self._paths)
+        file = parse_keys(keys, str(self._paths[0]))
+        certificate = _server_certificate(self._paths[2], server, roots)
+        return _state(file, certificate, before)
+
+    # -- the server's certificate ------------------------------------------------------------------------------------
+
+    def server_certificate(self) -> ServerCertificate:
+        """Returns what a TLS server needs, ready in memory: it may be called at each handshake, on any thread."""
+        return self._state.server
+
+    def renew_if_due(self) -> bool:
+        """Renews the server's certificate if it is time and the authority's key is here. Not for the event loop.
+
+        Returns:
+            Whether it did; the next `reload` takes the new one over.
+        """
+        now = self._clock()
+        if now < self._renew_at:
+            return False
+        from toolbus.bus.keys.key_store import KeyStore  # needs `cryptography`, which a look-up does not
+
+        try:
+            renewed, self._renew_at = KeyStore(self._directory, self._clock).renew_server()
+        except SetupError as error:
+            self._renew_at = now + RETRY_SECONDS
+            log.warning("the server's certificate cannot be renewed: %s", error)
+            return False
+        return renewed
+
+
+def _is_settling(old: Stamp, new: Stamp, now: float) -> bool:
+    """Tells whether a file was written in place just now; one that was moved here is complete."""
+    if old is None or new is None or old[0] == new[0] or old[3] != new[3]:
+        return False
+    return abs(now - new[0] / 1e9) < SETTLE_SECONDS
+
+
+def _shown_token(token: str) -> str:
+    match = _TOKEN_ID.match(token)
+    return f"the token {match[1]}" if match else "this token"
+
+
+def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> _State:
+    """Builds the state; what did not change is the same object as before, because caches compare scopes so."""
+    old = before.file.identities if before else {}
+    identities = {
+        name: old[name] if name in old and old[name].as_table() == scopes.as_table() else scopes
+        for name, scopes in file.identities.items()
+    }
+    state = _State(KeysFile(identities, file.keys, file.names, file.address), server)
+    for key in file.keys.values():
+        scopes = identities.get(key.identity)
+        if scopes is None or key.revoked:
+            continue
+        known = before.by_id.get(key.id) if before else None
+        if known is None or known.scopes is not scopes or before is None or before.proof_of(key.id) != _proof(key):
+            known = Identity(key.identity, scopes, key.id, _HOW[key.kind], key.expires)
+        state.by_id[key.id] = known
+        (state.tokens if key.kind == "token" else state.certificates)[key.sha256] = known
+    return state
+
+
+def _proof(key: KeyRecord) -> tuple[object, ...]:
+    """Returns what makes a key another one, beside the scopes of its identity."""
+    return key.identity, key.kind, key.sha256, key.expires
+
+
+def _compare(before: _State, after: _State) -> Changed:
+    old, new = before.file.identities, after.file.identities
+    names = frozenset(name for name, scopes in old.items() if new.get(name) is not scopes)
+    keys = frozenset(key_id for key_id in before.by_id if before.proof_of(key_id) != after.proof_of(key_id))
+    return Changed(names, keys, before.server != after.server)
+
+
+def _server_certificate(path: Path, content: bytes, roots: bytes) -> ServerCertificate:
+    """Splits a file of a private key and certificates, and checks that they fit each other."""
+    blocks = [(match[1], match[0]) for match in _BLOCK.finditer(content)]
+    key = b"".join(block for label, block in blocks if label.endswith(b"PRIVATE KEY"))
+    chain = b"".join(block for label, block in blocks if label == b"CERTIFICATE")
+    fix = "make it anew with `toolbus keys init`"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, password=lambda: b"none")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=roots.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        reason = quote(getattr(error, "reason", None) or str(error))
+        raise SetupError(f"{path} or {path.with_name(CA)} cannot be used ({reason}): {fix}") from None
+    except OSError as error:
+        raise SetupError(f"{path} cannot be read: {error.strerror}: {fix}") from None
+    return ServerCertificate(key, chain, roots)
