@@ -123,6 +123,22 @@ async def test_a_stopped_bus_leaves_no_routes_of_its_application_in_memory() -> 
     assert before == await routes() == await routes()
 
 
+async def test_buses_of_one_process_answer_over_http_each_for_itself() -> None:
+    async def ping() -> str:
+        """Answers."""
+        return "pong"
+
+    config = Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0")
+    async with Bus(config) as first, Bus(config) as second, httpx.AsyncClient() as client:
+        first.tool(ping)
+        for bus in (first, second, first):
+            base = f"http://{bus.http_address}/api/tools"
+            listed = (await client.get(base)).json()["tools_by_role"]["default"]
+            exported = (await client.get(f"{base}/export?dialect=openai")).json()["names"]
+            found = (await client.get(f"{base}/search?q=ping")).json()["results"]
+            assert len(listed) == len(exported) == len(found) == (1 if bus is first else 0)
+
+
 async def test_sources_and_health_are_what_the_rooms_say_together() -> None:
     async with Bus(Config(grpc=("127.0.0.1:0",), http="off")) as bus:
         plugin = Plugin("weather", address=bus.grpc_addresses[0])

@@ -276,12 +276,12 @@ async def test_a_stream_says_exactly_what_was_overwritten_before_it_began() -> N
 
 
 async def test_streams_with_the_same_filter_that_keep_up_share_their_bytes(bus: Bus) -> None:
-    batches = SharedBatches(bus.records)
+    batches = SharedBatches()
     await bus.call("echo")
-    first = batches.after(RecordFilter(), 0)
-    assert batches.after(RecordFilter(), 0) is first
-    assert batches.after(RecordFilter(name="fails"), 0) is not first
-    assert batches.after(RecordFilter(), first.position).data == b""
+    first = batches.after(bus.records, RecordFilter(), 0)
+    assert batches.after(bus.records, RecordFilter(), 0) is first
+    assert batches.after(bus.records, RecordFilter(name="fails"), 0) is not first
+    assert batches.after(bus.records, RecordFilter(), first.position).data == b""
 
 
 async def test_the_bus_s_own_tool_says_what_a_follower_lost() -> None:

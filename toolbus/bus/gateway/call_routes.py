@@ -23,7 +23,7 @@ from toolbus.bus.gateway.call_response import call_body, describe_result
 from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
-from toolbus.bus.gateway.gateway_parts import GatewayParts
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response
 from toolbus.bus.gateway.progress_buffer import ProgressBuffer
 from toolbus.bus.gateway.tool_routes import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
@@ -42,16 +42,16 @@ class _RestOfPath(PathConvertor):
     regex = "(?s:.*)"
 
 
-def router(parts: GatewayParts) -> APIRouter:
-    """Returns the endpoints over one bus."""
+def router() -> APIRouter:
+    """Returns the endpoints."""
     register_url_convertor("rest", _RestOfPath())  # starlette knows convertors by name only, so one for the process
     routes = APIRouter(responses=REFUSALS)
     for add in (_for_hosts, _for_main_servers, _for_operators):
-        add(routes, parts)
+        add(routes)
     return routes
 
 
-def _for_hosts(routes: APIRouter, parts: GatewayParts) -> None:
+def _for_hosts(routes: APIRouter) -> None:
     @routes.post(
         "/api/tools/invoke",
         tags=["calls"],
@@ -63,6 +63,7 @@ def _for_hosts(routes: APIRouter, parts: GatewayParts) -> None:
         With `Accept: text/event-stream` the answer is a stream: events `progress` and `chunk` while the tool works,
         then one event `result`. Closing the connection cancels the call.
         """
+        parts = parts_of(request)
         if body.role and body.role not in parts.core.registry.roles:
             raise UnknownRole(body.role)
         call = _call(body)
@@ -76,7 +77,7 @@ def _for_hosts(routes: APIRouter, parts: GatewayParts) -> None:
         return json_bytes_response(await call_body(result), headers=_retry_after(result))
 
 
-def _for_main_servers(routes: APIRouter, parts: GatewayParts) -> None:
+def _for_main_servers(routes: APIRouter) -> None:
     @routes.post(CALLBACK_PATH + "{plugin_id}/{tool_name:rest}", tags=["calls"], responses={200: {"model": Envelope}})
     async def run_for_main_server(
         plugin_id: str,
@@ -86,6 +87,7 @@ def _for_main_servers(routes: APIRouter, parts: GatewayParts) -> None:
         role: Annotated[str, Query(description="For which role the tool was registered; empty: for all.")] = "",
     ) -> Response:
         """Runs a plugin's tool for a main server that has it with a callback URL to here (REST-50)."""
+        parts = parts_of(request)
         plugin_id, tool_name = _path_names(request)
         entry = find_plugin_tool(parts, plugin_id, tool_name, role)
         if entry is None or entry.current is None:
@@ -101,7 +103,7 @@ def _for_main_servers(routes: APIRouter, parts: GatewayParts) -> None:
         return disconnected_response() if result is None else _envelope_response(result)
 
 
-def _for_operators(routes: APIRouter, parts: GatewayParts) -> None:
+def _for_operators(routes: APIRouter) -> None:
     @routes.post(
         "/api/bus/{name}",
         tags=["bus"],
@@ -113,6 +115,7 @@ def _for_operators(routes: APIRouter, parts: GatewayParts) -> None:
         arguments: dict[str, Any] | None = Body(default=None, examples=[{}, {"limit": 10}]),  # noqa: B008
     ) -> Response:
         """Calls one of the bus's own tools, such as drain, stats or permit."""
+        parts = parts_of(request)
         qualified = f"{BUS_SOURCE}:{name}"
         if parts.core.registry.find(qualified) is None:
             return json_response({"detail": f"the bus has no tool {quote(name)}: `toolbus tools` lists them"}, 404)

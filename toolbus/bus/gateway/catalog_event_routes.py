@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of
-from toolbus.bus.gateway.gateway_parts import GatewayParts
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
 from toolbus.bus.gateway.tool_routes import REFUSALS, describe_tool
 
 MAX_CACHED_EVENTS = 16  # clients that reconnect may each know another revision
 
 
-def router(parts: GatewayParts) -> APIRouter:
-    """Returns the endpoint over one bus."""
+def router() -> APIRouter:
+    """Returns the endpoint."""
     routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
-    cache = _EventCache()
 
     @routes.get(
         "/events",
@@ -28,6 +27,7 @@ def router(parts: GatewayParts) -> APIRouter:
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
     async def events(
+        request: Request,
         since: Annotated[int | None, Query(ge=0, description="The revision that is known already.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
     ) -> Response:
@@ -36,12 +36,14 @@ def router(parts: GatewayParts) -> APIRouter:
         Each event `catalog` has the revision as its id. A client that reconnects with it gets what it missed; after a
         long absence it gets everything (`full`) again.
         """
-        return EventStream(_follow(parts, revision_of(last_event_id, since), cache), parts.core.timings.ping_seconds)
+        parts = parts_of(request)
+        return EventStream(_follow(parts, revision_of(last_event_id, since)), parts.core.timings.ping_seconds)
 
     return routes
 
 
-async def _follow(parts: GatewayParts, revision: int, cache: _EventCache) -> AsyncGenerator[bytes]:
+async def _follow(parts: GatewayParts, revision: int) -> AsyncGenerator[bytes]:
+    cache = parts.cache(_EventCache)
     yield RETRY
     async for changes in parts.core.signals.watch(revision):
         if changes.full or changes.added or changes.changed or changes.removed:

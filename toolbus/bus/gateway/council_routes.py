@@ -25,6 +25,7 @@ from toolbus.bus.gateway.council_models import (
     CouncilTools,
 )
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, wants_events
+from toolbus.bus.gateway.gateway_parts import parts_of
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
@@ -43,41 +44,37 @@ _NO_RUN: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(council: CouncilService, ping_seconds: float) -> APIRouter:
-    """Returns the endpoints over the council of one bus.
-
-    Args:
-        ping_seconds: as in `Timings`.
-    """
+def router() -> APIRouter:
+    """Returns the endpoints, for buses that have a council."""
     routes = APIRouter(prefix="/api/council", tags=["council"], responses=REFUSALS)
-    _shows(routes, council)
-    _runs(routes, council, ping_seconds)
-    _follows(routes, council, ping_seconds)
+    for add in (_shows, _runs, _follows):
+        add(routes)
     return routes
 
 
-def _shows(routes: APIRouter, council: CouncilService) -> None:
+def _shows(routes: APIRouter) -> None:
     @routes.get("", responses={200: {"model": CouncilShown}})
-    async def get_council() -> Response:
+    async def get_council(request: Request) -> Response:
         """Shows settings and members in force: those of the council file."""
-        return json_response({"ok": True, **council.described()})
+        return json_response({"ok": True, **_council_of(request).described()})
 
     @routes.get("/tools", responses={200: {"model": CouncilTools}})
-    async def list_council_tools(user_id: UserId = "", level: Level = 0) -> Response:
+    async def list_council_tools(request: Request, user_id: UserId = "", level: Level = 0) -> Response:
         """Lists what members can be assigned for a user: tools made for councils, and prompt tools."""
-        tools = await council.tools(user_id, {"level": str(level)})
+        tools = await _council_of(request).tools(user_id, {"level": str(level)})
         return json_response({"ok": True, "count": len(tools), "tools": tools})
 
     @routes.get("/runs/{run_id}", responses={200: {"model": CouncilAnswer}, **_NO_RUN})
     async def get_council_run(
         run_id: Annotated[str, Path(description="`runId` of its answer.", examples=["0123456789abcdef"])],
+        request: Request,
     ) -> Response:
         """Shows the result of a run, retries included. Only the newest runs are stored."""
-        run = council.find(run_id)
+        run = _council_of(request).find(run_id)
         return _not_found(run_id) if run is None else json_response(run)
 
 
-def _runs(routes: APIRouter, council: CouncilService, ping_seconds: float) -> None:
+def _runs(routes: APIRouter) -> None:
     @routes.post("/run", responses=_RESPONSES)
     async def run_council(body: CouncilRunBody, request: Request) -> Response:
         """Rolls the dice and runs the tools of the members that take part. A failed tool is a result like any other.
@@ -87,10 +84,10 @@ def _runs(routes: APIRouter, council: CouncilService, ping_seconds: float) -> No
         """
         fields = body.known()
         try:
-            run = council.begin({**fields, "unknown": body.unknown})
+            run = _council_of(request).begin({**fields, "unknown": body.unknown})
         except SetupError as error:
             raise _invalid(error, fields) from None
-        return await _run_response(request, run, ping_seconds)
+        return await _run_response(request, run)
 
     @routes.post("/retry", responses={**_RESPONSES, **_NO_RUN})
     async def retry_council(body: CouncilRetryBody, request: Request) -> Response:
@@ -100,19 +97,20 @@ def _runs(routes: APIRouter, council: CouncilService, ping_seconds: float) -> No
         """
         only = None if body.only is None else [(each.member_id, each.tool_name) for each in body.only]
         try:
-            run = council.begin_retry(body.run_id, only, body.unknown)
+            run = _council_of(request).begin_retry(body.run_id, only, body.unknown)
         except SetupError as error:
             raise _invalid(error, body.known()) from None
-        return _not_found(body.run_id) if run is None else await _run_response(request, run, ping_seconds)
+        return _not_found(body.run_id) if run is None else await _run_response(request, run)
 
 
-def _follows(routes: APIRouter, council: CouncilService, ping_seconds: float) -> None:
+def _follows(routes: APIRouter) -> None:
     @routes.get(
         "/events",
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
     async def council_events(
+        request: Request,
         chat_id: Annotated[str, Query(max_length=MAX_ID, description="Of this chat only; empty: of all.")] = "",
     ) -> Response:
         """Streams what councils do, as it happens, under the events' own names.
@@ -120,12 +118,18 @@ def _follows(routes: APIRouter, council: CouncilService, ping_seconds: float) ->
         No event is repeated: a client that reconnects has missed those in between. A client that reads too slowly loses
         the oldest events; `COUNCIL_EVENTS_LOST` says how many.
         """
-        return EventStream(_follow(council, chat_id), ping_seconds)
+        return EventStream(_follow(_council_of(request), chat_id), parts_of(request).core.timings.ping_seconds)
 
 
-async def _run_response(request: Request, run: Start, ping_seconds: float) -> Response:
+def _council_of(request: Request) -> CouncilService:
+    council = parts_of(request).council
+    assert council is not None  # else the application has no such routes
+    return council
+
+
+async def _run_response(request: Request, run: Start) -> Response:
     if wants_events(request):
-        return EventStream(_stream(run), ping_seconds)
+        return EventStream(_stream(run), parts_of(request).core.timings.ping_seconds)
     result = await unless_disconnected(request, run(None))
     return disconnected_response() if result is None else json_response(result)
 

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import AfterValidator
 
-from toolbus.bus.gateway.gateway_parts import GatewayParts
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.gateway.gateway_parts import parts_of
 from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
@@ -43,14 +44,14 @@ DialectName = Annotated[
 RoleQuery = Annotated[str, Query(description="Only this role's tools; empty means all.")]
 
 
-def router(parts: GatewayParts) -> APIRouter:
-    """Returns the endpoints over one bus."""
+def router() -> APIRouter:
+    """Returns the endpoints."""
     routes = APIRouter(prefix="/api/tools", tags=["models"], responses={**REFUSALS, **UNKNOWN_ROLE})
-    exports, indexes = _ExportCache(parts), IndexCache()
 
     @routes.get("/export", responses={200: {"model": Exported}, 304: {"description": "It is what you have."}})
     async def export(
         dialect: DialectName,
+        request: Request,
         role: RoleQuery = "",
         user_id: UserId = "",
         level: Level = 0,
@@ -63,7 +64,9 @@ def router(parts: GatewayParts) -> APIRouter:
 
         The ETag changes with the catalog and with the rules about users, and with nothing else.
         """
-        export = await exports.find(_ExportQuery(dialect, role, user_id, level, tuple(names or ())))
+        query = _ExportQuery(dialect, role, user_id, level, tuple(names or ()))
+        parts = parts_of(request)
+        export = await parts.cache(_ExportCache).find(parts.core.view, query)
         headers = {"ETag": export.etag, "Cache-Control": "no-cache"}
         if if_none_match is not None and _matches(if_none_match, export.etag):
             return Response(status_code=304, headers=headers)
@@ -71,6 +74,7 @@ def router(parts: GatewayParts) -> APIRouter:
 
     @routes.get("/search", responses={200: {"model": FoundTools}})
     async def search(
+        request: Request,
         q: Annotated[str, Query(description=f"What the tool should do; {MAX_QUERY_CHARACTERS} characters count.")],
         mode: Annotated[str, Query(description=f"One of {', '.join(MODES)}.")] = "bm25",
         top_k: Annotated[int, Query(description=f"How many at most; taken as 1 to {MAX_RESULTS}.")] = 10,
@@ -80,8 +84,10 @@ def router(parts: GatewayParts) -> APIRouter:
         level: Level = 0,
     ) -> Response:
         """Finds tools by what they do."""
+        parts = parts_of(request)
         revision = (parts.core.view.revision, role, user_id if parts.core.view.permissions else "", level)
         tools = [listing.tool for listing in parts.core.view.listings(role or None, user_id, level)]
+        indexes = parts.cache(IndexCache)
 
         def find() -> bytes:
             index = indexes.index_of(revision, tools)
@@ -120,18 +126,17 @@ class _CachedExport:
 class _ExportCache:
     """Caches exports as bytes, each written once per revision."""
 
-    def __init__(self, parts: GatewayParts) -> None:
-        self._view = parts.core.view
+    def __init__(self) -> None:
         self._exports = NewestCache[_ExportQuery, _CachedExport](MAX_EXPORTS)  # by last use
 
-    async def find(self, query: _ExportQuery) -> _CachedExport:
+    async def find(self, view: CatalogView, query: _ExportQuery) -> _CachedExport:
         """Returns an export of the catalog as it is now.
 
         Raises:
             UnknownRole: the role is not configured.
         """
-        revision = self._view.revision
-        tools = [listing.tool for listing in self._view.listings(query.role or None, query.user_id, query.level)]
+        revision = view.revision
+        tools = [listing.tool for listing in view.listings(query.role or None, query.user_id, query.level)]
         export = self._exports.pop(query, None)  # while it is rewritten, another request makes one of its own
         if export is None or export.revision != revision:
             writer = _Writer(query.dialect) if export is None else export.writer

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
 
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.catalog.changes import Outcome
@@ -15,6 +19,15 @@ from toolbus.errors import NotOffered
 from toolbus.tool import Tool
 
 SOURCE = "http"  # the source of calls over HTTP
+SCOPE_KEY = "toolbus.parts"  # of an ASGI scope
+
+T = TypeVar("T")
+
+
+def parts_of(request: Request) -> GatewayParts:
+    """Returns the parts of the bus that a request came to: all buses of a process share the endpoints."""
+    parts: GatewayParts = request.scope[SCOPE_KEY]
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,14 @@ class GatewayParts:
     registrations: Registrations | None
     own_url: CallbackUrl
     council: CouncilService | None
+    _caches: dict[Callable[[], Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def cache(self, kind: Callable[[], T]) -> T:
+        """Returns this bus's cache of a kind, empty at first."""
+        if kind not in self._caches:
+            self._caches[kind] = kind()
+        cache: T = self._caches[kind]
+        return cache
 
     def caller(self, *, is_admin: bool = False) -> LocalCaller:
         """Makes the caller of one request; cancelling its wait cancels the call."""

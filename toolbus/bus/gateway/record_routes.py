@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from toolbus.bus.calls.call_records import MAX_RECORDS, CallRecords, RecordFilter
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of, wants_events
-from toolbus.bus.gateway.gateway_parts import GatewayParts
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
 from toolbus.bus.gateway.host_models import RecordedCalls
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
@@ -47,30 +47,29 @@ class EncodedBatch:
 class SharedBatches:
     """The batches that streams are sending, shared by those with the same filter and the same position."""
 
-    def __init__(self, records: CallRecords) -> None:
-        self._records = records
+    def __init__(self) -> None:
         self._made: WeakValueDictionary[tuple[RecordFilter, int], EncodedBatch] = WeakValueDictionary()
 
-    def after(self, record_filter: RecordFilter, position: int) -> EncodedBatch:
+    def after(self, records: CallRecords, record_filter: RecordFilter, position: int) -> EncodedBatch:
         """Returns a batch of what comes after a number; an older one that another stream has is as good."""
         batch = self._made.get((record_filter, position))
         if batch is None:
-            batch = self._made[record_filter, position] = self._make(record_filter, position)
+            batch = self._made[record_filter, position] = self._make(records, record_filter, position)
         return batch
 
-    def _make(self, record_filter: RecordFilter, position: int) -> EncodedBatch:
-        read = self._records.batch(record_filter, position, MAX_BATCH)
-        events = [event("call", each.described(self._records.began), str(each.number)) for each in read.records]
+    @staticmethod
+    def _make(records: CallRecords, record_filter: RecordFilter, position: int) -> EncodedBatch:
+        read = records.batch(record_filter, position, MAX_BATCH)
+        events = [event("call", each.described(records.began), str(each.number)) for each in read.records]
         if read.lost:
             last = position + read.lost
             events.insert(0, event("lost", {"count": read.lost, "first": position + 1, "last": last}, str(last)))
         return EncodedBatch(b"".join(events), read.position)
 
 
-def router(parts: GatewayParts) -> APIRouter:
-    """Returns the endpoint over one bus."""
+def router() -> APIRouter:
+    """Returns the endpoint."""
     routes = APIRouter(prefix="/api/calls", tags=["bus"], responses=REFUSALS)
-    batches = SharedBatches(parts.core.records)
 
     @routes.get("", responses={200: {"model": RecordedCalls, "content": {"text/event-stream": {}}}})
     async def list_calls(
@@ -87,9 +86,9 @@ def router(parts: GatewayParts) -> APIRouter:
         stands for calls that were overwritten before this client could read them: `count` of them, numbers `first` to
         `last`, whatever the filters say.
         """
-        known = revision_of(last_event_id, since)
+        parts, known = parts_of(request), revision_of(last_event_id, since)
         if wants_events(request):
-            return EventStream(_follow(parts, batches, record_filter, known), parts.core.timings.ping_seconds)
+            return EventStream(_follow(parts, record_filter, known), parts.core.timings.ping_seconds)
         records = parts.core.records
         selected = records.newest(record_filter, limit) if known < 0 else records.after(record_filter, known, limit)
         calls = [record.described(records.began) for record in selected]
@@ -98,9 +97,8 @@ def router(parts: GatewayParts) -> APIRouter:
     return routes
 
 
-async def _follow(
-    parts: GatewayParts, batches: SharedBatches, record_filter: RecordFilter, known: int
-) -> AsyncGenerator[bytes]:
+async def _follow(parts: GatewayParts, record_filter: RecordFilter, known: int) -> AsyncGenerator[bytes]:
+    batches = parts.cache(SharedBatches)
     records, signals = parts.core.records, parts.core.signals
     if known < 0:
         known = records.ended
@@ -111,7 +109,7 @@ async def _follow(
         if known == records.ended:
             await signals.next_call()
             continue
-        batch = batches.after(record_filter, known)
+        batch = batches.after(records, record_filter, known)
         known = batch.position
         if batch.data:
             yield batch.data

@@ -20,7 +20,7 @@ from toolbus.bus.gateway.call_response import describe_raw_result
 from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import Problem
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event
-from toolbus.bus.gateway.gateway_parts import GatewayParts
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
 from toolbus.bus.gateway.host_models import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, refuse_own_address
@@ -35,18 +35,19 @@ OneStatus = Annotated[Literal["", "running", "completed", "failed"], Query(descr
 NO_TASK: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "That user has no such task."}}
 
 
-def router(parts: GatewayParts) -> APIRouter:
-    """Returns the endpoints over one bus."""
+def router() -> APIRouter:
+    """Returns the endpoints."""
     routes = APIRouter(prefix="/api/tasks", tags=["tasks"], responses=REFUSALS)
     for add in (_lists, _one, _changes):
-        add(routes, parts)
+        add(routes)
     return routes
 
 
-def _lists(routes: APIRouter, parts: GatewayParts) -> None:
+def _lists(routes: APIRouter) -> None:
     @routes.get("", responses={200: {"model": TaskLines}})
-    async def list_tasks(user_id: UserId = "", status: OneStatus = "") -> Response:
+    async def list_tasks(request: Request, user_id: UserId = "", status: OneStatus = "") -> Response:
         """Lists a user's tasks, without their results."""
+        parts = parts_of(request)
         tasks = [task for task in parts.core.tasks.list_tasks(parts.task_owner(user_id)) if status in ("", task.status)]
         now = parts.core.tasks.now()
         return json_response({"ok": True, "count": len(tasks), "tasks": [_describe(task, now) for task in tasks]})
@@ -56,18 +57,20 @@ def _lists(routes: APIRouter, parts: GatewayParts) -> None:
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     )
-    async def events(user_id: UserId = "") -> Response:
+    async def events(request: Request, user_id: UserId = "") -> Response:
         """Streams a user's tasks as they end, as events `task`, without their results.
 
         What ended before is listed. The stream ends with the bus.
         """
+        parts = parts_of(request)
         return EventStream(_follow(parts, parts.task_owner(user_id)), parts.core.timings.ping_seconds)
 
 
-def _one(routes: APIRouter, parts: GatewayParts) -> None:
+def _one(routes: APIRouter) -> None:
     @routes.get("/{task_id}", responses={200: {"model": TaskShown}, **NO_TASK})
-    async def get_task(task_id: TaskId, user_id: UserId = "") -> Response:
+    async def get_task(task_id: TaskId, request: Request, user_id: UserId = "") -> Response:
         """Shows the state of a task, with its result once it has ended."""
+        parts = parts_of(request)
         return await _task_response(parts, task_id, parts.core.tasks.get_result(task_id, parts.task_owner(user_id)))
 
     @routes.get("/{task_id}/await", responses={200: {"model": TaskShown}, **NO_TASK})
@@ -80,14 +83,16 @@ def _one(routes: APIRouter, parts: GatewayParts) -> None:
         user_id: UserId = "",
     ) -> Response:
         """Waits until a task has ended, and shows it; one that still runs then is shown so, and goes on."""
+        parts = parts_of(request)
         waiting: Awaitable[Response] = _await_task(parts, task_id, timeout, parts.task_owner(user_id))
         return await unless_disconnected(request, waiting) or disconnected_response()
 
 
-def _changes(routes: APIRouter, parts: GatewayParts) -> None:
+def _changes(routes: APIRouter) -> None:
     @routes.delete("/{task_id}", responses={200: {"model": TaskCancelled}, **NO_TASK})
-    async def cancel_task(task_id: TaskId, user_id: UserId = "") -> Response:
+    async def cancel_task(task_id: TaskId, request: Request, user_id: UserId = "") -> Response:
         """Ends a task that is still running; what it has done stays done."""
+        parts = parts_of(request)
         owner = parts.task_owner(user_id)
         cancelled = parts.core.tasks.cancel(task_id, owner)
         task = parts.core.tasks.get_result(task_id, owner)
@@ -96,11 +101,12 @@ def _changes(routes: APIRouter, parts: GatewayParts) -> None:
         return json_response({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status})
 
     @routes.post("/{task_id}/redirect", responses={200: {"model": TaskRedirected}, **NO_TASK})
-    async def redirect_task(task_id: TaskId, body: RedirectBody) -> Response:
+    async def redirect_task(task_id: TaskId, body: RedirectBody, request: Request) -> Response:
         """Has a task's result posted to a URL of this machine when it ends, or at once where it has ended.
 
         The body is `task_id`, `tool`, `status`, `text` and `truncated`; the text is cut at 9,000 characters.
         """
+        parts = parts_of(request)
         shown = None
         if body.url is not None:
             target = parse_callback_url(body.url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
@@ -13,6 +13,7 @@ from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.schema import is_deeper
+from toolbus.bus.core import Core
 from toolbus.bus.gateway.contract_models import (
     ClearBody,
     Cleared,
@@ -24,7 +25,7 @@ from toolbus.bus.gateway.contract_models import (
     UnregisterBody,
     Unregistered,
 )
-from toolbus.bus.gateway.gateway_parts import GatewayParts
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response
 from toolbus.errors import InvalidTool
@@ -48,14 +49,14 @@ UNKNOWN_ROLE: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "descri
 NOT_KEPT: dict[int | str, dict[str, Any]] = {503: {"model": Problem, "description": "It could not be written down."}}
 
 
-def router(parts: GatewayParts) -> APIRouter:
-    """Returns the endpoints over one bus."""
+def router() -> APIRouter:
+    """Returns the endpoints."""
     routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
-    lists = _ListCache(parts)
 
     @routes.post("/register", responses={200: {"model": Registered}, **UNKNOWN_ROLE, **NOT_KEPT})
-    async def register(body: RegisterBody) -> Response:
+    async def register(body: RegisterBody, request: Request) -> Response:
         """Offers a tool whose calls are posted to a URL of this machine; the same name is replaced."""
+        parts = parts_of(request)
         tool, target = _tool(body, parts.core.limits), parse_callback_url(body.callback_url)
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
             refuse_own_address(parts, "callback_url", target)
@@ -71,27 +72,31 @@ def router(parts: GatewayParts) -> APIRouter:
         return JSONResponse(response)
 
     @routes.post("/unregister", responses={200: {"model": Unregistered}, **UNKNOWN_ROLE, **NOT_KEPT})
-    async def unregister(body: UnregisterBody) -> Response:
+    async def unregister(body: UnregisterBody, request: Request) -> Response:
         """Unregisters a tool, of any source; an unknown tool is not an error."""
+        parts = parts_of(request)
         outcome = parts.core.presence.withdrawal.unregister(body.name, body.role or "")
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count > 0, "name": body.name, **_roles(outcome)})
 
     @routes.post("/clear", responses={200: {"model": Cleared}, **UNKNOWN_ROLE, **NOT_KEPT})
-    async def clear(body: ClearBody) -> Response:
+    async def clear(body: ClearBody, request: Request) -> Response:
         """Withdraws every tool of a source."""
+        parts = parts_of(request)
         outcome = parts.core.presence.withdrawal.clear(body.source, body.role or "")
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count, "source": body.source, **_roles(outcome)})
 
     @routes.get("", responses={200: {"model": Listed}, **UNKNOWN_ROLE})
     async def list_tools(
+        request: Request,
         role: Annotated[str | None, Query(description="Only this role; empty means all.")] = None,
         user_id: UserId = "",
         level: Level = 0,
     ) -> Response:
         """Lists what a user may call, by role."""
-        return json_bytes_response(lists.find(role or "", user_id, level))
+        parts = parts_of(request)
+        return json_bytes_response(parts.cache(_ListCache).find(parts.core, role or "", user_id, level))
 
     return routes
 
@@ -99,25 +104,24 @@ def router(parts: GatewayParts) -> APIRouter:
 class _ListCache:
     """Caches lists as bytes, each written once per revision: main servers and plugins poll every few seconds."""
 
-    def __init__(self, parts: GatewayParts) -> None:
-        self._registry = parts.core.registry
-        self._view = parts.core.view
+    def __init__(self) -> None:
         self._revision = 0  # of the catalog that the lists show
         self._lists: dict[tuple[str, str, int], bytes] = {}  # by role ("": all), user and level
 
-    def find(self, role: str, user_id: str, level: int) -> bytes:
+    def find(self, core: Core, role: str, user_id: str, level: int) -> bytes:
         """Returns the response body for one role, or for all.
 
         Raises:
             UnknownRole: the role is not configured.
         """
-        if self._revision != self._registry.revision:
-            self._revision = self._registry.revision
+        registry, view = core.registry, core.view
+        if self._revision != registry.revision:
+            self._revision = registry.revision
             self._lists.clear()
-        key = (role, user_id if self._view.permissions else "", level)  # without permissions all users share a list
+        key = (role, user_id if view.permissions else "", level)  # without permissions all users share a list
         if key not in self._lists:
-            roles = (role,) if role else self._registry.roles
-            listings = {each: self._view.listings(each, user_id, level) for each in roles}
+            roles = (role,) if role else registry.roles
+            listings = {each: view.listings(each, user_id, level) for each in roles}
             tools = {each: [describe_tool(listing) for listing in listed] for each, listed in listings.items()}
             if len(self._lists) >= MAX_CACHED_LISTS:
                 self._lists.clear()

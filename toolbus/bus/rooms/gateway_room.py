@@ -14,8 +14,6 @@ from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.council_room import CouncilRoom
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from toolbus.bus.gateway.http_server import HttpServer
 
 
@@ -25,7 +23,6 @@ class GatewayRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._server: HttpServer | None = None  # None where HTTP is off, and until it is bound
-        self._application: FastAPI | None = None  # None until started, and after the stop
 
     @property
     def address(self) -> str | None:
@@ -61,17 +58,9 @@ class GatewayRoom(Room):
             registrations = callbacks.registrations if callbacks is not None else None
             service = council.service if council is not None else None
             parts = GatewayParts(self.core, registrations, self.own_url, service)
-            page = DocsPage()
-            self._application = application(parts, page)
-            await self._server.start(self._application, {DOCS_PATH: page.policy})
+            await self._server.start(application(parts), {DOCS_PATH: DocsPage().policy})
 
     async def stop(self) -> None:
         """Stops listening and ends open requests."""
         if self._server is not None:
             await self._server.stop()
-        if self._application is not None:
-            # FastAPI caches endpoints for the life of the process, and an endpoint holds its application: what is
-            # large about that, the routes with the models of their fields, goes with the bus.
-            self._application.router = type(self._application.router)()
-            self._application.middleware_stack = None
-            self._application = None
