@@ -14,10 +14,11 @@ from tests.support.processes import ROOT, environment, toolbus
     [
         *("serve", "run", "list", "watch", "call", "health", "calls", "drain", "tools", "--help"),
         *("export", "search", "tasks", "permissions", "permit"),
+        *("keys", "keys init", "keys add", "keys renew", "keys list", "keys revoke", "keys rotate-ca"),
     ],
 )
 def test_help_shows_examples_and_exit_codes(command: str) -> None:
-    shown = toolbus(command, "--help").stdout
+    shown = toolbus(*command.split(), "--help").stdout
     assert "Examples" in shown
     assert "Exit codes:" in shown
     assert ("--json" in shown and f"toolbus {command}" in shown) or command == "--help"

@@ -21,7 +21,9 @@ import typer
 import toolbus.loop
 from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
 from toolbus import errors
+from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.config import Config
+from toolbus.bus.keys.keys_file import KeyRecord
 from toolbus.bus.serve_settings import ServeSettings, settle
 from toolbus.cli import terminal
 from toolbus.cli.command_line import app
@@ -169,6 +171,16 @@ def test_the_guide_has_every_argument_of_a_plugin() -> None:
     documented = {row[0].strip("`") for row in table(PLUGINS, "| argument | default |")}
     arguments = [name for name in inspect.signature(Plugin).parameters if not name.startswith("_")]
     assert documented == set(arguments) - {"source", "tools"}  # the first one, and a set that was collected before
+
+
+def test_the_configuration_page_has_every_scope_and_every_field_of_a_key() -> None:
+    scopes = table(CONFIGURATION, "| scope | default | meaning |")
+    assert [row[0].strip("`") for row in scopes] == [each.name for each in fields(Scopes)]
+    (verbs,) = (row[2] for row in scopes if row[0] == "`administer`")
+    assert re.findall(r"`([^`]+)`", verbs) == [*VERBS, ALL]
+    rows = table(CONFIGURATION, "| key of a key | meaning |")
+    documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+    assert documented == {each.name for each in fields(KeyRecord)} - {"id"}
 
 
 # -- commands -----------------------------------------------------------------------------------------------------

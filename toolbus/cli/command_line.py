@@ -18,6 +18,7 @@ from toolbus.cli import (
     drain_command,
     export_command,
     health_command,
+    keys_command,
     permission_commands,
     run_command,
     search_command,
@@ -82,6 +83,7 @@ app.command(epilog=permission_commands.PERMIT_EPILOG)(permission_commands.permit
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
 app.command(epilog=drain_command.EPILOG)(drain_command.drain)
+app.add_typer(keys_command.app, name="keys", epilog=keys_command.EPILOG)
 app.add_typer(tools_commands.app, name="tools")
 
 

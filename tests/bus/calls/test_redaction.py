@@ -93,6 +93,7 @@ def test_values_of_secret_keys_are_hidden_whatever_they_are_and_nothing_else_is(
         ("sk-abcdefghijkl", HIDDEN),
         ("sk-abcdefghijk", "sk-abcdefghijk"),
         ("sk-abcdefghijklmnop", HIDDEN),
+        ("given tbk_4f2a91c0_abcdefghijklmnop to Ann", f"given {HIDDEN} to Ann"),
         ("ghp_abcdefghijklmnop and xoxb-abcdefghijklmnop", f"{HIDDEN} and {HIDDEN}"),
         ("https://ann:hunter2@example.com/x", "https://ann:***@example.com/x"),
         ('{"clientSecret": "a b", "x": 1', f'{{"clientSecret": {HIDDEN}, "x": 1'),

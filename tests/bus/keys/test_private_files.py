@@ -33,7 +33,7 @@ def test_a_new_directory_and_its_files_are_ours_alone(folder: Path) -> None:
         write_private(folder / "a", b"secret")
     finally:
         os.umask(old)
-    assert (folder.stat().st_mode & 0o777, (folder / "a").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert [each.stat().st_mode & 0o777 for each in (folder.parent, folder, folder / "a")] == [0o700, 0o700, 0o600]
     assert read_private(folder / "a") == (b"secret", stamp_of(folder / "a"))
     assert [path.name for path in folder.iterdir()] == ["a"]
 

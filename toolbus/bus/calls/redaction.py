@@ -40,7 +40,7 @@ _VALUE = re.compile(  # in quotes; an object or array to the end of the text; on
 )
 # Formats of well-known secrets.
 _BARE = re.compile(
-    r"\b(?:(?:sk|pk|rk)[-_]|gh[opsur]_|github_pat_|xox[abprs]-|AKIA|eyJ)[-_A-Za-z0-9.]{12,}"
+    r"\b(?:(?:sk|pk|rk)[-_]|gh[opsur]_|github_pat_|tbk_|xox[abprs]-|AKIA|eyJ)[-_A-Za-z0-9.]{12,}"
     r"|(?<=\bbearer )\S+|(?<=\bbasic )[A-Za-z0-9+/]{16,}=*",
     re.IGNORECASE,
 )

@@ -50,7 +50,8 @@ def make_directory(directory: Path) -> None:
         SetupError: it cannot be made, or is there and others may enter it.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data directory, where it is new
+        directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise SetupError(f"{directory} cannot be made: {error.strerror}: choose a place that you may write") from None
     check_directory(directory)

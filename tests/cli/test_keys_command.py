@@ -1,0 +1,165 @@
+"""``toolbus keys``: what each command writes, prints and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ROOT, environment, toolbus
+from toolbus.bus.keys.keyring import Keyring
+
+Keys = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
+    """Runs ``toolbus keys``, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words, **env: toolbus("keys", *words, TOOLBUS_DATA_DIR="data", **env)
+
+
+@pytest.fixture
+def made(keys: Keys) -> Keys:
+    """The same with an authority for bus.example."""
+    assert keys("init", "--name", "bus.example", "--address", "mtls:bus.example:48931").returncode == 0
+    return keys
+
+
+def as_json(ended: subprocess.CompletedProcess[str]) -> Any:
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_from_nothing_to_a_credential_in_two_commands(keys: Keys, tmp_path: Path) -> None:
+    init = keys("init", "--name", "bus.example", "--address", "mtls:bus.example:48931")
+    assert (init.returncode, init.stderr) == (0, "")
+    assert init.stdout == (
+        "made the keys in data/keys\n"
+        "the server's certificate is for bus.example, localhost, 127.0.0.1\n"
+        "credentials get the address mtls:bus.example:48931\n"
+        "next: toolbus keys add NAME --host (or --plugin PATTERN, --operator, --reader)\n"
+    )
+    add = keys("add", "chat", "--host")
+    assert add.returncode == 0
+    first, *may, last = add.stdout.splitlines()
+    assert first.startswith("wrote chat.toolbus: identity chat, credential ")
+    assert may == [
+        "  It attaches as the sources chat, chat:*, host:*, toolbus-cli.",
+        "  It offers no tools.",
+        "  It sees and calls every tool.",
+        "  It speaks for every user, up to access level 89.",
+        "  It does not administer the bus.",
+    ]
+    assert last == "use it with: TOOLBUS_CREDENTIAL=chat.toolbus toolbus list"
+    token = (tmp_path / "chat.toolbus").read_text("utf-8").partition('token = "')[2].partition('"')[0]
+    assert Keyring(tmp_path / "data" / "keys").identity_of_token(token).name == "chat"
+    assert token not in add.stdout
+
+
+def test_each_kind_of_identity_starts_with_its_scopes(made: Keys) -> None:
+    for name, words in (
+        ("weather", ("--plugin", "weather*")),
+        ("ann", ("--operator",)),
+        ("eye", ("--reader",)),
+    ):
+        answer = as_json(made("add", name, *words, "--json"))
+        assert answer["name"] == name
+        assert answer["file"] == f"{name}.toolbus"
+    identities = as_json(made("list", "--json"))["identities"]
+    assert identities["weather"] == {"attach": ["weather*"], "offer": ["*"]}
+    assert identities["ann"]["administer"] == ["*"]
+    assert identities["eye"]["in_flight"] == 0
+
+
+def test_list_shows_every_key_and_its_state(made: Keys, tmp_path: Path) -> None:
+    made("add", "chat", "--host")
+    key = as_json(made("list", "--json"))["keys"][0]
+    assert (key["identity"], key["kind"], key["state"], key["old_root"]) == ("chat", "token", "live", False)
+    assert "sha256" not in key
+    assert [line.split()[:1] for line in made("list").stdout.splitlines()] == [
+        ["KEY"], [key["id"]], [key["id"].replace("token", "cert")],
+    ]  # fmt: skip
+    made("revoke", "chat")
+    assert "revoked 20" in made("list").stdout
+    file = tmp_path / "data" / "keys" / "keys.toml"
+    file.write_text(file.read_text("utf-8") + "\n[identities.new]\n", "utf-8")
+    assert made("list").stdout.splitlines()[-1].split() == ["-", "new", "-", "-", "-", "no", "key"]
+
+
+def test_revoke_says_what_it_ended_and_ends_nothing_twice(made: Keys) -> None:
+    made("add", "chat", "--host")
+    renewed = as_json(made("renew", "chat", "--days", "1", "--json"))
+    by_id = made("revoke", renewed["id"])
+    lines = "revoked {0}-token of identity chat\nrevoked {0}-cert of identity chat\n"
+    assert (by_id.returncode, by_id.stdout) == (0, lines.format(renewed["id"]))
+    assert len(as_json(made("revoke", "chat", "--json"))["revoked"]) == 2
+    again = made("revoke", "chat")
+    assert (again.returncode, again.stdout) == (0, "chat has no live key: nothing to revoke\n")
+
+
+def test_the_authority_is_rotated_in_two_steps(made: Keys) -> None:
+    old = as_json(made("add", "chat", "--host", "--json"))["id"]
+    begun = made("rotate-ca")
+    assert begun.stdout.endswith("renew: toolbus keys renew chat\nthen: toolbus keys rotate-ca --finish\n")
+    assert "live, old root" in made("list").stdout
+    early = made("rotate-ca", "--finish")
+    assert (early.returncode, early.stdout) == (1, "")
+    assert "credentials of chat know only the old root" in early.stderr
+    made("renew", "chat")
+    made("revoke", old)
+    assert made("rotate-ca", "--finish").stdout == "only the new root is trusted now\n"
+    assert as_json(made("rotate-ca", "--json"))["renew"] == ["chat"]
+    assert len(as_json(made("rotate-ca", "--finish", "--force", "--json"))["stopped"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (("add", "chat"), 2, "use exactly one of --plugin PATTERN, --host, --operator and --reader"),
+        (("add", "chat", "--host", "--reader"), 2, "use exactly one of"),
+        (("add", "chat", "--host", "--days", "0"), 2, "--days is 0, it must be above 0 and at most 3652"),
+        (("rotate-ca", "--force"), 2, "--force goes with --finish"),
+        (("add", "a b", "--host"), 1, "the name 'a b' breaks the rule"),
+        (("add", "chat", "--host", "-o", "none/chat.toolbus"), 1, "none/chat.toolbus cannot be written: No such file"),
+        (("renew", "nobody"), 1, "unknown identity 'nobody': `toolbus keys list` shows them"),
+        (("revoke", "nobody"), 1, "unknown identity or key 'nobody'"),
+        (("rotate-ca", "--finish"), 1, "no rotation is under way"),
+        (
+            ("list", "--data-dir", "elsewhere"),
+            1,
+            "elsewhere/keys/keys.toml does not exist: make keys with `toolbus keys",
+        ),
+        (("list", "--keys", "elsewhere"), 1, "elsewhere/keys.toml does not exist"),
+    ],
+)
+def test_a_mistake_is_refused_with_what_to_do(made: Keys, words: tuple[str, ...], code: int, error: str) -> None:
+    ended = made(*words)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert error in ended.stderr
+    assert ended.stderr.startswith("toolbus: ")
+
+
+def test_keys_that_others_may_read_are_refused_with_the_command(made: Keys, tmp_path: Path) -> None:
+    (tmp_path / "data" / "keys" / "ca.key").chmod(0o644)
+    ended = made("add", "chat", "--host")
+    assert ended.returncode == 1
+    assert "ca.key has mode 0644, others must have no access to it: run `chmod 600 data/keys/ca.key`" in ended.stderr
+    assert not (tmp_path / "chat.toolbus").exists()
+
+
+def test_commands_at_the_same_time_lose_nothing(made: Keys, tmp_path: Path) -> None:
+    def add(number: int) -> int:
+        words = [sys.executable, "-m", "toolbus.cli", "keys", "add", f"bot{number}", "--reader", "--data-dir", "data"]
+        env = {**environment({}), "PYTHONPATH": str(ROOT)}
+        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=50, check=False).returncode
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(add, range(6))) == [0] * 6
+    assert set(as_json(made("list", "--json"))["identities"]) == {f"bot{number}" for number in range(6)}

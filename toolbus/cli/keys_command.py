@@ -1,0 +1,380 @@
+"""Implements ``toolbus keys``: the identities of a bus, the credentials that prove them, and who issues these."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from toolbus.cli import terminal
+from toolbus.cli.bus_client import SOURCE, JsonOption
+from toolbus.cli.help_text import epilog
+
+if TYPE_CHECKING:
+    from toolbus.bus.access.identity import Scopes
+    from toolbus.bus.keys.key_store import KeyStore, Made, Order
+    from toolbus.bus.keys.keys_file import KeyRecord, KeysFile
+
+_CODES = "0 done, 1 refused (a file is missing, broken or open to others; a name is unknown or taken), 2 wrong usage."
+EPILOG = epilog(
+    (
+        "toolbus keys init --name bus.team.example --address mtls:bus.team.example:48931",
+        "toolbus keys add chat --host",
+        "toolbus keys add weather --plugin 'weather*'",
+        "toolbus keys list --json",
+        "toolbus keys renew chat",
+        "toolbus keys revoke chat",
+    ),
+    """
+    An identity is what a peer is on a bus beyond this machine, with scopes that say what it may do. A credential is one
+    file that proves it: address, token and certificate. Give it to the program as TOOLBUS_CREDENTIAL=FILE.
+
+    The commands work on the keys directory itself, not over the bus: run them where the bus runs, as its user. The
+    directory is --keys, else TOOLBUS_KEYS, else `keys` in the data directory (--data-dir, TOOLBUS_DATA_DIR). A running
+    bus takes changes over within a second. Scopes are in its file keys.toml, and may be edited there.
+    """,
+    _CODES,
+)
+INIT_EPILOG = epilog(
+    (
+        "toolbus keys init --name bus.team.example --address mtls:bus.team.example:48931",
+        "toolbus keys init --name bus.team.example --name 10.0.0.7",
+    ),
+    """
+    Makes a certificate authority (10 years), the server's certificate (90 days; the bus renews it after 60) and
+    keys.toml. Run again it keeps the authority and all keys, sets names and address if they are given, and renews the
+    server's certificate.
+
+    ca.key is the private key of the authority. Whoever has it can issue; keep a copy elsewhere. Without it the bus runs
+    on, but its certificate is not renewed, and nothing can be added.
+    """,
+    _CODES,
+)
+ADD_EPILOG = epilog(
+    (
+        "toolbus keys add chat --host",
+        "toolbus keys add weather --plugin 'weather*' -o weather.toolbus",
+        "toolbus keys add ann --operator --days 30 --address tls:bus.team.example:48932",
+    ),
+    """
+    --plugin offers tools as the sources that fit the pattern, and calls none but as part of a call that it answers.
+    --host sees and calls every tool, for every user, up to level 89. --operator may do everything. --reader sees tools,
+    records of calls and metrics, and calls nothing. Narrow that in keys.toml.
+
+    The file is the only copy of its token and private key: the bus stores their SHA-256. It is 0600; hand it over as
+    you would a password.
+    """,
+    _CODES,
+)
+LIST_EPILOG = epilog(("toolbus keys list", "toolbus keys list --json"), "", _CODES)
+RENEW_EPILOG = epilog(
+    ("toolbus keys renew chat", "toolbus keys renew chat --days 30 -o chat.toolbus"),
+    """
+    The credential before stays good until it expires, so that programs can change over; end it with `toolbus keys
+    revoke ID`. The new file replaces one of the same name.
+    """,
+    _CODES,
+)
+REVOKE_EPILOG = epilog(
+    ("toolbus keys revoke chat", "toolbus keys revoke 4f2a91c0", "toolbus keys revoke 4f2a91c0-token"),
+    """
+    NAME revokes every live credential of an identity, ID one credential (token and certificate), or one key of it. A
+    running bus ends its sessions within a second. The identity stays: `toolbus keys renew` gives it a new credential.
+    """,
+    _CODES,
+)
+ROTATE_EPILOG = epilog(
+    ("toolbus keys rotate-ca", "toolbus keys rotate-ca --finish"),
+    """
+    Adds a root to the authority, which issues from now on; both are trusted. Then renew each credential that `toolbus
+    keys list` shows as live with an old root, and hand it over. --finish drops the old root; it refuses while live
+    credentials know only that one, unless --force ends them.
+    """,
+    _CODES,
+)
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke keys for peers elsewhere.")
+
+KeysOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys", metavar="DIR", envvar="TOOLBUS_KEYS", show_envvar=False,
+        help="The keys directory (default: keys in the data directory).",
+    ),
+]  # fmt: skip
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="DIR", envvar="TOOLBUS_DATA_DIR", show_envvar=False,
+        help="The data directory of the bus (default: the platform's data folder).",
+    ),
+]  # fmt: skip
+DaysOption = Annotated[float, typer.Option("--days", metavar="N", help="How long the credential is good.")]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", metavar="ADDR", help="tls:, mtls: or https:// address of the bus.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the credential here (default: NAME.toolbus).")
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def refusing(command: Callable[P, T]) -> Callable[P, T]:
+    """Makes a command print an error of the keys, instead of a traceback."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        from toolbus.errors import SetupError
+
+        try:
+            return command(*args, **kwargs)
+        except SetupError as error:
+            terminal.fail(str(error))
+
+    return run
+
+
+@app.command(epilog=INIT_EPILOG)
+@refusing
+def init(
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="HOST", help="Host name or IP address of the bus; may be repeated.")
+    ] = None,
+    address: AddressOption = None,
+    keys: KeysOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the keys of a bus: authority, server certificate, keys.toml."""
+    directory = keys_directory(keys, data_dir)
+    file, created = _store(directory).init(name or (), address or "")
+    if as_json:
+        terminal.print_json(
+            {"directory": str(directory), "names": list(file.names), "address": file.address, "created": created}
+        )
+        return
+    terminal.print_lines(f"{'made' if created else 'renewed'} the keys in {directory}")
+    terminal.print_lines(f"the server's certificate is for {', '.join([*file.names, 'localhost', '127.0.0.1'])}")
+    if file.address:
+        terminal.print_lines(f"credentials get the address {file.address}")
+    terminal.print_lines("next: toolbus keys add NAME --host (or --plugin PATTERN, --operator, --reader)")
+
+
+@app.command(epilog=ADD_EPILOG)
+@refusing
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")],
+    plugin: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Offers tools, as sources that fit: weather*.")
+    ] = None,
+    host: Annotated[bool, typer.Option("--host", help="Calls tools.")] = False,
+    operator: Annotated[bool, typer.Option("--operator", help="May do everything.")] = False,
+    reader: Annotated[bool, typer.Option("--reader", help="Sees tools, records and metrics.")] = False,
+    days: DaysOption = 90,
+    address: AddressOption = None,
+    out: OutOption = None,
+    keys: KeysOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add an identity, and write its credential file."""
+    if [bool(plugin), host, operator, reader].count(True) != 1:
+        terminal.fail("use exactly one of --plugin PATTERN, --host, --operator and --reader", terminal.USAGE)
+    order = _order(name, out, days, address)
+    scopes = _scopes(name, plugin or "", "host" if host else "operator" if operator else "reader")
+    made = _store(keys_directory(keys, data_dir)).add(name, scopes, order)
+    _show_made(made, scopes, as_json)
+
+
+@app.command(epilog=RENEW_EPILOG)
+@refusing
+def renew(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")],
+    days: DaysOption = 90,
+    address: AddressOption = None,
+    out: OutOption = None,
+    keys: KeysOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a new credential file for an identity."""
+    from dataclasses import replace
+
+    store = _store(keys_directory(keys, data_dir))
+    made = store.renew(name, replace(_order(name, out, days, address), overwrite=True))
+    _show_made(made, store.read().identities[name], as_json)
+
+
+@app.command("list", epilog=LIST_EPILOG)
+@refusing
+def list_(keys: KeysOption = None, data_dir: DataDirOption = None, as_json: JsonOption = False) -> None:
+    """List the keys, and identities without one."""
+    store = _store(keys_directory(keys, data_dir))
+    file, issuing, now = store.read(), store.issuing_root(), time.time()
+    if as_json:
+        rows = [_described(key, issuing, now) for key in file.keys.values()]
+        identities = {name: scopes.as_table() for name, scopes in file.identities.items()}
+        terminal.print_json({"identities": identities, "keys": rows})
+        return
+    with_key = {key.identity for key in file.keys.values()}
+    rows_shown = [_row(key, file, issuing, now) for key in file.keys.values()]
+    rows_shown += [("-", name, "-", "-", "-", "no key") for name in file.identities if name not in with_key]
+    terminal.print_table(("KEY", "IDENTITY", "KIND", "CREATED", "EXPIRES", "STATE"), rows_shown)
+
+
+@app.command(epilog=REVOKE_EPILOG)
+@refusing
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME|ID", help="Name of an identity, or id as in `keys list`.")],
+    keys: KeysOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End the keys of an identity, or one credential."""
+    revoked = _store(keys_directory(keys, data_dir)).revoke(name)
+    if as_json:
+        terminal.print_json({"revoked": [key.id for key in revoked]})
+    for key in revoked if not as_json else ():
+        terminal.print_lines(f"revoked {key.id} of identity {key.identity}")
+    if not revoked and not as_json:
+        terminal.print_lines(f"{name} has no live key: nothing to revoke")
+
+
+@app.command("rotate-ca", epilog=ROTATE_EPILOG)
+@refusing
+def rotate_ca(
+    finish: Annotated[bool, typer.Option("--finish", help="Drop the old root.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --finish: even if credentials stop working.")] = False,
+    keys: KeysOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace the root of the authority, in two steps."""
+    if force and not finish:
+        terminal.fail("--force goes with --finish", terminal.USAGE)
+    store = _store(keys_directory(keys, data_dir))
+    if finish:
+        stopped = store.finish_rotation(force=force)
+        if as_json:
+            terminal.print_json({"root": store.issuing_root(), "stopped": [key.id for key in stopped]})
+            return
+        terminal.print_lines("only the new root is trusted now")
+        for key in stopped:
+            terminal.print_lines(f"stopped working: {key.id} of identity {key.identity}")
+        return
+    root, old = store.rotate(), sorted({key.identity for key in _live_keys(store.read())})
+    if as_json:
+        terminal.print_json({"root": root, "renew": old})
+        return
+    terminal.print_lines(f"root {root} issues from now on; the old one is trusted too")
+    for name in old:
+        terminal.print_lines(f"renew: toolbus keys renew {name}")
+    terminal.print_lines("then: toolbus keys rotate-ca --finish")
+
+
+def keys_directory(keys: Path | None, data_dir: Path | None) -> Path:
+    """Returns the keys directory that the options name."""
+    if keys is not None:
+        return keys.expanduser()
+    if data_dir is not None:
+        return data_dir.expanduser() / "keys"
+    try:
+        import platformdirs
+    except ImportError:
+        terminal.fail("the platform's data folder is not known without `toolbus[server]`: name it with --data-dir")
+    return platformdirs.user_data_path("toolbus") / "keys"
+
+
+def _store(directory: Path) -> KeyStore:
+    from toolbus.bus.keys.key_store import KeyStore
+
+    return KeyStore(directory)
+
+
+def _order(name: str, out: Path | None, days: float, address: str | None) -> Order:
+    from toolbus.bus.keys.key_store import MAX_DAYS, Order
+
+    if not 0 < days <= MAX_DAYS:
+        terminal.fail(f"--days is {days:g}, it must be above 0 and at most {MAX_DAYS}", terminal.USAGE)
+    return Order(out or Path(f"{name}.toolbus"), days, address or "")
+
+
+def _scopes(name: str, pattern: str, kind: Any) -> Scopes:
+    """Returns what a new identity may do. Hosts attach under their name, and as the SDK and the commands do unasked."""
+    from dataclasses import replace
+
+    from toolbus.bus.access.identity import Globs, template
+
+    if pattern:
+        return template("plugin", pattern)
+    if kind == "host":
+        return replace(template("host"), attach=Globs([name, f"{name}:*", "host:*", SOURCE]))
+    return template(kind)
+
+
+def _show_made(made: Made, scopes: Scopes, as_json: bool) -> None:
+    from toolbus.bus.access.identity import day_of
+    from toolbus.bus.access.scope_text import scope_sentences
+
+    allowed = scope_sentences(scopes)
+    if as_json:
+        terminal.print_json(
+            {
+                "name": made.name,
+                "id": made.id,
+                "file": str(made.file),
+                "address": made.address,
+                "expires": made.expires,
+                "may": allowed,
+            }
+        )
+        return
+    terminal.print_lines(
+        f"wrote {made.file}: identity {made.name}, credential {made.id}, good until {day_of(made.expires)}"
+    )
+    print_sentences(allowed)
+    command = "toolbus run PLUGIN.py" if scopes.offer and not scopes.call else "toolbus list"
+    terminal.print_lines(f"use it with: TOOLBUS_CREDENTIAL={shlex.quote(str(made.file))} {command}")
+
+
+def print_sentences(sentences: Sequence[str]) -> None:
+    """Prints what an identity may do."""
+    for sentence in sentences:
+        terminal.print_lines(f"  {sentence}")
+
+
+def _live_keys(file: KeysFile) -> list[KeyRecord]:
+    return [key for key in file.keys.values() if key.state(time.time()) == "live"]
+
+
+def _described(key: KeyRecord, issuing: str, now: float) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "identity": key.identity,
+        "kind": key.kind,
+        "created": key.created,
+        "expires": None if key.expires == float("inf") else key.expires,
+        "revoked": key.revoked or None,
+        "state": key.state(now),
+        "old_root": bool(issuing) and key.root != issuing,
+    }
+
+
+def _row(key: KeyRecord, file: KeysFile, issuing: str, now: float) -> tuple[str, ...]:
+    from toolbus.bus.access.identity import day_of
+
+    state = key.state(now)
+    if key.revoked:
+        state = f"revoked {key.revoked}"
+    elif state == "live" and key.identity not in file.identities:
+        state = "no identity"
+    elif state == "live" and issuing and key.root != issuing:
+        state = "live, old root"
+    return key.id, key.identity, key.kind, key.created, day_of(key.expires), state
