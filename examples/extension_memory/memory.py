@@ -4,7 +4,7 @@ An extension shows both ways to answer calls. `remember` and `forget` are functi
 the schemas. `recall` is registered as a record and answered by the handler for all tools, since it wants what the host
 says beside the arguments: the council member that asks, and the conversation.
 
-    MEMORY_FOLDER=~/memories toolbus run examples/extension_memory/memory.py
+    toolbus run examples/extension_memory/memory.py --env MEMORY_FOLDER=~/memories
 """
 
 from __future__ import annotations

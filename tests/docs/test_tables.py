@@ -32,6 +32,7 @@ from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.tool_options import OPTION_NAMES
 from toolbus.loop import LoopEvent, LoopSettings
+from toolbus.processes.child_environment import PLUGIN
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import KIB, MIB, Limits
@@ -157,6 +158,15 @@ def test_the_configuration_page_has_every_variable_of_the_environment() -> None:
     assert read - between_processes <= documented
     others = {row[0].strip("`") for row in table(CONFIGURATION, "| variable | who reads it |")}
     assert others <= read
+
+
+def test_the_configuration_page_has_every_variable_that_plugins_get() -> None:
+    documented: set[str] = set()
+    for row in table(CONFIGURATION, "| variables | why |"):
+        names = set(re.findall(r"`([^`]+)`", row[0]))
+        documented |= names | ({name.lower() for name in names} if "in lower case" in row[0] else set())
+    whole = {name for name in PLUGIN.names if not name.startswith(PLUGIN.prefixes)}
+    assert documented == whole | {f"{prefix}*" for prefix in PLUGIN.prefixes}
 
 
 # -- plugins ------------------------------------------------------------------------------------------------------

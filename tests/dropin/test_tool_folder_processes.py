@@ -226,6 +226,10 @@ async def test_a_process_can_read_granted_secrets_and_no_others(tmp_path: Path) 
             "",
             "",
         ]
+        pids = await folder.pids(2)
+        assert len(pids) == 2
+        for pid in pids:
+            assert "w-1" not in f"{psutil.Process(pid).environ()} {psutil.Process(pid).cmdline()}"
 
 
 async def test_the_token_is_not_in_the_process_and_no_other_program_can_use_the_source(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         serve.says("toolbus ready")
         (address,) = re.findall(r"grpc=(\S+)", serve.out)
         kept = str(folder / "memories")
-        with Running(folder, "run", MEMORY, TOOLBUS_ADDRESS=address, MEMORY_FOLDER=kept) as run:
+        with Running(folder, "run", MEMORY, "--env", f"MEMORY_FOLDER={kept}", TOOLBUS_ADDRESS=address) as run:
             run.says("memory")
             until_listed(address, "memory:recall")
             yield address

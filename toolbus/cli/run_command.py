@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import sys
 from pathlib import Path
@@ -20,21 +19,27 @@ from toolbus.cli.help_text import epilog
 from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from toolbus.dropin.tool_folder import ToolFolder
-    from toolbus.processes.supervised_plugin import PluginReport
+    from toolbus.processes.supervised_plugin import Command, PluginReport
 
 EPILOG = epilog(
     (
         "toolbus run weather.py",
         "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
+        "toolbus run weather.py --env WEATHER_URL --secrets secrets.toml",
         "toolbus run tools/",
     ),
     """
     Each plugin file runs in its own process; its output is printed with its name. A plugin that dies is restarted after
     a backoff, which doubles from 0.25 s to 30 s. One that dies 5 times within 30 s, or cannot start, is given up, and
     the others continue. A plugin that ends by itself with exit code 0 is not restarted.
+
+    A plugin gets the variables that programs need (PATH, HOME, languages, proxies, Python's own and others) and those
+    that --env names; a plugin that reads another one is reported. --secrets names a TOML file that only you can read,
+    with a table for each plugin, by its file's name without .py: its keys become variables of that plugin alone. They
+    are in no list of processes and in no /proc/PID/environ.
 
     A folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding, changing or
     removing a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a
@@ -47,16 +52,32 @@ EPILOG = epilog(
     "0 all plugins ended as requested, 1 a plugin was given up, 2 wrong usage.",
 )
 
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE...|DIR", help="Python files, one plugin each; or one folder of drop-in tools."),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=VALUE]",
+        help="Hand a variable on to the plugins, with its value here or with this one; * stands for any letters; may "
+        "be repeated.",
+    ),
+]
+SecretsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="TOML with a table of variables for each plugin; only you may read it."),
+]
+
 
 def run(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...|DIR", help="Python files, one plugin each; or one folder of drop-in tools."),
-    ],
+    files: FilesArgument,
     bus: BusOption = None,
     require_manifest: Annotated[
         bool, typer.Option("--require-manifest", help="Load nothing from a folder without a _manifest.json.")
     ] = False,
+    env: EnvOption = None,
+    secrets: SecretsOption = None,
     once: Annotated[bool, typer.Option("--once", help="Do not restart a plugin that died.")] = False,
     stop_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long plugins may take to finish their calls, in seconds.")
@@ -67,20 +88,23 @@ def run(
 ) -> None:
     """Run plugin files or a folder of drop-in tools, and restart what dies."""
     folder = _folder(files)
+    if folder is not None and (env or secrets):
+        terminal.fail(
+            f"{'--env' if env else '--secrets'} is for plugin files: name the variables of a tool in the folder's "
+            '_manifest.json ({"files": {"FILE.py": {"secrets": ["NAME"]}}})',
+            terminal.USAGE,
+        )
     address = check_address(bus)
     from toolbus.dropin.tool_folder import ToolFolder
-    from toolbus.processes.supervised_plugin import Command
-    from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
+    from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
     emit = print_json_report if as_json else PrefixedOutput()
     options: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
     plugins: Supervisor | ToolFolder
     if folder is None:
         plugins = Supervisor(emit, **options)
-        # No other program can attach as the sources of these plugins while they run, restarts included.
-        environment = {"TOOLBUS_TOKEN": secrets.token_hex(16), **os.environ, "TOOLBUS_ADDRESS": address}
-        for name, file in zip(plugin_names(files), files, strict=True):
-            plugins.add(name, Command.of_file(file, environment))
+        for name, command in _commands(files, address, env or (), secrets, emit).items():
+            plugins.add(name, command)
     else:
         plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **options)
 
@@ -100,6 +124,19 @@ def run(
         succeeded = False
     if not succeeded:
         raise typer.Exit(terminal.REFUSED)
+
+
+def _commands(
+    files: list[Path], address: str, requests: Sequence[str], secrets: Path | None, emit: Callable[[PluginReport], None]
+) -> dict[str, Command]:
+    """Returns the command of each plugin, by name; ends this one if a variable or the file of secrets is refused."""
+    from toolbus.errors import SetupError
+    from toolbus.processes.plugin_commands import plugin_commands
+
+    try:
+        return plugin_commands(files, {**os.environ, "TOOLBUS_ADDRESS": address}, requests, secrets, emit)
+    except SetupError as error:
+        terminal.fail(str(error), terminal.USAGE)
 
 
 @contextlib.asynccontextmanager

@@ -54,6 +54,7 @@ class ProcessPlan:
         offering: those of them whose tools are offered.
         bus: its address for drop-in tools.
         token: binds this source and no other.
+        secrets: variables that its tools may read, set here so that they are in no environment that others can read.
         report: the descriptor of the pipe that it reports on.
         write, read: absolute paths that it may change, or read besides its files.
         connect: hosts and ports that it may connect to.
@@ -72,7 +73,7 @@ class ProcessPlan:
     files: tuple[str, ...]
     offering: tuple[str, ...]
     bus: str
-    token: str
+    token: str = field(repr=False)
     report: int
     write: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
@@ -84,6 +85,7 @@ class ProcessPlan:
     grace_seconds: float = 10.0
     skipped: dict[str, str] = field(default_factory=dict)
     overridden: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
     def as_json(self) -> bytes:
         """Returns the plan as the process reads it."""
@@ -113,6 +115,7 @@ def main() -> NoReturn:
     if supervisor:
         end_with(int(supervisor))
     plan = ProcessPlan.from_json(sys.stdin.read())
+    os.environ.update(plan.secrets)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("toolbus.dropin.file_loader").setLevel(logging.ERROR)  # the process reports its warnings
     folder = Path(plan.folder)

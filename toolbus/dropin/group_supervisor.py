@@ -6,7 +6,6 @@ It takes what the processes report and writes it into their `GroupProcess`. What
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 import secrets
 import sys
@@ -17,9 +16,10 @@ from pathlib import Path
 
 from toolbus.dropin.grant_checks import limit_hit, temporary_folder
 from toolbus.dropin.group_process import ProcessPlan
-from toolbus.dropin.sandbox import clean_environment
+from toolbus.dropin.sandbox import clean_environment, granted_secrets
 from toolbus.dropin.source_state import GroupProcess, Source, SourcePlan
 from toolbus.errors import SetupError
+from toolbus.processes.child_environment import token_of
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
 from toolbus.processes.supervisor import RestartPolicy, Supervisor
 from toolbus.text import parse_json, shorten
@@ -81,7 +81,7 @@ class GroupSupervisor:
         self._emit = emit
         self._changed = changed
         self._supervisor = Supervisor(self._take_report, restarts=restarts, stop_seconds=stop_seconds, stays=True)
-        # No other program can attach as these sources while they run, and no source as another one: see `_token`.
+        # No other program can attach as these sources while they run, and no source as another one: see `token_of`.
         self._secret = environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
         self._processes: dict[str, GroupProcess] = {}  # those that run or start, by name
         self._started: Counter[str] = Counter()  # processes so far, of each source
@@ -173,16 +173,17 @@ class GroupSupervisor:
     def _command(self, process: GroupProcess) -> Command:
         group = process.plan.group
         variables = {**self._environment, "TOOLBUS_ADDRESS": process.plan.bus}
+        secrets = granted_secrets(group.grants.secrets, variables)
         return Command(
             (sys.executable, "-m", "toolbus.dropin.group_process"),
-            clean_environment(group.grants.secrets, variables) | temporary_folder(group.grants),
-            stdin=lambda report: self._process_plan(process, report).as_json(),
+            clean_environment(variables) | temporary_folder(group.grants),
+            stdin=lambda report: self._process_plan(process, report, secrets).as_json(),
             on_report=lambda line: self._take_line(process, line),
             runs_forever=True,
             fix="correct the file and save it",
         )
 
-    def _process_plan(self, process: GroupProcess, report: int) -> ProcessPlan:
+    def _process_plan(self, process: GroupProcess, report: int, secrets: Mapping[str, str]) -> ProcessPlan:
         plan, grants = process.plan, process.plan.group.grants
         limits: dict[str, int] = {}
         if grants.memory_mb is not None:
@@ -195,7 +196,8 @@ class GroupSupervisor:
             files=plan.group.order,
             offering=plan.group.files,
             bus=plan.bus,
-            token=self._token(plan.group.source),
+            token=token_of(self._secret, plan.group.source),
+            secrets=dict(secrets),
             report=report,
             write=tuple(map(str, grants.write)),
             read=tuple(map(str, grants.read)),
@@ -208,10 +210,6 @@ class GroupSupervisor:
             overridden=dict(plan.overridden),
             notices=plan.notices,
         )
-
-    def _token(self, source: str) -> str:
-        """Returns the token of one source; a process that knows it learns nothing of the other tokens."""
-        return hmac.new(self._secret.encode(), source.encode(), "sha256").hexdigest()
 
     # -- what the processes report ---------------------------------------------------------------------------------
 

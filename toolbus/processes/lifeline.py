@@ -6,12 +6,15 @@ A helper process reads from a pipe which groups there are, and kills those that 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+# Where some builds of Python find themselves: they do not start without. The helper gets nothing else.
+_LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _PROGRAM = Path(__file__).with_name("lifeline_program.py")
 
 
@@ -26,6 +29,7 @@ class Lifeline:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             start_new_session=True,  # a Ctrl-C is not meant for it
+            env={name: os.environ[name] for name in _LIBRARIES if name in os.environ},
         )
 
     def __repr__(self) -> str:

@@ -1,13 +1,15 @@
 """Runs one plugin file: ``python -m toolbus.processes.plugin_process FILE``, started and supervised by `toolbus run`.
 
-It loads the file and runs the plugin until a signal ends it, and ends when its supervisor does. Its exit code tells the
-supervisor what to do: 0 means that the plugin ended by itself, `CANNOT_START` that a restart would not help, anything
-else that it died.
+It loads the file and runs the plugin until a signal ends it, and ends when its supervisor does. The supervisor sends
+variables that nobody else may read over standard input: the environment that a process starts with stays readable in
+``/proc/PID/environ``. Its exit code tells the supervisor what to do: 0 means that the plugin ended by itself,
+`CANNOT_START` that a restart would not help, anything else that it died.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import signal
@@ -58,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if supervisor:
         end_with(int(supervisor))
+        os.environ.update(json.loads(sys.stdin.read() or "{}"))
     if len(arguments) != 1:
         print("usage: python -m toolbus.processes.plugin_process FILE", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -60,24 +61,30 @@ class Command:
     Attributes:
         arguments: the program and its arguments.
         environment: of the process; the supervisor adds its own process id.
-        stdin: given the descriptor of a pipe that the process may report on, returns the process's standard input;
-            None: it reads nothing and reports nothing.
-        on_report: called with each line of those reports.
+        stdin: given the descriptor of the pipe for reports, returns the process's standard input; None: it is empty.
+        on_report: called with each line that the process reports on that pipe; None: it gets no such pipe.
         runs_forever: whether any end that was not requested counts as a crash, exit code 0 included.
         fix: what a person should do where the plugin is given up.
     """
 
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     stdin: Callable[[int], bytes] | None = None
-    on_report: Callable[[str], None] = lambda line: None
+    on_report: Callable[[str], None] | None = None
     runs_forever: bool = False
     fix: str = "correct it and run it again"
 
     @classmethod
-    def of_file(cls, file: Path, environment: Mapping[str, str]) -> Command:
-        """Returns the command that runs a plugin file."""
-        return cls((sys.executable, "-m", "toolbus.processes.plugin_process", str(file)), environment)
+    def of_file(cls, file: Path, environment: Mapping[str, str], secrets: Mapping[str, str] | None = None) -> Command:
+        """Returns the command that runs a plugin file.
+
+        Args:
+            secrets: variables that the plugin finds in `os.environ`; they are sent over standard input, and are in
+                neither the arguments nor the environment that other processes can read.
+        """
+        stdin = json.dumps(dict(secrets or {})).encode()
+        arguments = (sys.executable, "-m", "toolbus.processes.plugin_process", str(file))
+        return cls(arguments, environment, stdin=lambda report: stdin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +137,11 @@ class SupervisedPlugin:
     async def run_process(self, lifeline: Lifeline) -> int:
         """Runs one process from start to end; returns its exit code, negative for a signal."""
         command, reports, out, err = self.command, os.pipe(), os.pipe(), os.pipe()
+        on_report = command.on_report or (lambda line: None)
         readers = [
             asyncio.create_task(_read_lines(out[0], functools.partial(self._report_output, "stdout"))),
             asyncio.create_task(_read_lines(err[0], functools.partial(self._report_output, "stderr"))),
-            asyncio.create_task(_read_lines(reports[0], lambda line: command.on_report(line.decode(errors="replace")))),
+            asyncio.create_task(_read_lines(reports[0], lambda line: on_report(line.decode(errors="replace")))),
         ]
         stdin = command.stdin(reports[1]) if command.stdin is not None else None
         try:
@@ -142,7 +150,7 @@ class SupervisedPlugin:
                 stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
                 stdout=out[1],
                 stderr=err[1],
-                pass_fds=() if stdin is None else (reports[1],),
+                pass_fds=() if command.on_report is None else (reports[1],),
                 env={**command.environment, SUPERVISOR_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )

@@ -41,7 +41,7 @@ def try_all(layers: Mapping[str, bool]) -> dict[str, str]:
     with _surroundings() as names:
         done = subprocess.run(
             [sys.executable, "-m", "tests.dropin.sandbox.trial", json.dumps({"names": names, "layers": layers})],
-            env={**clean_environment(environment={**os.environ, **hidden}), "PYTHONSAFEPATH": ""},
+            env={**clean_environment({**os.environ, **hidden}), "PYTHONSAFEPATH": ""},
             cwd=ROOT,
             stdout=subprocess.PIPE,
             timeout=_SECONDS * len(ALL),

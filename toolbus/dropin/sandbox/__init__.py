@@ -3,7 +3,13 @@
 from toolbus.dropin.sandbox.main_thread import run_beside_main
 from toolbus.dropin.sandbox.process_limits import CpuGuard
 from toolbus.dropin.sandbox.sandbox import Protection, apply
-from toolbus.dropin.sandbox.sandbox_environment import TOKEN_FD, clean_environment, take_token, token_pipe
+from toolbus.dropin.sandbox.sandbox_environment import (
+    TOKEN_FD,
+    clean_environment,
+    granted_secrets,
+    take_token,
+    token_pipe,
+)
 from toolbus.dropin.sandbox.sandbox_grants import SandboxGrants
 
 __all__ = [
@@ -14,9 +20,10 @@ __all__ = [
     # Running its tools and their calls
     "run_beside_main",
     "CpuGuard",
-    # Its environment and its token
+    # Its environment, its secrets and its token
     "TOKEN_FD",
     "clean_environment",
+    "granted_secrets",
     "take_token",
     "token_pipe",
 ]

@@ -1,8 +1,8 @@
 """Makes the environment of a sandboxed process, and hands it its token without leaving the token there.
 
-A variable stays readable in ``/proc/PID/environ`` for as long as the process lives, also after it was removed from
-`os.environ`. So the token comes through a pipe, whose number is in ``TOOLBUS_TOKEN_FD``; once read it is only in the
-SDK's memory.
+A variable that a process starts with stays readable in ``/proc/PID/environ`` for as long as it lives, also after it was
+removed from `os.environ`. So the token comes through a pipe, whose number is in ``TOOLBUS_TOKEN_FD``; once read it is
+only in the SDK's memory. Granted secrets are sent in the same way, and not part of the environment made here.
 """
 
 from __future__ import annotations
@@ -12,50 +12,43 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from toolbus.errors import SetupError
+from toolbus.processes.child_environment import EVERY_PROCESS, VARIABLE_NAME
 
 TOKEN_FD = "TOOLBUS_TOKEN_FD"
 MAX_TOKEN = 4096  # bytes: what a pipe takes at once everywhere
 
-_KEPT = {
-    *("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "NO_COLOR"),
-    *("PYTHONHASHSEED", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONTZPATH", "PYTHONDEVMODE"),
-    *("TOOLBUS_ADDRESS", "TOOLBUS_SUPERVISOR", "TOOLBUS_GRPC_EXPERIMENTS"),
-}
-_KEPT_PREFIXES = ("LC_", "GRPC_")
 _ADDED = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
     "PYTHONSAFEPATH": "1",  # else Python looks for modules in the working directory first
     "MALLOC_ARENA_MAX": "2",  # else glibc reserves 64 MiB for each thread, which counts as memory
 }
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _DECIDES_CODE = re.compile(r"LD_.*|DYLD_.*|PYTHON.*|TOOLBUS_.*|MALLOC_.*|GLIBC_.*|GCONV_PATH|PATH", re.ASCII)
 
 
-def clean_environment(secrets: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the environment of a process to be sandboxed: what Python and the SDK need, and the granted secrets.
+def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment of a process to be sandboxed: what Python and the SDK need.
 
     Args:
-        secrets: names of variables that its tools may read; those that are not set stay unset.
         environment: to choose from; None means this process's.
+    """
+    return EVERY_PROCESS.choose(os.environ if environment is None else environment) | _ADDED
+
+
+def granted_secrets(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that the tools of a process may read besides; those that are not set stay unset.
 
     Raises:
         SetupError: a name is not a valid variable name, or the variable decides which code the process runs.
     """
-    environment = os.environ if environment is None else environment
-    for name in secrets:
-        if not _NAME.fullmatch(name):
+    for name in names:
+        if not VARIABLE_NAME.fullmatch(name):
             raise SetupError(f"the secret {name[:140]!r} is not a valid variable name: use letters, digits and _")
         if _DECIDES_CODE.fullmatch(name):
             raise SetupError(
                 f"the secret {name!r} decides which code the process runs and cannot be granted: use another variable"
             )
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name in _KEPT or name in secrets or name.startswith(_KEPT_PREFIXES)
-    }
-    return kept | _ADDED
+    return {name: environment[name] for name in names if name in environment}
 
 
 def token_pipe(token: str) -> int:

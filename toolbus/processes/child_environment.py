@@ -1,0 +1,149 @@
+"""Chooses which variables of an operator's environment a process that is started gets, and its own token.
+
+By an allow-list: an environment holds the keys of every service that the operator's shell knows, and a plugin needs
+few of them. What it needs besides, the operator names. Drop-in tools get `EVERY_PROCESS` only, see
+`toolbus.dropin.sandbox`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from toolbus.errors import SetupError
+from toolbus.text import quote
+
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# What proves who this process is, or pays for its model. A plugin has a token of its own.
+NEVER_PASSED_ON = frozenset({"TOOLBUS_TOKEN", "TOOLBUS_TOKEN_FD", "TOOLBUS_CREDENTIAL", "TOOLBUS_SIDECAR_API_KEY"})
+MAX_SCANNED_BYTES = 1024 * 1024  # of a plugin file that is searched for names of variables
+_LIKE_A_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedVariables:
+    """A list of variables that a process gets.
+
+    Attributes:
+        names: whole names.
+        prefixes: beginnings of names; a name that looks like a secret's is left out (`NVIDIA_API_KEY`).
+    """
+
+    names: frozenset[str]
+    prefixes: tuple[str, ...]
+
+    def choose(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Returns the variables of an environment that are on this list."""
+        return {name: value for name, value in environment.items() if self._has(name)}
+
+    def _has(self, name: str) -> bool:
+        return name in self.names or (name.startswith(self.prefixes) and not _LIKE_A_SECRET.search(name))
+
+
+# Programs and their libraries, languages, time zones, certificates, the bus; nothing that leads to the user's files.
+EVERY_PROCESS = AllowedVariables(
+    frozenset(
+        {
+            *(
+                "PATH",
+                "LANG",
+                "LANGUAGE",
+                "TZ",
+                "TZDIR",
+                "LD_LIBRARY_PATH",
+                "SSL_CERT_FILE",
+                "SSL_CERT_DIR",
+                "NO_COLOR",
+            ),
+            *("PYTHONHASHSEED", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONTZPATH"),
+            *("PYTHONDEVMODE", "TOOLBUS_ADDRESS", "TOOLBUS_GRPC_EXPERIMENTS"),
+        }
+    ),
+    ("LC_", "GRPC_"),
+)
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
+PLUGIN = AllowedVariables(
+    EVERY_PROCESS.names
+    | {
+        *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME", "TMPDIR", "TMP", "TEMP"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+        *_PROXIES,
+        *map(str.lower, _PROXIES),
+        *("TERM", "COLORTERM", "COLUMNS", "LINES", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"),
+        *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),  # notifications, screenshots
+        *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+    },
+    (*EVERY_PROCESS.prefixes, "PYTHON", "XDG_", "CUDA_", "OMP_", "MKL_", "OPENBLAS_"),
+)
+
+
+def requested_variables(requests: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that an operator names: ``NAME``, ``NAME=VALUE``, or a pattern such as ``AWS_*``.
+
+    Raises:
+        SetupError: a name is not valid or not set, or belongs to this process alone.
+    """
+    chosen: dict[str, str] = {}
+    for request in requests:
+        name, equals, value = request.partition("=")
+        if name in NEVER_PASSED_ON:
+            raise SetupError(
+                f"{name} is not passed on to plugins, since each has to prove for itself what it is: set it in the "
+                "table of one plugin in a file, and name the file with --secrets"
+            )
+        if equals:
+            if not VARIABLE_NAME.fullmatch(name):
+                raise SetupError(f"{quote(name)} is not a valid variable name: use letters, digits and _")
+            chosen[name] = value
+            continue
+        matched = {key: text for key, text in environment.items() if fnmatchcase(key, name)}
+        if not matched:
+            raise SetupError(f"no variable {quote(name)} is set: export it, or give its value as {name}=VALUE")
+        chosen |= {key: text for key, text in matched.items() if key not in NEVER_PASSED_ON}
+    return chosen
+
+
+def mentioned_variables(file: Path) -> set[str]:
+    """Returns the variables that a Python file reads by name (`os.environ["X"]`, `os.getenv("X")`).
+
+    Only the file itself is read, not what it imports. One that cannot be parsed mentions nothing here: its own process
+    reports why.
+    """
+    try:
+        with file.open("rb") as opened:
+            tree = ast.parse(opened.read(MAX_SCANNED_BYTES))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {name for node in ast.walk(tree) for name in _read_by(node)}
+
+
+def _read_by(node: ast.AST) -> list[str]:
+    """Returns the name of the variable that an expression reads, if it is one that does."""
+    match node:
+        case ast.Subscript(value=owner, slice=ast.Constant(value=str(name))):
+            known = _is_called(owner, "environ")
+        case ast.Call(func=ast.Attribute(value=owner, attr=method), args=[ast.Constant(value=str(name)), *_]):
+            known = method == "getenv" or (method in ("get", "pop", "setdefault") and _is_called(owner, "environ"))
+        case ast.Call(func=ast.Name(id="getenv"), args=[ast.Constant(value=str(name)), *_]):
+            known = True
+        case ast.Compare(left=ast.Constant(value=str(name)), comparators=[owner]):
+            known = _is_called(owner, "environ")
+        case _:
+            return []
+    return [name] if known else []
+
+
+def _is_called(node: ast.expr, name: str) -> bool:
+    """Tells whether an expression is a name, or an attribute of that name."""
+    return (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)
+
+
+def token_of(secret: str, owner: str) -> str:
+    """Returns the token of one owner; whoever knows it learns nothing of the secret and of the other tokens."""
+    return hmac.new(secret.encode(), owner.encode(), "sha256").hexdigest()

@@ -1,0 +1,80 @@
+"""Reads a file with secrets of plugins: TOML, one table for each plugin, its keys as variables.
+
+No error of this file repeats a value.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from toolbus.errors import SetupError
+from toolbus.processes.child_environment import VARIABLE_NAME
+from toolbus.text import list_names, nearest, quote
+
+
+def read_secrets(file: Path, plugins: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns the variables of each plugin that has a table.
+
+    Args:
+        plugins: the names that a table may have.
+
+    Raises:
+        SetupError: others may read the file, it belongs to another user, it is not TOML of this form, or a table is of
+            no plugin.
+    """
+    try:
+        document = tomllib.loads(_read_private(file))
+    except ValueError as error:  # tomllib's own error, or bytes that are not UTF-8
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise SetupError(f"{file} is not TOML: {reason}") from None
+    known = f"the plugins are {list_names(plugins)}"
+    for name, table in document.items():
+        if not isinstance(table, dict):
+            raise SetupError(f"{file}: {quote(name)} is in no table: put it below [PLUGIN]; {known}")
+        if name not in plugins:
+            near = nearest(name, plugins)
+            guess = f" (did you mean [{near}]?)" if near else ""
+            raise SetupError(f"{file}: [{_shown(name)}] is not a plugin of this run{guess}: {known}")
+        _check(file, name, table)
+    return document
+
+
+def _read_private(file: Path) -> str:
+    """Returns the text of a file that only this user can read."""
+    try:
+        with file.open("rb") as opened:
+            status = os.fstat(opened.fileno())
+            if status.st_uid != os.geteuid():
+                raise SetupError(
+                    f"{file} belongs to user id {status.st_uid}, and this process is of user id {os.geteuid()}: "
+                    f"sudo chown {os.geteuid()} {shlex.quote(str(file))}"
+                )
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                raise SetupError(
+                    f"{file} has secrets, and others may read or change it (mode {stat.S_IMODE(status.st_mode):04o}): "
+                    f"chmod 600 {shlex.quote(str(file))}"
+                )
+            return opened.read().decode()
+    except OSError as error:
+        raise SetupError(f"cannot read {file}: {error.strerror or error}") from None
+
+
+def _check(file: Path, plugin: str, table: dict[str, Any]) -> None:
+    for name, value in table.items():
+        place = f"{file}: {quote(name)} of [{_shown(plugin)}]"
+        if not VARIABLE_NAME.fullmatch(name):
+            raise SetupError(f"{place} is not a valid variable name: use letters, digits and _")
+        if not isinstance(value, str):
+            raise SetupError(f"{place} is not text: put its value in quotes")
+        if "\0" in value:
+            raise SetupError(f"{place} holds a NUL, which no variable can: remove it")
+
+
+def _shown(plugin: str) -> str:
+    return quote(plugin)[1:-1]
