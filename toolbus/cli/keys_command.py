@@ -219,7 +219,7 @@ def list_(keys: KeysOption = None, data_dir: DataDirOption = None, as_json: Json
     store = _store(keys_directory(keys, data_dir))
     file, issuing, now = store.read(), store.issuing_root(), time.time()
     if as_json:
-        rows = [_described(key, issuing, now) for key in file.keys.values()]
+        rows = [{**key.described(now), "old_root": _is_old(key, issuing)} for key in file.keys.values()]
         identities = {name: scopes.as_table() for name, scopes in file.identities.items()}
         terminal.print_json({"identities": identities, "keys": rows})
         return
@@ -354,19 +354,6 @@ def _live_keys(file: KeysFile) -> list[KeyRecord]:
     return [key for key in file.keys.values() if key.state(time.time()) == "live"]
 
 
-def _described(key: KeyRecord, issuing: str, now: float) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "identity": key.identity,
-        "kind": key.kind,
-        "created": key.created,
-        "expires": None if key.expires == float("inf") else key.expires,
-        "revoked": key.revoked or None,
-        "state": key.state(now),
-        "old_root": bool(issuing) and key.root != issuing,
-    }
-
-
 def _row(key: KeyRecord, file: KeysFile, issuing: str, now: float) -> tuple[str, ...]:
     from toolbus.bus.access.identity import day_of
 
@@ -375,6 +362,10 @@ def _row(key: KeyRecord, file: KeysFile, issuing: str, now: float) -> tuple[str,
         state = f"revoked {key.revoked}"
     elif state == "live" and key.identity not in file.identities:
         state = "no identity"
-    elif state == "live" and issuing and key.root != issuing:
+    elif state == "live" and _is_old(key, issuing):
         state = "live, old root"
     return key.id, key.identity, key.kind, key.created, day_of(key.expires), state
+
+
+def _is_old(key: KeyRecord, issuing: str) -> bool:
+    return bool(issuing) and key.root != issuing

@@ -98,9 +98,10 @@ def test_a_renewed_credential_works_beside_the_old_one(keys: KeysDirectory) -> N
 def test_what_did_not_change_is_the_same_object_after_a_reload(keys: KeysDirectory) -> None:
     made = keys.add("chat")
     ring = keys.ring()
-    before = ring.identity_of_token(made["token"])
+    before, server = ring.identity_of_token(made["token"]), ring.server_certificate()
     keys.add("other")
     ring.reload()
+    assert ring.server_certificate() is server
     assert ring.identity_of_token(made["token"]) is before
     assert ring.current(before) is before
 

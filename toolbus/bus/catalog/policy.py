@@ -29,6 +29,7 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     "role_remove": "roles",
     **dict.fromkeys(("permit", "permissions", "grant", "revoke"), "permit"),
     "dropin_address": "catalog",
+    **dict.fromkeys(("keys", "key_revoke"), "keys"),
 }
 MAX_USER = 256  # characters of a user's id in a rule
 MAX_RULES = 10_000  # in one table

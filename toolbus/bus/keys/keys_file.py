@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
-from typing import Literal
+from typing import Any, Literal
 
 from toolbus.bus.access.identity import Scopes, read_identities
 from toolbus.errors import SetupError
@@ -54,6 +54,18 @@ class KeyRecord:
     def state(self, now: float) -> str:
         """Returns ``live``, ``expired`` or ``revoked``."""
         return "revoked" if self.revoked else "expired" if now >= self.expires else "live"
+
+    def described(self, now: float) -> dict[str, Any]:
+        """Returns the key as lists for programs show it."""
+        return {
+            "id": self.id,
+            "identity": self.identity,
+            "kind": self.kind,
+            "created": self.created,
+            "expires": None if self.expires == math.inf else self.expires,
+            "revoked": self.revoked or None,
+            "state": self.state(now),
+        }
 
 
 @dataclass(frozen=True, slots=True)

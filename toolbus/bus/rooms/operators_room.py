@@ -8,6 +8,7 @@ from typing import Any
 from toolbus.bus.core import Core
 from toolbus.bus.operators.admin_tools import AdminTools
 from toolbus.bus.operators.grants import Grants
+from toolbus.bus.operators.key_tools import KeyTools
 from toolbus.bus.room import Room
 
 
@@ -18,10 +19,11 @@ class OperatorsRoom(Room):
         super().__init__(core)
         self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals)
         self._tools = AdminTools(core, self.grants)
+        self._key_tools = KeyTools(core.config.data_dir / "keys" if core.config.data_dir is not None else None)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools."""
-        return self._tools.tools()
+        return [*self._tools.tools(), *self._key_tools.tools()]
 
     def offered(self, group: str) -> Iterable[Callable[..., Any]]:
         """Returns the search for models."""

@@ -1,0 +1,66 @@
+"""Offers the keys of the bus to operators elsewhere: a list without secrets, and revocation.
+
+What makes a secret (`toolbus keys add` and `renew`) is not offered: it would cross the network and the records of
+calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from toolbus.bus.keys.keys_file import FILE, KeysFile, parse_keys
+from toolbus.bus.keys.private_files import read_private
+from toolbus.errors import InvalidRequest
+from toolbus.sdk import llm_tool
+
+
+class KeyTools:
+    """The keys of one bus, for its operators.
+
+    Args:
+        directory: where the keys are; None where the bus has no place for any.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def tools(self) -> list[Callable[..., Any]]:
+        """The methods that are tools."""
+        return [self.keys, self.key_revoke]
+
+    @llm_tool(description="Lists the identities of peers elsewhere with their scopes, and the keys that prove them.")
+    async def keys(self) -> dict[str, Any]:
+        """Lists identities and keys; never a token or a private key, which the bus does not have."""
+        file = await asyncio.to_thread(self._read)
+        return {
+            "identities": {name: scopes.as_table() for name, scopes in file.identities.items()},
+            "keys": [key.described(time.time()) for key in file.keys.values()],
+        }
+
+    @llm_tool(description="Revokes the keys of an identity, or one credential by its id; sessions that it proved end.")
+    async def key_revoke(self, name: str) -> dict[str, Any]:
+        """Revokes keys.
+
+        Args:
+            name: of an identity, or the id of a credential or key.
+        """
+        revoked = await asyncio.to_thread(self._revoke, name)
+        return {"revoked": revoked}
+
+    def _read(self) -> KeysFile:
+        path = self._place() / FILE
+        return parse_keys(read_private(path)[0], str(path))
+
+    def _revoke(self, name: str) -> list[str]:
+        from toolbus.bus.keys.key_store import KeyStore  # the extra `keys`, which a bus without keys need not have
+
+        return [key.id for key in KeyStore(self._place()).revoke(name)]
+
+    def _place(self) -> Path:
+        if self._directory is None:
+            raise InvalidRequest("this bus stores nothing, so it has no keys: start it with a data directory")
+        return self._directory
