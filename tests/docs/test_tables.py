@@ -129,7 +129,14 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
     (tmp_path / "council.toml").write_text("", "utf-8")
     samples = {"grpc": "127.0.0.1:0", "http": "off", "upstream": "http://127.0.0.1:1", "tripwire": "synchronet"}
     samples |= {"tools_dir": str(tmp_path), "council": str(tmp_path / "council.toml"), "log_level": "debug"}
-    samples |= {"roles": "a,b", "silenced": "a", "guarded": "a", "offered": "tasks", "data_dir": str(tmp_path)}
+    samples |= {
+        "roles": "a,b",
+        "silenced": "a",
+        "guarded": "a",
+        "offered": "tasks",
+        "neighbours": "any",
+        "data_dir": str(tmp_path),
+    }
     before = settle({}, {})
     for name, row in _ROWS.items():
         assert row[2] == f"`TOOLBUS_{name.upper()}`"

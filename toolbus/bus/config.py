@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from toolbus.bus.access.neighbours import DEFAULT as DEFAULT_NEIGHBOURS
+from toolbus.bus.access.neighbours import allowed_uids
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.policy import AccessRules
@@ -34,6 +36,8 @@ class Config:
     Attributes:
         grpc: ``HOST:PORT`` or ``unix:PATH``; port 0 picks a free one.
         http: ``HOST:PORT``, or ``off``.
+        neighbours: the users of this machine that may connect, beside the bus's own and root: ``self``, ``any``,
+            names or uids.
         roles: the personas that tools can be for, in order; empty: none yet.
         data_dir: the directory in which what survives a restart is persisted; None: nothing survives.
         upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: there is no such server.
@@ -62,6 +66,7 @@ class Config:
 
     grpc: tuple[str, ...] = (DEFAULT_GRPC,)
     http: str = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
+    neighbours: tuple[str, ...] = DEFAULT_NEIGHBOURS
     roles: tuple[str, ...] = ("default",)
     data_dir: Path | None = None
     upstream: str | None = None
@@ -84,10 +89,11 @@ class Config:
     def __post_init__(self) -> None:
         if not self.grpc:
             raise SetupError(f"grpc has no address: give at least one, for example {DEFAULT_GRPC}")
-        for name in ("grpc", "roles", "silenced", "guarded", "offered"):
+        for name in ("grpc", "neighbours", "roles", "silenced", "guarded", "offered"):
             _check_list(name, getattr(self, name))
         for address in self.grpc:
             check_address("grpc", address, unix=True)
+        allowed_uids(self.neighbours)  # it names a user that does not exist
         if self.http != "off":
             check_address("http", self.http)
         if self.upstream is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -24,6 +25,7 @@ class Core:
     """The shared parts of one bus. A room reads and calls them; none is replaced while the bus lives.
 
     Attributes:
+        neighbours: which users of this machine may use the bus.
         registry: what is offered, by which source.
         policy: who may offer and call what.
         view: what each caller sees of the registry.
@@ -39,6 +41,7 @@ class Core:
 
     config: Config
     limits: Limits
+    neighbours: Neighbours
     timings: Timings
     registry: Registry
     policy: Policy

@@ -84,6 +84,13 @@ def _texts(reader: Reader) -> tuple[str, ...]:
     return (reader.value,) if isinstance(reader.value, str) else tuple(item.text() for item in reader.items())
 
 
+def _users(reader: Reader) -> tuple[str, ...]:
+    """Reads a list of users, or one; a uid may be a number."""
+    if isinstance(reader.value, str):
+        return (reader.value,)
+    return tuple(str(item.whole()) if isinstance(item.value, int) else item.text() for item in reader.items())
+
+
 def _path(reader: Reader) -> Path:
     return Path(reader.text()).expanduser()
 
@@ -108,6 +115,7 @@ def _allowed(reader: Reader) -> dict[str, tuple[str, ...]]:
 _READ: dict[str, Read] = {
     "grpc": _texts,
     "http": Reader.text,
+    "neighbours": _users,
     "roles": _texts,
     "no_roles": Reader.flag,
     "data_dir": _path,
@@ -132,6 +140,10 @@ _TABLES: dict[str, Read] = {"limits": _limits, "permissions": _rules, "tripwire_
 SETTINGS: tuple[str, ...] = tuple(_READ)
 
 
+def _items_of(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
 def _number_of(text: str) -> float | str:
     try:
         return float(text)
@@ -141,7 +153,8 @@ def _number_of(text: str) -> float | str:
 
 # How a variable's text becomes what a file would hold; text that cannot be converted goes on as it is, to be refused.
 _FROM_TEXT: dict[Read, Callable[[str], Any]] = {
-    _texts: lambda text: [item.strip() for item in text.split(",") if item.strip()],
+    _texts: _items_of,
+    _users: _items_of,
     Reader.flag: lambda text: _SWITCH_WORDS.get(text.lower(), text),
     Reader.number: _number_of,
 }

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 import toolbus
+from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.tripwire import Tripwire
@@ -92,10 +93,16 @@ class Bus(EmbeddedBus):
         config: what to listen on and what to accept; by default what ``toolbus serve`` does.
         rooms: the parts that it has; by default all of them.
         timings: lengths of time that are not configuration.
+        neighbours: the check of who may use the bus; by default the one that the configuration describes.
     """
 
     def __init__(
-        self, config: Config | None = None, *, rooms: Sequence[type[Room]] = ROOMS, timings: Timings | None = None
+        self,
+        config: Config | None = None,
+        *,
+        rooms: Sequence[type[Room]] = ROOMS,
+        timings: Timings | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         config, timings = config or Config(), timings or Timings()
         limits = config.limits
@@ -122,27 +129,18 @@ class Bus(EmbeddedBus):
         )
         signals = Signals(registry, dispatcher.view, self.records, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
-        presence = Presence(
-            registry,
-            dispatcher,
-            self.policy,
-            limits,
-            identity=(config.bus_id, secrets.token_hex(8), toolbus.__version__),
-            on_source=signals.source_changed,
-            on_change=signals.catalog_changed,
-            timings=timings,
-        )
         self._stopped = asyncio.Event()
         self._running = contextlib.AsyncExitStack()  # what stops when the bus stops, last first
         self.core = Core(
             config=config,
             limits=limits,
+            neighbours=neighbours or Neighbours(config.neighbours),
             timings=timings,
             registry=registry,
             policy=self.policy,
             view=dispatcher.view,
             dispatcher=dispatcher,
-            presence=presence,
+            presence=self._presence(config, signals, timings),
             records=self.records,
             tasks=self.tasks,
             local=self,
@@ -153,6 +151,18 @@ class Bus(EmbeddedBus):
         for room in rooms:
             self.core.rooms.add(room(self.core))
         self._offer_own()
+
+    def _presence(self, config: Config, signals: Signals, timings: Timings) -> Presence:
+        return Presence(
+            self.registry,
+            self.dispatcher,
+            self.policy,
+            config.limits,
+            identity=(config.bus_id, secrets.token_hex(8), toolbus.__version__),
+            on_source=signals.source_changed,
+            on_change=signals.catalog_changed,
+            timings=timings,
+        )
 
     def __repr__(self) -> str:
         where = ",".join(self.grpc_addresses) or "not started"
@@ -178,6 +188,7 @@ class Bus(EmbeddedBus):
         self.loop = asyncio.get_running_loop()
         self._sweeps.start(self.dispatcher.sweep)
         self.core.signals.start()
+        self.core.neighbours.check_system()
         self.dispatcher.settled_at = time.monotonic() + self.core.config.grace_seconds
         async with contextlib.AsyncExitStack() as opened:
             for room in self.core.rooms:

@@ -35,10 +35,11 @@ EPILOG = epilog(
     """
     Settings: a flag overrides the environment, which overrides the file, which overrides the default. Each setting has
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
-    the file: grpc, http, roles, no_roles, data_dir, ephemeral, upstream, grace_seconds, drain_seconds, silenced,
-    guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, background_after_seconds,
-    grpc_reflection, log_level, log_json, and the tables [limits], [permissions] and [tripwire_allow]. Without --http
-    and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
+    the file: grpc, http, neighbours, roles, no_roles, data_dir, ephemeral, upstream, grace_seconds, drain_seconds,
+    silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents,
+    background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits], [permissions] and
+    [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else
+    MAIN_SERVER_PORT, else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, and the rules of
     `toolbus permit`; they are restored after a restart. Only one bus may use a data directory: give each bus its own
@@ -73,6 +74,13 @@ def serve(
     http: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT|off", help="Listen here for HTTP, or not at all (default: see below)."),
+    ] = None,
+    neighbours: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="self|any|USER",
+            help="Which users of this machine may connect, beside this one and root; may be repeated (default: self).",
+        ),
     ] = None,
     role: Annotated[
         list[str] | None,
@@ -135,6 +143,7 @@ def serve(
     flags = _set_flags(
         grpc=tuple(grpc or ()),
         http=http,
+        neighbours=tuple(neighbours or ()),
         upstream=upstream,
         offered=tuple(offer or ()),
         council=council,

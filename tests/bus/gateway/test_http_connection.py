@@ -15,6 +15,7 @@ import uvloop
 from tests.bus.gateway.raw_http import Answer, Line, ask, request
 from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus
+from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.gateway.http_connection import MAX_HEAD_BYTES, NO_PAGE
 from toolbus.bus.gateway.http_server import HttpServer
 from toolbus.limits import Timings
@@ -41,7 +42,7 @@ async def bus() -> AsyncIterator[Bus]:
 @asynccontextmanager
 async def serving(application: Any, connections: int = 100) -> AsyncIterator[str]:
     """Serves an application; yields its address."""
-    server = HttpServer(connections, HEAD_SECONDS)
+    server = HttpServer(connections, HEAD_SECONDS, Neighbours())
     server.bind("127.0.0.1:0")
     await server.start(application, {})
     try:

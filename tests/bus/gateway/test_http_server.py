@@ -10,6 +10,7 @@ from typing import Any
 import uvloop
 
 from tests.support.waiting import WAIT_SECONDS
+from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.gateway.http_server import HttpServer
 
 CROWD = 64
@@ -20,7 +21,7 @@ async def _silent(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def _passes_until_taken(crowd: int) -> int:
-    server = HttpServer(connections=2 * crowd, head_seconds=WAIT_SECONDS)
+    server = HttpServer(connections=2 * crowd, head_seconds=WAIT_SECONDS, neighbours=Neighbours())
     server.bind("127.0.0.1:0")
     await server.start(_silent, {})
     host, _, port = server.address.partition(":")

@@ -1,4 +1,4 @@
-"""Refuses HTTP requests that do not come from a program of this machine, web pages in a local browser included.
+"""Refuses HTTP requests of other machines, of users who may not use the bus, and of web pages in a local browser.
 
 Checked before a request's body is read, for every path but ``/healthz`` (REST-20 to REST-22). No header that claims
 where a request came from is believed: the peer is the address of the socket. The limit of a request's body is enforced
@@ -15,12 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.gateway.http_connection import PROBES, UID
 from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_peer, is_own_origin, mask
 from toolbus.text import quote
 
 log = logging.getLogger("toolbus.http")
 
 OPEN_PATHS = frozenset({"/healthz"})
+_PROBE_PATHS = frozenset(path.decode() for path in PROBES)  # open to every user of this machine: they tell nothing
 OPERATOR_PATHS = ("/api/bus/",)  # prefixes of what no page but the listener's own may use
 READING = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing, here as everywhere
 _JSON_TYPE = re.compile(r"application/(?:[^\s;,/]+\+)?json\s*(?:;.*)?", re.ASCII | re.IGNORECASE)  # as in REST-10
@@ -34,16 +37,21 @@ class AccessGuard:
 
     Args:
         max_bytes: of a request's body (limit http_body_bytes).
+        neighbours: which users of this machine may use the bus.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, neighbours: Neighbours) -> None:
         self._app = app
+        self._neighbours = neighbours
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["path"] not in _PROBE_PATHS and (why := self._neighbours.refusal(_uid(scope))):
+            await JSONResponse({"detail": why}, 403, headers={"Connection": "close"})(scope, receive, send)
             return
         refusal = None if scope["path"] in OPEN_PATHS else _refusal(scope)
         if refusal is not None:
@@ -80,6 +88,11 @@ class AccessGuard:
 
     def _too_long(self) -> str:
         return f"the body is longer than the limit http_body_bytes = {self._max_bytes}: send less"
+
+
+def _uid(scope: Scope) -> int | None:
+    uid: int | None = scope.get("extensions", {}).get(UID, {}).get("uid")
+    return uid
 
 
 def _refusal(scope: Scope) -> tuple[int, str] | None:

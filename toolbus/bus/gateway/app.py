@@ -55,7 +55,7 @@ def application(parts: GatewayParts) -> ASGIApp:
         scope[SCOPE_KEY] = parts
         await endpoints(scope, receive, send)
 
-    return AccessGuard(Admission(serve), max_bytes=parts.core.limits.http_body_bytes)
+    return AccessGuard(Admission(serve), max_bytes=parts.core.limits.http_body_bytes, neighbours=parts.core.neighbours)
 
 
 @functools.lru_cache

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from toolbus.local_users import Address
+
 MAX_HEAD_BYTES = 64 * 1024
 IDLE_SECONDS = 75  # how long a connection may stay open without a byte after an answer
+UID = "toolbus.uid"  # extension of a request's scope: the uid of its peer, None where the system does not say it
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 
 # What is no web page may load nothing, be framed by none and send no form.
@@ -37,10 +40,17 @@ class BoundedConfig(uvicorn.Config):
         connections: how many may be open.
         head_seconds: as in `Timings`.
         page_policies: the Content-Security-Policy of each path that is a web page.
+        uid_of: returns the uid of a peer, by its address and ours; None where the system does not say.
     """
 
     def __init__(
-        self, application: ASGIApp, *, connections: int, head_seconds: float, page_policies: Mapping[str, str]
+        self,
+        application: ASGIApp,
+        *,
+        connections: int,
+        head_seconds: float,
+        page_policies: Mapping[str, str],
+        uid_of: Callable[[Address, Address], int | None],
     ) -> None:
         super().__init__(
             application,
@@ -57,6 +67,7 @@ class BoundedConfig(uvicorn.Config):
             headers=[*_HEADERS, (_POLICY, NO_PAGE)],
         )
         self.head_seconds = head_seconds
+        self.uid_of = uid_of
         self.page_policies = {path: policy.encode() for path, policy in page_policies.items()}
 
 
@@ -70,6 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: BoundedConfig, *parts: Any, **more: Any) -> None:
         super().__init__(config, *parts, **more)
         self._bounds = config
+        self._uid: int | None = None  # of the peer; None until connected, and where the system does not say
         self._head_bytes = 0  # of a request line and headers that are not complete, about
         self._in_head = True  # whether the body has not begun yet
         self._head_begun = False  # whether the first byte of a head that is not complete was read
@@ -77,8 +89,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None  # None while no head is due, and until connected
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Gives the first head its time."""
+        """Asks whose connection it is, once for all of its requests, and gives the first head its time."""
         super().connection_made(transport)
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self._uid = self._bounds.uid_of(peer, own) if peer and own else None
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,9 +113,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response(f"The request line and headers have more than {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
-        """Notes that a head begins."""
+        """Notes that a head begins, and whose it is."""
         self._head_begun = True
         super().on_message_begin()
+        self.scope["extensions"] = {UID: {"uid": self._uid}}
 
     def on_headers_complete(self) -> None:
         """Notes that the body begins."""

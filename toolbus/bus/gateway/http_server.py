@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import uvicorn
 from starlette.types import ASGIApp
 
+from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.gateway.http_connection import BoundedConfig
 from toolbus.errors import SetupError
 
@@ -27,9 +28,11 @@ class HttpServer:
     Args:
         connections: how many may be open.
         head_seconds: as in `Timings`.
+        neighbours: tells whose a connection is.
     """
 
-    def __init__(self, connections: int, head_seconds: float) -> None:
+    def __init__(self, connections: int, head_seconds: float, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
         self._connections = connections
         self._head_seconds = head_seconds
         self._listening: socket.socket | None = None  # bound and not yet served
@@ -59,6 +62,7 @@ class HttpServer:
             connections=self._connections,
             head_seconds=self._head_seconds,
             page_policies=page_policies,
+            uid_of=self._neighbours.uid_of,
         )
         self._server = _QuietServer(config)
         # Windows has no uvloop, and waits for a socket in one place only.

@@ -44,7 +44,7 @@ class GatewayRoom(Room):
             return
         from toolbus.bus.gateway.http_server import HttpServer
 
-        self._server = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds)
+        self._server = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
         self._server.bind(self.core.config.http)
 
     async def start(self) -> None:

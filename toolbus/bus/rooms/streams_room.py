@@ -29,7 +29,14 @@ class StreamsRoom(Room):
         untrusted = UntrustedService(
             core.dispatcher, core.presence, core.limits, core.timings, core.policy.is_untrusted
         )
-        self.listeners = Listeners(service, untrusted, self.health, core.limits, reflection=core.config.grpc_reflection)
+        self.listeners = Listeners(
+            service,
+            untrusted,
+            self.health,
+            core.limits,
+            core.neighbours,
+            reflection=core.config.grpc_reflection,
+        )
         self._ticking: asyncio.Task[None] | None = None  # None until started
         core.signals.on_source(self.health.source_changed)
         core.signals.on_readiness(self._readiness_changed)

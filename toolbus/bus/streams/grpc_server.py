@@ -21,11 +21,13 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.access.principal import OBSERVER
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.health import SERVICE, Health
+from toolbus.bus.streams.neighbour_interceptor import NeighbourInterceptor
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest, LimitExceeded, SetupError, ToolBusError, grpc_status
@@ -283,22 +285,27 @@ class _InvokeStream:
 
 
 class GrpcServer:
-    """A gRPC server that listens: the service, and beside it health and reflection, neither without ``health``."""
+    """A gRPC server that listens: the service, and beside it health and reflection, neither without ``health``.
+
+    grpcio says by which address of a peer an RPC came, not by which of ours. So each address has a server of its own,
+    and the check of its neighbours knows both ends of a connection.
+    """
 
     def __init__(
-        self, service: ToolBusService, limits: Limits, *, health: Health | None = None, reflection: bool = False
+        self,
+        service: ToolBusService,
+        limits: Limits,
+        neighbours: Neighbours,
+        *,
+        health: Health | None = None,
+        reflection: bool = False,
     ) -> None:
-        self._server = grpc.aio.server(
-            options=(*_OPTIONS, ("grpc.max_receive_message_length", limits.message_bytes)),
-        )
-        wire_grpc.add_ToolBusServiceServicer_to_server(service, self._server)
-        if health is not None:
-            health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
-        if health is not None and reflection:
-            from grpc_reflection.v1alpha import reflection as grpc_reflection
-
-            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, grpc_reflection.SERVICE_NAME)
-            grpc_reflection.enable_server_reflection(names, self._server)
+        self._service = service
+        self._limits = limits
+        self._neighbours = neighbours
+        self._health = health
+        self._reflection = reflection
+        self._servers: list[grpc.aio.Server] = []  # one for each address that was bound
         self._locks: list[IO[str]] = []  # held as long as their unix sockets
         self.addresses: tuple[str, ...] = ()  # where it listens, with the real ports
 
@@ -309,35 +316,56 @@ class GrpcServer:
             SetupError: an address is taken or cannot be bound; none is served then.
         """
         try:
-            self.addresses = tuple(self._bind(address) for address in addresses)
+            bound = tuple(self._bind(address) for address in addresses)
         except SetupError:
-            await self._server.start()  # grpcio releases ports that it has bound only after it has served
+            for server in self._servers:
+                await server.start()  # grpcio releases ports that it has bound only after it has served
             await self.stop()
             raise
-        await self._server.start()
+        self.addresses = bound
+        for server in self._servers:
+            await server.start()
 
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             self._locks.append(_claim_socket(Path(address[5:])))
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            port = 0
-        if address.startswith("unix:"):
-            if not port:
+            if not self._serve_at(address):
                 raise SetupError(f"cannot listen on {address}: choose another path with --grpc unix:PATH")
             return address
         host, _, _ = address.rpartition(":")
-        if not port:
+        check = NeighbourInterceptor(self._neighbours, host)
+        check.port = self._serve_at(address, check)
+        if not check.port:
             raise SetupError(
                 f"{address} is taken, perhaps by another toolbus: stop that one, or choose another address with "
                 f"--grpc {host}:PORT (port 0 picks a free one)"
             )
-        return f"{host}:{port}"
+        return f"{host}:{check.port}"
+
+    def _serve_at(self, address: str, *interceptors: grpc.aio.ServerInterceptor[Any, Any]) -> int:
+        """Adds a server for an address; returns its port, 1 for a unix socket, 0 where it cannot be bound."""
+        server = grpc.aio.server(
+            options=(*_OPTIONS, ("grpc.max_receive_message_length", self._limits.message_bytes)),
+            interceptors=interceptors,
+        )
+        self._servers.append(server)
+        wire_grpc.add_ToolBusServiceServicer_to_server(self._service, server)
+        if self._health is not None:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._health is not None and self._reflection:
+            from grpc_reflection.v1alpha import reflection as grpc_reflection
+
+            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, grpc_reflection.SERVICE_NAME)
+            grpc_reflection.enable_server_reflection(names, server)
+        try:
+            return server.add_insecure_port(address)
+        except RuntimeError:
+            return 0
 
     async def stop(self) -> None:
         """Stops at once; during grpcio's own grace period it would refuse unary calls."""
-        await self._server.stop(0)
+        for server in self._servers:
+            await server.stop(0)
         self._unlock()
 
     def _unlock(self) -> None:

@@ -1,0 +1,102 @@
+"""Finds out which user of this machine a TCP socket on loopback belongs to, and names users for messages.
+
+Linux answers an exact question about one socket (``NETLINK_SOCK_DIAG``, see sock_diag(7)) to any program, in a few
+microseconds however many connections there are. Other systems do not; there every answer is None.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+
+Address = tuple[str, int]  # a host as a number, IPv6 without brackets, and a port
+
+_SOCK_DIAG = 4  # protocol of a netlink socket
+_BY_FAMILY = 20  # type of the message in both directions
+_HEADER = struct.Struct("=LHHLL")  # length, type, flags (1: a request), sequence number, sender
+_ASKED = struct.Struct("=BBBxL")  # family, protocol, extensions, states
+_PORTS = struct.Struct("!HH")
+# Interface and cookie of the socket. Interface 1 is loopback, and also finds sockets that are bound to it; with 0 the
+# kernel would find no socket that is bound to any interface. The cookie says that we know none.
+_SOCKET = struct.pack("=LLL", 1, 0xFFFFFFFF, 0xFFFFFFFF)
+_STATE = _HEADER.size + 1  # offsets in the answer
+_ITS_PORTS = _HEADER.size + 4
+_UID = struct.Struct("=LL")  # uid, inode
+_ITS_UID = _HEADER.size + 64
+_LISTENS = 10  # TCP_LISTEN
+
+
+def owner_of(end: Address, other: Address) -> int | None:
+    """Returns the uid that owns one end of a TCP connection on loopback.
+
+    Args:
+        end: the address of the end that is asked about.
+        other: the address that it is connected to.
+
+    Returns:
+        None where the system does not say, and for a socket that no program has: for one that was closed, and for one
+        whose program ended, the kernel reports uid 0.
+    """
+    answer = _ask(end, other)
+    if answer is None:
+        return None
+    state, port, uid, inode = answer
+    # A socket that listens is what the kernel falls back to where it finds no such connection.
+    return uid if inode and state != _LISTENS and port == other[1] else None
+
+
+def listener_owner(address: Address) -> int | None:
+    """Returns the uid of the program that listens on a TCP address of this machine; None where none is known."""
+    answer = _ask(address, (address[0], 0))
+    if answer is None:
+        return None
+    state, _, uid, inode = answer
+    return uid if inode and state == _LISTENS else None
+
+
+def _ask(end: Address, other: Address) -> tuple[int, int, int, int] | None:
+    """Returns state, port of the other end, uid and inode of a socket; None where the kernel finds or tells none."""
+    try:
+        hosts = [host.removeprefix("::ffff:") if "." in host else host for host, _ in (end, other)]
+        family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
+        question = b"".join(
+            (
+                _HEADER.pack(72, _BY_FAMILY, 1, 1, 0),
+                _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF),
+                _PORTS.pack(end[1], other[1]),
+                *(socket.inet_pton(family, host).ljust(16, b"\0") for host in hosts),
+                _SOCKET,
+            )
+        )
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.sendto(question, (0, 0))
+            answer = kernel.recv(1024, socket.MSG_DONTWAIT)  # it is there when the request has returned
+    except (ValueError, struct.error):  # not an address
+        return None
+    except (OSError, AttributeError):  # no netlink: not Linux, or a sandbox forbids it
+        return None
+    if len(answer) < _ITS_UID + _UID.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
+        return None
+    return answer[_STATE], _PORTS.unpack_from(answer, _ITS_PORTS)[1], *_UID.unpack_from(answer, _ITS_UID)
+
+
+def unmapped_uid() -> int | None:
+    """Returns the uid that the kernel shows for every user outside this user namespace; None where none is outside."""
+    try:
+        ranges = [line.split() for line in Path("/proc/self/uid_map").read_text("ascii").splitlines()]
+        if sum(int(length) for _, _, length in ranges) >= 2**32 - 1:
+            return None
+        return int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+    except (OSError, ValueError):  # not Linux
+        return None
+
+
+def show_user(uid: int) -> str:
+    """Returns a user as a message shows one: ``user www-data (uid 33)``."""
+    try:
+        import pwd  # not on Windows
+
+        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except (KeyError, ModuleNotFoundError):
+        return f"uid {uid}"
