@@ -340,7 +340,7 @@ def _show_made(made: Made, scopes: Scopes, as_json: bool) -> None:
         f"wrote {made.file}: identity {made.name}, credential {made.id}, good until {day_of(made.expires)}"
     )
     print_sentences(allowed)
-    command = "toolbus run PLUGIN.py" if scopes.offer and not scopes.call else "toolbus list"
+    command = "python PLUGIN.py" if scopes.offer and not scopes.call else "toolbus list"
     terminal.print_lines(f"use it with: TOOLBUS_CREDENTIAL={shlex.quote(str(made.file))} {command}")
 
 

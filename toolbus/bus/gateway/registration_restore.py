@@ -15,6 +15,7 @@ from toolbus.bus.gateway.callback import CallbackHandler
 from toolbus.bus.storage.registration_store import StoredRegistration
 from toolbus.errors import InvalidTool
 from toolbus.limits import Limits
+from toolbus.text import clean_line
 from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.callbacks")
@@ -45,7 +46,8 @@ def restore_handlers(
             by_rest = not record.checked and record.tool.validate is None
             tool = unchecked(record.tool) if by_rest else compile_tools([record.tool], limits)[0]
         except (ValueError, InvalidTool) as error:  # a rule is stricter than when it was registered
-            log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, error)
+            why = clean_line(str(error))
+            log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, why)
             continue
         handler = make_handler(record.source, tool, target, record.key, record.answered_at)
         handler.origin.online = False
@@ -66,7 +68,8 @@ def restore_handlers(
 def _register(places: list[tuple[int, str | None, CallbackHandler]], registry: Registry) -> None:
     for _, role, handler in sorted(places, key=lambda item: item[0]):
         for _, name, error in registry.register(handler, [handler.offered], roles=[role]).failed:
-            log.warning("not restored tool=%r source=%r role=%r why=%s", name, handler.source, role or "", error)
+            why = clean_line(error)
+            log.warning("not restored tool=%r source=%r role=%r why=%s", name, handler.source, role or "", why)
     registry.suspend([handler for _, _, handler in places], "the bus has restarted")
 
 

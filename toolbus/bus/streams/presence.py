@@ -24,7 +24,7 @@ from toolbus.bus.streams.withdrawal import Withdrawal, notify_owners
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted
 from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.session import Pulse, State
-from toolbus.text import quote
+from toolbus.text import clean_line, quote
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -201,7 +201,7 @@ class Presence(SessionTable):
             self.remove(peer)
             self.watchers.drop(peer)
             self._on_source(peer.source)
-            log.info("ended source=%s instance=%s why=%s", peer.source, peer.instance or "-", why)
+            log.info("ended source=%s instance=%s why=%s", peer.source, peer.instance or "-", clean_line(why))
         if status != "OK":
             peer.outbox.discard()
         peer.close(status, why)
@@ -210,7 +210,7 @@ class Presence(SessionTable):
         """Takes the tools of a lost session offline and starts the grace period of its source."""
         names = self._registry.lose(peer, why, now)
         if names:
-            log.warning("offline source=%s tools=%d why=%s", peer.source, len(names), why)
+            log.warning("offline source=%s tools=%d why=%s", peer.source, len(names), clean_line(why))
             self.start_grace(peer.source, now + self._registry.grace_seconds)
         self._on_change()
 
