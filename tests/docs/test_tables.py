@@ -17,12 +17,14 @@ import grpc
 import httpx
 import pytest
 import typer
+from fastapi import FastAPI
 
 import toolbus.loop
 from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
 from toolbus import errors
 from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.config import Config
+from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES, BoundedConfig
 from toolbus.bus.keys.keys_file import KeyRecord
 from toolbus.bus.serve_settings import ServeSettings, settle
 from toolbus.cli import terminal
@@ -31,6 +33,7 @@ from toolbus.dialects import DIALECTS
 from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.tool_options import OPTION_NAMES
+from toolbus.limits import Timings
 from toolbus.loop import LoopEvent, LoopSettings
 from toolbus.processes.child_environment import PLUGIN
 from toolbus.sdk import Plugin, ToolScope
@@ -60,6 +63,14 @@ def _bytes(text: str) -> int:
 def test_the_limits_of_the_reference_are_those_of_the_code_with_their_defaults() -> None:
     documented = {row[0].strip("`"): _bytes(row[1]) for row in table(TEXTS["docs/reference/limits.md"], "| limit |")}
     assert documented == {limit.name: getattr(Limits(), limit.name) for limit in fields(Limits)}
+
+
+def test_the_limits_of_http_connections_are_those_of_the_code() -> None:
+    documented = {row[0]: row[1] for row in table(TEXTS["docs/reference/limits.md"], "| what |")}
+    head = f"{MAX_HEAD_BYTES // KIB} KiB: 400; {Timings().head_seconds:g} s: 408"
+    assert documented["request line and headers of an HTTP request"] == head
+    assert documented["an HTTP connection without a request"] == f"{IDLE_SECONDS} s"
+    assert BoundedConfig(FastAPI(), connections=1, head_seconds=1, page_policies={}).timeout_keep_alive == IDLE_SECONDS
 
 
 async def test_the_error_that_the_limits_page_shows_is_what_a_full_tool_answers() -> None:

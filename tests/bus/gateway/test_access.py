@@ -360,10 +360,11 @@ async def test_a_wrong_method_gets_405_with_the_right_one(bus: Bus, line: str, a
     assert line.startswith("HEAD") or answer.json == {"detail": "Method Not Allowed"}
 
 
-async def test_a_web_socket_is_not_opened(bus: Bus) -> None:
+async def test_a_web_socket_is_not_opened(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAA")
     assert (await ask(bus, request("GET /api/tools", HOST, *upgrade))).status == 200  # as if it had not asked
     assert (await ask(bus, request("GET /api/tools", "Host: evil.example", *upgrade))).status == 403
+    assert "WebSocket" not in caplog.text  # uvicorn advises to install a library
     assert (await ask(bus, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")).status in (400, 403)
 
 

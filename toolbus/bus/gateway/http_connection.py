@@ -142,6 +142,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if (self._head_begun or not self._in_head) and self.cycle.response_complete:
             self._start_head_timer()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Keeps uvicorn's advice to install a WebSocket library out of the log: the bus has no WebSockets."""
+
     def _start_head_timer(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(self._bounds.head_seconds, self._head_is_late)
