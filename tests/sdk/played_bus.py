@@ -42,12 +42,16 @@ class PlayedStream:
     async def write(self, **arms: Any) -> None:
         await self.context.write(wire.InvokeResponse(**arms))
 
-    async def accept(self, heartbeat_seconds: float = 10.0, **limits: int) -> wire.Attach:
+    async def accept(
+        self, heartbeat_seconds: float = 10.0, identity: str = "", expires_seconds: float = 0.0, **limits: int
+    ) -> wire.Attach:
         """Reads the attach and answers it."""
         frame = await self.read_until("attach")
         attached = wire.Attached(
             session_id="s",
             heartbeat_seconds=heartbeat_seconds,
+            identity=identity,
+            expires_seconds=expires_seconds,
             limits=wire.Limits(**{"calls_in_flight": 256, "message_bytes": 1 << 24, "result_bytes": 1 << 22, **limits}),
         )
         await self.write(attached=attached)
@@ -64,24 +68,36 @@ class PlayedBus(_Service):  # type: ignore[misc]
         self.plays = list(plays)
         self.streams = 0
         self.registered: list[wire.RegisterRequest] = []
+        self.keys: list[tuple[str, str]] = []  # (RPC, authorization), "" where a request had none
         self.address = ""
 
     async def Invoke(self, request_iterator: Any, context: Any) -> None:
         play = self.plays[min(self.streams, len(self.plays) - 1)]
         self.streams += 1
+        self._note_key("Invoke", context)
         await play(PlayedStream(context))
 
     async def Register(self, request: wire.RegisterRequest, context: Any) -> wire.RegisterResponse:
         self.registered.append(request)
+        self._note_key("Register", context)
         return wire.RegisterResponse(registered=[tool.name for tool in request.tools], ok=True)
+
+    async def List(self, request: wire.ListRequest, context: Any) -> wire.ListResponse:
+        self._note_key("List", context)
+        return wire.ListResponse(revision=1)
+
+    def _note_key(self, method: str, context: Any) -> None:
+        self.keys.append((method, dict(context.invocation_metadata()).get("authorization", "")))
 
 
 @asynccontextmanager
-async def played_bus(*plays: Play) -> AsyncIterator[PlayedBus]:
+async def played_bus(*plays: Play, tls: grpc.ServerCredentials | None = None) -> AsyncIterator[PlayedBus]:
+    """Runs a played bus; its address has no prefix where it speaks TLS."""
     bus = PlayedBus(*plays)
     server = grpc.aio.server(options=(("grpc.max_receive_message_length", 1 << 24),))
     rpc.add_ToolBusServiceServicer_to_server(bus, server)
-    bus.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    port = server.add_secure_port("127.0.0.1:0", tls) if tls else server.add_insecure_port("127.0.0.1:0")
+    bus.address = f"127.0.0.1:{port}"
     await server.start()
     try:
         yield bus

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from toolbus.functions.declaration import LlmToolMeta, llm_tool
     from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, text
     from toolbus.functions.scope import ToolScope
+    from toolbus.sdk.credential import Credential
     from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
     from toolbus.sdk.host import Host, SyncHost
@@ -37,6 +38,8 @@ __all__ = [
     "Plugin",
     "Host",
     "SyncHost",
+    # what proves who a peer is, to a bus beyond this machine
+    "Credential",
     # a plugin as role-play hosts know it
     "Extension",
     "ToolInvocation",
@@ -83,6 +86,7 @@ __all__ = [
 _HOMES = {
     "sdk.plugin_client": ("Plugin",),
     "sdk.host": ("Host", "SyncHost"),
+    "sdk.credential": ("Credential",),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
     "functions.declaration": ("LlmToolMeta", "llm_tool"),
     "sdk.delegate": ("Permissions",),

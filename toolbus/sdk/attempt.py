@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -29,9 +29,13 @@ from toolbus.errors import (
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
 from toolbus.sdk.outgoing_calls import PeerSession
 from toolbus.session import Side, State
+from toolbus.text import quote
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from toolbus.sdk.credential import Credential
 
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
 
@@ -59,6 +63,11 @@ FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
 # What grpcio reports in place of a stream's status where a write failed before that was read (grpc issue 36066).
 HIDDEN_STATUS = "Internal error from Core"
 
+# What grpc reports where the two sides do not agree about TLS or its certificates, and of a server that just ended.
+_UNEXPLAINED = ("Socket closed", "handshake", "erification", "reset", "EOF")
+
+EXPIRY_WARNING_SECONDS = 7 * 86_400.0  # before a key expires
+
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from grpcio's stubs
 
 Handlers = Mapping[str, Callable[["Attempt", Any], None]]
@@ -72,22 +81,32 @@ class AttemptEnd:
         code: the status; OK where the bus ended the stream in good order.
         text: the text of the status.
         seconds: how long the session was live; below 0 where it never was.
+        probed: whether a probe of the server found out the text.
     """
 
     code: grpc.StatusCode
     text: str
     seconds: float
+    probed: bool = False
 
     @property
     def cause(self) -> str:
         """The text without what grpc wraps around it."""
         return self.text.rpartition("last error: ")[2].removeprefix("UNKNOWN: ") or self.code.name
 
+    @property
+    def unexplained(self) -> bool:
+        """Whether there is a server, and grpc cannot tell why it does not talk to this peer."""
+        if self.code is not grpc.StatusCode.UNAVAILABLE or self.seconds >= 0:
+            return False
+        return "refused" not in self.text and any(word in self.text for word in _UNEXPLAINED)
+
 
 class Attempt:
     """One attempt: a channel, the stream on it and its session. Everything runs on the connection's loop."""
 
     __slots__ = (
+        "_expiry_timer",
         "_finish",
         "_loop",
         "_settings",
@@ -98,22 +117,28 @@ class Attempt:
         "attached",
         "attaching",
         "channel",
+        "credential",
         "drain_reason",
         "fatal_error",
         "live_at",
+        "metadata",
         "remaining_tools",
         "session",
         "stream",
         "stub",
     )
 
-    def __init__(self, settings: ConnectionSettings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, settings: ConnectionSettings, loop: asyncio.AbstractEventLoop, credential: Credential | None
+    ) -> None:
         self._settings = settings
         self._loop = loop
+        self.credential = credential
+        self.metadata = credential.metadata if credential is not None else ()  # of every RPC
         self.channel = self._open_channel()
         stub: Any = rpc.ToolBusServiceStub(self.channel)
         self.stub = stub
-        self.stream: Any = stub.Invoke()
+        self.stream: Any = stub.Invoke(metadata=self.metadata)
         self.session: PeerSession = PeerSession(Side.PEER, wire.InvokeRequest, loop.time())
         self.attached: wire.Attached | None = None  # the bus's last answer to an attach
         self.attaching = False  # whether an attach is on its way
@@ -126,10 +151,16 @@ class Attempt:
         self._finish = False  # whether the writer half-closes once everything is written
         self._writer: asyncio.Task[None] | None = None  # None before the start
         self._silence_timer: asyncio.TimerHandle | None = None  # None before the start
+        self._expiry_timer: asyncio.TimerHandle | None = None  # None while no key is known to expire
         self.session.outbox.wake = self._wake.set
 
     def _open_channel(self) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(self._settings.address, options=OPTIONS)
+        bus = self._settings.bus
+        if not bus.tls:
+            return grpc.aio.insecure_channel(bus.target, options=OPTIONS)
+        from toolbus.sdk.credential import tls_credentials
+
+        return grpc.aio.secure_channel(bus.target, tls_credentials(self.credential), options=OPTIONS)
 
     @property
     def over(self) -> bool:
@@ -167,8 +198,9 @@ class Attempt:
 
     async def close(self) -> None:
         """Ends writer, stream and channel."""
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
+        for timer in (self._silence_timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
         self.stream.cancel()
         self.half_close()
         if self._writer is not None:
@@ -187,6 +219,21 @@ class Attempt:
         """Half-closes where no call is pending or in flight; for a session that the bus drains."""
         if not self.session.pending and not self.session.in_flight:
             self.half_close()
+
+    def watch_expiry(self, attached: wire.Attached) -> None:
+        """Has the log warn some days before the key of this peer expires."""
+        if attached.expires_seconds > 0:
+            delay = max(attached.expires_seconds - EXPIRY_WARNING_SECONDS, 0.0)
+            self._expiry_timer = self._loop.call_later(delay, self._warn_of_expiry, attached, self._loop.time())
+
+    def _warn_of_expiry(self, attached: wire.Attached, attached_at: float) -> None:
+        left = max(attached.expires_seconds - (self._loop.time() - attached_at), 0.0)
+        place = self.credential.place if self.credential is not None else "this peer"
+        log.warning(
+            "the key of %s (identity %s) expires in %.1f days: `toolbus keys renew %s` on the machine of the bus, and "
+            "copy the file here; it is read whenever this peer attaches",
+            *(place, quote(attached.identity), left / 86_400, attached.identity or "NAME"),
+        )
 
     async def _write(self) -> None:
         """Writes whatever waits, until told to finish or the stream has ended; the stream's one writer."""

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -44,6 +45,8 @@ class Connection:
         calls: the calls that this peer makes.
         changes: fires when the state changes, for coroutines that wait for one.
         closing: whether this peer wants to end the connection.
+        identity: the name that this peer's key proved, as the bus said last; "" without a key.
+        expires: when the key expires; None if it does not, or is not known.
     """
 
     def __init__(self, settings: ConnectionSettings, delegate: Delegate) -> None:
@@ -55,6 +58,8 @@ class Connection:
         self.calls = OutgoingCalls(self.loop, settings.address, secrets.token_hex(4))
         self.changes = ChangeSignal(self.loop)
         self.closing = False
+        self.identity = ""
+        self.expires: datetime | None = None
         self._handshake = Handshake(settings, delegate, self.loop, self.changes)
         self._reconnect = Reconnect(self)
         self._attempt: Attempt | None = None  # the current one; None between two
@@ -171,7 +176,8 @@ class Connection:
             attempt = self._attempt
             assert attempt is not None  # connected, and nothing ran since
             try:
-                return await getattr(attempt.stub, method)(request, timeout=max(left, 0.001))
+                rpc = getattr(attempt.stub, method)
+                return await rpc(request, timeout=max(left, 0.001), metadata=attempt.metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE and attempt is self._attempt:
                     raise error_of(error.code(), error.details() or "") from None
@@ -273,6 +279,9 @@ class Connection:
         first = attempt.attached is None
         if first:
             self._reconnect.connected()
+            self.identity = attached.identity
+            left = attached.expires_seconds
+            self.expires = datetime.now(UTC) + timedelta(seconds=left) if left > 0 else None
             self.calls.no_bus_reason = ""
         self._handshake.attached(attempt, attached)
         if first:

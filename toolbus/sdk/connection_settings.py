@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from toolbus.errors import SetupError
 from toolbus.limits import MIB
+from toolbus.sdk.bus_address import BusAddress, choose_address
 from toolbus.text import quote
 from toolbus.tool import INSTANCE, SOURCE, explain_instance
 
-ADDRESS = "127.0.0.1:48930"
+if TYPE_CHECKING:
+    from toolbus.sdk.credential import Credential
+
 MESSAGE_BYTES = 16 * MIB  # what we receive, and what the bus receives unless it says otherwise
 MAX_IN_FLIGHT = 4096  # calls that a session may have in flight in each direction
 
@@ -50,7 +54,7 @@ class ConnectionSettings:
     """The settings of one connection, checked.
 
     Attributes:
-        address: ``HOST:PORT`` or ``unix:PATH``; empty means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+        address: see `BusAddress`; empty means TOOLBUS_ADDRESS, then that of the credential, then 127.0.0.1:48930.
         source: whose tools and calls these are.
         instance: tells the sessions of a source apart, up to 128 printable ASCII characters without blanks; empty
             draws one, which stays for all attempts.
@@ -59,6 +63,7 @@ class ConnectionSettings:
         token: proves the right to the source; empty means TOOLBUS_TOKEN.
         notices: what an operator should know about the source, a sentence each.
         timings: its timeouts and pauses.
+        credential: what proves who this peer is, to a bus that asks; None if there is none.
 
     Raises:
         SetupError: from the constructor; a setting breaks its rule.
@@ -72,15 +77,12 @@ class ConnectionSettings:
     token: str = field(default="", repr=False)
     notices: tuple[str, ...] = ()
     timings: ConnectionTimings = TIMINGS
+    credential: Credential | None = None
 
     def __post_init__(self) -> None:
-        address = self.address or os.environ.get("TOOLBUS_ADDRESS") or ADDRESS
-        object.__setattr__(self, "address", address)
+        object.__setattr__(self, "address", choose_address(self.address, self.credential).text)
         object.__setattr__(self, "token", self.token or os.environ.get("TOOLBUS_TOKEN", ""))
         object.__setattr__(self, "instance", self.instance or secrets.token_hex(16))
-        host, _, port = address.rpartition(":")
-        if not (address.startswith("unix:") and len(address) > 5) and not (host and port.isdecimal()):
-            raise SetupError(f"the bus's address is {address!r}, it must be HOST:PORT or unix:PATH")
         if not SOURCE.fullmatch(self.source):
             raise SetupError(f"source {quote(self.source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: choose another")
         if not INSTANCE.fullmatch(self.instance):
@@ -89,3 +91,8 @@ class ConnectionSettings:
             raise SetupError(
                 f"max_in_flight is {self.max_in_flight}, it must be from 0 (the default) to {MAX_IN_FLIGHT}"
             )
+
+    @property
+    def bus(self) -> BusAddress:
+        """The address, read."""
+        return BusAddress.parse(self.address)

@@ -77,6 +77,7 @@ class Handshake:
         answer.CopyFrom(attached)
         if first:
             attempt.live_at = self._loop.time()
+            attempt.watch_expiry(answer)
             limits = answer.limits
             attempt.session.open(limits.calls_in_flight or DEFAULT_IN_FLIGHT, limits.message_bytes or MESSAGE_BYTES)
         # Often one reason for all tools, which is shown once.
@@ -100,7 +101,8 @@ class Handshake:
         assert attempt.attached is not None  # its answer led here
         try:
             for tools in attempt.remaining_tools:
-                await attempt.stub.Register(wire.RegisterRequest(session_id=attempt.attached.session_id, tools=tools))
+                request = wire.RegisterRequest(session_id=attempt.attached.session_id, tools=tools)
+                await attempt.stub.Register(request, metadata=attempt.metadata)
         except grpc.aio.AioRpcError as error:
             if attempt.over:
                 return

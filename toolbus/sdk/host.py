@@ -14,21 +14,27 @@ import queue
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from toolbus.errors import Code, PeerLost, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
+from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
-from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
+from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, list_request
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
 from toolbus.sdk.peer_delegate import Delegate
 from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from toolbus.sdk.credential import Credential
 
 log = logging.getLogger(__name__)
 
@@ -93,21 +99,30 @@ class _Base:
         instance: str | None = None,
         max_in_flight: int = 0,
         token: str | None = None,
+        credential: Credential | str | Path | None = None,
     ) -> None:
         """Makes a host; it connects when it is entered or started.
 
         Args:
-            address: where the bus listens; None means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+            address: where the bus listens; None means TOOLBUS_ADDRESS, then as the credential says, then
+                127.0.0.1:48930.
             source: who calls, in the bus's records and logs; None means ``host:`` and the process's id.
             instance: tells several hosts of one source apart; None draws one.
             max_in_flight: calls that it may have in flight at once; further ones wait here. 0 means 256.
             token: proves the right to a bound source; None means TOOLBUS_TOKEN.
+            credential: proves who this host is, to a bus beyond this machine: a file of `toolbus keys add`. None means
+                TOOLBUS_CREDENTIAL. The file is read anew at each connection.
 
         Raises:
-            SetupError: an argument breaks its rule.
+            SetupError: an argument breaks its rule, or the credential cannot be used.
         """
         settings = ConnectionSettings(
-            source or f"host:{os.getpid()}", address or "", instance or "", max_in_flight, token=token or ""
+            source or f"host:{os.getpid()}",
+            address or "",
+            instance or "",
+            max_in_flight,
+            token=token or "",
+            credential=find_credential(credential),
         )
         self._delegate = _HostDelegate()
         self._connection = Connection(settings, self._delegate)
@@ -121,6 +136,16 @@ class _Base:
     def source(self) -> str:
         """Who calls, in the bus's records and logs."""
         return self._connection.settings.source
+
+    @property
+    def identity(self) -> str:
+        """The name that this host's key proved, as the bus said when it last attached; "" without a key."""
+        return self._connection.identity
+
+    @property
+    def expires(self) -> datetime | None:
+        """When that key expires, as the bus said when this host last attached; None if it does not."""
+        return self._connection.expires
 
     def unanswered(self, seconds: float) -> PeerLost:
         """Returns the error that no bus answered within so many seconds: its address, why, and how to fix it."""
@@ -273,7 +298,7 @@ class Host(_Base):
             PeerLost: no bus answered in time.
         """
         self._begin()
-        request = _list_request(role, names, source, include_offline, if_revision, context)
+        request = list_request(role, names, source, include_offline, if_revision, context)
         listing: Listing = await self._run(self._list(request, timeout))
         return listing
 
@@ -400,7 +425,7 @@ class SyncHost(_Base):
     ) -> Listing:
         """As `Host.list`."""
         self._begin()
-        request = _list_request(role, names, source, include_offline, if_revision, context)
+        request = list_request(role, names, source, include_offline, if_revision, context)
         listing: Listing = self._run(self._list(request, timeout))
         return listing
 
@@ -473,21 +498,3 @@ async def _watch(delegate: _HostDelegate, notify: Callable[[Any], object]) -> No
 
 async def _unwatch(delegate: _HostDelegate, notify: Callable[[Any], object]) -> None:
     delegate.unwatch(notify)
-
-
-def _list_request(
-    role: str | None,
-    names: Sequence[str],
-    source: str,
-    include_offline: bool,
-    if_revision: int,
-    context: CallContext | None,
-) -> wire.ListRequest:
-    return wire.ListRequest(
-        role=role,
-        names=names,
-        source=source,
-        include_offline=include_offline,
-        if_revision=if_revision,
-        context=context.to_wire() if context is not None else None,
-    )

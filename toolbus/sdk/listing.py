@@ -1,4 +1,4 @@
-"""Defines the records of a host's listings and of catalog changes."""
+"""Defines the records of a host's listings and of catalog changes, and makes the request of a listing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from toolbus.functions.call_context import CallContext
 from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -144,3 +145,22 @@ class CatalogChange:
             tuple(map(ListedTool.from_wire, message.changed)),
             tuple(ToolRef(each.name, each.source) for each in message.removed),
         )
+
+
+def list_request(
+    role: str | None,
+    names: Sequence[str],
+    source: str,
+    include_offline: bool,
+    if_revision: int,
+    context: CallContext | None,
+) -> wire.ListRequest:
+    """Returns the request of a listing; see `Host.list`."""
+    return wire.ListRequest(
+        role=role,
+        names=names,
+        source=source,
+        include_offline=include_offline,
+        if_revision=if_revision,
+        context=context.to_wire() if context is not None else None,
+    )

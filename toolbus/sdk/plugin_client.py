@@ -13,20 +13,25 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.threads import Workers
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
+from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.neko import NekoPluginBase, ToolDefinition, source_of, start_plugin, stop_plugin, tools_of
+
+if TYPE_CHECKING:
+    from toolbus.sdk.credential import Credential
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +51,13 @@ class Plugin:
 
     Args:
         source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
-        address: where the bus listens; None means TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+        address: where the bus listens; None means TOOLBUS_ADDRESS, then as the credential says, then 127.0.0.1:48930.
         instance: tells several processes of one source apart; None draws one.
         max_in_flight: calls that it takes at once; 0 means 256.
         qualified: lists the tools as ``source:name``, so that they never collide with another plugin's.
         token: proves the right to a bound source; None means TOOLBUS_TOKEN.
+        credential: proves who this plugin is, to a bus beyond this machine: a file of `toolbus keys add`. None means
+            TOOLBUS_CREDENTIAL. The file is read anew at each connection.
         workers: threads for handlers that are plain functions.
         tools: a set that the caller owns; by default one of its own.
         notices: what an operator should know about it, one text each; `toolbus list` shows them.
@@ -60,7 +67,7 @@ class Plugin:
         permissions: of its source, as far as the bus has reported them: ``permissions.has("tools")``.
 
     Raises:
-        SetupError: an argument breaks its rule.
+        SetupError: an argument breaks its rule, or the credential cannot be used.
     """
 
     __toolbus_plugin__ = True  # how `toolbus run` finds it in a file
@@ -75,6 +82,7 @@ class Plugin:
         max_in_flight: int = 0,
         qualified: bool = False,
         token: str | None = None,
+        credential: Credential | str | Path | None = None,
         workers: int = WORKERS,
         tools: ToolSet | None = None,
         notices: Sequence[str] = (),
@@ -83,7 +91,15 @@ class Plugin:
         self.tools = ToolSet() if tools is None else tools
         self.permissions = Permissions()
         self._settings = ConnectionSettings(
-            source, address or "", instance or "", max_in_flight, qualified, token or "", tuple(notices), _timings
+            source,
+            address or "",
+            instance or "",
+            max_in_flight,
+            qualified,
+            token or "",
+            tuple(notices),
+            _timings,
+            find_credential(credential),
         )
         self._workers = Workers(workers, f"toolbus-{source}-worker")
         self._hooks = Hooks(self._workers.run)

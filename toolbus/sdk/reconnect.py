@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 
-from toolbus.errors import PeerLost, ToolBusError
+from toolbus.errors import PeerLost, SetupError, ToolBusError
+from toolbus.functions.threads import Workers
 from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, error_of
 from toolbus.sdk.connection_settings import ConnectionTimings
 from toolbus.text import clean_line
 
 if TYPE_CHECKING:
     from toolbus.sdk.connection import Connection
+    from toolbus.sdk.credential import Credential
 
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
+
+PROBE_SECONDS = 15.0  # for all of a probe
 
 # Reasons of the bus's drain after which this peer must not come back.
 _FINAL_DRAINS = {
@@ -32,6 +38,11 @@ class Reconnect:
         self._connection = connection
         self._failures = 0  # attempts in a row that never were live for long
         self._absence_logged = False  # whether the log has already reported that there is no bus
+        self._credential: Credential | None = connection.settings.credential  # as its file held it last
+        self._renewal_error = ""  # why the credential file could not be read the last time
+        self._diagnosed = ""  # what grpc reported when the server was probed last
+        self._diagnosis = ""  # what the probe found out; "" where it found nothing, or there was none
+        self._key_ended = False  # whether a session ended because its key is not accepted any more
 
     async def run(self) -> ToolBusError | None:
         """Makes attempts until the connection closes (None) or must end; then returns why."""
@@ -41,12 +52,13 @@ class Reconnect:
             return connection.closing
 
         while not closing():
-            attempt = Attempt(connection.settings, connection.loop)
+            attempt = Attempt(connection.settings, connection.loop, self._renewed_credential())
             end = await connection.run_attempt(attempt)
             if closing():
                 break
             if (error := self._final_error(attempt, end)) is not None:
                 return error
+            end = await self._explained(end)
             self.lost(end)
             await connection.changes.until(closing, self._pause(end))
         return None
@@ -54,6 +66,7 @@ class Reconnect:
     def connected(self) -> None:
         """Notes that the bus has answered an attach."""
         self._absence_logged = False
+        self._diagnosed = self._diagnosis = ""
 
     def lost(self, end: AttemptEnd) -> None:
         """Notes that an attempt has ended and another will follow; logs it, a missing bus only once."""
@@ -78,9 +91,12 @@ class Reconnect:
         if attempt.fatal_error is not None:
             log.error("%s", clean_line(str(attempt.fatal_error)))
             return attempt.fatal_error
-        if end.seconds >= 0 or end.code not in FATAL:
+        if (end.seconds >= 0 and not self._key_ended_again(end)) or end.code not in FATAL:
             return None
         text = end.text or end.code.name
+        if end.code is grpc.StatusCode.UNAUTHENTICATED:
+            of = attempt.credential
+            text += f" ({of.place})" if of is not None else " (no credential: name its file in TOOLBUS_CREDENTIAL)"
         if end.code is grpc.StatusCode.UNIMPLEMENTED:
             text = f"the server at {address} is not a toolbus: check the address ({text})"
         error = error_of(end.code, text)
@@ -88,20 +104,76 @@ class Reconnect:
         connection.delegate.refused([tool.name for tool in connection.delegate.tools()], text)
         return error
 
+    def _key_ended_again(self, end: AttemptEnd) -> bool:
+        """Tells whether the bus ended a live session for its key, right after it had done so before.
+
+        After the first time the peer attaches once more, with the credential file as it is then.
+        """
+        before = self._key_ended and end.seconds < self._connection.settings.timings.steady
+        self._key_ended = end.code is grpc.StatusCode.UNAUTHENTICATED
+        return before and self._key_ended
+
+    def _renewed_credential(self) -> Credential | None:
+        """Returns the credential as its file holds it now, or as before where the file cannot be used."""
+        if self._credential is not None:
+            try:
+                renewed = self._credential.renewed()
+                renewed.check_for(self._connection.settings.bus)
+            except SetupError as error:
+                if str(error) != self._renewal_error:
+                    self._renewal_error = str(error)
+                    log.warning("%s; using what it held before", error)
+            else:
+                self._renewal_error = ""
+                if renewed != self._credential:
+                    self._credential, self._diagnosed = renewed, ""
+        return self._credential
+
+    async def _explained(self, end: AttemptEnd) -> AttemptEnd:
+        """Returns the end of an attempt, with the reason that a probe finds where grpc does not know it.
+
+        The server is probed once for each thing that grpc reports, until the bus answers or the credential changes.
+        """
+        if not end.unexplained:
+            return end
+        if end.cause != self._diagnosed:
+            self._diagnosed, self._diagnosis = end.cause, await self._probe(end.cause)
+        return replace(end, text=self._diagnosis, probed=True) if self._diagnosis else end
+
+    async def _probe(self, cause: str) -> str:
+        from toolbus.sdk.tls_probe import diagnose  # few need it
+
+        connection = self._connection
+        worker = Workers(1, "toolbus-probe")
+        probe = connection.loop.create_task(
+            worker.run(partial(diagnose, connection.settings.bus, self._credential, cause))
+        )
+        probe.add_done_callback(lambda _: connection.changes.tell())
+        await connection.changes.until(lambda: connection.closing or probe.done(), PROBE_SECONDS)
+        worker.stop()
+        if not probe.done():
+            probe.cancel()
+            return ""
+        if (fault := probe.exception()) is not None:
+            log.error("a fault of the SDK in the probe of a server", exc_info=fault)
+            return ""
+        return probe.result()
+
     def _pause(self, end: AttemptEnd) -> float:
         timings = self._connection.settings.timings
         self._failures = 0 if end.seconds >= timings.steady else self._failures + 1
-        return backoff(end.code, self._failures, timings)
+        refused = end.probed or end.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK)
+        return backoff(self._failures, timings, refused=refused)
 
 
-def backoff(code: grpc.StatusCode, failures: int, timings: ConnectionTimings) -> float:
+def backoff(failures: int, timings: ConnectionTimings, *, refused: bool) -> float:
     """Returns the seconds to wait before the next attempt: exponential, with full jitter.
 
     Args:
-        code: the status of the last attempt; a bus that is there and refuses this peer is retried less often.
         failures: attempts in a row that failed.
+        refused: whether the bus is there and refuses this peer, which is retried less often.
     """
     longest, first = timings.max_pause, timings.first_pause
-    if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK):
+    if refused:
         longest, first = timings.max_refused_pause, 10 * timings.first_pause
     return random.uniform(0.0, min(longest, first * 2 ** min(failures, 20)))

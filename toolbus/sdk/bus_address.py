@@ -1,0 +1,120 @@
+"""Reads the address of a bus: how it is reached, and what grpc connects to; and finds address and credential of a peer.
+
+What is given wins over the environment, and that over the credential file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolbus.errors import SetupError
+from toolbus.text import quote
+
+if TYPE_CHECKING:
+    from toolbus.sdk.credential import Credential
+
+ADDRESS = "127.0.0.1:48930"
+FORMS = "HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class BusAddress:
+    """The address of a bus.
+
+    Attributes:
+        text: as it was written.
+        target: what grpc connects to: ``HOST:PORT`` or ``unix:PATH``.
+        tls: whether the connection is encrypted, and the bus shows a certificate.
+        mtls: whether the bus also asks for a certificate of the client.
+    """
+
+    text: str
+    target: str
+    tls: bool = False
+    mtls: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> BusAddress:
+        """Reads an address.
+
+        Raises:
+            SetupError: it is not an address that a gRPC peer can use.
+        """
+        if text.startswith("unix:") and len(text) > len("unix:"):
+            return cls(text, text)
+        prefix, colon, rest = text.partition(":")
+        tls = prefix in ("tls", "mtls")
+        target = rest if tls else text
+        host, _, port = target.rpartition(":")
+        if colon and rest.startswith("//") and prefix in ("http", "https"):
+            raise SetupError(
+                f"the bus's address is {quote(text)}, which is one for HTTP: hosts and plugins over gRPC take {FORMS}"
+            )
+        if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
+            raise SetupError(f"the bus's address is {quote(text)}, it must be {FORMS}: write for example {ADDRESS}")
+        return cls(text, target, tls, prefix == "mtls")
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a socket of this machine's file system."""
+        return self.target.startswith("unix:")
+
+    @property
+    def host(self) -> str:
+        """The host, an IPv6 address without brackets."""
+        return self.target.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port; not of a unix socket."""
+        return int(self.target.rpartition(":")[2])
+
+    @property
+    def is_local(self) -> bool:
+        """Whether what is sent there stays on this machine, as far as the spelling tells."""
+        if self.is_unix or self.host.lower() == "localhost":
+            return True
+        from ipaddress import ip_address  # only who sends a secret asks
+
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return False
+
+
+def find_credential(given: Credential | str | Path | None) -> Credential | None:
+    """Returns the credential of this process: the one that is given, else that of TOOLBUS_CREDENTIAL, else None.
+
+    Raises:
+        SetupError: as `Credential.read`.
+    """
+    path = given or os.environ.get("TOOLBUS_CREDENTIAL")
+    if not path:
+        return None
+    from toolbus.sdk.credential import Credential  # most peers have none
+
+    return path if isinstance(path, Credential) else Credential.read(path)
+
+
+def choose_address(given: str, credential: Credential | None) -> BusAddress:
+    """Returns where the bus is: as given, else TOOLBUS_ADDRESS, else as the credential says, else the default.
+
+    Raises:
+        SetupError: it is not an address, or the credential cannot be used there.
+    """
+    of_file = credential.address if credential is not None else ""
+    address = BusAddress.parse(given or os.environ.get("TOOLBUS_ADDRESS") or of_file or ADDRESS)
+    if credential is not None:
+        credential.check_for(address)
+    elif address.mtls:
+        raise SetupError(
+            f"the bus at {address} asks for a client certificate: name a credential file in TOOLBUS_CREDENTIAL, which "
+            "`toolbus keys add NAME -o FILE` writes on the machine of the bus"
+        )
+    return address

@@ -1,0 +1,245 @@
+"""Finds out why a gRPC client cannot talk to a server, with one TLS handshake of the standard library.
+
+grpc reports nearly every mistake around TLS as "Socket closed": plain text sent to a TLS port, a missing, expired or
+foreign client certificate. Servers send no alert, and with TLS 1.3 the client's handshake succeeds before the server
+has judged its certificate. So this opens a connection of its own and looks how far it gets: whether the other side
+speaks TLS, whether its certificate is trusted and has the right name, and whether it then begins HTTP/2.
+
+It blocks, so it runs on a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from contextlib import suppress
+from enum import Enum, auto
+
+from toolbus.sdk.bus_address import BusAddress
+from toolbus.sdk.credential import Credential
+from toolbus.text import list_names
+
+PROBE_SECONDS = 3.0  # for each step of the probe
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty SETTINGS frame
+_FRAME_HEAD = 9  # bytes; the fourth is the frame's type
+_SETTINGS = 4
+# Of X509_V_ERR_… in openssl/x509_vfy.h.
+_TOO_EARLY, _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 9, 10, 62, 64
+
+
+class Finding(Enum):
+    """How far the probe got."""
+
+    UNREACHABLE = auto()  # there is no connection, or nothing came in time
+    NOT_TLS = auto()  # the other side answers something else
+    HANGS_UP = auto()  # it ends the connection during the handshake
+    UNTRUSTED = auto()  # nothing that we trust signed its certificate
+    EXPIRED = auto()  # its certificate is not valid now
+    WRONG_NAME = auto()  # its certificate is for other names
+    NOT_HTTP2 = auto()  # TLS, and no HTTP/2 in it
+    REFUSES = auto()  # it ends the connection after the handshake: it wants another client certificate
+    ACCEPTS = auto()  # it speaks HTTP/2 with us
+
+
+def diagnose(
+    address: BusAddress, credential: Credential | None, cause: str = "", seconds: float = PROBE_SECONDS
+) -> str:
+    """Returns why a client with a credential cannot talk to the server at an address, and how to fix it; "" if unknown.
+
+    Args:
+        cause: what grpc reported, for where nothing is wrong now.
+        seconds: for each step.
+    """
+    if address.is_unix:
+        return ""
+    try:
+        context = _context(address, credential)
+    except OSError:  # an SSLError too
+        place = credential.place if credential is not None else "the credential"
+        return f"{place} cannot be used, the key in it is not that of its certificate: {_renew(credential)}"
+    finding = _probe(address, context, seconds)
+    if not address.tls:
+        return _diagnose_plain(address, finding)
+    if finding is Finding.WRONG_NAME:
+        return _wrong_name(address, context, seconds)
+    if finding is Finding.REFUSES:
+        return _refused(address, credential)
+    return _SENTENCES[finding].format(
+        address=address,
+        target=address.target,
+        cause=cause or "an error",
+        signer=f"by the ca of {credential.place}"
+        if credential is not None and credential.ca
+        else "by one trusted here",
+        renew=_renew(credential),
+    )
+
+
+_SENTENCES = {
+    Finding.UNREACHABLE: "",
+    Finding.NOT_TLS: (
+        "the server at {address} does not speak TLS: name the port of a listener of the bus with TLS, or write "
+        "{target} for a bus of this machine"
+    ),
+    Finding.HANGS_UP: (
+        "the server at {address} ended the connection during the TLS handshake: name the port of a listener of the bus "
+        "with TLS, or {renew}"
+    ),
+    Finding.UNTRUSTED: (
+        "the certificate of the server at {address} is not signed {signer}: it is another bus, or its authority was "
+        "replaced; check the address, or {renew}"
+    ),
+    Finding.EXPIRED: (
+        "the certificate of the server at {address} has expired or is not valid yet, by the clock of this machine: "
+        "check the clock, or have the operator of the bus renew the certificate"
+    ),
+    Finding.NOT_HTTP2: (
+        "the server at {address} speaks TLS but not gRPC: name the port of a tls: or mtls: listener of the bus, not "
+        "that of https"
+    ),
+    Finding.ACCEPTS: (
+        "the server at {address} speaks TLS and accepts this client, so its address and keys are right: grpc reported "
+        "{cause}"
+    ),
+}
+
+
+def _diagnose_plain(address: BusAddress, finding: Finding) -> str:
+    """Returns what is wrong with plain text at an address; "" where the server does not speak TLS."""
+    if finding is Finding.ACCEPTS:
+        return (
+            f"the server at {address} speaks TLS, and asks for no client certificate: write tls:{address}, and name a "
+            "credential file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
+        )
+    if finding is Finding.REFUSES:
+        return (
+            f"the server at {address} speaks TLS, and asks for a client certificate: write mtls:{address}, and name a "
+            "credential file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
+        )
+    if finding is Finding.NOT_HTTP2:
+        return _SENTENCES[finding].format(address=address)
+    return ""
+
+
+def _refused(address: BusAddress, credential: Credential | None) -> str:
+    """Returns why a bus ends the connection of a client that trusts it: only the client's certificate is left."""
+    if credential is None or not credential.certificate:
+        whose = f", and {credential.place} has none" if credential is not None else ""
+        return (
+            f"the bus at {address} asks for a client certificate{whose}: write mtls:{address.target}, with a "
+            "credential file that has one (toolbus keys add NAME -o FILE)"
+        )
+    if credential.has_expired:
+        return f"the certificate of {credential.place} expired on {credential.day}: {_renew(credential)}"
+    until = f", which is valid until {credential.day}" if credential.day else ""
+    return (
+        f"the bus at {address} refused the certificate of {credential.place}{until}: it is for another bus, or its "
+        f"authority was replaced; check the address, or {_renew(credential)}"
+    )
+
+
+def _wrong_name(address: BusAddress, context: ssl.SSLContext, seconds: float) -> str:
+    """Returns that the server's certificate is for other names, and for which."""
+    context.check_hostname = False
+    names: list[str] = []
+    with (
+        suppress(OSError),
+        socket.create_connection((address.host, address.port), seconds) as raw,
+        context.wrap_socket(raw, server_hostname=address.host) as tls,
+    ):
+        names = [str(pair[1]) for pair in (tls.getpeercert() or {}).get("subjectAltName", ())]
+    return (
+        f"the certificate of the server at {address} is for {list_names(names)}, not for {address.host}: use one of "
+        f"these names in the address, or have the operator of the bus add this one (toolbus keys init --name "
+        f"{address.host})"
+    )
+
+
+def _renew(credential: Credential | None) -> str:
+    """Returns how to get another credential file."""
+    if credential is None:
+        return "name a credential file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
+    return f"write the file anew on the machine of the bus (`{credential.renew_command}`) and copy it here"
+
+
+def _context(address: BusAddress, credential: Credential | None) -> ssl.SSLContext:
+    """Returns what a client with a credential trusts and shows; at a plain address it trusts everybody.
+
+    Raises:
+        OSError: the key is not that of the certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    if not address.tls:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    if credential is None or not credential.ca:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(cadata=credential.ca)
+    if credential is not None and credential.certificate and os.path.isdir("/dev/fd"):
+        files = [_pipe(credential.certificate), _pipe(credential.key)]
+        try:
+            context.load_cert_chain(f"/dev/fd/{files[0]}", f"/dev/fd/{files[1]}", password="")
+        finally:
+            for file in files:
+                os.close(file)
+    return context
+
+
+def _pipe(text: str) -> int:
+    """Returns the reading end of a pipe that holds a text: ssl reads keys from files only, and none is written."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError), open(writing, "wb", buffering=0) as file:  # more than a pipe holds: ssl refuses it
+        file.write(text.encode())
+    return reading
+
+
+def _probe(address: BusAddress, context: ssl.SSLContext, seconds: float) -> Finding:
+    """Opens a connection and looks how far it gets."""
+    try:
+        raw = socket.create_connection((address.host, address.port), seconds)
+    except (OSError, ValueError):  # no such name, or one that cannot be a name
+        return Finding.UNREACHABLE
+    with raw:
+        try:
+            tls = context.wrap_socket(raw, server_hostname=address.host)
+        except ssl.SSLCertVerificationError as error:
+            return _VERIFY.get(error.verify_code, Finding.UNTRUSTED)
+        except (TimeoutError, ValueError):
+            return Finding.UNREACHABLE
+        except (ssl.SSLEOFError, ConnectionError):
+            return Finding.HANGS_UP
+        except ssl.SSLError as error:
+            return Finding.REFUSES if "ALERT" in (error.reason or "") else Finding.NOT_TLS
+        with tls:
+            return _first_frame(tls)
+
+
+def _first_frame(tls: ssl.SSLSocket) -> Finding:
+    """Begins HTTP/2 and looks at what the server answers."""
+    if tls.selected_alpn_protocol() != "h2":
+        return Finding.NOT_HTTP2
+    head = b""
+    try:
+        tls.sendall(_PREFACE)
+        while len(head) < _FRAME_HEAD and (piece := tls.recv(_FRAME_HEAD - len(head))):
+            head += piece
+    except TimeoutError:
+        return Finding.UNREACHABLE
+    except OSError:  # an alert, or a reset
+        return Finding.REFUSES
+    if not head:
+        return Finding.REFUSES
+    return Finding.ACCEPTS if len(head) == _FRAME_HEAD and head[3] == _SETTINGS else Finding.NOT_HTTP2
+
+
+_VERIFY = {
+    _TOO_EARLY: Finding.EXPIRED,
+    _EXPIRED: Finding.EXPIRED,
+    _WRONG_NAME: Finding.WRONG_NAME,
+    _WRONG_ADDRESS: Finding.WRONG_NAME,
+}
