@@ -129,7 +129,7 @@ class Attempt:
     )
 
     def __init__(
-        self, settings: ConnectionSettings, loop: asyncio.AbstractEventLoop, credential: Credential | None
+        self, settings: ConnectionSettings, loop: asyncio.AbstractEventLoop, credential: Credential | None = None
     ) -> None:
         self._settings = settings
         self._loop = loop
