@@ -75,7 +75,7 @@ LIBRARIES = {
     "council": {"httpx"},  # where it asks a model itself
     "processes": set[str](),
     "bus.access": set[str](),
-    "bus.keys": {"cryptography", "tomlkit"},  # extra `keys`
+    "bus.keys": {"cryptography", "tomlkit", "jwt", "aiohttp"},  # extras `keys` and `jwt`
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},
     "bus.calls": {"google.protobuf", "orjson", "jsonschema_rs"},
 }

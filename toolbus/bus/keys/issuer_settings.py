@@ -1,0 +1,125 @@
+"""Declares whose tokens (JWT, as OIDC issues them) prove an identity, and reads that from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from toolbus.bus.access.identity import NAME
+from toolbus.errors import SetupError
+from toolbus.reader import Keys, Reader
+from toolbus.text import quote
+
+# Asymmetric ones only: with a shared secret, whoever checks a token could also issue it.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+DEFAULT_ALGORITHMS = ("RS256", "ES256", "EdDSA")
+EVERYBODY = "*"  # a group in which every token of the issuer is
+MAX_ISSUERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """An issuer whose tokens prove identities.
+
+    Attributes:
+        issuer: its name, the claim ``iss`` of its tokens.
+        audience: what the claim ``aud`` has to hold.
+        jwks: the https URL of its keys, or a file of them.
+        groups: identity of `keys.toml` by group, the first that fits counts; its scopes apply. The group ``*`` stands
+            for every token.
+        name: the claim that names who asks.
+        groups_claim: the claim that lists the groups.
+        algorithms: with which its tokens may be signed.
+
+    Raises:
+        SetupError: from the constructor; a value breaks a rule.
+    """
+
+    issuer: str
+    audience: str
+    jwks: str
+    groups: Mapping[str, str] = field(default_factory=dict)
+    name: str = "sub"
+    groups_claim: str = "groups"
+    algorithms: tuple[str, ...] = DEFAULT_ALGORITHMS
+
+    def __post_init__(self) -> None:
+        for key in ("issuer", "audience", "jwks", "name", "groups_claim"):
+            if not getattr(self, key):
+                raise SetupError(f"{key} is missing: fill it in")
+        if "://" in self.jwks:
+            url = urlsplit(self.jwks)
+            if url.scheme != "https" or not url.hostname or url.username is not None:
+                raise SetupError(
+                    f"jwks is {quote(self.jwks)}, it must be https://HOST/PATH or a file: whoever can change the keys "
+                    "on their way can issue tokens"
+                )
+        if not self.groups:
+            raise SetupError(
+                f"groups is empty, so no token of {quote(self.issuer)} proves anything: write "
+                'groups = {"*" = "NAME"} with an identity of keys.toml, or one for each group'
+            )
+        for group, identity in self.groups.items():
+            if not NAME.fullmatch(identity):
+                raise SetupError(f"groups.{group} is {quote(identity)}, it must name an identity of keys.toml")
+        if not self.algorithms or not set(self.algorithms) <= set(ALGORITHMS):
+            raise SetupError(f"algorithms is {list(self.algorithms)}, it must hold some of {', '.join(ALGORITHMS)}")
+
+    @property
+    def host(self) -> str:
+        """Names the issuer in logs and messages."""
+        return urlsplit(self.issuer).hostname or self.issuer
+
+    @property
+    def file(self) -> Path | None:
+        """The file of its keys; None where they are fetched."""
+        return None if "://" in self.jwks else Path(self.jwks).expanduser()
+
+
+def read_issuers(reader: Reader) -> tuple[Issuer, ...]:
+    """Reads a list of issuers.
+
+    Raises:
+        SetupError: naming the place, the value, the rule and how to fix it.
+    """
+    tables = reader.items()
+    if len(tables) > MAX_ISSUERS:
+        raise SetupError(f"{reader.place} has {len(tables)} issuers, at most {MAX_ISSUERS} are possible")
+    issuers = []
+    for table in tables:
+        fields = {"issuer": "", "audience": "", "jwks": "", **table.record(_KEYS)}
+        try:
+            issuers.append(Issuer(**fields))
+        except SetupError as error:
+            raise SetupError(f"{table.place}: {error}") from None
+    check_issuers(issuers)
+    return tuple(issuers)
+
+
+def check_issuers(issuers: list[Issuer]) -> None:
+    """Checks that no two records are of one issuer.
+
+    Raises:
+        SetupError: two are.
+    """
+    names = [each.issuer for each in issuers]
+    for name in names:
+        if names.count(name) > 1:
+            raise SetupError(f"issuer {quote(name)} is configured twice: keep one record")
+
+
+def _algorithms(reader: Reader) -> tuple[str, ...]:
+    return tuple(item.choice(ALGORITHMS) for item in reader.items())
+
+
+def _groups(reader: Reader) -> dict[str, str]:
+    return {group: identity.text() for group, identity in reader.entries().items()}
+
+
+_KEYS: Keys = {
+    **{name: (name, Reader.text) for name in ("issuer", "audience", "jwks", "name", "groups_claim")},
+    "groups": ("groups", _groups),
+    "algorithms": ("algorithms", _algorithms),
+}
