@@ -23,6 +23,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.catalog.slots import Slots
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import TaskManager
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
@@ -135,6 +136,7 @@ class Plugin:
 
     def __init__(self) -> None:
         self.pending: dict[str, Any] = {}
+        self.slots = Slots()
         self.stuck = 0
 
     def send(self, calls: Sequence[Any], now: float) -> None:

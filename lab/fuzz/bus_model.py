@@ -188,6 +188,8 @@ class BusModel:
                 peer.stuck == sum(not call.active for call in peer.pending.values()),
                 f"{peer.source} counts its stuck calls wrong",
             )
+            slots = Counter(call.caller.budget for call in peer.pending.values())
+            hold(peer.slots.held == slots, f"{peer.source} counts the slots of its callers wrong")
             hold(len(peer.pending) <= max(peer.max_in_flight, 0), f"{peer.source} has more pending calls than it takes")
         waiting = sum(stream.peer.outbox._sealed_bytes for stream in self.streams)
         hold(self.pool.bytes == waiting, "the pool's bytes are not those that wait")

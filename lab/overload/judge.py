@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from lab.judge import Verdict, figure, milliseconds, none, some
+from lab.judge import Verdict, at_most, figure, milliseconds, none, some
 from lab.ledger import NEVER_SENT, OK
 from lab.load.workload import quantile
 from lab.overload.parts import MODEST, RUDE, Part
@@ -105,13 +105,19 @@ def recovery(part: Part, seen: Recording) -> Iterator[Verdict]:
 
 
 def fairness(part: Part, seen: Recording) -> Iterator[Verdict]:
-    """A modest host on the SDK keeps its service beside a greedy one."""
+    """A modest host keeps its service beside greedy ones."""
     if MODEST in seen.answers:
         its = [*seen.answers_in("load", [MODEST])]
         done = [answer.seconds for answer in its if answer.code == OK]
         yield some("the modest host's calls that succeed", len(done))
         yield figure("share of the modest host's calls that succeed", len(done) / max(len(its), 1), "", 3)
         yield milliseconds("the modest host's p99", done, 0.99)
+        if part.most_refused is not None:
+            refused_ones = sum(answer.code == REFUSED for answer in its)
+            percent = 100.0 * refused_ones / max(len(its), 1)
+            yield at_most(
+                "the modest host's calls that are refused at the first attempt", part.most_refused, percent, "%"
+            )
 
 
 RULES = (offers, accepted, refused, health, recovery, fairness)

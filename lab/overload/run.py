@@ -18,7 +18,7 @@ from lab.child import Child, ChildFailed
 from lab.ledger import Answer, Answers, read_numbers
 from lab.load.schedule import BEGIN, LAST_ANSWER_SECONDS, Phase, Schedule
 from lab.load.windows import Cell
-from lab.overload.parts import MAX_WAIT, MODEST, ROOM, Part
+from lab.overload.parts import MAX_WAIT, MODEST, Part
 from lab.overload.watch import GROWTH_MIB, Watch
 from lab.stage import Stage
 
@@ -110,7 +110,7 @@ class Run:
     def plugin(self, part: Part) -> None:
         """Starts the plugin of a part and waits until its tool is offered."""
         to = self.http if part.plugin == "callback" else self.grpc
-        options = ("--way", part.plugin, "--work", str(part.work), "--room", str(ROOM), "--source", "tools")
+        options = ("--way", part.plugin, "--work", str(part.work), "--room", str(part.room), "--source", "tools")
         self.plugins["tools"] = self.stage.module("load.plugin", to, *options, "--ledger", str(self.folder / "ran"))
         self.plugins["tools"].line()
 

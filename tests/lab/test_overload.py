@@ -246,6 +246,18 @@ def test_every_figure_is_shown_to_change() -> None:
     assert {what for what, _ in SLOW} | {"the capacity"} == {v.what for v in judge.judge(PART, good()) if not v.bound}
 
 
+def test_a_modest_host_that_is_refused_too_often_breaks_the_rule_of_parts_that_share() -> None:
+    what = "the modest host's calls that are refused at the first attempt"
+    seen = good()
+    for number in range(18):
+        done(seen, 2.1 + number / 10, host="modest")
+    refuse(seen, 3.1, host="modest")
+    assert [verdict for verdict in judge.judge(PARTS["shared-by-2"], seen) if not verdict.good] == []
+    refuse(seen, 3.2, host="modest")
+    assert what in [verdict.what for verdict in judge.judge(PARTS["shared-by-2"], seen) if not verdict.good]
+    assert what not in [verdict.what for verdict in judge.judge(PARTS["shared-by-4"], seen) if not verdict.good]
+
+
 def test_times_of_a_host_without_a_window_are_shown_apart() -> None:
     part = PARTS["bus"]
     seen = good()

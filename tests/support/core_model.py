@@ -16,6 +16,7 @@ from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.slots import Slots
 from toolbus.errors import Code, Stage
 from toolbus.tool import Annotations, CallError, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -56,6 +57,7 @@ class PeerDouble:
         self.takes_calls = True
         self.pending: dict[str, Any] = {}
         self.in_flight: dict[str, Any] = {}
+        self.slots = Slots()
         self.stuck = 0
         self.budget = dispatcher.budget(source) if dispatcher else Budget()
         self.allowed: set[Entry] = set()

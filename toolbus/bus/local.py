@@ -22,6 +22,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.slots import Slots
 from toolbus.errors import Stage
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import RunSync, run_handler
@@ -73,6 +74,7 @@ class LocalHandler:
         self.source = source
         self.max_in_flight = max_in_flight
         self.pending: dict[str, Any] = {}
+        self.slots = Slots()
         self.stuck = 0
         self._spec = spec
         self._home = home

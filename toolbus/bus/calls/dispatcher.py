@@ -133,6 +133,7 @@ class Dispatcher:
             caller.allowed_at = self._registry.revision
         batch: list[Call] = []  # accepted, for the same handler, not yet sent
         to: Handler | None = None  # the handler of the batch
+        share = 0  # how many more of its slots the caller may take
         # Backpressure: built once for many calls, or a flood of refused calls would cost more than the accepted ones.
         caller_full: Refused | None = None
         full_tool: Declaration | None = None  # the last tool without room
@@ -183,10 +184,22 @@ class Dispatcher:
                     continue
                 if self._held + size > limits.held_bytes or budget.held + size > limits.held_bytes_per_source:
                     raise self._over_budget(caller, size)
+                if tool_full is not None and declaration is full_tool:  # no call ends while these are taken
+                    self._refuse(caller, call, tool_full, now)
+                    continue
                 handler = declaration.pick()
+                if handler is not to or not share:  # once for a run of calls of the same handler
+                    if to is not None and batch:
+                        to.slots.take(budget, len(batch))
+                        to.send(batch, now)
+                        batch = []
+                    if handler is not None:
+                        share = handler.slots.offer(budget, handler.max_in_flight - len(handler.pending), now)
+                    if handler is None or not share:
+                        handler, share = declaration.pick_for(budget, now), 1
+                    to = handler
                 if handler is None:
-                    if tool_full is None or full_tool is not declaration:
-                        full_tool, tool_full = declaration, no_room(entry, declaration)
+                    full_tool, tool_full = declaration, no_room(entry, declaration, caller)
                     self._refuse(caller, call, tool_full, now)
                     continue
                 if size * 4 > handler.max_item_bytes or context is not None:
@@ -223,17 +236,16 @@ class Dispatcher:
                 in_flight[call_id] = handler.pending[handler_id] = record
                 self._held += size
                 budget.held += size
-                if handler is not to:
-                    if to is not None:
-                        to.send(batch, now)
-                    batch, to = [], handler
                 batch.append(record)
+                share -= 1
             except Refused as refused:
                 self._refuse(caller, call, refused, now)
             except BaseException as fault:
                 self._fault(caller, call_id, name, fault, now)
-        if to is not None:
+        if to is not None and batch:
+            to.slots.take(budget, len(batch))
             to.send(batch, now)
+        if in_flight:
             self._callers[caller] = None
         if nearest < self._armed_at:
             self._rearm(nearest)
@@ -257,6 +269,7 @@ class Dispatcher:
             if call.parent is not None:
                 call.leave_parent()
             if not call.active:
+                handler.slots.release(caller.budget, 1)
                 handler.stuck -= 1
                 self._stuck.discard(call)
                 self.records.late += 1
@@ -269,11 +282,13 @@ class Dispatcher:
             del caller.in_flight[call_id]
             if caller is not to:
                 if batch and to is not None:
+                    handler.slots.release(to.budget, len(batch))
                     to.deliver(batch)
                 batch, to = [], caller
                 most = min(self._limits.result_bytes, caller.max_item_bytes) // 4
             output = result.output_json
             if untrusted or result.is_error or result.content or len(output) > most or result.HasField("error"):
+                handler.slots.release(caller.budget, 1)
                 code = self._deliver_special(call, result, untrusted)
                 self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output)
                 continue
@@ -288,6 +303,7 @@ class Dispatcher:
             keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, None))
             succeeded += 1
         if batch and to is not None:
+            handler.slots.release(to.budget, len(batch))
             to.deliver(batch)
         self.records.outcomes[0] += succeeded
 
@@ -458,6 +474,7 @@ class Dispatcher:
 
     def _let_go(self, call: Call) -> None:
         """Frees what was held for a call that no handler runs any more; it has left its handler's table."""
+        call.handler.slots.release(call.caller.budget, 1)
         self._held -= call.size
         call.caller.budget.held -= call.size
         if call.parent is not None:
@@ -487,6 +504,8 @@ class Dispatcher:
                 self._end_children(call, now)  # they belong to the run that was lost
                 if stage is not Stage.NOT_DISPATCHED:
                     self.retried[call] = stage
+                call.handler.slots.release(call.caller.budget, 1)
+                other.slots.take(call.caller.budget, 1)
                 call.handler = other
                 call.accepted = False
                 other.pending[call.id] = call
@@ -568,8 +587,10 @@ class Dispatcher:
         caller, call_id = call.caller, call.call_id
         del caller.in_flight[call_id]
         caller.budget.held -= call.size
+        call.handler.slots.release(caller.budget, 1)
         call.caller, call.call_id, envelope = adopted
         call.caller.budget.held += call.size
+        call.handler.slots.take(call.caller.budget, 1)
         call.caller.in_flight[call.call_id] = call
         self._callers[call.caller] = None
         caller.deliver_result(call_id, envelope.to_wire())

@@ -8,7 +8,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from toolbus.bus.calls.call import Caller
 from toolbus.bus.catalog.entry import Declaration, Entry
+from toolbus.bus.catalog.handler import has_room
 from toolbus.bus.catalog.schema import ArgumentChecker
 from toolbus.errors import Code, Stage
 from toolbus.text import quote
@@ -89,8 +91,8 @@ def declared_as(entry: Entry, schema_hash: str) -> Declaration:
     )
 
 
-def no_room(entry: Entry, declaration: Declaration) -> Refused:
-    """Refuses a call of a tool whose sessions are all full or do not answer."""
+def no_room(entry: Entry, declaration: Declaration, caller: Caller) -> Refused:
+    """Refuses a call of a tool whose sessions do not answer, are full, or have what is free for other callers."""
     answering = [handler for handler in declaration.handlers if handler.takes_calls]
     if not answering:
         return Refused(
@@ -100,6 +102,12 @@ def no_room(entry: Entry, declaration: Declaration) -> Refused:
             retry_after_seconds=1.0,
         )
     room = sum(handler.max_in_flight for handler in answering)
+    if any(map(has_room, answering)):
+        held = sum(handler.slots.held.get(caller.budget, 0) for handler in answering)
+        calls = f"{held} of the {room} calls in flight that tool {entry.name!r} takes"
+        return overloaded(
+            f"{caller.source!r} has {calls}, its share: the rest is for other callers", ("calls_in_flight", held)
+        )
     return overloaded(f"tool {entry.name!r} has {room} calls in flight, all that it takes", ("calls_in_flight", room))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from toolbus.bus.catalog.handler import Handler, has_room, in_flight
+from toolbus.bus.catalog.handler import Handler, has_room, in_flight, share_of
 from toolbus.bus.catalog.schema import ArgumentChecker
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, Tool
 
@@ -53,6 +53,10 @@ class Declaration:
             if free:
                 return min(free, key=in_flight)
         return min(filter(has_room, handlers), key=in_flight, default=None)
+
+    def pick_for(self, caller: object, now: float) -> Handler | None:
+        """Returns the handler with the fewest calls in flight that takes another from a caller; None: not one does."""
+        return min((one for one in self.handlers if share_of(one, caller, now)), key=in_flight, default=None)
 
 
 class Entry:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from toolbus.bus.catalog.slots import Slots
+
 BUS_SOURCE = "toolbus"  # the bus's own tools: listed only when asked for, never under a bare name
 
 
@@ -19,6 +21,7 @@ class Handler(Protocol):
     instance: str
     max_in_flight: int
     pending: dict[str, Any]  # calls that it has not answered, by the bus's id; stuck ones included
+    slots: Slots  # which caller has how many of them
     stuck: int  # how many of them have ended for their caller, but the handler has not confirmed it
     shares: (
         bool  # whether other handlers of the source may offer the same tool beside it; else the newest replaces them
@@ -48,6 +51,12 @@ class Handler(Protocol):
 def has_room(handler: Handler) -> bool:
     """Tells whether a handler takes one more call now."""
     return handler.takes_calls and len(handler.pending) < handler.max_in_flight
+
+
+def share_of(handler: Handler, caller: object, now: float) -> int:
+    """Returns how many more calls a handler takes from a caller now, so that some room stays for others."""
+    free = handler.max_in_flight - len(handler.pending) if handler.takes_calls else 0
+    return handler.slots.offer(caller, max(free, 0), now)
 
 
 def in_flight(handler: Handler) -> int:

@@ -29,6 +29,7 @@ from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool
+from toolbus.bus.catalog.slots import Slots
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.outbound import open_session
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
@@ -90,7 +91,7 @@ class CallbackHandler:
     """
 
     __slots__ = (
-        *("_callbacks", "headers", "key", "max_in_flight", "offered", "origin", "pending", "source", "stuck"),
+        *("_callbacks", "headers", "key", "max_in_flight", "offered", "origin", "pending", "slots", "source", "stuck"),
         *("target", "url"),
     )
 
@@ -113,6 +114,7 @@ class CallbackHandler:
         self.origin = origin
         self.max_in_flight = in_flight
         self.pending: dict[str, Any] = {}
+        self.slots = Slots()
         self.stuck = 0
         self._callbacks = callbacks
         origin.handlers[self] = None

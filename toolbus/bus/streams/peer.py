@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.slots import Slots
 from toolbus.errors import Stage
 from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.session import Session, Side, State
@@ -37,6 +38,7 @@ class Peer(Session[wire.InvokeResponse]):
         "principal",
         "qualified",
         "session_id",
+        "slots",
         "source",
         "stuck",
         "untrusted",
@@ -61,6 +63,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.allowed_at = 0  # the revision for which allowed holds
         self.untrusted = False  # see Policy.is_untrusted
         self.principal = Principal()  # set when attached; all peers on loopback may administer the bus
+        self.slots = Slots()  # which caller has how many of the calls that it runs
         self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
         self.leave_by = math.inf  # when a session that was asked to drain is ended
         self.close: Callable[[str, str], None] = _no_rpc  # ends the RPC with a gRPC status name and a text
