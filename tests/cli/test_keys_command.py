@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,3 +164,59 @@ def test_commands_at_the_same_time_lose_nothing(made: Keys, tmp_path: Path) -> N
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(add, range(6))) == [0] * 6
     assert set(as_json(made("list", "--json"))["identities"]) == {f"bot{number}" for number in range(6)}
+
+
+def test_show_tells_all_but_the_secrets(made: Keys, tmp_path: Path) -> None:
+    made_chat = as_json(made("add", "chat", "--host", "--json"))
+    shown = made("show", "chat.toolbus")
+    assert shown.returncode == 0
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "identity chat at mtls:bus.example:48931"
+    assert lines[1].startswith("good until 2")
+    assert lines[2].startswith("token with SHA-256 ")
+    assert lines[2].endswith(f": live (key {made_chat['id']}-token)")
+    assert lines[3].endswith(f": live (key {made_chat['id']}-cert)")
+    assert lines[4:] == [f"  {sentence}" for sentence in made_chat["may"]]
+    text = (tmp_path / "chat.toolbus").read_text("utf-8")
+    token = text.partition('token = "')[2].partition('"')[0]
+    for secret in (token, token[13:], "PRIVATE KEY"):
+        assert secret not in shown.stdout
+        assert secret not in made("show", "chat.toolbus", "--json").stdout
+    assert made("show", "chat.toolbus", "--keys", "elsewhere").stdout.splitlines()[-1] == (
+        "what it may do is known to the bus: its keys are not on this machine"
+    )
+    made("revoke", "chat")
+    assert as_json(made("show", "chat.toolbus", "--json"))["token_state"].startswith("revoked (key ")
+
+
+def test_show_compares_a_hand_made_entry_with_the_file(made: Keys, tmp_path: Path) -> None:
+    made("add", "chat", "--host")
+    shown = as_json(made("show", "chat.toolbus", "--json"))
+    text = (tmp_path / "data" / "keys" / "keys.toml").read_text("utf-8")
+    assert f'sha256 = "{shown["token_sha256"]}"' in text
+    assert f'sha256 = "{shown["certificate_sha256"]}"' in text
+
+
+def test_export_writes_what_other_clients_read(made: Keys, tmp_path: Path) -> None:
+    made("add", "chat", "--host")
+    exported = made("export", "chat", "--pem", "out")
+    assert exported.stdout == "wrote out/ca.pem\nwrote out/cert.pem\nwrote out/key.pem\nwrote out/token\n"
+    context = ssl.create_default_context(cafile=tmp_path / "out" / "ca.pem")
+    context.load_cert_chain(tmp_path / "out" / "cert.pem", tmp_path / "out" / "key.pem")
+    token = (tmp_path / "out" / "token").read_text()
+    assert Keyring(tmp_path / "data" / "keys").identity_of_token(token).name == "chat"
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert (modes, (tmp_path / "out").stat().st_mode & 0o777) == ({0o600}, 0o700)
+    assert len(as_json(made("export", "chat.toolbus", "--pem", "out", "--json"))["files"]) == 4
+
+
+@pytest.mark.parametrize("command", ["show chat.toolbus", "export chat --pem out"])
+def test_a_credential_that_is_missing_or_open_to_others_is_refused(made: Keys, tmp_path: Path, command: str) -> None:
+    missing = made(*command.split())
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "chat.toolbus cannot be read" in missing.stderr
+    made("add", "chat", "--host")
+    (tmp_path / "chat.toolbus").chmod(0o644)
+    open_to_others = made(*command.split())
+    assert open_to_others.returncode == 1
+    assert "chmod 600" in open_to_others.stderr

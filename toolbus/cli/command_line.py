@@ -15,6 +15,7 @@ from toolbus.cli import (
     call_command,
     calls_command,
     catalog_commands,
+    credential_commands,
     drain_command,
     export_command,
     health_command,
@@ -83,6 +84,8 @@ app.command(epilog=permission_commands.PERMIT_EPILOG)(permission_commands.permit
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
 app.command(epilog=drain_command.EPILOG)(drain_command.drain)
+keys_command.app.command(epilog=credential_commands.SHOW_EPILOG)(credential_commands.show)
+keys_command.app.command(epilog=credential_commands.EXPORT_EPILOG)(credential_commands.export)
 app.add_typer(keys_command.app, name="keys", epilog=keys_command.EPILOG)
 app.add_typer(tools_commands.app, name="tools")
 
