@@ -30,7 +30,7 @@ FLOORS = (
     "processes",
     "dropin.sandbox",
     "dropin",
-    "bus.loopback bus.callback_url bus.outbound",
+    "bus.loopback bus.callback_url bus.outbound bus.path_ownership",
     "bus.access",  # who is asking
     "bus.keys",  # what proves who is asking
     "bus.catalog",

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from toolbus.bus.catalog.policy import AccessRules
+from toolbus.bus.path_ownership import check_path
 from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.text import shorten
 
@@ -44,10 +45,11 @@ class GrantsFile:
         """Reads the file. Returns the rules of the configuration with its changes applied.
 
         Raises:
-            SetupError: the file cannot be read, or holds something else.
+            SetupError: the file cannot be read, another user could have written it, or it holds something else.
         """
         self._rules = rules
         try:
+            check_path(self._path, str(self._path))
             self._changes = json.loads(self._path.read_text("utf-8"))
             self.denied = _check_denied(self._changes.pop(SILENCED, {}))
             for kind, table in self._changes.items():

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolbus.bus.path_ownership import check_path
 from toolbus.errors import SetupError
 from toolbus.text import shorten
 
@@ -143,8 +144,13 @@ class Database:
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
     def make_private(self) -> None:
-        """Makes the file, with its logs, readable for its owner only: a restored backup may have another mode."""
+        """Makes the file, with its logs, readable for its owner only: a restored backup may have another mode.
+
+        Raises:
+            SetupError: another user owns one of them, or may have written to it.
+        """
         for part in self.parts():
+            check_path(part, f"{self.label}{part}")
             if part.exists() and stat.S_IMODE(part.stat().st_mode) & 0o077:
                 part.chmod(0o600)
 

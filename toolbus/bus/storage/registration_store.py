@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from toolbus.bus.path_ownership import check_path, make_directory
 from toolbus.bus.storage.database import Database, checksum_of, pragma, time_bytes
 from toolbus.errors import InvalidRequest, InvalidTool, SetupError
 from toolbus.text import dump_json, is_utf8
@@ -123,7 +124,7 @@ class RegistrationStore:
     """The file of one data directory, locked against a second bus. Its methods may be called from any thread.
 
     Args:
-        directory: created (0700) if it does not exist; the mode of an existing one is not changed.
+        directory: created (0700) if it does not exist; one that others may write is refused.
 
     Raises:
         SetupError: from the constructor; another bus uses the directory, or the file cannot be used. The message says
@@ -242,7 +243,8 @@ def _new(path: Path) -> Path:
 def _lock(directory: Path) -> IO[str]:
     """Creates the directory and locks it for this process."""
     with _access(directory):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory, f"the data directory {directory}")
+        check_path(directory / LOCK, f"the data directory {directory}")
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         lock = open(descriptor, "r+", encoding="ascii", errors="replace")  # noqa: SIM115  # held as long as the store
         try:

@@ -25,6 +25,7 @@ from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.access.principal import OBSERVER
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.neighbour_interceptor import NeighbourInterceptor
@@ -378,10 +379,16 @@ def _claim_socket(path: Path) -> IO[str]:
     """Locks a unix socket's path for this process; gRPC itself would replace a socket that is in use.
 
     Raises:
-        SetupError: another process holds it, or the directory is open to others.
+        SetupError: another process holds it, or others may enter its directory or replace it.
     """
     directory = path.parent
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        make_directory(directory, f"the directory {directory} of the socket")
+    except OSError as error:
+        raise SetupError(
+            f"the directory {directory} of the socket cannot be used: {error.strerror}: choose another path with "
+            "--grpc unix:PATH"
+        ) from error
     if stat.S_IMODE(directory.stat().st_mode) & 0o077:
         raise SetupError(
             f"the directory {directory} of the socket is open to other users: chmod 0700 it, or use another directory"

@@ -27,6 +27,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
 from toolbus.bus.tasks.task import Status, Task
 from toolbus.text import shorten
@@ -191,7 +192,7 @@ def _open(path: Path) -> sqlite3.Connection:
         label="the tasks' file ",
     )
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent, f"the directory {path.parent} of the tasks")
         with suppress(FileExistsError):
             file.create()
         if not path.is_file() or path.stat().st_size:  # a program that was killed at its start leaves an empty one
