@@ -18,7 +18,8 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test browser crash chaos fuzz overload soak lint types proto proto-check wire-image coverage bench docs clean
+.PHONY: help run test thorough browser crash chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +29,9 @@ run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends
 
 test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" chooses some)
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+
+thorough: $(VENV)/dev.stamp ## draw ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)
+	@TOOLBUS_EXAMPLES=$${TOOLBUS_EXAMPLES:-10} $(BIN)/python -m pytest -n $(TEST_WORKERS) --timeout 600 -m hypothesis $(ARGS)
 
 browser: $(VENV)/dev.stamp ## try what web pages could do to a bus, in a Chromium (CHROMIUM=/path/to/it)
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)

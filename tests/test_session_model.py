@@ -16,6 +16,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.support.examples import examples
 from toolbus.errors import ProtocolError
 from toolbus.session import MAX_ITEMS, Outbox, Pool, Pulse, Session, Side, State
 from toolbus.tool import KIB, MIB
@@ -394,7 +395,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.floods == self.wanted_floods
 
 
-SessionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+SessionMachine.TestCase.settings = settings(max_examples=examples(12), stateful_step_count=40)
 test_a_session_is_what_a_plain_model_says = SessionMachine.TestCase
 
 
@@ -412,7 +413,6 @@ def test_the_model_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 max_examples=100,
                 stateful_step_count=40,
                 derandomize=True,
-                deadline=None,
                 database=None,
                 phases=PHASES,
                 report_multiple_bugs=False,

@@ -78,7 +78,7 @@ class Watcher:
             found["list over gRPC"] = {listed.name for listed in listing if listed.state == "live"}
         except ToolBusError:
             found["list over gRPC"] = set()
-        async with httpx.AsyncClient(trust_env=False, timeout=LIST_SECONDS) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=LIST_SECONDS) as client:
             found["list over REST"] = await _listed(client, self._scene.http)
             port = self._scene.ports.get("main-server")
             if port is not None:

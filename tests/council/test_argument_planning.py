@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.council.fake_tool_source import Model
+from tests.support.examples import examples
 from toolbus.council.argument_planning import coerce_arguments, missing_required, plan_arguments, read_arguments
 from toolbus.council.language_model import Completion, LanguageModel, Question
 from toolbus.council.member import Member
@@ -301,7 +302,7 @@ _ARGUMENTS = st.none() | _TEXTS | st.dictionaries(_NAMES | st.text(max_size=3), 
 _ANSWERS = _TEXTS | st.builds(Completion, _TEXTS, _ARGUMENTS) | _JSON
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15))
 @given(_SCHEMAS, _ANSWERS, _ANSWERS)
 def test_no_answer_to_any_schema_ends_in_anything_but_arguments_or_that_one_error(
     schema: dict[str, Any], first: Any, second: Any
@@ -322,7 +323,7 @@ def test_no_answer_to_any_schema_ends_in_anything_but_arguments_or_that_one_erro
     json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     st.dictionaries(
         st.text(max_size=5), _JSON.filter(lambda value: "nan" not in repr(value) and "inf" not in repr(value))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.council.fake_tool_source import FakeToolSource, failed, member, tool
 from tests.loop.scripted_model import ScriptedModel, call, says
+from tests.support.examples import examples
 from toolbus.dialects import find_dialect
 from toolbus.errors import Code, InvalidRequest, PeerLost
 from toolbus.extension import InlineExport, InlineTarget, InlineTools, Member
@@ -109,7 +110,7 @@ PARTS = st.text(st.sampled_from("ab_:-. 搜é"), min_size=1, max_size=70) | st.s
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     st.lists(PARTS, unique=True, max_size=6),
     st.lists(st.sampled_from(["", "abcdefgh", "1b4e28ba-"]).flatmap(lambda a: PARTS.map(a.__add__)), unique=True),

@@ -505,7 +505,7 @@ def own_turn(text: str, calls: CallNames) -> tuple[Turn, Json]:
     return turn, dict(turn.raw[0]) if turn.raw else {"role": "model", "parts": []}
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
+@settings(suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 @given(histories(own_turn))
 def test_any_history_is_valid_for_the_api(items: list[HistoryItem]) -> None:
     contents = DIALECT.history(items, NAMES)

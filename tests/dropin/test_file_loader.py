@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dropin.loaded_files import REGISTERED, call, load, load_one, names, skipped, write
+from tests.support.examples import examples
 from toolbus.dropin import FileProblem, load_files, load_folder, tool_files
 
 
@@ -106,6 +107,7 @@ async def test_a_file_finds_its_data_by_its_own_path(tmp_path: Path) -> None:
 async def test_dataclasses_and_hints_that_are_text_work_in_a_file(tmp_path: Path) -> None:
     text = """
     from __future__ import annotations
+from tests.support.examples import examples
     from dataclasses import dataclass
     from toolbus import llm_tool
 
@@ -316,7 +318,7 @@ GOOD = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.dictionaries(
         st.from_regex(r"[_A-Za-z0-9]{1,4}\.py", fullmatch=True).filter(lambda name: name != "__init__.py"),

@@ -133,7 +133,9 @@ class Legacy:
 
     def __init__(self, *, http: str | None = None, grpc_address: str = "") -> None:
         self._http = (
-            httpx.AsyncClient(base_url=f"http://{http}", trust_env=False, timeout=WAIT_SECONDS) if http else None
+            httpx.AsyncClient(base_url=f"http://{http}", trust_env=False, verify=False, timeout=WAIT_SECONDS)
+            if http
+            else None
         )
         self._channel = grpc.aio.insecure_channel(grpc_address, (("grpc.use_local_subchannel_pool", 1),))
         self.stub: Any = rpc.ToolBusServiceStub(self._channel)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.faults.callbacks import Legacy, catalog
+from tests.support.examples import examples
 from toolbus.bus import Bus, Config
 from toolbus.functions.tool_spec import spec_of
 from toolbus.sdk import llm_tool
@@ -162,5 +163,5 @@ class KeptMachine(RuleBasedStateMachine):
 
 TestKept = KeptMachine.TestCase
 TestKept.settings = settings(
-    max_examples=40, stateful_step_count=16, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(10), stateful_step_count=16, suppress_health_check=[HealthCheck.too_slow]
 )

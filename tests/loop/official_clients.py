@@ -27,14 +27,27 @@ MODEL = "m"
 
 @asynccontextmanager
 async def official(server: ModelServer) -> AsyncIterator[Endpoint]:
-    """Yields the server's model behind its provider's own client, which tries everything once only."""
+    """Yields the server's model behind its provider's own client, which tries everything once only.
+
+    The server has no TLS; without `verify=False` each client reads the certificates of the system, which takes 25 ms.
+    """
     match server.recording.dialect:
         case "openai" | "openai-responses" as dialect:
             make = openai_endpoint if dialect == "openai" else responses_endpoint
-            async with openai.AsyncOpenAI(api_key="k", base_url=f"{server.url}/v1", max_retries=0) as client:
+            async with openai.AsyncOpenAI(
+                api_key="k",
+                base_url=f"{server.url}/v1",
+                max_retries=0,
+                http_client=openai.DefaultAsyncHttpxClient(verify=False),
+            ) as client:
                 yield make(client, MODEL)
         case "anthropic":
-            async with anthropic.AsyncAnthropic(api_key="k", base_url=server.url, max_retries=0) as claude:
+            async with anthropic.AsyncAnthropic(
+                api_key="k",
+                base_url=server.url,
+                max_retries=0,
+                http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
+            ) as claude:
                 yield anthropic_endpoint(claude, MODEL)
         case "gemini":
             google = genai.Client(api_key="k", vertexai=False, http_options={"base_url": server.url})
@@ -42,7 +55,7 @@ async def official(server: ModelServer) -> AsyncIterator[Endpoint]:
                 yield gemini_endpoint(aio, MODEL)
             google.close()
         case _:
-            async with ollama.AsyncClient(host=server.url) as client_of_ollama:
+            async with ollama.AsyncClient(host=server.url, verify=False) as client_of_ollama:
                 yield ollama_endpoint(client_of_ollama, MODEL)
 
 

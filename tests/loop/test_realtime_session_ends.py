@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.loop.realtime_provider import (
@@ -281,7 +281,6 @@ class Conversation:
                 await self.step(session, step)
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_every_call_is_answered_once_and_no_response_is_requested_during_another(steps: list[str]) -> None:
     conversation = Conversation()

@@ -22,6 +22,7 @@ from tests.support.core_model import (
     outputs,
     tool,
 )
+from tests.support.examples import examples
 from toolbus.errors import Code, Stage
 from toolbus.tool import Annotations, Limits
 from toolbus.v1 import tool_pb2 as pb
@@ -522,7 +523,7 @@ class CallsMachine(RuleBasedStateMachine):
         assert self.core.armed_at == math.inf
 
 
-CallsMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+CallsMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)
 test_every_call_ends_once_and_leaves_nothing_behind = CallsMachine.TestCase
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from toolbus.bus.calls.redaction import HIDDEN, MAX_PARSED, is_secret_name, redacted
 
 MOST = 4_096
@@ -179,7 +180,7 @@ def hiding(draw: st.DrawFn, secret: str) -> Any:
     return value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75))
 @given(st.data(), SECRET, st.booleans())
 def test_a_secret_under_a_key_that_names_one_is_never_shown(data: st.DataObject, secret: str, spaced: bool) -> None:
     text = json.dumps(data.draw(hiding(secret)), separators=None if spaced else (",", ":"))
@@ -188,7 +189,7 @@ def test_a_secret_under_a_key_that_names_one_is_never_shown(data: st.DataObject,
         assert "Zq" not in shown
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75))
 @example(name="token", sign="=", around=("N", ""), secret="Zq000000000qZ")
 @given(
     name=st.sampled_from(SECRET_NAMES),
@@ -205,7 +206,7 @@ def test_a_secret_after_its_name_in_a_text_is_never_shown(
         assert secret not in redacted(sent, MOST)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75))
 @given(st.text(max_size=300), st.integers(1, 400))
 def test_any_text_at_all_becomes_one_that_can_be_printed_and_is_short_enough(text: str, most: int) -> None:
     shown = redacted(text, most)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from toolbus.bus.calls import tripwire
 from toolbus.bus.calls.tripwire import MAX_LEVELS, MAX_SHOWN, Preset, Tripwire
 from toolbus.errors import InvalidRequest
@@ -345,13 +346,11 @@ def written(value: Any, spelling: int, wraps: int) -> str:
     return text
 
 
-@settings(deadline=None)
 @given(harmless, st.integers(0, 7), st.integers(0, MAX_LEVELS - 1))
 def test_harmless_names_never_trip(value: Any, spelling: int, wraps: int) -> None:
     assert not trips(written(value, spelling, wraps))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(SECRET),
     st.lists(st.sampled_from([*HARMLESS, 0, 2]), max_size=6),
@@ -386,13 +385,13 @@ def named_like_secrets(value: Any, preset: Preset) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(75))
 @given(anything, st.sampled_from(BOTH), st.integers(0, 7), st.integers(0, MAX_LEVELS - 1))
 def test_reading_the_text_finds_what_a_parser_would(value: Any, preset: Preset, spelling: int, wraps: int) -> None:
     assert trips(written(value, spelling, wraps), preset) == named_like_secrets(value, preset)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(75))
 @given(
     st.text()
     | st.lists(

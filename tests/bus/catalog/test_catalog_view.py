@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
+from tests.support.examples import examples
 from toolbus.bus.catalog.catalog_view import MAX_CACHED, CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.listing import ToolListing
@@ -317,5 +318,5 @@ class WatchersMachine(RuleBasedStateMachine):
         assert painted(self.view.since(-1).added) == painted(self.view.listings())
 
 
-WatchersMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+WatchersMachine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=30)
 test_watchers_always_have_the_list_and_hear_of_nothing_else = WatchersMachine.TestCase

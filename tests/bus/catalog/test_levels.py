@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
+from tests.support.examples import examples
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import Code, InvalidTool
 from toolbus.tool import MAX_LEVEL, Limits, Tool, level_of
@@ -162,7 +163,7 @@ def test_a_level_crosses_the_wire_and_is_not_part_of_the_schema_hash() -> None:
     assert asked.schema_hash == Tool("t").schema_hash
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     offers=st.lists(
         st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from(["", *ROLES]), st.integers(0, 3)),

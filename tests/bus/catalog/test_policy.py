@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
+from tests.support.examples import examples
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, AccessRules
@@ -205,7 +206,7 @@ def assert_alike(core: Core, caller: PeerDouble, user: str, **more: Any) -> None
     assert (denied(core, caller, "toolbus:drain", user, **more) is None) is ("toolbus:drain" in own)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     offers=OFFERS,
     qualified=st.sets(st.sampled_from(SOURCES)),
@@ -310,7 +311,7 @@ ANYTHING = st.recursive(
 KEYS = st.sampled_from([*KINDS, "users"]) | st.text(max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50))
 @given(ANYTHING | st.dictionaries(KEYS, ANYTHING | st.dictionaries(st.text(max_size=3), ANYTHING, max_size=3)))
 def test_any_value_becomes_rules_that_can_be_stored_or_an_error_that_says_why(tables: Any) -> None:
     try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.core_model import PeerDouble, offered, tool
+from tests.support.examples import examples
 from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.registry import Registry
@@ -350,5 +351,5 @@ class CatalogueMachine(RuleBasedStateMachine):
             assert sorted(self.registry.offers(handler)) == sorted(self.model.offers(handler))
 
 
-CatalogueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+CatalogueMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30)
 test_the_catalog_is_what_the_model_says = CatalogueMachine.TestCase

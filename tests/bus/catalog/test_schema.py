@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from toolbus.bus.catalog.schema import (
     ARGUMENT_DEPTH,
     MAX_CACHED_SCHEMAS,
@@ -515,7 +516,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from([None, 1]), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75))
 def test_arguments_are_read_as_the_standard_library_reads_them(
     value: Any, indent: int | None, ascii_only: bool
 ) -> None:
@@ -525,7 +526,7 @@ def test_arguments_are_read_as_the_standard_library_reads_them(
 
 
 @given(st.text(max_size=60) | st.text('0123456789-+.eE[]{},:" \\u', max_size=60))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(125))
 def test_any_text_is_read_or_refused_as_the_standard_library_would(text: str) -> None:
     def constant(_: str) -> None:
         raise ValueError
@@ -617,7 +618,7 @@ SCHEMAS = st.recursive(
 
 
 @given(st.dictionaries(KEYWORDS, SCHEMAS, max_size=5) | SCHEMAS | JSON, JSON)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(150))
 def test_any_json_as_a_schema_compiles_or_is_a_fault(schema: Any, arguments: Any) -> None:
     try:
         checker = compile_schema(json.dumps(schema), LIMITS)
@@ -628,7 +629,7 @@ def test_any_json_as_a_schema_compiles_or_is_a_fault(schema: Any, arguments: Any
 
 
 @given(st.text(max_size=40) | st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape")))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50))
 def test_any_text_as_a_schema_compiles_or_is_a_fault(text: str) -> None:
     with contextlib.suppress(SchemaFault):
         compile_schema(text, LIMITS)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.bus.gateway.on_thread import bus_on_thread
+from tests.support.examples import examples
 
 ROLES = ("a", "b", "c")
 NAMES = ("one", "two", "three", "天 気", "a/b\n", "plugin:x:one")
@@ -158,6 +159,7 @@ class Catalog(RuleBasedStateMachine):
         assert self.http.get("/api/tools", params={"role": one}).json()["tools_by_role"] == {one: wanted[one]}
 
 
+@pytest.mark.hypothesis
 @pytest.mark.timeout(120)
 def test_the_gateway_behaves_like_a_dict_of_dicts() -> None:
     with bus_on_thread(roles=ROLES) as bus, echo() as plugin:
@@ -170,7 +172,5 @@ def test_the_gateway_behaves_like_a_dict_of_dicts() -> None:
             Connected.http, Connected.plugin = http, plugin
             run_state_machine_as_test(
                 Connected,
-                settings=settings(
-                    max_examples=25, stateful_step_count=30, deadline=None, derandomize=True, database=None
-                ),
+                settings=settings(max_examples=examples(8), stateful_step_count=30, derandomize=True, database=None),
             )

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.bus.gateway.calling import client, events, invoke
+from tests.support.examples import examples
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules
@@ -78,6 +79,7 @@ async def listed_for(http: httpx.AsyncClient, user: str, role: str) -> list[str]
     return list(dict.fromkeys(each["name"] for tools in by_role.values() for each in tools))
 
 
+@pytest.mark.hypothesis
 async def test_whatever_the_rules_a_user_is_listed_what_they_can_call(bus: Bus, http: httpx.AsyncClient) -> None:
     loop = asyncio.get_running_loop()
 
@@ -93,7 +95,7 @@ async def test_whatever_the_rules_a_user_is_listed_what_they_can_call(bus: Bus, 
                 found = (await http.get("/api/tools/search", params={"q": "e", "mode": "keyword", **asked})).json()
                 assert {each["name"] for each in found["results"]} == {name for name in may if "e" in name}
 
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(8), derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(tables=rules)
     def holds(tables: dict[str, Any]) -> None:
         asyncio.run_coroutine_threadsafe(compare(tables), loop).result(30)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.bus.keys.keys_directory import ADDRESS, DAY, KeysDirectory, calls
+from tests.support.examples import examples
 from tests.support.processes import ROOT, environment
 from toolbus.bus.access.identity import NAME, Scopes, Template, template
 from toolbus.bus.keys.key_store import CA_KEY, CROSSED, KeyStore, Order
@@ -67,7 +68,7 @@ def test_scopes_are_the_same_after_they_were_added(keys: KeysDirectory) -> None:
         st.sampled_from(["attach", "call", "users"]), st.lists(st.text(min_size=1, max_size=9), max_size=3)
     ),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(10))
 def test_any_identity_is_read_as_it_was_added(keys: KeysDirectory, name: str, table: dict[str, list[str]]) -> None:
     if name in keys.store.read().identities:
         return

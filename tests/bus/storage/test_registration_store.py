@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.processes import environment
 from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.database import Database
@@ -223,7 +224,7 @@ def test_a_full_disk_is_an_sqlite_error_and_the_store_goes_on_once_there_is_room
     assert loaded(tmp_path) == [kept(1), *big]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(10))
 @given(
     st.lists(
         st.tuples(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.bus.tasks.samples import finished, running
+from tests.support.examples import examples
 from toolbus.bus.tasks.task import Task
 from toolbus.bus.tasks.task_index import MAX_OWNER, TaskIndex, TaskLimits
 
@@ -152,4 +153,4 @@ class LedgerModel(RuleBasedStateMachine):
 
 
 TestLedgerModel = LedgerModel.TestCase
-TestLedgerModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLedgerModel.settings = settings(max_examples=examples(15), stateful_step_count=30)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bus.tasks.samples import finished, running
+from tests.support.examples import examples
 from toolbus.bus.tasks.task import Task
 from toolbus.bus.tasks.task_store import APPLICATION_ID, TaskStore
 from toolbus.errors import SetupError
@@ -224,7 +225,7 @@ CHANGES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(10))
 @given(st.lists(st.tuples(CHANGES, st.booleans()), max_size=8))
 def test_any_history_leaves_what_a_dict_would_hold(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[Task | str, bool]]

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dialects.sample_tools import SAMPLES, TREE
+from tests.support.examples import examples
 from toolbus.dialects.schemas.schema_rules import (
     ANTHROPIC_SCHEMAS,
     ANY_SCHEMAS,
@@ -130,7 +131,7 @@ ROOTS = _keywords(SCHEMAS)
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
 @given(schema=ROOTS)
 def test_any_object_becomes_a_schema_within_the_rules_or_is_refused_with_a_reason(
     rules: SchemaRules, schema: Json

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.examples.dropin.conftest import FILES, FOLDER, Folder
+from tests.support.examples import examples
 from toolbus.bus.calls.redaction import is_secret_name
 from toolbus.dropin.file_loader import load_folder
 from toolbus.dropin.manifest import load_manifest
@@ -93,7 +94,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_arguments_are_answered_with_an_object(folder: Folder, name: str, data: st.DataObject) -> None:
     properties = folder.registered[name]["definition"]["function"]["parameters"]["properties"]
