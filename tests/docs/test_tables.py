@@ -20,6 +20,7 @@ import typer
 
 import toolbus.loop
 from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
+from tests.support.core_model import Core, error_of
 from toolbus import errors
 from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.config import Config
@@ -37,7 +38,7 @@ from toolbus.loop import LoopEvent, LoopSettings
 from toolbus.processes.child_environment import PLUGIN
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
-from toolbus.tool import KIB, MIB, Limits
+from toolbus.tool import KIB, MIB, CallError, Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -71,8 +72,25 @@ def test_the_limits_of_http_connections_are_those_of_the_code() -> None:
     assert documented["an HTTP connection without a request"] == f"{IDLE_SECONDS} s"
 
 
+def _shown_errors() -> list[Any]:
+    """Returns the errors of the limits page: of a full tool, and of a caller that has its share."""
+    return [json.loads(block.text) for block in blocks("docs/reference/limits.md") if block.kind == "json"]
+
+
+def _as_shown(error: CallError) -> dict[str, Any]:
+    assert error.limit is not None
+    return {
+        "code": error.code.name,
+        "message": error.message,
+        "stage": error.stage.name,
+        "retry_safe": error.retry_safe,
+        "limit": dict(zip(("name", "value"), error.limit, strict=True)),
+        "retry_after_seconds": error.retry_after_seconds,
+    }
+
+
 async def test_the_error_that_the_limits_page_shows_is_what_a_full_tool_answers() -> None:
-    (shown,) = (json.loads(block.text) for block in blocks("docs/reference/limits.md") if block.kind == "json")
+    shown, _ = _shown_errors()
     running, finish = threading.Semaphore(0), threading.Event()
 
     async with running_bus() as bus:
@@ -92,11 +110,21 @@ async def test_the_error_that_the_limits_page_shows_is_what_a_full_tool_answers(
             finish.set()
             await asyncio.gather(*calls)
     assert error is not None
-    answered: dict[str, Any] = {"code": error.code.name, "message": error.message, "stage": error.stage.name}
-    answered |= {"retry_safe": error.retry_safe, "retry_after_seconds": error.retry_after_seconds}
-    assert error.limit is not None
-    answered["limit"] = dict(zip(("name", "value"), error.limit, strict=True))
-    assert answered == shown
+    assert _as_shown(error) == shown
+
+
+def test_the_error_that_the_limits_page_shows_is_what_a_caller_with_its_share_gets() -> None:
+    _, shown = _shown_errors()
+    core = Core()
+    plugin = core.plugin("weather", Tool("forecast"))
+    other, batch = core.peer("other"), core.peer("batch", max_in_flight=4096)
+    core.call(other, "forecast")
+    core.call(batch, "forecast", call_id="met")
+    for _ in range(2):
+        core.answer(plugin)
+    for number in range(256):
+        core.call(batch, "forecast", call_id=str(number))
+    assert _as_shown(error_of(batch, "255")) == shown
 
 
 def test_the_limits_of_the_http_page_are_the_defaults() -> None:
