@@ -19,7 +19,7 @@ ADDRESS = "mtls:bus.example:48931"
 class Clock:
     """A clock that a test sets."""
 
-    def __init__(self, now: float = 1_800_000_000.0) -> None:  # 2027-01-15
+    def __init__(self, now: float) -> None:
         self.now = now
 
     def __call__(self) -> float:
@@ -29,10 +29,10 @@ class Clock:
 class KeysDirectory:
     """A keys directory with what a test does to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, now: float = 1_800_000_000.0) -> None:  # 2027-01-15
         self.folder = folder
         self.path = folder / "keys"
-        self.clock = Clock()
+        self.clock = Clock(now)
         self.store = KeyStore(self.path, self.clock)
         self.store.init(["bus.example"], ADDRESS)
 
