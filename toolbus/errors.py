@@ -216,6 +216,11 @@ STATUS: dict[type[ToolBusError], tuple[str, int]] = {
 }
 
 
+def http_status(error: BaseException) -> int:
+    """Returns the HTTP status of an error; 500 for a foreign one."""
+    return next((status for kind, (_, status) in STATUS.items() if isinstance(error, kind)), 500)
+
+
 INTERNAL_DETAIL = "a fault of the bus; its log has the details"  # all that a peer learns of an unexpected exception
 
 

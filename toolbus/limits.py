@@ -73,6 +73,7 @@ class Timings:
         reachable_seconds: how long a start waits for the callback URLs of restored tools to accept a connection.
         note_seconds: how often it is persisted which callback URLs answered, and the silent ones are probed.
         store_retry_seconds: until a change that could not be persisted is tried again; each try may hold the loop up.
+        keys_seconds: how often the files of the keys are looked at: what is revoked ends within a second.
         head_seconds: timeout of the request line and headers of an HTTP request, so that a client that sends a byte now
             and then does not hold its connection.
         ping_seconds: how long a stream of server-sent events may be silent before a ping; below the minute or so after
@@ -89,6 +90,7 @@ class Timings:
     reachable_seconds: float = 0.25
     note_seconds: float = 3_600.0
     store_retry_seconds: float = 5.0
+    keys_seconds: float = 0.5
     head_seconds: float = 10.0
     ping_seconds: float = 15.0
 

@@ -33,7 +33,7 @@ def test_loopback_and_unix_addresses_are_taken(address: str) -> None:
         ({"grpc": ()}, "has no address"),
         ({"grpc": ("0.0.0.0:1",)}, "is not on loopback"),
         ({"grpc": ("[::]:1",)}, "is not on loopback"),
-        ({"grpc": ("192.168.1.2:1",)}, "TLS and credentials"),
+        ({"grpc": ("192.168.1.2:1",)}, "after `toolbus keys init`"),
         ({"grpc": ("example.org:1",)}, "is not on loopback"),
         ({"grpc": ("127.0.0.1",)}, "is not HOST:PORT or unix:PATH"),
         ({"grpc": ("::1:80",)}, "in brackets"),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from toolbus.bus.access.doorman import split_secure
 from toolbus.bus.access.neighbours import DEFAULT as DEFAULT_NEIGHBOURS
 from toolbus.bus.access.neighbours import allowed_uids
 from toolbus.bus.callback_url import parse_callback_url
@@ -34,10 +35,13 @@ class Config:
     """The configuration of a bus: what it listens on, what it accepts, what it persists.
 
     Attributes:
-        grpc: ``HOST:PORT`` or ``unix:PATH``; port 0 picks a free one.
+        grpc: ``HOST:PORT`` or ``unix:PATH``; port 0 picks a free one. Beyond this machine ``tls:HOST:PORT``, where each
+            RPC needs a token, and ``mtls:HOST:PORT``, where each connection needs a certificate.
         http: ``HOST:PORT``, or ``off``.
         neighbours: the users of this machine that may connect, beside the bus's own and root: ``self``, ``any``,
             names or uids.
+        https: ``HOST:PORT`` beyond this machine, where each request needs a key; None: HTTPS is not served.
+        keys: the directory of the keys; None: ``keys`` in the data directory.
         roles: the personas that tools can be for, in order; empty: none yet.
         data_dir: the directory in which what survives a restart is persisted; None: nothing survives.
         upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: there is no such server.
@@ -67,6 +71,8 @@ class Config:
     grpc: tuple[str, ...] = (DEFAULT_GRPC,)
     http: str = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
     neighbours: tuple[str, ...] = DEFAULT_NEIGHBOURS
+    https: str | None = None
+    keys: Path | None = None
     roles: tuple[str, ...] = ("default",)
     data_dir: Path | None = None
     upstream: str | None = None
@@ -92,10 +98,18 @@ class Config:
         for name in ("grpc", "neighbours", "roles", "silenced", "guarded", "offered"):
             _check_list(name, getattr(self, name))
         for address in self.grpc:
-            check_address("grpc", address, unix=True)
+            secure, address = split_secure(address)
+            check_address("grpc", address, unix=not secure, anywhere=bool(secure))
         allowed_uids(self.neighbours)  # it names a user that does not exist
         if self.http != "off":
             check_address("http", self.http)
+        if self.https is not None:
+            check_address("https", self.https, anywhere=True)
+        if self.needs_keys and self.keys_dir is None:
+            raise SetupError(
+                "the addresses tls:, mtls: and https need keys, and this bus has no data directory to hold them: give "
+                "it one with --data-dir, or name the directory of the keys with --keys"
+            )
         if self.upstream is not None:
             check_upstream(self.upstream)
             if self.http == "off":
@@ -125,17 +139,28 @@ class Config:
                 raise SetupError(f"limits.{limit.name} is {value}, it must be at least 1")
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether it listens where each request needs a key."""
+        return self.https is not None or any(split_secure(address)[0] for address in self.grpc)
+
+    @property
+    def keys_dir(self) -> Path | None:
+        """The directory of the keys; None where there is none."""
+        return self.keys or (self.data_dir / "keys" if self.data_dir is not None else None)
+
+    @property
     def bus_id(self) -> str:
         """Names the bus so that it is the same after a restart on the same machine and addresses."""
         return uuid.uuid5(uuid.NAMESPACE_DNS, f"{socket.gethostname()} {' '.join(self.grpc)}").hex
 
 
-def check_address(name: str, address: str, *, unix: bool = False) -> None:
+def check_address(name: str, address: str, *, unix: bool = False, anywhere: bool = False) -> None:
     """Checks an address to listen on.
 
     Args:
         name: what the address is for, in the error's text.
         unix: whether ``unix:PATH`` will do as well.
+        anywhere: whether it may be beyond loopback, because who asks needs a key there.
 
     Raises:
         SetupError: another form, a port out of range, a host that is not loopback.
@@ -150,10 +175,11 @@ def check_address(name: str, address: str, *, unix: bool = False) -> None:
             f"{name} address {address!r} is not {forms}: write for example 127.0.0.1:0 (an IPv6 host in brackets)"
         )
     check_port(f"{name} address {address!r}", port)
-    if not is_loopback_host(host.removeprefix("[").removesuffix("]")):
+    if not anywhere and not is_loopback_host(host.removeprefix("[").removesuffix("]")):
+        secure = f"mtls:{address}" if name == "grpc" else f"https = {address!r}"
         raise SetupError(
-            f"{name} address {address!r} is not on loopback: other machines could call every tool without a "
-            "credential, so until this bus has TLS and credentials it listens on 127.0.0.0/8, [::1] or localhost only"
+            f"{name} address {address!r} is not on loopback, where other machines could call every tool without a key: "
+            f"use 127.0.0.0/8, [::1] or localhost, or {secure} after `toolbus keys init`"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -13,6 +14,7 @@ from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.embedded import EmbeddedBus
+from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.room import Rooms
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
@@ -26,6 +28,8 @@ class Core:
 
     Attributes:
         neighbours: which users of this machine may use the bus.
+        keyring: the keys of identities beyond this machine; None where no address needs them.
+        doorman: who asks beyond this machine.
         registry: what is offered, by which source.
         policy: who may offer and call what.
         view: what each caller sees of the registry.
@@ -43,6 +47,8 @@ class Core:
     limits: Limits
     neighbours: Neighbours
     timings: Timings
+    keyring: Keyring | None
+    doorman: Doorman
     registry: Registry
     policy: Policy
     view: CatalogView

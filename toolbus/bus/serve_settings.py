@@ -116,6 +116,8 @@ _READ: dict[str, Read] = {
     "grpc": _texts,
     "http": Reader.text,
     "neighbours": _users,
+    "https": Reader.text,
+    "keys": _path,
     "roles": _texts,
     "no_roles": Reader.flag,
     "data_dir": _path,

@@ -37,6 +37,7 @@ class Signals:
         self._on_notify: list[Callable[[], object]] = []
         self._on_source: list[Callable[[str], object]] = []
         self._on_readiness: list[Callable[[], object]] = []
+        self._on_keys: list[Callable[[bool], object]] = []
         self._watchers: set[asyncio.Event] = set()
         self._call_ended: asyncio.Event | None = None  # of everybody who waits for the next call; None: nobody
         self.closed = False  # whether watchers are to end
@@ -61,6 +62,10 @@ class Signals:
     def on_readiness(self, listener: Callable[[], object]) -> None:
         """Calls a listener when the bus begins or ceases to take calls."""
         self._on_readiness.append(listener)
+
+    def on_keys(self, listener: Callable[[bool], object]) -> None:
+        """Calls a listener when keys may have ended or changed, with whether the server's certificate did."""
+        self._on_keys.append(listener)
 
     def start(self) -> None:
         """Belongs to the running loop from now on."""
@@ -100,6 +105,15 @@ class Signals:
         if self._call_ended is not None:
             self._call_ended.set()
             self._call_ended = None
+
+    def keys_changed(self, *, server: bool) -> None:
+        """Says that keys may have ended or changed.
+
+        Args:
+            server: whether the server's own certificate changed.
+        """
+        for listener in self._on_keys:
+            listener(server)
 
     def catalog_changed(self) -> None:
         """Says that the catalog changed; from any thread."""

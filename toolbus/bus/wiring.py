@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 import toolbus
+from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -29,11 +30,13 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.core import Core
 from toolbus.bus.embedded import EmbeddedBus
+from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.room import AnyRoom, Room, Rooms
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
+from toolbus.bus.rooms.keys_room import KeysRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.rooms.tasks_room import TasksRoom
@@ -50,6 +53,7 @@ log = logging.getLogger("toolbus")
 # In the order in which they open and start; they stop in reverse order. A room goes with its line.
 ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,  # first: it locks the data directory
+    KeysRoom,
     OperatorsRoom,
     GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
     UpstreamRoom,
@@ -94,6 +98,9 @@ class Bus(EmbeddedBus):
         rooms: the parts that it has; by default all of them.
         timings: lengths of time that are not configuration.
         neighbours: the check of who may use the bus; by default the one that the configuration describes.
+
+    Raises:
+        SetupError: from the constructor, where an address needs keys and they cannot be read.
     """
 
     def __init__(
@@ -106,12 +113,7 @@ class Bus(EmbeddedBus):
     ) -> None:
         config, timings = config or Config(), timings or Timings()
         limits = config.limits
-        registry = Registry(
-            config.roles,
-            tools_per_role=limits.tools_per_role,
-            grace_seconds=config.grace_seconds,
-            first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
-        )
+        registry = _registry(config)
         self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded)
         self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
         self.tasks = TaskManager(config.background_after_seconds)
@@ -136,6 +138,8 @@ class Bus(EmbeddedBus):
             limits=limits,
             neighbours=neighbours or Neighbours(config.neighbours),
             timings=timings,
+            keyring=(keyring := _keyring(config)),
+            doorman=Doorman(keyring),
             registry=registry,
             policy=self.policy,
             view=dispatcher.view,
@@ -258,6 +262,12 @@ class Bus(EmbeddedBus):
         return streams.listeners.addresses if streams is not None else ()
 
     @property
+    def https_address(self) -> str | None:
+        """Where HTTPS listens; None where it does not."""
+        gateway = self.core.rooms.find(GatewayRoom)
+        return gateway.secure_address if gateway is not None else None
+
+    @property
     def http_address(self) -> str | None:
         """Where HTTP listens; None where it does not."""
         gateway = self.core.rooms.find(GatewayRoom)
@@ -292,3 +302,17 @@ class Bus(EmbeddedBus):
         if room is None:
             raise SetupError(f"this bus was made without {kind.__name__}: add it to its rooms")
         return room
+
+
+def _registry(config: Config) -> Registry:
+    return Registry(
+        config.roles,
+        tools_per_role=config.limits.tools_per_role,
+        grace_seconds=config.grace_seconds,
+        first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
+    )
+
+
+def _keyring(config: Config) -> Keyring | None:
+    """Reads the keys that a bus needs; None where it needs none."""
+    return Keyring(config.keys_dir) if config.needs_keys and config.keys_dir is not None else None

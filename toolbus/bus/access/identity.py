@@ -21,7 +21,20 @@ from toolbus.tool import MAX_LEVEL
 
 How = Literal["uid", "token", "cert", "jwt"]
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-VERBS = ("drain", "permit", "roles", "catalog", "tasks", "calls", "logs", "metrics", "keys", "audit", "reflect")
+VERBS = (
+    "drain",
+    "permit",
+    "roles",
+    "catalog",
+    "tasks",
+    "calls",
+    "logs",
+    "metrics",
+    "keys",
+    "audit",
+    "council",
+    "reflect",
+)
 ALL = "*"
 MAX_PATTERN = 256  # characters
 MAX_PATTERNS = 1_000  # of one scope
@@ -174,13 +187,17 @@ class Identity:
         """Tells whether it may do something to the bus."""
         return self.scopes is None or self.scopes.administers(verb)
 
+    def may_attach(self, source: str) -> bool:
+        """Tells whether it may attach as a source."""
+        return self.scopes is None or self.scopes.attach.match(source)
+
     def check_attach(self, source: str) -> None:
         """Checks the source of an attach.
 
         Raises:
             NotPermitted: the identity may not attach as that source.
         """
-        if self.scopes is not None and not self.scopes.attach.match(source):
+        if self.scopes is not None and not self.may_attach(source):
             raise NotPermitted(
                 f"{self.shown} may not attach as source {quote(source)}: it may attach as {self.scopes.attach} (its "
                 "scope attach, which an operator of the bus sets)"

@@ -24,6 +24,11 @@ class Principal:
     may_omit_user: bool = False
     identity: Identity = LOCAL
 
+    @property
+    def account(self) -> str:
+        """What its calls are charged to: its identity, or its source where it is a program of this machine."""
+        return f"identity {self.identity.name}" if self.identity.scopes is not None else self.source
+
     def of_source(self, source: str) -> Principal:
         """Returns the same peer as a source."""
         return replace(self, source=source)

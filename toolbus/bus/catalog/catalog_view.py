@@ -7,7 +7,7 @@ but the access rules, which it puts into force.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from toolbus.bus.access.identity import Scopes
@@ -161,6 +161,19 @@ class CatalogView:
     def permit(self, permissions: AccessRules) -> None:
         """Puts access rules into force, at once, for calls and listings. The bus notifies watchers."""
         self.revise(lambda _: permissions)
+
+    def scopes_changed(self, changes: Sequence[tuple[Scopes, Scopes]]) -> None:
+        """Announces the tools that identities see from now on, or see no more.
+
+        Args:
+            changes: the scopes of each before and after.
+        """
+
+        def is_affected(entry: Entry) -> bool:
+            names = entry.name, entry.bare_name, entry.source, entry.table.role
+            return any(before.reaches(*names) != after.reaches(*names) for before, after in changes)
+
+        self._registry.change_view(lambda: None, is_affected)
 
     def revise(self, change: Callable[[AccessRules], AccessRules]) -> None:
         """Changes the access rules in one step, so that changes by other threads at the same time are not lost."""

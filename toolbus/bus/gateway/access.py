@@ -15,9 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import PROBES, UID
+from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_peer, is_own_origin, mask
+from toolbus.errors import ToolBusError, http_status
 from toolbus.text import quote
 
 log = logging.getLogger("toolbus.http")
@@ -38,11 +42,13 @@ class AccessGuard:
     Args:
         max_bytes: of a request's body (limit http_body_bytes).
         neighbours: which users of this machine may use the bus.
+        remote: admits what comes over HTTPS.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, neighbours: Neighbours) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, neighbours: Neighbours, remote: RemoteAccess) -> None:
         self._app = app
         self._neighbours = neighbours
+        self._remote = remote
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,14 +56,17 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["path"] not in _PROBE_PATHS and (why := self._neighbours.refusal(_uid(scope))):
-            await JSONResponse({"detail": why}, 403, headers={"Connection": "close"})(scope, receive, send)
-            return
-        refusal = None if scope["path"] in OPEN_PATHS else _refusal(scope)
+        if scope["scheme"] != "https" and scope["path"] not in _PROBE_PATHS:
+            why = self._neighbours.refusal(_uid(scope))
+            if why:
+                await JSONResponse({"detail": why}, 403, headers={"Connection": "close"})(scope, receive, send)
+                return
+        refusal = await self._admit(scope)
         if refusal is not None:
             status, why = refusal
             log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
-            await JSONResponse({"detail": why}, status)(scope, receive, send)
+            more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+            await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
             return
         headers = Headers(scope=scope)
         length, coding = headers.get("content-length"), headers.get("transfer-encoding")
@@ -72,6 +81,18 @@ class AccessGuard:
             await JSONResponse({"detail": self._too_long()}, 413)(scope, receive, send)
         else:
             await self._app(scope, self._limited(receive), send)
+
+    async def _admit(self, scope: Scope) -> tuple[int, str] | None:
+        """Notes who makes a request. Returns the status and the reason with which it is refused, None if it is not."""
+        if scope["scheme"] != "https":
+            scope[IDENTITY] = LOCAL
+            return None if scope["path"] in OPEN_PATHS else _refusal(scope)
+        try:
+            scope[IDENTITY] = identity = await self._remote.admit(scope)
+        except ToolBusError as error:
+            return http_status(error), str(error)
+        self._remote.begin(identity)
+        return None
 
     def _limited(self, receive: Receive) -> Receive:
         received = 0  # bytes of the body

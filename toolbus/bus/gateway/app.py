@@ -34,7 +34,7 @@ from toolbus.bus.gateway.admission import Admission
 from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH, DocsPage
 from toolbus.bus.gateway.gateway_parts import SCOPE_KEY, GatewayParts, parts_of
 from toolbus.bus.loopback import mask
-from toolbus.errors import INTERNAL_DETAIL, STATUS, ToolBusError
+from toolbus.errors import INTERNAL_DETAIL, ToolBusError, http_status
 from toolbus.text import shorten
 
 log = logging.getLogger("toolbus.http")
@@ -55,7 +55,8 @@ def application(parts: GatewayParts) -> ASGIApp:
         scope[SCOPE_KEY] = parts
         await endpoints(scope, receive, send)
 
-    return AccessGuard(Admission(serve), max_bytes=parts.core.limits.http_body_bytes, neighbours=parts.core.neighbours)
+    limit = parts.core.limits.http_body_bytes
+    return AccessGuard(Admission(serve), max_bytes=limit, neighbours=parts.core.neighbours, remote=parts.remote)
 
 
 @functools.lru_cache
@@ -124,7 +125,7 @@ async def _validation_response(request: Request, error: Exception) -> Response:
 
 async def _error_response(request: Request, error: Exception) -> Response:
     """Returns the response to what the bus refuses on purpose."""
-    status = next((http for kind, (_, http) in STATUS.items() if isinstance(error, kind)), 500)
+    status = http_status(error)
     if status == 500:
         return await _internal_error(request, error)
     return _response(status, {"detail": mask(str(error))})

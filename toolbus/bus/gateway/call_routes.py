@@ -67,7 +67,7 @@ def _for_hosts(routes: APIRouter) -> None:
         if body.role and body.role not in parts.core.registry.roles:
             raise UnknownRole(body.role)
         call = _call(body)
-        caller = parts.caller()
+        caller = parts.caller(request)
         if wants_events(request):
             stream = _stream(caller, call, parts.core.limits.result_bytes)
             return EventStream(stream, parts.core.timings.ping_seconds)
@@ -99,7 +99,7 @@ def _for_main_servers(routes: APIRouter) -> None:
             role=entry.table.role,
             arguments_json=_json_text(arguments),
         )
-        result = await unless_disconnected(request, parts.caller().call(call))
+        result = await unless_disconnected(request, parts.caller(request).call(call))
         return disconnected_response() if result is None else _envelope_response(result)
 
 
@@ -120,7 +120,7 @@ def _for_operators(routes: APIRouter) -> None:
         if parts.core.registry.find(qualified) is None:
             return json_response({"detail": f"the bus has no tool {quote(name)}: `toolbus tools` lists them"}, 404)
         call = pb.ToolCall(call_id=_call_id(""), name=qualified, arguments_json=_json_text(arguments or {}))
-        result = await unless_disconnected(request, parts.caller(is_admin=True).call(call))
+        result = await unless_disconnected(request, parts.caller(request, is_admin=True).call(call))
         return disconnected_response() if result is None else json_bytes_response(await call_body(result))
 
 

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from toolbus.bus.access.identity import Scopes
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of
-from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.tool_routes import REFUSALS, describe_tool
 
 MAX_CACHED_EVENTS = 16  # clients that reconnect may each know another revision
@@ -37,17 +39,18 @@ def router() -> APIRouter:
         long absence it gets everything (`full`) again.
         """
         parts = parts_of(request)
-        return EventStream(_follow(parts, revision_of(last_event_id, since)), parts.core.timings.ping_seconds)
+        follow = _follow(parts, revision_of(last_event_id, since), principal_of(request))
+        return EventStream(follow, parts.core.timings.ping_seconds)
 
     return routes
 
 
-async def _follow(parts: GatewayParts, revision: int) -> AsyncGenerator[bytes]:
+async def _follow(parts: GatewayParts, revision: int, principal: Principal) -> AsyncGenerator[bytes]:
     cache = parts.cache(_EventCache)
     yield RETRY
-    async for changes in parts.core.signals.watch(revision):
+    async for changes in parts.core.signals.watch(revision, principal):
         if changes.full or changes.added or changes.changed or changes.removed:
-            yield cache.event(revision, changes)
+            yield cache.event(revision, changes, principal.identity.scopes)
         revision = changes.revision
 
 
@@ -56,17 +59,18 @@ class _EventCache:
 
     def __init__(self) -> None:
         self._revision = 0  # that the events bring a client to
-        self._events: dict[int, bytes] = {}  # by the revision that the client knows; -1: none
+        # By the revision that the client knows, -1 for none, and its scopes.
+        self._events: dict[tuple[int, Scopes | None], bytes] = {}
 
-    def event(self, known: int, changes: CatalogChanges) -> bytes:
+    def event(self, known: int, changes: CatalogChanges, scopes: Scopes | None) -> bytes:
         """Returns the event for a client that knows a revision."""
         if self._revision != changes.revision or len(self._events) >= MAX_CACHED_EVENTS:
             self._revision = changes.revision
             self._events.clear()
-        known = -1 if changes.full else known
-        if known not in self._events:
-            self._events[known] = event("catalog", _describe(changes), str(changes.revision))
-        return self._events[known]
+        key = (-1 if changes.full else known, scopes)
+        if key not in self._events:
+            self._events[key] = event("catalog", _describe(changes), str(changes.revision))
+        return self._events[key]
 
 
 def _describe(changes: CatalogChanges) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from toolbus.bus.gateway.council_models import (
     CouncilTools,
 )
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, wants_events
-from toolbus.bus.gateway.gateway_parts import parts_of
+from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
@@ -33,6 +33,7 @@ from toolbus.council.council_service import CouncilService, Start
 from toolbus.errors import PeerLost, SetupError
 from toolbus.mailbox import Mailbox
 from toolbus.text import quote
+from toolbus.tool import level_of
 
 MAX_RUN_EVENTS = 1_000  # that wait for a slow client: a run has one for each of its 100 members, and a few more
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -61,6 +62,7 @@ def _shows(routes: APIRouter) -> None:
     @routes.get("/tools", responses={200: {"model": CouncilTools}})
     async def list_council_tools(request: Request, user_id: UserId = "", level: Level = 0) -> Response:
         """Lists what members can be assigned for a user: tools made for councils, and prompt tools."""
+        principal_of(request, user_id, level)
         tools = await _council_of(request).tools(user_id, {"level": str(level)})
         return json_response({"ok": True, "count": len(tools), "tools": tools})
 
@@ -83,6 +85,7 @@ def _runs(routes: APIRouter) -> None:
         `result`. Closing the connection ends the run and cancels its calls.
         """
         fields = body.known()
+        principal_of(request, body.user_id, level_of(body.attributes))
         try:
             run = _council_of(request).begin({**fields, "unknown": body.unknown})
         except SetupError as error:

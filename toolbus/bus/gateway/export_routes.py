@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import AfterValidator
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.gateway.gateway_parts import parts_of
+from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
 from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
@@ -64,7 +65,8 @@ def router() -> APIRouter:
 
         The ETag changes with the catalog and with the rules about users, and with nothing else.
         """
-        query = _ExportQuery(dialect, role, user_id, level, tuple(names or ()))
+        principal = principal_of(request, user_id, level)
+        query = _ExportQuery(dialect, role, user_id, level, tuple(names or ()), principal)
         parts = parts_of(request)
         export = await parts.cache(_ExportCache).find(parts.core.view, query)
         headers = {"ETag": export.etag, "Cache-Control": "no-cache"}
@@ -84,9 +86,10 @@ def router() -> APIRouter:
         level: Level = 0,
     ) -> Response:
         """Finds tools by what they do."""
-        parts = parts_of(request)
-        revision = (parts.core.view.revision, role, user_id if parts.core.view.permissions else "", level)
-        tools = [listing.tool for listing in parts.core.view.listings(role or None, user_id, level)]
+        parts, principal = parts_of(request), principal_of(request, user_id, level)
+        view = parts.core.view
+        revision = (view.revision, role, user_id if view.permissions else "", level, principal.identity.scopes)
+        tools = [listing.tool for listing in view.listings(role or None, user_id, level, principal=principal)]
         indexes = parts.cache(IndexCache)
 
         def find() -> bytes:
@@ -107,6 +110,7 @@ class _ExportQuery:
     user_id: str
     level: int
     names: tuple[str, ...]
+    principal: Principal
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,8 @@ class _ExportCache:
             UnknownRole: the role is not configured.
         """
         revision = view.revision
-        tools = [listing.tool for listing in view.listings(query.role or None, query.user_id, query.level)]
+        listings = view.listings(query.role or None, query.user_id, query.level, principal=query.principal)
+        tools = [listing.tool for listing in listings]
         export = self._exports.pop(query, None)  # while it is rewritten, another request makes one of its own
         if export is None or export.revision != revision:
             writer = _Writer(query.dialect) if export is None else export.writer
@@ -187,7 +192,9 @@ def _select(tools: Sequence[Tool], names: Iterable[str]) -> tuple[Sequence[Tool]
 
 
 def _etag(revision: int, query: _ExportQuery) -> str:
-    return f'"{hashlib.sha256(repr((revision, astuple(query))).encode("utf-8", "replace")).hexdigest()[:32]}"'
+    scopes = query.principal.identity.scopes
+    seen = (query.dialect, query.role, query.user_id, query.level, query.names, scopes and scopes.as_table())
+    return f'"{hashlib.sha256(repr((revision, seen)).encode("utf-8", "replace")).hexdigest()[:32]}"'
 
 
 def _matches(if_none_match: str, etag: str) -> bool:

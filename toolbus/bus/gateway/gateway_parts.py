@@ -8,17 +8,21 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.registrations import Registrations
+from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import owner_of
 from toolbus.council.council_service import CouncilService
 from toolbus.errors import NotOffered
 from toolbus.tool import Tool
 
-SOURCE = "http"  # the source of calls over HTTP
+SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
+IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request
 SCOPE_KEY = "toolbus.parts"  # of an ASGI scope
 
 T = TypeVar("T")
@@ -30,20 +34,46 @@ def parts_of(request: Request) -> GatewayParts:
     return parts
 
 
+def principal_of(request: Request, user_id: str = "", level: int = 0) -> Principal:
+    """Returns who makes a request.
+
+    Args:
+        user_id: on whose behalf, as the request says; "" where it names no user.
+        level: that user's access level, as the request says.
+
+    Raises:
+        NotPermitted: who asks may not act for that user, or not state that level.
+    """
+    identity: Identity = request.scope[IDENTITY]
+    identity.check_claims(user_id, level)
+    return Principal(SOURCE if identity.scopes is None else f"{SOURCE}:{identity.name}", identity=identity)
+
+
+def task_owner(request: Request, user_id: str) -> str:
+    """Returns the owner of a user's tasks; with "" that of clients that name no user over HTTP.
+
+    Raises:
+        NotPermitted: who asks may not act for that user.
+    """
+    return owner_of(user_id, principal_of(request, user_id).source)
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
     """What the endpoints reach.
 
     Attributes:
         registrations: where tools with a callback URL are registered; None where the bus takes none.
-        own_url: where the application is served: a callback there would call itself.
+        own_url: where the application is served: a callback there would call itself; None over HTTPS only.
         council: None where the bus has no council room.
+        remote: admits what comes over HTTPS.
     """
 
     core: Core
     registrations: Registrations | None
-    own_url: CallbackUrl
+    own_url: CallbackUrl | None
     council: CouncilService | None
+    remote: RemoteAccess
     _caches: dict[Callable[[], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def cache(self, kind: Callable[[], T]) -> T:
@@ -53,9 +83,11 @@ class GatewayParts:
         cache: T = self._caches[kind]
         return cache
 
-    def caller(self, *, is_admin: bool = False) -> LocalCaller:
+    def caller(self, request: Request, *, is_admin: bool = False) -> LocalCaller:
         """Makes the caller of one request; cancelling its wait cancels the call."""
-        return LocalCaller(SOURCE, self.core.dispatcher, is_admin=is_admin)
+        principal = principal_of(request)
+        identity = principal.identity
+        return LocalCaller(principal.source, self.core.dispatcher, is_admin=is_admin, identity=identity)
 
     def register(self, source: str, tool: Tool, target: CallbackUrl) -> Outcome:
         """Registers a tool with a callback URL: `Registrations.register`.
@@ -75,7 +107,3 @@ class GatewayParts:
         """
         if self.registrations is not None:
             self.registrations.persist(strict=True)
-
-    def task_owner(self, user_id: str) -> str:
-        """Returns the owner of a user's tasks; with "" that of clients that name no user over HTTP."""
-        return owner_of(user_id, SOURCE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from toolbus.local_users import Address
 MAX_HEAD_BYTES = 64 * 1024
 IDLE_SECONDS = 75  # how long a connection may stay open without a byte after an answer
 UID = "toolbus.uid"  # extension of a request's scope: the uid of its peer, None where the system does not say it
+CERTIFICATE = "toolbus.certificate"  # where the ASGI scope of a request holds the client's certificate
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 
 # What is no web page may load nothing, be framed by none and send no form.
@@ -41,6 +43,7 @@ class BoundedConfig(uvicorn.Config):
         head_seconds: as in `Timings`.
         page_policies: the Content-Security-Policy of each path that is a web page.
         uid_of: returns the uid of a peer, by its address and ours; None where the system does not say.
+        tls: serves HTTPS with this; None serves HTTP.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class BoundedConfig(uvicorn.Config):
         head_seconds: float,
         page_policies: Mapping[str, str],
         uid_of: Callable[[Address, Address], int | None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(
             application,
@@ -65,6 +69,7 @@ class BoundedConfig(uvicorn.Config):
             timeout_keep_alive=IDLE_SECONDS,
             limit_concurrency=connections + 1,  # uvicorn refuses from this number on
             headers=[*_HEADERS, (_POLICY, NO_PAGE)],
+            ssl_context_factory=(lambda config, default: tls) if tls is not None else None,
         )
         self.head_seconds = head_seconds
         self.uid_of = uid_of
@@ -86,6 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True  # whether the body has not begun yet
         self._head_begun = False  # whether the first byte of a head that is not complete was read
         self._request_ended = False  # whether the chunk that is being read ended a request
+        self._certificate: bytes | None = None  # what the client of a TLS connection proved to have, as DER
         self._head_timer: asyncio.TimerHandle | None = None  # None while no head is due, and until connected
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -93,6 +99,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self._uid = self._bounds.uid_of(peer, own) if peer and own else None
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None:
+            self._certificate = tls.getpeercert(True)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -126,6 +135,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.limit_concurrency = None if self.url in PROBES else self.config.limit_concurrency
         super().on_headers_complete()
         self._stop_head_timer()
+        if self._certificate is not None:
+            self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]
         policy = self._bounds.page_policies.get(self.scope["path"])
         if policy is not None:
             others = [(name, value) for name, value in self.cycle.default_headers if name != _POLICY.encode()]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import sys
 from collections.abc import Mapping
 
@@ -50,11 +51,13 @@ class HttpServer:
         host, port = self._listening.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    async def start(self, application: ASGIApp, page_policies: Mapping[str, str]) -> None:
+    async def start(
+        self, application: ASGIApp, page_policies: Mapping[str, str], tls: ssl.SSLContext | None = None
+    ) -> None:
         """Serves an application at the address that was bound.
 
         Args:
-            page_policies: as in `BoundedConfig`.
+            page_policies, tls: as in `BoundedConfig`.
         """
         assert self._listening is not None
         config = BoundedConfig(
@@ -63,6 +66,7 @@ class HttpServer:
             head_seconds=self._head_seconds,
             page_policies=page_policies,
             uid_of=self._neighbours.uid_of,
+            tls=tls,
         )
         self._server = _QuietServer(config)
         # Windows has no uvloop, and waits for a socket in one place only.

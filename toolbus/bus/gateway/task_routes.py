@@ -20,7 +20,7 @@ from toolbus.bus.gateway.call_response import describe_raw_result
 from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import Problem
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event
-from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, task_owner
 from toolbus.bus.gateway.host_models import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, refuse_own_address
@@ -48,7 +48,8 @@ def _lists(routes: APIRouter) -> None:
     async def list_tasks(request: Request, user_id: UserId = "", status: OneStatus = "") -> Response:
         """Lists a user's tasks, without their results."""
         parts = parts_of(request)
-        tasks = [task for task in parts.core.tasks.list_tasks(parts.task_owner(user_id)) if status in ("", task.status)]
+        owner = task_owner(request, user_id)
+        tasks = [task for task in parts.core.tasks.list_tasks(owner) if status in ("", task.status)]
         now = parts.core.tasks.now()
         return json_response({"ok": True, "count": len(tasks), "tasks": [_describe(task, now) for task in tasks]})
 
@@ -63,7 +64,7 @@ def _lists(routes: APIRouter) -> None:
         What ended before is listed. The stream ends with the bus.
         """
         parts = parts_of(request)
-        return EventStream(_follow(parts, parts.task_owner(user_id)), parts.core.timings.ping_seconds)
+        return EventStream(_follow(parts, task_owner(request, user_id)), parts.core.timings.ping_seconds)
 
 
 def _one(routes: APIRouter) -> None:
@@ -71,7 +72,8 @@ def _one(routes: APIRouter) -> None:
     async def get_task(task_id: TaskId, request: Request, user_id: UserId = "") -> Response:
         """Shows the state of a task, with its result once it has ended."""
         parts = parts_of(request)
-        return await _task_response(parts, task_id, parts.core.tasks.get_result(task_id, parts.task_owner(user_id)))
+        task = parts.core.tasks.get_result(task_id, task_owner(request, user_id))
+        return await _task_response(parts, task_id, task)
 
     @routes.get("/{task_id}/await", responses={200: {"model": TaskShown}, **NO_TASK})
     async def await_task(
@@ -84,7 +86,7 @@ def _one(routes: APIRouter) -> None:
     ) -> Response:
         """Waits until a task has ended, and shows it; one that still runs then is shown so, and goes on."""
         parts = parts_of(request)
-        waiting: Awaitable[Response] = _await_task(parts, task_id, timeout, parts.task_owner(user_id))
+        waiting: Awaitable[Response] = _await_task(parts, task_id, timeout, task_owner(request, user_id))
         return await unless_disconnected(request, waiting) or disconnected_response()
 
 
@@ -93,7 +95,7 @@ def _changes(routes: APIRouter) -> None:
     async def cancel_task(task_id: TaskId, request: Request, user_id: UserId = "") -> Response:
         """Ends a task that is still running; what it has done stays done."""
         parts = parts_of(request)
-        owner = parts.task_owner(user_id)
+        owner = task_owner(request, user_id)
         cancelled = parts.core.tasks.cancel(task_id, owner)
         task = parts.core.tasks.get_result(task_id, owner)
         if task is None:
@@ -112,7 +114,7 @@ def _changes(routes: APIRouter) -> None:
             target = parse_callback_url(body.url)
             refuse_own_address(parts, "url", target)
             shown = target.shown
-        if not parts.core.tasks.set_output_redirect(task_id, body.url, parts.task_owner(body.user_id)):
+        if not parts.core.tasks.set_output_redirect(task_id, body.url, task_owner(request, body.user_id)):
             return _not_found(task_id)
         return json_response({"ok": True, "task_id": task_id, "url": shown})
 

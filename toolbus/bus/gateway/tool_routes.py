@@ -9,6 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
+from toolbus.bus.access.identity import Scopes
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.listing import ToolListing
@@ -25,7 +27,7 @@ from toolbus.bus.gateway.contract_models import (
     UnregisterBody,
     Unregistered,
 )
-from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response
 from toolbus.errors import InvalidTool
@@ -96,7 +98,8 @@ def router() -> APIRouter:
     ) -> Response:
         """Lists what a user may call, by role."""
         parts = parts_of(request)
-        return json_bytes_response(parts.cache(_ListCache).find(parts.core, role or "", user_id, level))
+        principal = principal_of(request, user_id, level)
+        return json_bytes_response(parts.cache(_ListCache).find(parts.core, principal, role or "", user_id, level))
 
     return routes
 
@@ -106,9 +109,10 @@ class _ListCache:
 
     def __init__(self) -> None:
         self._revision = 0  # of the catalog that the lists show
-        self._lists: dict[tuple[str, str, int], bytes] = {}  # by role ("": all), user and level
+        # By role ("": all), user, level and scopes.
+        self._lists: dict[tuple[str, str, int, Scopes | None], bytes] = {}
 
-    def find(self, core: Core, role: str, user_id: str, level: int) -> bytes:
+    def find(self, core: Core, principal: Principal, role: str, user_id: str, level: int) -> bytes:
         """Returns the response body for one role, or for all.
 
         Raises:
@@ -118,10 +122,11 @@ class _ListCache:
         if self._revision != registry.revision:
             self._revision = registry.revision
             self._lists.clear()
-        key = (role, user_id if view.permissions else "", level)  # without permissions all users share a list
+        user = user_id if view.permissions else ""  # without permissions all users share a list
+        key = (role, user, level, principal.identity.scopes)
         if key not in self._lists:
             roles = (role,) if role else registry.roles
-            listings = {each: view.listings(each, user_id, level) for each in roles}
+            listings = {each: view.listings(each, user_id, level, principal=principal) for each in roles}
             tools = {each: [describe_tool(listing) for listing in listed] for each, listed in listings.items()}
             if len(self._lists) >= MAX_CACHED_LISTS:
                 self._lists.clear()
@@ -135,7 +140,7 @@ def refuse_own_address(parts: GatewayParts, field: str, target: CallbackUrl) -> 
     Raises:
         RequestValidationError: naming the field of the body.
     """
-    if target.meets(parts.own_url):
+    if parts.own_url is not None and target.meets(parts.own_url):
         raise _invalid(field, "it leads to this bus: give the URL at which your own program listens", target.shown)
 
 

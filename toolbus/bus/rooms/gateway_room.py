@@ -15,6 +15,8 @@ from toolbus.bus.rooms.council_room import CouncilRoom
 
 if TYPE_CHECKING:
     from toolbus.bus.gateway.http_server import HttpServer
+    from toolbus.bus.gateway.remote_access import RemoteAccess
+    from toolbus.bus.gateway.tls_context import TlsContext
 
 
 class GatewayRoom(Room):
@@ -23,11 +25,20 @@ class GatewayRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._server: HttpServer | None = None  # None where HTTP is off, and until it is bound
+        self._secure: HttpServer | None = None  # the same for HTTPS
+        self._tls: TlsContext | None = None  # None where HTTPS is off, and until started
+        self._remote: RemoteAccess | None = None  # None until started
+        core.signals.on_keys(self._keys_changed)
 
     @property
     def address(self) -> str | None:
         """HOST:PORT, port filled in; None where HTTP is off or not bound."""
         return self._server.address if self._server is not None else None
+
+    @property
+    def secure_address(self) -> str | None:
+        """HOST:PORT of HTTPS, port filled in; None where it is off or not bound."""
+        return self._secure.address if self._secure is not None else None
 
     @property
     def own_url(self) -> CallbackUrl:
@@ -40,27 +51,49 @@ class GatewayRoom(Room):
         Raises:
             SetupError: it is taken.
         """
-        if self.core.config.http == "off":
+        config = self.core.config
+        if config.http == "off" and config.https is None:
             return
         from toolbus.bus.gateway.http_server import HttpServer
 
-        self._server = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
-        self._server.bind(self.core.config.http)
+        if config.http != "off":
+            self._server = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
+            self._server.bind(config.http)
+        if config.https is not None:
+            self._secure = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
+            self._secure.bind(config.https)
 
     async def start(self) -> None:
         """Serves."""
-        if self._server is not None:
+        if self._server is not None or self._secure is not None:
             from toolbus.bus.gateway.app import application
             from toolbus.bus.gateway.docs_page import DOCS_PATH, DocsPage
             from toolbus.bus.gateway.gateway_parts import GatewayParts
+            from toolbus.bus.gateway.remote_access import RemoteAccess
+            from toolbus.bus.gateway.tls_context import TlsContext
 
             callbacks, council = self.core.rooms.find(CallbacksRoom), self.core.rooms.find(CouncilRoom)
             registrations = callbacks.registrations if callbacks is not None else None
             service = council.service if council is not None else None
-            parts = GatewayParts(self.core, registrations, self.own_url, service)
-            await self._server.start(application(parts), {DOCS_PATH: DocsPage().policy})
+            self._remote = RemoteAccess(self.core.doorman)
+            own_url = self.own_url if self._server is not None else None
+            served = application(GatewayParts(self.core, registrations, own_url, service, self._remote))
+            policies = {DOCS_PATH: DocsPage().policy}
+            if self._server is not None:
+                await self._server.start(served, policies)
+            if self._secure is not None:
+                assert self.core.keyring is not None  # the configuration needs keys
+                self._tls = TlsContext(self.core.keyring)
+                await self._secure.start(served, policies, self._tls.context)
+
+    def _keys_changed(self, server: bool) -> None:
+        if self._tls is not None and server:
+            self._tls.refresh()
+        if self._remote is not None:
+            self._remote.refresh()
 
     async def stop(self) -> None:
         """Stops listening and ends open requests."""
-        if self._server is not None:
-            await self._server.stop()
+        for server in (self._server, self._secure):
+            if server is not None:
+                await server.stop()

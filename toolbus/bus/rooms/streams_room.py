@@ -8,13 +8,17 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
+from toolbus.bus.streams.doors import Doors
 from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.listeners import Listeners
 from toolbus.bus.streams.untrusted_service import UntrustedService
 from toolbus.functions.declaration import llm_tool
+from toolbus.tool import MAX_LEVEL
 
 log = logging.getLogger("toolbus")
 
@@ -24,19 +28,14 @@ class StreamsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.health = Health(lambda: core.takes_calls, core.rooms.serving, core.rooms.sources)
+        self.health = Health(lambda: core.takes_calls, core.rooms.serving, core.rooms.sources, self._hides_source)
         service = ToolBusService(core.dispatcher, core.presence, core.limits, core.timings, core.rooms.register)
         untrusted = UntrustedService(
             core.dispatcher, core.presence, core.limits, core.timings, core.policy.is_untrusted
         )
-        self.listeners = Listeners(
-            service,
-            untrusted,
-            self.health,
-            core.limits,
-            core.neighbours,
-            reflection=core.config.grpc_reflection,
-        )
+        doors = Doors(core.neighbours, core.doorman)
+        reflection = core.config.grpc_reflection
+        self.listeners = Listeners(service, untrusted, self.health, core.limits, doors, reflection=reflection)
         self._ticking: asyncio.Task[None] | None = None  # None until started
         core.signals.on_source(self.health.source_changed)
         core.signals.on_readiness(self._readiness_changed)
@@ -79,6 +78,11 @@ class StreamsRoom(Room):
     def sources(self) -> Iterable[str]:
         """Names the sources that are attached or in their grace period."""
         return self.core.presence.known_sources()
+
+    def _hides_source(self, source: str, identity: Identity) -> bool:
+        if identity.may_attach(source):
+            return False
+        return self.core.view.hides_source(source, MAX_LEVEL, Principal(identity=identity))
 
     def _readiness_changed(self) -> None:
         self.health.changed("")

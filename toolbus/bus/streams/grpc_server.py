@@ -21,17 +21,19 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.access.principal import OBSERVER
+from toolbus.bus.access.doorman import split_secure
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
+from toolbus.bus.streams.doors import Door, DoorInterceptor, Doors, OpenDoor
 from toolbus.bus.streams.health import SERVICE, Health
-from toolbus.bus.streams.neighbour_interceptor import NeighbourInterceptor
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
-from toolbus.errors import InvalidRequest, LimitExceeded, SetupError, ToolBusError, grpc_status
+from toolbus.bus.streams.rpc_identity import rpc_identity
+from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, SetupError, ToolBusError, grpc_status
 from toolbus.limits import Timings
 from toolbus.session import Pool, State
 from toolbus.tool import Limits, level_of
@@ -82,9 +84,14 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         """Offers tools of a live session."""
         return await _respond(self._register, request, context)
 
-    def _register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+    def _register(self, request: wire.RegisterRequest, identity: Identity) -> wire.RegisterResponse:
         if request.session_id:
-            return self._presence.register(request)
+            return self._presence.register(request, identity)
+        if identity.scopes is not None:
+            raise NotPermitted(
+                "callback URLs are of the bus's own machine, so only its programs may register tools with them: "
+                "attach, and pass Attached.session_id"
+            )
         if request.tools and all(tool.callback_url for tool in request.tools):
             return catalog_messages.registered(*self._register_callbacks(request))
         raise InvalidRequest(
@@ -96,28 +103,30 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         """Withdraws one tool."""
         return await _respond(self._unregister, request, context)
 
-    def _unregister(self, request: wire.UnregisterRequest) -> wire.UnregisterResponse:
-        return self._presence.unregister(request)
+    def _unregister(self, request: wire.UnregisterRequest, identity: Identity) -> wire.UnregisterResponse:
+        return self._presence.unregister(request, identity)
 
     async def Clear(self, request: wire.ClearRequest, context: Context) -> wire.ClearResponse:
         """Withdraws every tool of a source."""
         return await _respond(self._clear, request, context)
 
-    def _clear(self, request: wire.ClearRequest) -> wire.ClearResponse:
-        return self._presence.clear(request)
+    def _clear(self, request: wire.ClearRequest, identity: Identity) -> wire.ClearResponse:
+        return self._presence.clear(request, identity)
 
     async def List(self, request: wire.ListRequest, context: Context) -> wire.ListResponse:
         """Lists what is offered."""
         return await _respond(self._list, request, context)
 
-    def _list(self, request: wire.ListRequest) -> wire.ListResponse:
-        response = catalog_messages.list_tools(request, self._dispatcher.view, OBSERVER)
+    def _list(self, request: wire.ListRequest, identity: Identity) -> wire.ListResponse:
+        principal, level = Principal(identity=identity), level_of(request.context.attributes)
+        identity.check_claims(request.context.user_id, level)
+        response = catalog_messages.list_tools(request, self._dispatcher.view, principal)
         if not request.page_token:
-            hides, level = self._dispatcher.view.hides_source, level_of(request.context.attributes)
+            hides = self._dispatcher.view.hides_source
             response.notices.extend(
                 wire.SourceNotice(source=source, text=text)
                 for source, text in self._presence.notices(request.source)
-                if not hides(source, level)
+                if not hides(source, level, principal)
             )
         return response
 
@@ -131,7 +140,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             await _abort(context, LimitExceeded("sessions", limit, f"the bus has {limit} streams and accepts no more"))
         self._streams += 1
         try:
-            peer = Peer(self._limits, time.monotonic(), self._timings)
+            peer = Peer(self._limits, time.monotonic(), self._timings, rpc_identity())
             peer.outbox.pool = self._pool
             await _InvokeStream(self._presence, self._dispatcher, peer, context, self._attach).run()
         finally:
@@ -286,24 +295,26 @@ class _InvokeStream:
 
 
 class GrpcServer:
-    """A gRPC server that listens: the service, and beside it health and reflection, neither without ``health``.
+    """Serves at several addresses: the service, and beside it health and reflection, neither without ``health``.
 
-    grpcio says by which address of a peer an RPC came, not by which of ours. So each address has a server of its own,
-    and the check of its neighbours knows both ends of a connection.
+    Each address has a server of its own, since who may come in, and what proves it, depends on the address.
+
+    Args:
+        doors: who may come in at which address.
     """
 
     def __init__(
         self,
         service: ToolBusService,
         limits: Limits,
-        neighbours: Neighbours,
+        doors: Doors,
         *,
         health: Health | None = None,
         reflection: bool = False,
     ) -> None:
         self._service = service
         self._limits = limits
-        self._neighbours = neighbours
+        self._doors = doors
         self._health = health
         self._reflection = reflection
         self._servers: list[grpc.aio.Server] = []  # one for each address that was bound
@@ -330,24 +341,28 @@ class GrpcServer:
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             self._locks.append(_claim_socket(Path(address[5:])))
-            if not self._serve_at(address):
+            if not self._serve_at(address, OpenDoor()):
                 raise SetupError(f"cannot listen on {address}: choose another path with --grpc unix:PATH")
             return address
-        host, _, _ = address.rpartition(":")
-        check = NeighbourInterceptor(self._neighbours, host)
-        check.port = self._serve_at(address, check)
-        if not check.port:
+        secure, plain = split_secure(address)
+        host, _, _ = plain.rpartition(":")
+        if secure:
+            port = self._serve_at(plain, self._doors.remote, self._doors.credentials(secure))
+        else:
+            door = self._doors.local(host)
+            door.port = port = self._serve_at(plain, door)
+        if not port:
             raise SetupError(
                 f"{address} is taken, perhaps by another toolbus: stop that one, or choose another address with "
                 f"--grpc {host}:PORT (port 0 picks a free one)"
             )
-        return f"{host}:{check.port}"
+        return f"{secure}:{host}:{port}" if secure else f"{host}:{port}"
 
-    def _serve_at(self, address: str, *interceptors: grpc.aio.ServerInterceptor[Any, Any]) -> int:
+    def _serve_at(self, address: str, door: Door, credentials: grpc.ServerCredentials | None = None) -> int:
         """Adds a server for an address; returns its port, 1 for a unix socket, 0 where it cannot be bound."""
         server = grpc.aio.server(
             options=(*_OPTIONS, ("grpc.max_receive_message_length", self._limits.message_bytes)),
-            interceptors=interceptors,
+            interceptors=[DoorInterceptor(door)],
         )
         self._servers.append(server)
         wire_grpc.add_ToolBusServiceServicer_to_server(self._service, server)
@@ -359,6 +374,8 @@ class GrpcServer:
             names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, grpc_reflection.SERVICE_NAME)
             grpc_reflection.enable_server_reflection(names, server)
         try:
+            if credentials is not None:
+                return server.add_secure_port(address, credentials)
             return server.add_insecure_port(address)
         except RuntimeError:
             return 0
@@ -407,9 +424,9 @@ def _claim_socket(path: Path) -> IO[str]:
     return lock
 
 
-async def _respond(function: Callable[[Request], Response], request: Request, context: Context) -> Response:
+async def _respond(function: Callable[[Request, Identity], Response], request: Request, context: Context) -> Response:
     try:
-        return function(request)
+        return function(request, rpc_identity())
     except Exception as error:
         await _abort(context, error)
         raise  # never reached: abort raises

@@ -7,10 +7,12 @@ the caller ends. A later attach on the same stream replaces the declared tools. 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
+from toolbus.bus.access.identity import Identity
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
@@ -35,6 +37,7 @@ from toolbus.errors import (
 from toolbus.text import quote, shorten
 from toolbus.tool import INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits, explain_instance
 from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.sessions")
 
@@ -47,7 +50,7 @@ class Handshake:
     """The attach of every session of one bus.
 
     Args:
-        identity: (bus_id, boot_id, version) as ``attached`` shows them.
+        bus: (bus_id, boot_id, version) as ``attached`` shows them.
         table: where opened sessions are added.
     """
 
@@ -57,14 +60,14 @@ class Handshake:
         dispatcher: Dispatcher,
         policy: Policy,
         limits: Limits,
-        identity: tuple[str, str, str],
+        bus: tuple[str, str, str],
         table: SessionTable,
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
         self._policy = policy
         self._limits = limits
-        self._identity = identity
+        self._bus = bus
         self._table = table
         self._takeovers: dict[tuple[str, str], deque[float]] = {}  # (source, instance) → when it took over lately
 
@@ -80,14 +83,13 @@ class Handshake:
         Raises:
             RequestError: the attach is refused; nothing has changed.
         """
-        self._check(attach)
-        may_offer = self._policy.may_offer(attach.source)
-        tools = catalog_messages.read_tools(attach.tools, self._limits, qualified=attach.qualified) if may_offer else []
+        self._check(peer, attach)
+        tools, refused = self._read_tools(peer, attach.source, attach.tools, qualified=attach.qualified)
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
-        peer.principal = replace(peer.principal, source=attach.source)
+        peer.principal = peer.principal.of_source(attach.source)
         peer.untrusted |= self._policy.is_untrusted(attach.source)
         peer.notices = tuple(text[:MAX_NOTICE] for text in attach.notices[:MAX_NOTICES])
-        peer.budget = self._dispatcher.budget(peer.source)
+        peer.budget = self._dispatcher.budget(peer.principal.account)
         peer.offers_tools = bool(attach.tools)  # a source that may not offer them counts as a plugin all the same
         peer.open(
             min(attach.max_in_flight or self._limits.calls_in_flight, self._limits.calls_in_flight_most),
@@ -98,8 +100,8 @@ class Handshake:
             self._count_takeover(peer, now)
         outcome = self._declare(peer, tools, older, now)
         self._table.add(peer, attach.token)
-        self._answer(peer, outcome.names, [] if may_offer else [tool.name for tool in attach.tools])
-        if not may_offer and attach.tools:
+        self._answer(peer, outcome.names, refused)
+        if refused:
             deny(peer, "attach")
         log.info(
             "attached source=%s instance=%s tools=%d max_in_flight=%d",
@@ -119,23 +121,25 @@ class Handshake:
                 f"{shorten(attach.source)!r}/{shorten(attach.instance)!r} needs a stream of its own"
             )
         if not self._policy.may_offer(peer.source):
-            self._answer(peer, (), [tool.name for tool in attach.tools])
+            self._answer(peer, (), _refused(attach.tools, lacks_permission(peer.source)))
             deny(peer, "attach")
             return False
         try:
-            tools = catalog_messages.read_tools(attach.tools, self._limits, qualified=peer.qualified)
+            tools, refused = self._read_tools(peer, peer.source, attach.tools, qualified=peer.qualified)
             outcome = self._declare(peer, tools, None, now)
         except RequestError as error:
-            self._answer(peer, self._registry.offers(peer), [tool.name for tool in attach.tools] or [""], str(error))
+            self._answer(peer, self._registry.offers(peer), _refused(attach.tools, str(error)) or _whole(str(error)))
             return False
-        self._answer(peer, outcome.names, [])
+        self._answer(peer, outcome.names, refused)
+        if refused:
+            deny(peer, "attach")
         log.info("declared again source=%s tools=%d", peer.source, len(outcome.names))
         return True
 
     def refuse_while_draining(self, peer: Peer, attach: wire.Attach) -> None:
         """Answers an attach that crossed the bus's drain: the session takes no new tools, its calls go on."""
         why = "the bus has asked this session to drain, so it can offer no new tools"
-        self._answer(peer, (), [tool.name for tool in attach.tools] or [""], why)
+        self._answer(peer, (), _refused(attach.tools, why) or _whole(why))
 
     def expire_takeovers(self, now: float) -> None:
         """Drops counts of takeovers that are too old to matter."""
@@ -143,7 +147,7 @@ class Handshake:
             if now - times[-1] > TAKEOVER_SECONDS:
                 del self._takeovers[instance]
 
-    def _check(self, attach: wire.Attach) -> None:
+    def _check(self, peer: Peer, attach: wire.Attach) -> None:
         if attach.protocol_version not in PROTOCOL_VERSIONS:
             raise VersionMismatch(attach.protocol_version, PROTOCOL_VERSIONS)
         if self._table.draining:
@@ -156,9 +160,37 @@ class Handshake:
             raise NotPermitted(f"source {BUS_SOURCE!r} belongs to the bus itself: choose another source")
         if not INSTANCE.fullmatch(attach.instance):
             raise InvalidRequest(explain_instance(attach.instance))
+        peer.principal.identity.check_attach(attach.source)
         self._table.check_token(attach.source, attach.token)
+        self._check_own_sessions(peer.principal.identity)
         if len(self._table.sessions) >= (limit := self._limits.sessions):
             raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and accepts no more")
+
+    def _check_own_sessions(self, identity: Identity) -> None:
+        limit = identity.scopes.sessions if identity.scopes is not None else None
+        if limit is not None and self._table.count_of(identity) >= limit:
+            raise LimitExceeded(
+                "sessions", limit, f"{identity.shown} has {limit} sessions, and its scope sessions allows no more"
+            )
+
+    def _read_tools(
+        self, peer: Peer, source: str, tools: Sequence[pb.Tool], *, qualified: bool
+    ) -> tuple[list[CompiledTool], list[wire.RefusedTool]]:
+        """Returns the tools that a source may offer, and those that it or its identity may not.
+
+        Raises:
+            RequestError: as for `catalog_messages.read_tools`.
+        """
+        if not self._policy.may_offer(source):
+            return [], _refused(tools, lacks_permission(source))
+        identity = peer.principal.identity
+        beyond = set(identity.refused_offers(tool.name for tool in tools))
+        mine = [tool for tool in tools if tool.name not in beyond] if beyond else tools
+        refused: list[wire.RefusedTool] = []
+        if beyond:
+            why = f"{identity.shown} may not offer this tool: an operator of the bus adds it to the scope offer"
+            refused = _refused([tool for tool in tools if tool.name in beyond], why)
+        return catalog_messages.read_tools(mine, self._limits, qualified=qualified), refused
 
     def _declare(self, peer: Peer, tools: list[CompiledTool], older: Peer | None, now: float) -> Outcome:
         """Replaces the tools that this source and instance offered before."""
@@ -181,11 +213,13 @@ class Handshake:
             )
         times.append(now)
 
-    def _answer(self, peer: Peer, names: Sequence[str], refused: list[str], why: str = "") -> None:
-        (bus_id, boot_id, version), limits = self._identity, self._limits
-        why = why or lacks_permission(peer.source)
+    def _answer(self, peer: Peer, names: Sequence[str], refused: list[wire.RefusedTool]) -> None:
+        (bus_id, boot_id, version), limits = self._bus, self._limits
+        identity = peer.principal.identity
         attached = wire.Attached(
             session_id=peer.session_id,
+            identity=identity.name,
+            expires_seconds=max(0.0, identity.expires - time.time()) if math.isfinite(identity.expires) else 0.0,
             bus_id=bus_id,
             boot_id=boot_id,
             bus_version=version,
@@ -193,8 +227,7 @@ class Handshake:
             heartbeat_seconds=peer.timings.idle_heartbeat_seconds,
             revision=self._registry.revision,
             registered=names if sum(map(len, names)) < peer.max_item_bytes // 2 else (),
-            # The text stands once: repeated for thousands of tools it would exceed what the peer can receive.
-            refused=[wire.RefusedTool(name=name, error="" if place else why) for place, name in enumerate(refused)],
+            refused=refused,
             limits=wire.Limits(
                 message_bytes=limits.message_bytes,
                 calls_in_flight=peer.max_in_flight,
@@ -209,6 +242,16 @@ class Handshake:
         )
         peer.outbox.seal()
         peer.outbox.room(attached.ByteSize()).attached.CopyFrom(attached)
+
+
+def _refused(tools: Iterable[pb.Tool], why: str) -> list[wire.RefusedTool]:
+    """Returns refused tools with the reason, which stands once: repeated it could exceed what the peer can receive."""
+    return [wire.RefusedTool(name=tool.name, error="" if place else why) for place, tool in enumerate(tools)]
+
+
+def _whole(why: str) -> list[wire.RefusedTool]:
+    """Returns the refusal of an attach without tools."""
+    return [wire.RefusedTool(error=why)]
 
 
 def deny(peer: Peer, operation: str) -> None:

@@ -15,6 +15,8 @@ import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.streams.rpc_identity import rpc_identity
 from toolbus.text import quote
 
 SERVICE = "toolbus.v1.ToolBusService"
@@ -31,6 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         serving: whether the bus takes calls.
         source: whether a source answers; None where it is unknown.
         sources: the known sources.
+        hides: whether a source does not exist for an identity.
     """
 
     def __init__(
@@ -38,10 +41,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         serving: Callable[[], bool],
         source: Callable[[str], bool | None],
         sources: Callable[[], Iterable[str]],
+        hides: Callable[[str, Identity], bool],
     ) -> None:
         self._serving = serving
         self._source = source
         self._sources = sources
+        self._hides = hides
         self._watched: dict[str, set[asyncio.Event]] = {}  # service → the watchers that wait for its next change
 
     def changed(self, service: str) -> None:
@@ -55,13 +60,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
             self.changed(SOURCE_PREFIX + source)
 
     def status(self, service: str) -> int | None:
-        """Returns the status of a service; None where the service is unknown."""
+        """Returns the status of a service; None where the service is unknown, or hidden from who asks."""
+        serving: bool | None = None
         if service in ("", SERVICE):
-            serving: bool | None = self._serving()
+            serving = self._serving()
         elif service.startswith(SOURCE_PREFIX):
-            serving = self._source(service[len(SOURCE_PREFIX) :])
-        else:
-            serving = None
+            source = service[len(SOURCE_PREFIX) :]
+            if not self._hides(source, rpc_identity()):
+                serving = self._source(source)
         if serving is None:
             return None
         return _Status.SERVING if serving else _Status.NOT_SERVING  # type: ignore[no-any-return]

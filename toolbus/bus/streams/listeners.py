@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.streams.doors import Doors
 from toolbus.bus.streams.grpc_server import GrpcServer, ToolBusService
 from toolbus.bus.streams.health import Health
 from toolbus.bus.streams.untrusted_service import UntrustedService
@@ -23,12 +23,12 @@ class Listeners:
         untrusted: UntrustedService,
         health: Health,
         limits: Limits,
-        neighbours: Neighbours,
+        doors: Doors,
         *,
         reflection: bool,
     ) -> None:
-        self._main = GrpcServer(service, limits, neighbours, health=health, reflection=reflection)
-        self._neighbours = neighbours
+        self._main = GrpcServer(service, limits, doors, health=health, reflection=reflection)
+        self._doors = doors
         self._untrusted_service = untrusted
         self._limits = limits
         self._untrusted: GrpcServer | None = None  # None until it is needed
@@ -75,7 +75,7 @@ class Listeners:
         return await self._listen(0)
 
     async def _listen(self, port: int) -> GrpcServer:
-        server = GrpcServer(self._untrusted_service, self._limits, self._neighbours)
+        server = GrpcServer(self._untrusted_service, self._limits, self._doors)
         await server.start((f"{UNTRUSTED_HOST}:{port}",))
         return server
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.catalog.entry import Entry
@@ -49,7 +50,9 @@ class Peer(Session[wire.InvokeResponse]):
     persisted = False
     longest_timeout = MAX_TIMEOUT_SECONDS
 
-    def __init__(self, limits: Limits, now: float, timings: Timings = DEFAULT_TIMINGS) -> None:
+    def __init__(
+        self, limits: Limits, now: float, timings: Timings = DEFAULT_TIMINGS, identity: Identity = LOCAL
+    ) -> None:
         super().__init__(Side.BUS, wire.InvokeResponse, now, timings)
         self.outbox.max_bytes = limits.waiting_bytes
         self.session_id = ""  # set when attached
@@ -62,8 +65,8 @@ class Peer(Session[wire.InvokeResponse]):
         self.allowed: set[Entry] = set()  # what it may call, as of allowed_at
         self.allowed_at = 0  # the revision for which allowed holds
         self.untrusted = False  # see Policy.is_untrusted
-        self.principal = Principal()  # set when attached; all peers on loopback may administer the bus
         self.slots = Slots()  # which caller has how many of the calls that it runs
+        self.principal = Principal(identity=identity)  # gets its source when attached
         self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
         self.leave_by = math.inf  # when a session that was asked to drain is ended
         self.close: Callable[[str, str], None] = _no_rpc  # ends the RPC with a gRPC status name and a text

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
+from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
@@ -21,7 +23,7 @@ from toolbus.bus.streams.handshake import Handshake, deny
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.session_table import SessionTable
 from toolbus.bus.streams.withdrawal import Withdrawal, notify_owners
-from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted
+from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, grpc_status
 from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.session import Pulse, State
 from toolbus.text import clean_line, quote
@@ -93,13 +95,13 @@ class Presence(SessionTable):
 
     # -- changes of the catalog ------------------------------------------------------------------------------------
 
-    def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+    def register(self, request: wire.RegisterRequest, identity: Identity = LOCAL) -> wire.RegisterResponse:
         """Adds tools to a live session.
 
         Raises:
             RequestError: nothing was registered.
         """
-        peer = self.session(request.session_id)
+        peer = self.session_of(identity, request.session_id)
         if peer.state is not State.LIVE:
             raise InvalidRequest("the session is draining and can offer no new tools: attach again first")
         if request.source and request.source != peer.source:
@@ -110,6 +112,7 @@ class Presence(SessionTable):
         if not self._policy.may_offer(peer.source):
             deny(peer, "register")
             raise NotPermitted(lacks_permission(peer.source))
+        identity.check_offers(tool.name for tool in request.tools)
         count = self._registry.max_offers(peer) + len(request.tools)  # an upper bound, which costs the same at any size
         if count > self._limits.tools:
             count = len({*self._registry.offers(peer), *(tool.name for tool in request.tools)})
@@ -124,14 +127,26 @@ class Presence(SessionTable):
         self._on_change()
         return catalog_messages.registered(outcome)
 
-    def unregister(self, request: wire.UnregisterRequest) -> wire.UnregisterResponse:
-        """Withdraws one tool, of the session's source or of any source."""
-        owner = self.session(request.session_id) if request.session_id else None
+    def unregister(self, request: wire.UnregisterRequest, identity: Identity = LOCAL) -> wire.UnregisterResponse:
+        """Withdraws one tool, of the session's source or of any source.
+
+        Raises:
+            RequestError: nothing was withdrawn.
+        """
+        owner = self.session_of(identity, request.session_id) if request.session_id else None
+        if owner is None:
+            identity.check_verb("catalog", "Unregister without a session_id")
         outcome = self.withdrawal.unregister(request.name, request.role, owner)
         return catalog_messages.unregistered(request.name, outcome)
 
-    def clear(self, request: wire.ClearRequest) -> wire.ClearResponse:
-        """Withdraws every tool of a source."""
+    def clear(self, request: wire.ClearRequest, identity: Identity = LOCAL) -> wire.ClearResponse:
+        """Withdraws every tool of a source.
+
+        Raises:
+            RequestError: nothing was withdrawn.
+        """
+        if not identity.may_attach(request.source):
+            identity.check_verb("catalog", f"Clear for source {quote(request.source)}")
         return catalog_messages.cleared(request.source, self.withdrawal.clear(request.source, request.role))
 
     def permission_changed(self, source: str, permission: str, *, granted: bool) -> int:
@@ -252,6 +267,34 @@ class Presence(SessionTable):
         self._registry.touch(peer)
         self._on_source(peer.source)
         self._on_change()
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    def refresh_identities(self, current: Callable[[Identity], Identity], now: float) -> None:
+        """Puts changed keys and scopes into force for the sessions that they opened.
+
+        A session whose key has ended, or whose scopes no longer hold what it is and offers, ends.
+
+        Args:
+            current: returns an identity as it is now, and raises Unauthenticated where its key has ended.
+        """
+        for peer in list(self.sessions.values()):
+            before = peer.principal.identity
+            if before.scopes is None:
+                continue
+            try:
+                identity = current(before)
+                if identity is before:
+                    continue
+                identity.check_attach(peer.source)
+                identity.check_offers(self._registry.offers(peer))
+                peer.principal = replace(peer.principal, identity=identity)
+                peer.allowed.clear()
+            except NotPermitted as error:
+                # Withdrawn first: its tools would otherwise wait for it through the grace period.
+                self._registry.withdraw(peer)
+                self.end(peer, str(error), now, status=grpc_status(error)[0])
+                self._on_change()
 
     # -- graceful shutdown -------------------------------------------------------------------------------------------
 

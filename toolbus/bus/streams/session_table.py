@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 
+from toolbus.bus.access.identity import Identity
 from toolbus.bus.streams.peer import Peer
 from toolbus.errors import NotPermitted, SessionGone
 from toolbus.session import State
@@ -38,6 +39,21 @@ class SessionTable:
         if peer is None or peer.state is State.CLOSED:
             raise SessionGone
         return peer
+
+    def session_of(self, identity: Identity, session_id: str) -> Peer:
+        """Returns the live session with an id, for an identity that it belongs to.
+
+        Raises:
+            SessionGone: no session of the identity has it.
+        """
+        peer = self.session(session_id)
+        if identity.scopes is not None and peer.principal.identity.name != identity.name:
+            raise SessionGone
+        return peer
+
+    def count_of(self, identity: Identity) -> int:
+        """Returns how many sessions an identity has."""
+        return sum(peer.principal.identity.name == identity.name for peer in self.sessions.values())
 
     def of_instance(self, source: str, instance: str) -> Peer | None:
         """Returns the session that a new one of this instance takes over from; None: it takes over from none.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Identity
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.peer import Peer
@@ -54,21 +54,21 @@ class UntrustedService(ToolBusService):
             )
         if not attach.token:
             raise NotPermitted(f"the attach of {quote(source)} carries no token, but this port of the bus requires one")
-        peer.untrusted, peer.principal = True, Principal(is_admin=False)
+        peer.untrusted, peer.principal = True, replace(peer.principal, is_admin=False)
         super()._attach(peer, attach, now)
 
-    def _register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+    def _register(self, request: wire.RegisterRequest, identity: Identity) -> wire.RegisterResponse:
         self._check_session(request.session_id)
-        return super()._register(request)
+        return super()._register(request, identity)
 
-    def _unregister(self, request: wire.UnregisterRequest) -> wire.UnregisterResponse:
+    def _unregister(self, request: wire.UnregisterRequest, identity: Identity) -> wire.UnregisterResponse:
         self._check_session(request.session_id)
-        return super()._unregister(request)
+        return super()._unregister(request, identity)
 
-    def _clear(self, request: wire.ClearRequest) -> NoReturn:
+    def _clear(self, request: wire.ClearRequest, identity: Identity) -> NoReturn:
         _refuse(request)
 
-    def _list(self, request: wire.ListRequest) -> NoReturn:
+    def _list(self, request: wire.ListRequest, identity: Identity) -> NoReturn:
         _refuse(request)
 
     def _check_session(self, session_id: str) -> None:

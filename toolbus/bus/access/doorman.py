@@ -1,0 +1,198 @@
+"""Says who makes a request beyond loopback: by its token, its certificate, or both.
+
+What serves gRPC and HTTP hands in what a request carries; the keys themselves are known to the key ring. A request
+without a valid key is refused with a sentence that says what to do, and logged at most once a minute for each peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from toolbus.bus.access.identity import Identity, day_of
+from toolbus.errors import Unauthenticated
+from toolbus.newest import NewestCache
+
+log = logging.getLogger("toolbus.keys")
+
+SECURE = ("tls", "mtls")  # prefixes of gRPC addresses where who asks needs a key
+REFRESH_SECONDS = 0.1  # between two looks at the files because of unknown keys
+QUIET_SECONDS = 60.0  # between two log lines about the same peer
+MAX_PEERS = 10_000  # whose last log line is known
+MAX_TOKEN = 8_192  # characters; a JWT with many groups has some thousand
+
+
+class Keys(Protocol):
+    """Knows which identity a key proves."""
+
+    def identity_of_token(self, token: str) -> Identity:
+        """Returns whom a token proves.
+
+        Raises:
+            Unauthenticated: it proves no identity.
+        """
+
+    def identity_of_certificate(self, fingerprint: str) -> Identity:
+        """Returns whom a certificate proves, by the SHA-256 of its DER form in hex.
+
+        Raises:
+            Unauthenticated: it proves no identity.
+        """
+
+    def reload(self) -> object:
+        """Takes over what changed in the files. Returns what did. Not for the event loop."""
+
+    def current(self, identity: Identity) -> Identity:
+        """Returns the same key's identity as it is now.
+
+        Raises:
+            Unauthenticated: the key is no longer in force.
+        """
+
+    def server_certificate(self) -> tuple[bytes, bytes, bytes]:
+        """Returns the server's private key, its chain and the roots of clients, as PEM; from any thread."""
+
+
+class Issuers(Protocol):
+    """Knows which identity a token of somebody else's issuer (a JWT) proves."""
+
+    async def identity_of(self, token: str) -> Identity:
+        """Returns whom a token proves.
+
+        Raises:
+            Unauthenticated: it proves no identity.
+        """
+
+
+class Doorman:
+    """Asks the keys of one bus.
+
+    Args:
+        keys: None where the bus has none; every key is then refused.
+        issuers: None where no issuer is configured.
+    """
+
+    def __init__(self, keys: Keys | None, issuers: Issuers | None = None) -> None:
+        self.keys = keys
+        self._issuers = issuers
+        self._listeners: list[Callable[[Any], object]] = []
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at = 0.0  # by the monotonic clock
+        self._logged = NewestCache[str, float](MAX_PEERS)  # by peer, when it was last logged
+
+    async def identify(self, authorization: str | None, certificate: bytes | None, peer: str) -> Identity:
+        """Returns who makes a request.
+
+        Args:
+            authorization: the header or metadata of that name; None without one.
+            certificate: what the client proved to have, as DER; None without one.
+            peer: its address, for the log.
+
+        Raises:
+            Unauthenticated: neither proves an identity, or they prove two.
+        """
+        try:
+            return await self._identify(authorization, certificate)
+        except Unauthenticated:
+            pass
+        await self.refresh(time.monotonic())  # it may have been made a moment ago
+        try:
+            return await self._identify(authorization, certificate)
+        except Unauthenticated as error:
+            now = time.monotonic()
+            host = peer.rpartition(":")[0]  # each connection has another port
+            if now - self._logged.get(host, -QUIET_SECONDS) >= QUIET_SECONDS:
+                self._logged[host] = now
+                log.warning("refused peer=%s why=%s", peer, error)
+            raise
+
+    def on_refresh(self, listener: Callable[[Any], object]) -> None:
+        """Calls a listener with what each look at the files of the keys has changed."""
+        self._listeners.append(listener)
+
+    async def refresh(self, since: float = math.inf) -> None:
+        """Takes over what changed in the files of the keys.
+
+        Args:
+            since: a time of the monotonic clock: nothing is to be done if it was done after that.
+        """
+        if self.keys is None:
+            return
+        async with self._refreshing:
+            if self._refreshed_at >= since:
+                return
+            if since < math.inf:  # for an unknown key; many of them share one look
+                await asyncio.sleep(self._refreshed_at + REFRESH_SECONDS - since)
+            self._refreshed_at = time.monotonic()
+            changed = await asyncio.to_thread(self.keys.reload)
+            for listener in self._listeners:
+                listener(changed)
+
+    def current(self, identity: Identity) -> Identity:
+        """Returns an identity that was proven earlier as it is now.
+
+        Raises:
+            Unauthenticated: its key is no longer in force.
+        """
+        if identity.scopes is None:
+            return identity
+        if identity.how == "jwt" or self.keys is None:
+            if identity.has_expired(time.time()):
+                day = day_of(identity.expires)
+                raise Unauthenticated(f"the token of {identity.shown} expired on {day}: get a new one")
+            return identity
+        return self.keys.current(identity)
+
+    async def _identify(self, authorization: str | None, certificate: bytes | None) -> Identity:
+        if self.keys is None or (authorization is None and certificate is None):
+            raise Unauthenticated(
+                "this address of the bus needs a key, and the request carries none: pass a credential "
+                "(TOOLBUS_CREDENTIAL=FILE, or credential=FILE), which an operator makes with `toolbus keys add NAME`"
+            )
+        by_certificate = None
+        if certificate is not None:
+            by_certificate = self.keys.identity_of_certificate(hashlib.sha256(certificate).hexdigest())
+        if authorization is None:
+            assert by_certificate is not None
+            return by_certificate
+        by_token = await self._identity_of_token(_token_of(authorization))
+        if by_certificate is not None and by_certificate.name != by_token.name:
+            raise Unauthenticated(
+                f"the certificate is of identity {by_certificate.name!r}, the token of {by_token.name!r}: use both of "
+                "one credential"
+            )
+        return by_token
+
+    async def _identity_of_token(self, token: str) -> Identity:
+        assert self.keys is not None
+        if self._issuers is not None and token.count(".") == 2:
+            return await self._issuers.identity_of(token)
+        return self.keys.identity_of_token(token)
+
+
+def split_secure(address: str) -> tuple[str, str]:
+    """Splits a gRPC address into ``tls``, ``mtls`` or nothing, and the rest."""
+    prefix, colon, rest = address.partition(":")
+    return (prefix, rest) if colon and prefix in SECURE else ("", address)
+
+
+def der_of(pem: bytes) -> bytes:
+    """Returns the DER form of a certificate."""
+    return ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
+
+
+def _token_of(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN:
+        raise Unauthenticated(
+            f"the authorization is not 'Bearer TOKEN' with a token of 1 to {MAX_TOKEN} characters: send the token of "
+            "the credential so"
+        )
+    return token

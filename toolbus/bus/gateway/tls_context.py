@@ -1,0 +1,41 @@
+"""Makes the TLS side of HTTPS: a client's certificate is asked for, and a request may carry a token instead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import tempfile
+
+from toolbus.bus.access.doorman import Keys
+
+
+class TlsContext:
+    """The TLS of one listener, with the server's certificate as it is now.
+
+    Attributes:
+        context: for the server; a renewed certificate is used from the next connection on.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.verify_mode = ssl.CERT_OPTIONAL
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Takes a renewed certificate over. A root that is dropped stays until the bus restarts.
+
+        It does no harm: a certificate has to be on the list of keys as well.
+        """
+        key, chain, roots = self._keys.server_certificate()
+        handle, path = tempfile.mkstemp(suffix=".pem")  # the library reads files only; this one is ours alone
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(key + chain)
+            self.context.load_cert_chain(path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        self.context.load_verify_locations(cadata=roots.decode("ascii"))

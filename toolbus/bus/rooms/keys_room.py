@@ -1,0 +1,59 @@
+"""Keeps the keys of a running bus up to date: what was revoked or narrowed is in force within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from toolbus.bus.access.identity import Scopes
+from toolbus.bus.core import Core
+from toolbus.bus.keys.keyring import Changed, Keyring
+from toolbus.bus.room import Room
+
+log = logging.getLogger("toolbus.keys")
+
+
+class KeysRoom(Room):
+    """Follows the files of the keys."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._scopes: Mapping[str, Scopes] = {} if core.keyring is None else core.keyring.identities
+        self._following: asyncio.Task[None] | None = None  # None without keys, and until started
+        core.doorman.on_refresh(self._refreshed)
+
+    async def start(self) -> None:
+        """Begins to follow the files."""
+        if self.core.keyring is not None:
+            self._following = asyncio.get_running_loop().create_task(
+                self._follow(self.core.keyring), name="toolbus keys"
+            )
+
+    async def stop(self) -> None:
+        """Ends following."""
+        if self._following is not None:
+            self._following.cancel()
+
+    async def _follow(self, keyring: Keyring) -> None:
+        while True:
+            await asyncio.sleep(self.core.timings.keys_seconds)
+            try:
+                await asyncio.to_thread(keyring.renew_if_due)
+                await self.core.doorman.refresh()
+            except Exception:
+                log.exception("a fault of the bus while it looked at its keys")
+
+    def _refreshed(self, changed: Changed) -> None:
+        """Puts into force what changed; asked after every look at the files, since a key may also have expired."""
+        core = self.core
+        core.presence.refresh_identities(core.doorman.current, time.monotonic())
+        assert core.keyring is not None  # without keys nothing is refreshed
+        before, after = self._scopes, core.keyring.identities
+        self._scopes = after
+        names = [name for name in changed.identities if name in before]
+        if names:
+            core.view.scopes_changed([(before[name], after.get(name, Scopes())) for name in names])
+            core.signals.catalog_changed()
+        core.signals.keys_changed(server=changed.server)

@@ -1,0 +1,197 @@
+"""Asks who makes an RPC before it is served, by the door that its address has; the RPC reads it with `rpc_identity`.
+
+A door is asked for each RPC: a connection outlives the revocation of its key, and grpcio does not say when one begins.
+A stream is asked for once. The health of the bus itself is open to everyone, because it tells nothing else: probes
+often have no key and another user.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import grpc
+
+from toolbus.bus.access.doorman import Doorman, der_of
+from toolbus.bus.access.identity import LOCAL, Identity
+from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.streams.rpc_identity import set_rpc_identity
+from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status
+from toolbus.local_users import Address
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_HEALTH = "/grpc.health.v1.Health/"
+_FOR_PROBES = (_HEALTH + "Check", _HEALTH + "Watch")
+_REFLECTION = "/grpc.reflection."
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+class Door(Protocol):
+    """Says who makes the RPCs that arrive at one address."""
+
+    async def identity(self, context: Context) -> Identity:
+        """Returns who makes an RPC.
+
+        Raises:
+            NotPermitted: it may not use the bus.
+        """
+
+
+class OpenDoor:
+    """The door of a unix socket: whoever may open its directory may do everything."""
+
+    async def identity(self, context: Context) -> Identity:
+        """Returns a trusted program of this machine."""
+        return LOCAL
+
+
+class NeighbourDoor:
+    """The door of an address on loopback: the kernel says which user asks.
+
+    Args:
+        host: of the address, as it was configured.
+
+    Attributes:
+        port: of the address; set before it serves.
+    """
+
+    def __init__(self, neighbours: Neighbours, host: str) -> None:
+        self._neighbours = neighbours
+        self._host = host.strip("[]")
+        self.port = 0
+
+    async def identity(self, context: Context) -> Identity:
+        """Returns a trusted program of this machine.
+
+        Raises:
+            NotPermitted: it runs as another user.
+        """
+        if not self._neighbours.everyone:
+            host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
+            peer = host.strip("[]"), int(port)
+            refusal = self._neighbours.refusal(self._neighbours.uid_of(peer, self._listener(peer)))
+            if refusal:
+                raise NotPermitted(refusal)
+        return LOCAL
+
+    def _listener(self, peer: Address) -> Address:
+        if self._host.lower() == "localhost":  # both of its addresses have the same port
+            return ("::1" if ":" in peer[0] else "127.0.0.1"), self.port
+        return self._host, self.port
+
+
+class KeyDoor:
+    """The door of an address beyond this machine: a token, a certificate, or both say who asks."""
+
+    def __init__(self, doorman: Doorman) -> None:
+        self._doorman = doorman
+
+    async def identity(self, context: Context) -> Identity:
+        """Returns whom the key of an RPC proves.
+
+        Raises:
+            Unauthenticated: it proves no identity.
+        """
+        pem: Sequence[bytes] = tuple(context.auth_context().get("x509_pem_cert") or ())
+        metadata = context.invocation_metadata() or ()
+        authorization = next((value for name, value in metadata if name == "authorization"), None)
+        if isinstance(authorization, bytes):
+            authorization = authorization.decode("latin-1")
+        return await self._doorman.identify(authorization, der_of(pem[0]) if pem else None, context.peer())
+
+
+class Doors:
+    """The doors of one bus.
+
+    Args:
+        neighbours: which users may come in on loopback.
+        doorman: knows the keys of everyone else.
+    """
+
+    def __init__(self, neighbours: Neighbours, doorman: Doorman) -> None:
+        self._neighbours = neighbours
+        self.remote = KeyDoor(doorman)
+        self._keys = doorman.keys
+
+    def local(self, host: str) -> NeighbourDoor:
+        """Makes the door of an address on loopback."""
+        return NeighbourDoor(self._neighbours, host)
+
+    def credentials(self, kind: str) -> grpc.ServerCredentials:
+        """Returns what proves the bus to its clients; a renewed certificate is used from the next connection on.
+
+        Args:
+            kind: ``tls``, or ``mtls`` where each client needs a certificate.
+
+        Raises:
+            SetupError: the bus has no keys.
+        """
+        if self._keys is None:
+            raise SetupError("this bus has no keys: make them with `toolbus keys init`")
+        keys = self._keys
+        used = keys.server_certificate()
+
+        def configuration(server: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+            key, chain, roots = server
+            return grpc.ssl_server_certificate_configuration([(key, chain)], roots if kind == "mtls" else None)
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            # Called at each handshake, on a thread of grpcio: it opens no file.
+            nonlocal used
+            server = keys.server_certificate()
+            if server is used:
+                return None
+            used = server
+            return configuration(server)
+
+        # None, for no change, is missing from the published types.
+        return grpc.dynamic_ssl_server_credentials(configuration(used), renewed, kind == "mtls")  # type: ignore[arg-type]
+
+
+class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not generic at run time
+    """Puts a door before every RPC of one server, whatever its service."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Returns the handler of an RPC, with the door before it."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None  # type: ignore[return-value]
+        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+        return handler._replace(**{kind: self._guarded(getattr(handler, kind), handler_call_details.method)})  # type: ignore[no-any-return]
+
+    def _guarded(self, serve: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+        async def enter(request: Any, context: Context) -> None:
+            if method in _FOR_PROBES and not request.service:
+                return
+            try:
+                identity = await self._door.identity(context)
+                if method.startswith(_REFLECTION):
+                    identity.check_verb("reflect", "reflection")
+            except ToolBusError as error:
+                status, text = grpc_status(error)
+                await context.abort(grpc.StatusCode[status], text)
+            set_rpc_identity(identity)
+
+        if inspect.isasyncgenfunction(serve):
+
+            async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+                await enter(request, context)
+                async for message in serve(request, context):
+                    yield message
+
+            return generate
+
+        async def respond(request: Any, context: Context) -> Any:
+            await enter(request, context)
+            return await serve(request, context)
+
+        return respond
