@@ -167,7 +167,9 @@ class Policy:
         if level < entry.min_level:
             return True
         scopes = principal.identity.scopes
-        return scopes is not None and not scopes.reaches(entry.name, entry.bare_name, entry.source, entry.table.role)
+        if scopes is None or entry.source == BUS_SOURCE:
+            return False
+        return not scopes.reaches(entry.name, entry.bare_name, entry.source, entry.table.role)
 
     def denial(self, principal: Principal, entry: Entry, user_id: str = "", level: int = 0) -> str | None:
         """Returns why a principal may not call a tool on behalf of a user, as a sentence; None where it may.
