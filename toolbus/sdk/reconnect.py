@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +14,9 @@ import grpc
 
 from toolbus.errors import PeerLost, SetupError, ToolBusError
 from toolbus.functions.threads import Workers
+from toolbus.local_users import Address, listener_owner, show_user, unmapped_uid
 from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, error_of
+from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import ConnectionTimings
 from toolbus.text import clean_line
 
@@ -42,6 +46,7 @@ class Reconnect:
         self._renewal_error = ""  # why the credential file could not be read the last time
         self._diagnosed = ""  # what grpc reported when the server was probed last
         self._diagnosis = ""  # what the probe found out; "" where it found nothing, or there was none
+        self._foreign_owner: int | None = None  # another user that the log has named as the owner of the bus
         self._key_ended = False  # whether a session ended because its key is not accepted any more
 
     async def run(self) -> ToolBusError | None:
@@ -67,6 +72,17 @@ class Reconnect:
         """Notes that the bus has answered an attach."""
         self._absence_logged = False
         self._diagnosed = self._diagnosis = ""
+        address = self._connection.settings.bus
+        owner = foreign_owner(address)
+        if owner not in (None, self._foreign_owner):
+            self._foreign_owner = owner
+            log.warning(
+                "the program that listens at %s belongs to %s, not to this program's %s: it sees all that is sent to "
+                "the bus. If it is not your bus, use another address, or a unix socket in a directory of your own",
+                address,
+                show_user(owner),
+                show_user(os.geteuid()),
+            )
 
     def lost(self, end: AttemptEnd) -> None:
         """Notes that an attempt has ended and another will follow; logs it, a missing bus only once."""
@@ -164,6 +180,22 @@ class Reconnect:
         self._failures = 0 if end.seconds >= timings.steady else self._failures + 1
         refused = end.probed or end.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK)
         return backoff(self._failures, timings, refused=refused)
+
+
+def foreign_owner(address: BusAddress, owner_of: Callable[[Address], int | None] = listener_owner) -> int | None:
+    """Returns the uid of another user whose program listens at an address of a bus, beside root.
+
+    Asked by the address alone, since grpcio does not say which port a connection has at this end.
+
+    Returns:
+        None for this user and root, where the system does not say, and where something else decides: the certificate
+        of a bus with TLS, the directory of a unix socket.
+    """
+    if address.tls or address.is_unix or not address.is_local:
+        return None
+    hosts = ("127.0.0.1", "::1") if address.host.lower() == "localhost" else (address.host,)
+    owners = [owner_of((host, address.port)) for host in hosts]
+    return next((owner for owner in owners if owner and owner not in (os.geteuid(), unmapped_uid())), None)
 
 
 def backoff(failures: int, timings: ConnectionTimings, *, refused: bool) -> float:
