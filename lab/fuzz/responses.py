@@ -38,6 +38,9 @@ SECONDS = (0.01, 0.2, 2.0, 31.0, 302.0)
 class NoStream:
     """Stands for the channel's stream: can be cancelled, and nothing else."""
 
+    def __init__(self, metadata: object) -> None:
+        pass
+
     def cancel(self) -> None:
         """There is nothing to cancel."""
 
