@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from toolbus.testing import running_bus
 
 
 @asynccontextmanager
-async def _following(address: str, **pauses: float) -> AsyncIterator[tuple[list[str], list[str]]]:
+async def _following(address: str, **pauses: Any) -> AsyncIterator[tuple[list[str], list[str]]]:
     addresses: list[str] = []
     lines: list[str] = []
     task = asyncio.create_task(follow_dropin_address(address, addresses.append, lines.append, **pauses))

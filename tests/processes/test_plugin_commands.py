@@ -118,6 +118,16 @@ def test_a_credential_is_never_handed_on_and_that_is_reported(tmp_path: Path) ->
     commands, reports = _commands(_files(tmp_path, "a"), {**ENVIRONMENT, "TOOLBUS_CREDENTIAL": "/c.toolbus"}, ["*"])
     assert "TOOLBUS_CREDENTIAL" not in commands["a"].environment
     assert reports == [
-        "a: reads TOOLBUS_CREDENTIAL, which is set here but not handed on to plugins: set it below [a] in a file that "
-        "--secrets names"
+        "a: reads TOOLBUS_CREDENTIAL, which is set here but not handed on to plugins: name it with --credential for "
+        "all of them, or set it below [a] in a file that --secrets names"
+    ]
+
+
+def test_a_credential_goes_to_every_plugin_that_has_none_of_its_own(tmp_path: Path) -> None:
+    files = _files(tmp_path, "chat", "weather")
+    secrets = _secrets_file(tmp_path, '[weather]\nTOOLBUS_CREDENTIAL = "/keys/weather.toolbus"\n')
+    commands = plugin_commands(files, ENVIRONMENT, (), secrets, lambda report: None, tmp_path / "chat.toolbus")
+    assert [_sent(command)["TOOLBUS_CREDENTIAL"] for command in commands.values()] == [
+        str(tmp_path / "chat.toolbus"),
+        "/keys/weather.toolbus",
     ]

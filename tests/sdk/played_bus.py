@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -74,20 +75,32 @@ class PlayedBus(_Service):  # type: ignore[misc]
     async def Invoke(self, request_iterator: Any, context: Any) -> None:
         play = self.plays[min(self.streams, len(self.plays) - 1)]
         self.streams += 1
-        self._note_key("Invoke", context)
+        self.note_key("Invoke", context)
         await play(PlayedStream(context))
 
     async def Register(self, request: wire.RegisterRequest, context: Any) -> wire.RegisterResponse:
         self.registered.append(request)
-        self._note_key("Register", context)
+        self.note_key("Register", context)
         return wire.RegisterResponse(registered=[tool.name for tool in request.tools], ok=True)
 
     async def List(self, request: wire.ListRequest, context: Any) -> wire.ListResponse:
-        self._note_key("List", context)
+        self.note_key("List", context)
         return wire.ListResponse(revision=1)
 
-    def _note_key(self, method: str, context: Any) -> None:
+    def note_key(self, method: str, context: Any) -> None:
         self.keys.append((method, dict(context.invocation_metadata()).get("authorization", "")))
+
+
+class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Says that the whole is serving."""
+
+    def __init__(self, bus: PlayedBus) -> None:
+        self._bus = bus
+
+    async def List(self, request: Any, context: Any) -> Any:
+        self._bus.note_key("Health.List", context)
+        serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        return health_pb2.HealthListResponse(statuses={"": serving})
 
 
 @asynccontextmanager
@@ -96,6 +109,7 @@ async def played_bus(*plays: Play, tls: grpc.ServerCredentials | None = None) ->
     bus = PlayedBus(*plays)
     server = grpc.aio.server(options=(("grpc.max_receive_message_length", 1 << 24),))
     rpc.add_ToolBusServiceServicer_to_server(bus, server)
+    health_pb2_grpc.add_HealthServicer_to_server(_Health(bus), server)
     port = server.add_secure_port("127.0.0.1:0", tls) if tls else server.add_insecure_port("127.0.0.1:0")
     bus.address = f"127.0.0.1:{port}"
     await server.start()

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from tests.sdk.played_bus import PlayedBus, PlayedStream, played_bus
-from tests.support.certificates import Authority, Pair
+from tests.support.certificates import Authority, Pair, server_credentials
 from tests.support.waiting import until, within
 from toolbus import Host, PeerLost, Plugin, SyncHost, Unauthenticated
 from toolbus.sdk import Credential
@@ -32,8 +32,7 @@ QUICK = ConnectionTimings(first_pause=0.01, max_pause=0.05, max_refused_pause=0.
 
 def server(pair: Pair = SERVER, *, clients: bool = False) -> grpc.ServerCredentials:
     """Returns what a listener shows; with ``clients`` it asks for their certificates."""
-    root = AUTHORITY.pem.encode() if clients else None
-    return grpc.ssl_server_credentials([(pair.key.encode(), pair.certificate.encode())], root, clients)
+    return server_credentials(pair, AUTHORITY if clients else None)
 
 
 def credential(pair: Pair | None = None, *, token: str = TOKEN, ca: str = AUTHORITY.pem, days: int = 90) -> Credential:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -71,6 +72,12 @@ class Authority:
         )
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return Pair(certificate.public_bytes(Encoding.PEM).decode(), private.decode())
+
+
+def server_credentials(pair: Pair, clients: Authority | None = None) -> grpc.ServerCredentials:
+    """Returns what a listener shows; it asks for certificates of clients that an authority signed."""
+    root = clients.pem.encode() if clients else None
+    return grpc.ssl_server_credentials([(pair.key.encode(), pair.certificate.encode())], root, clients is not None)
 
 
 def _name(name: str) -> x509.Name:

@@ -1,4 +1,4 @@
-"""Connects commands to a bus: finds the address, checks that a server listens there, opens the channel or a host.
+"""Connects commands to a bus: finds address and credential, checks that a server listens, opens the channel or a host.
 
 A plain socket reports a refused connection at once, before grpc is imported: most mistakes end here.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -17,12 +19,14 @@ from toolbus.cli import terminal
 if TYPE_CHECKING:
     import grpc
 
-    from toolbus.sdk import CallContext, Host
+    from toolbus.sdk import CallContext, Credential, Host
+    from toolbus.sdk.bus_address import BusAddress
     from toolbus.sdk.listing import Listing
 
 DEFAULT_ADDRESS = "127.0.0.1:48930"
 CONNECT_SECONDS = 5.0
 SOURCE = "toolbus-cli"  # in the bus's call records
+PROBE_AFTER_SECONDS = 1.0  # without an answer of a server that listens: then its TLS is looked at
 REPLY_SECONDS = 10.0  # timeout of every request but a tool call
 _OTHER_SERVER = "a gRPC server listens there, but it is not a toolbus, or one of another version"
 
@@ -33,7 +37,18 @@ BusOption = Annotated[
         metavar="ADDR",
         envvar="TOOLBUS_ADDRESS",
         show_default=False,
-        help=f"Address of the bus: HOST:PORT or unix:PATH (default: {DEFAULT_ADDRESS}).",
+        help="Address of the bus: HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH (default: that of the "
+        f"credential, then {DEFAULT_ADDRESS}).",
+    ),
+]
+CredentialOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--credential",
+        metavar="FILE",
+        envvar="TOOLBUS_CREDENTIAL",
+        show_envvar=False,
+        help="Credential for a bus on another machine, as `toolbus keys add` writes it.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -46,41 +61,47 @@ LevelOption = Annotated[
 ]
 
 Reply = TypeVar("Reply")
+Metadata = tuple[tuple[str, str], ...]
 
 
-def check_address(address: str | None) -> str:
-    """Returns the address, or the default one; ends the command if it is not an address."""
-    address = address or DEFAULT_ADDRESS
-    host, colon, port = address.rpartition(":")
-    if address.startswith("unix:"):
-        valid = address != "unix:"
-    else:
-        valid = bool(colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535)
-    if not valid:
-        terminal.fail(
-            f"the bus address {address!r} is not HOST:PORT or unix:PATH: write for example {DEFAULT_ADDRESS}",
-            terminal.USAGE,
-        )
-    return address
+@dataclass(frozen=True, slots=True)
+class BusTarget:
+    """The bus that a command is for, as its options say.
+
+    Attributes:
+        address: None means that of the credential, or the default one.
+        credential: its file; None if there is none.
+    """
+
+    address: str | None
+    credential: Path | None = None
+
+    def read(self) -> tuple[BusAddress, Credential | None]:
+        """Returns the address and the credential; ends the command if one of them cannot be used."""
+        from toolbus.errors import SetupError
+        from toolbus.sdk.bus_address import choose_address, find_credential
+
+        try:
+            credential = find_credential(self.credential)
+            return choose_address(self.address or "", credential), credential
+        except SetupError as error:
+            terminal.fail(str(error), terminal.USAGE)
 
 
-def check_listening(address: str | None) -> str:
-    """Returns the address of the bus; ends the command if no server listens there."""
-    address = check_address(address)
+def check_listening(address: BusAddress) -> None:
+    """Ends the command if no server listens at an address."""
     try:
-        if address.startswith("unix:"):
+        if address.is_unix:
             with socket.socket(socket.AF_UNIX) as attempt:
                 attempt.settimeout(CONNECT_SECONDS)
-                attempt.connect(address.removeprefix("unix:").removeprefix("//"))
+                attempt.connect(address.target.removeprefix("unix:").removeprefix("//"))
         else:
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+            socket.create_connection((address.host, address.port), CONNECT_SECONDS).close()
     except OSError as error:
         fail_without_bus(address, error.strerror or str(error))
-    return address
 
 
-def fail_without_bus(address: str, reason: str) -> NoReturn:
+def fail_without_bus(address: BusAddress, reason: str) -> NoReturn:
     """Ends the command: no bus answers at the address."""
     terminal.fail(
         f"no bus at {address} ({reason.rstrip('.')}): start one with `toolbus serve`, or set its address with "
@@ -89,24 +110,37 @@ def fail_without_bus(address: str, reason: str) -> NoReturn:
     )
 
 
-def query(address: str | None, request: Callable[[grpc.Channel], Reply]) -> Reply:
-    """Sends a request over a channel of its own; ends the command if the bus refuses or does not answer."""
-    address = check_listening(address)
+def query(bus: BusTarget, request: Callable[[grpc.Channel, Metadata], Reply]) -> Reply:
+    """Sends a request over a channel of its own; ends the command if the bus refuses or does not answer.
+
+    Args:
+        request: takes the metadata that each of its RPCs has to carry.
+    """
+    address, credential = bus.read()
+    check_listening(address)
     import grpc
 
+    from toolbus.sdk.credential import tls_credentials
+
     options = (("grpc.max_receive_message_length", 64 * 1024 * 1024),)
-    with grpc.insecure_channel(address, options=options) as channel:
+    with (
+        grpc.secure_channel(address.target, tls_credentials(credential), options=options)
+        if address.tls
+        else grpc.insecure_channel(address.target, options=options)
+    ) as channel:
         try:
-            return request(channel)
+            return request(channel, credential.metadata if credential is not None else ())
         except grpc.RpcError as error:
-            _fail_rpc(address, error)
+            _fail_rpc(address, credential, error)
 
 
-def _fail_rpc(address: str, error: Any) -> NoReturn:
+def _fail_rpc(address: BusAddress, credential: Credential | None, error: Any) -> NoReturn:
     """Ends the command with the error of an RPC."""
     import grpc
 
     status, text = error.code(), error.details() or ""
+    if status is grpc.StatusCode.UNAVAILABLE:
+        _fail_if_wrong(address, credential)
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         fail_without_bus(address, f"a server listens there but does not answer: {text}")
     if status is grpc.StatusCode.UNIMPLEMENTED:
@@ -114,16 +148,25 @@ def _fail_rpc(address: str, error: Any) -> NoReturn:
     terminal.fail(text or status.name.lower())
 
 
-def with_host(address: str | None, work: Callable[[Host], Coroutine[Any, Any, Reply]]) -> Reply:
+def _fail_if_wrong(address: BusAddress, credential: Credential | None) -> None:
+    """Ends the command if a look at the server's TLS finds out what is wrong."""
+    from toolbus.sdk.tls_probe import diagnose
+
+    if problem := diagnose(address, credential):
+        terminal.fail(problem, terminal.NO_BUS)
+
+
+def with_host(bus: BusTarget, work: Callable[[Host], Coroutine[Any, Any, Reply]]) -> Reply:
     """Runs a coroutine with a connected host, to its end or to Ctrl-C, which cancels it.
 
     Ends the command if the bus refuses or does not answer.
     """
-    address = check_listening(address)
+    address, credential = bus.read()
+    check_listening(address)
     from toolbus.errors import NotOffered, PeerLost, ToolBusError
 
     try:
-        return asyncio.run(_with_host(address, work))
+        return asyncio.run(_with_host(address, credential, work))
     except KeyboardInterrupt:
         raise typer.Exit(terminal.INTERRUPTED) from None
     except PeerLost as error:
@@ -145,18 +188,26 @@ def call_context(user: str | None, level: int | None = None) -> CallContext | No
     return CallContext(user_id=user or "", attributes={} if level is None else {"level": str(level)})
 
 
-def listing(address: str | None, user: str | None, level: int | None, **conditions: Any) -> Listing:
+def listing(bus: BusTarget, user: str | None, level: int | None, **conditions: Any) -> Listing:
     """Lists what can be called on behalf of a user; ends the command if the bus refuses or does not answer."""
     context = call_context(user, level)
-    return with_host(address, lambda host: host.list(context=context, timeout=REPLY_SECONDS, **conditions))
+    return with_host(bus, lambda host: host.list(context=context, timeout=REPLY_SECONDS, **conditions))
 
 
-async def _with_host(address: str, work: Callable[[Host], Coroutine[Any, Any, Reply]]) -> Reply:
+async def _with_host(
+    address: BusAddress, credential: Credential | None, work: Callable[[Host], Coroutine[Any, Any, Reply]]
+) -> Reply:
     from toolbus.sdk import Host
 
-    async with Host(address, source=SOURCE) as host:
+    async with Host(address.text, source=SOURCE, credential=credential) as host:
+        ready = asyncio.ensure_future(host.ready())
         try:
-            await asyncio.wait_for(host.ready(), REPLY_SECONDS)
+            await asyncio.wait([ready], timeout=PROBE_AFTER_SECONDS)
+            if not ready.done():
+                await asyncio.to_thread(_fail_if_wrong, address, credential)
+            await asyncio.wait_for(ready, REPLY_SECONDS)
         except TimeoutError:
             fail_without_bus(address, f"the server there did not answer within {REPLY_SECONDS:g} s")
+        finally:
+            ready.cancel()
         return await work(host)

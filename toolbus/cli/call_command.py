@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.help_text import epilog
 from toolbus.text import clean_line, parse_json
 
@@ -54,6 +54,7 @@ def call(
         typer.Argument(metavar="ARGUMENT...", help="A JSON object, @FILE or -, then KEY=VALUE (default: {})."),
     ] = None,
     bus: BusOption = None,
+    credential: CredentialOption = None,
     timeout: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Timeout of the call in seconds (default: that of the tool)."),
@@ -95,7 +96,7 @@ def call(
         options["context"] = _context(pairs)
     if progress:
         options["on_progress"] = show_progress
-    result = bus_client.with_host(bus, lambda host: host.call(name, text, **options))
+    result = bus_client.with_host(BusTarget(bus, credential), lambda host: host.call(name, text, **options))
     task_id = None if as_json or background_after is None else _task_of(result)
     if task_id is None:
         show(result, as_json)
@@ -113,7 +114,7 @@ def check_seconds(option: str, seconds: float | None) -> None:
 
 
 def call_bus_tool(
-    bus: str | None, name: str, arguments: Mapping[str, Any], user: str | None = None, level: int | None = None
+    bus: BusTarget, name: str, arguments: Mapping[str, Any], user: str | None = None, level: int | None = None
 ) -> Any:
     """Calls one of the bus's own tools and returns its output; ends the command if that fails."""
     context = bus_client.call_context(user, level)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption
 from toolbus.cli.call_command import call_bus_tool, show
 from toolbus.cli.help_text import epilog
 from toolbus.text import shorten
@@ -54,6 +54,7 @@ _CONTENTS = (("ARGUMENTS", MAX_SHOWN), ("OUTPUT", 0))
 
 def calls(
     bus: BusOption = None,
+    credential: CredentialOption = None,
     limit: Annotated[
         int, typer.Option(min=1, help="Print at most this many calls; with --follow, to begin with.")
     ] = 50,
@@ -80,9 +81,9 @@ def calls(
         columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
         if not as_json:
             terminal.print_row([head for head, _ in columns], [width for _, width in columns])
-        bus_client.with_host(bus, lambda host: _follow(host, filters, contents, as_json))
+        bus_client.with_host(BusTarget(bus, credential), lambda host: _follow(host, filters, contents, as_json))
         return
-    records = call_bus_tool(bus, "calls", filters)
+    records = call_bus_tool(BusTarget(bus, credential), "calls", filters)
     if as_json:
         terminal.print_json([_record(each, contents) for each in records])
         return

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption, JsonLinesOption, JsonOption, LevelOption, UserOption
+from toolbus.cli.bus_client import (
+    BusOption,
+    BusTarget,
+    CredentialOption,
+    JsonLinesOption,
+    JsonOption,
+    LevelOption,
+    UserOption,
+)
 from toolbus.cli.help_text import epilog
 from toolbus.text import clean_line
 
@@ -57,6 +65,7 @@ def list_(
         list[str] | None, typer.Argument(metavar="NAME...", help="Only these tools (default: all).")
     ] = None,
     bus: BusOption = None,
+    credential: CredentialOption = None,
     role: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only tools of this role (default: all roles).")
     ] = None,
@@ -70,17 +79,17 @@ def list_(
 ) -> None:
     """List the tools that the bus offers."""
     conditions = {"role": role, "names": names or (), "source": source or "", "include_offline": everything}
-    _list(bus, as_json, user, level, **conditions)
+    _list(BusTarget(bus, credential), as_json, user, level, **conditions)
 
 
-def tools(bus: BusOption = None, as_json: JsonOption = False) -> None:
+def tools(bus: BusTarget, as_json: bool) -> None:
     """List the bus's own tools, which `list` leaves out."""
     _list(bus, as_json, None, None, source=_BUS_SOURCE)
 
 
-def watch(bus: BusOption = None, as_json: JsonLinesOption = False) -> None:
+def watch(bus: BusOption = None, credential: CredentialOption = None, as_json: JsonLinesOption = False) -> None:
     """Print each tool as it is added, changed or removed."""
-    bus_client.with_host(bus, lambda host: _watch(host, as_json))
+    bus_client.with_host(BusTarget(bus, credential), lambda host: _watch(host, as_json))
 
 
 async def _watch(host: Host, as_json: bool) -> None:
@@ -104,7 +113,7 @@ def _change(change: CatalogChange) -> dict[str, Any]:
     }
 
 
-def _list(bus: str | None, as_json: bool, user: str | None, level: int | None, **conditions: Any) -> None:
+def _list(bus: BusTarget, as_json: bool, user: str | None, level: int | None, **conditions: Any) -> None:
     listing = bus_client.listing(bus, user, level, **conditions)
     if as_json:
         notices = [{"source": source, "text": text} for source, text in listing.notices]

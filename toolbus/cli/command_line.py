@@ -38,7 +38,7 @@ _MANUAL = epilog(
     ("toolbus serve", "toolbus run weather.py", "toolbus list", "toolbus call get_weather city=Paris"),
     """
     `toolbus COMMAND --help` shows the options of a command, with examples. Commands find the bus by --bus, then
-    TOOLBUS_ADDRESS, then 127.0.0.1:48930.
+    TOOLBUS_ADDRESS, then the address in the credential (--credential, TOOLBUS_CREDENTIAL), then 127.0.0.1:48930.
 
     If GRPC_EXPERIMENTS is not set, it is set to the values that make calls fastest; TOOLBUS_GRPC_EXPERIMENTS=keep
     prevents that.

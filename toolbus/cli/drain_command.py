@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, JsonOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
 
@@ -26,6 +26,7 @@ def drain(
         str | None, typer.Argument(metavar="SOURCE", help="Drain the sessions of this source (default: the whole bus).")
     ] = None,
     bus: BusOption = None,
+    credential: CredentialOption = None,
     grace_seconds: Annotated[
         float | None,
         typer.Option(
@@ -42,7 +43,7 @@ def drain(
     arguments: dict[str, Any] = {"source": source or ""}
     if grace_seconds is not None:
         arguments["grace_seconds"] = grace_seconds
-    result = call_bus_tool(bus, "drain", arguments)
+    result = call_bus_tool(BusTarget(bus, credential), "drain", arguments)
     if as_json:
         terminal.print_json(result)
     elif source is None:

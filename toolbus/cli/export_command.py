@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def export(
         list[str] | None, typer.Argument(metavar="NAME...", help="Only these tools (default: all).")
     ] = None,
     bus: BusOption = None,
+    credential: CredentialOption = None,
     role: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only tools of this role (default: all roles).")
     ] = None,
@@ -49,7 +50,7 @@ def export(
 ) -> None:
     """Show the tools in the format of a model provider."""
     writer = _dialect(dialect)
-    listing = bus_client.listing(bus, user, level, names=names or (), role=role)
+    listing = bus_client.listing(BusTarget(bus, credential), user, level, names=names or (), role=role)
     exported = writer.export(listed.tool for listed in listing)
     if as_json:
         terminal.print_json(list(exported.tools))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, Metadata
 from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(
@@ -25,6 +25,7 @@ def health(
         str | None, typer.Argument(metavar="SERVICE", help="Name of one service (default: all).")
     ] = None,
     bus: BusOption = None,
+    credential: CredentialOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Continue, and print each change.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document; with --watch, JSON lines.")] = False,
 ) -> None:
@@ -34,23 +35,26 @@ def health(
     except ModuleNotFoundError:
         terminal.fail("health needs grpcio-health-checking, which is not installed: pip install 'toolbus[server]'")
 
-    def request(channel: Any) -> bool:
-        return _watch(channel, service or "", as_json) if watch else _check(channel, service, as_json)
+    def request(channel: Any, metadata: Metadata) -> bool:
+        if watch:
+            return _watch(channel, metadata, service or "", as_json)
+        return _check(channel, metadata, service, as_json)
 
-    if not bus_client.query(bus, request):
+    if not bus_client.query(BusTarget(bus, credential), request):
         raise typer.Exit(terminal.REFUSED)
 
 
-def _check(channel: Any, service: str | None, as_json: bool) -> bool:
+def _check(channel: Any, metadata: Metadata, service: str | None, as_json: bool) -> bool:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     stub = health_pb2_grpc.HealthStub(channel)
+    options = {"timeout": bus_client.REPLY_SECONDS, "metadata": metadata}
     if service is None:
-        listed = stub.List(health_pb2.HealthListRequest(), timeout=bus_client.REPLY_SECONDS).statuses
+        listed = stub.List(health_pb2.HealthListRequest(), **options).statuses
         statuses = {name: _status_name(listed[name].status) for name in sorted(listed)}
     else:
         request = health_pb2.HealthCheckRequest(service=service)
-        statuses = {service: _status_name(stub.Check(request, timeout=bus_client.REPLY_SECONDS).status)}
+        statuses = {service: _status_name(stub.Check(request, **options).status)}
     if as_json:
         terminal.print_json(statuses)
     else:
@@ -60,10 +64,12 @@ def _check(channel: Any, service: str | None, as_json: bool) -> bool:
     return statuses.get(service or "") == "SERVING"
 
 
-def _watch(channel: Any, service: str, as_json: bool) -> bool:
+def _watch(channel: Any, metadata: Metadata, service: str, as_json: bool) -> bool:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    changes = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+    changes = health_pb2_grpc.HealthStub(channel).Watch(
+        health_pb2.HealthCheckRequest(service=service), metadata=metadata
+    )
     for change in changes:
         status = _status_name(change.status)
         if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, JsonOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
 
@@ -57,9 +57,9 @@ class RuleKind(StrEnum):
     SOURCES = "sources"
 
 
-def permissions(bus: BusOption = None, as_json: JsonOption = False) -> None:
+def permissions(bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False) -> None:
     """Show which users may call what."""
-    tables = call_bus_tool(bus, "permissions", {})
+    tables = call_bus_tool(BusTarget(bus, credential), "permissions", {})
     if as_json:
         terminal.print_json(tables)
         return
@@ -73,6 +73,7 @@ def permit(
     kind: Annotated[RuleKind, typer.Argument(metavar="tools|roles|sources", help="What the rule applies to.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the tool, role or source.")],
     bus: BusOption = None,
+    credential: CredentialOption = None,
     user: Annotated[list[str] | None, typer.Option(metavar="ID", help="Allow this user only; may be repeated.")] = None,
     everyone: Annotated[bool, typer.Option("--everyone", help="Allow everyone, and calls without a user.")] = False,
     nobody: Annotated[bool, typer.Option("--nobody", help="Allow no user.")] = False,
@@ -91,7 +92,7 @@ def permit(
     if not name:
         terminal.fail(f"NAME is empty: name one of the {kind}", terminal.USAGE)
     users = None if no_rule else [EVERYONE] if everyone else list(user or ())
-    tables = call_bus_tool(bus, "permit", {"kind": kind.value, "name": name, "users": users})
+    tables = call_bus_tool(BusTarget(bus, credential), "permit", {"kind": kind.value, "name": name, "users": users})
     note = tables.pop("note", "")
     if as_json:
         terminal.print_json(tables)
@@ -104,10 +105,11 @@ def permit(
 def grant(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
     bus: BusOption = None,
+    credential: CredentialOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Allow a source to offer tools again."""
-    result = call_bus_tool(bus, "grant", {"source": source})
+    result = call_bus_tool(BusTarget(bus, credential), "grant", {"source": source})
     if as_json:
         terminal.print_json(result)
     else:
@@ -117,10 +119,11 @@ def grant(
 def revoke(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
     bus: BusOption = None,
+    credential: CredentialOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Withdraw a source's tools and forbid it to offer any."""
-    result = call_bus_tool(bus, "revoke", {"source": source})
+    result = call_bus_tool(BusTarget(bus, credential), "revoke", {"source": source})
     if as_json:
         terminal.print_json(result)
     else:

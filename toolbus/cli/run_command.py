@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, check_address
+from toolbus.cli.bus_client import BusOption, BusTarget
 from toolbus.cli.help_text import epilog
 from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 
@@ -68,11 +68,20 @@ SecretsOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="TOML with a table of variables for each plugin; only you may read it."),
 ]
+CredentialForPlugins = Annotated[
+    Path | None,
+    typer.Option(
+        "--credential",
+        metavar="FILE",
+        help="Credential for a bus on another machine; handed on to every plugin file that has none in --secrets.",
+    ),
+]
 
 
 def run(
     files: FilesArgument,
     bus: BusOption = None,
+    credential: CredentialForPlugins = None,
     require_manifest: Annotated[
         bool, typer.Option("--require-manifest", help="Load nothing from a folder without a _manifest.json.")
     ] = False,
@@ -94,7 +103,9 @@ def run(
             '_manifest.json ({"files": {"FILE.py": {"secrets": ["NAME"]}}})',
             terminal.USAGE,
         )
-    address = check_address(bus)
+    target = BusTarget(bus, credential)
+    if folder is not None or credential is not None:
+        target.read()  # else the plugins connect, and this process does not
     from toolbus.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
@@ -103,7 +114,7 @@ def run(
     plugins: Supervisor | ToolFolder
     if folder is None:
         plugins = Supervisor(emit, **options)
-        for name, command in _commands(files, address, env or (), secrets, emit).items():
+        for name, command in _commands(files, target, env or (), secrets, emit).items():
             plugins.add(name, command)
     else:
         plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **options)
@@ -114,7 +125,7 @@ def run(
             loop.add_signal_handler(number, plugins.stop)
         if isinstance(plugins, Supervisor):
             return await plugins.run()
-        async with _following_address(address, plugins, emit):
+        async with _following_address(target, plugins, emit):
             return await plugins.run()
 
     try:
@@ -127,25 +138,36 @@ def run(
 
 
 def _commands(
-    files: list[Path], address: str, requests: Sequence[str], secrets: Path | None, emit: Callable[[PluginReport], None]
+    files: list[Path],
+    target: BusTarget,
+    requests: Sequence[str],
+    secrets: Path | None,
+    emit: Callable[[PluginReport], None],
 ) -> dict[str, Command]:
     """Returns the command of each plugin, by name; ends this one if a variable or the file of secrets is refused."""
     from toolbus.errors import SetupError
     from toolbus.processes.plugin_commands import plugin_commands
+    from toolbus.sdk.bus_address import BusAddress
 
+    environment = dict(os.environ)
     try:
-        return plugin_commands(files, {**os.environ, "TOOLBUS_ADDRESS": address}, requests, secrets, emit)
+        if target.address:  # else a plugin's own credential says where the bus is
+            environment["TOOLBUS_ADDRESS"] = BusAddress.parse(target.address).text
+        return plugin_commands(files, environment, requests, secrets, emit, target.credential)
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
 
 
 @contextlib.asynccontextmanager
-async def _following_address(bus: str, folder: ToolFolder, emit: Callable[[PluginReport], None]) -> AsyncIterator[None]:
+async def _following_address(
+    bus: BusTarget, folder: ToolFolder, emit: Callable[[PluginReport], None]
+) -> AsyncIterator[None]:
     """Gives a folder the bus's address for drop-in tools, whenever it changes, and reports connection problems."""
     from toolbus.dropin.dropin_address import follow_dropin_address
     from toolbus.dropin.group_supervisor import FOLDER_NAME
     from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 
+    address, credential = bus.read()
     loop = asyncio.get_running_loop()
 
     def report(text: str) -> None:
@@ -157,7 +179,7 @@ async def _following_address(bus: str, folder: ToolFolder, emit: Callable[[Plugi
 
     handler = ReportHandler(logging.WARNING)
     logging.getLogger("toolbus").addHandler(handler)  # the connection logs that no bus is there
-    following = asyncio.create_task(follow_dropin_address(bus, folder.move, report))
+    following = asyncio.create_task(follow_dropin_address(address.text, folder.move, report, credential=credential))
     following.add_done_callback(lambda task: folder.stop())
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, JsonOption, LevelOption, UserOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
 
@@ -26,6 +26,7 @@ MAX_RESULTS = 50  # of one request to the bus
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What the tool should do, in a few words.")],
     bus: BusOption = None,
+    credential: CredentialOption = None,
     mode: Annotated[str, typer.Option(metavar="bm25|keyword|semantic", help="How to rank the tools.")] = "bm25",
     top_k: Annotated[int, typer.Option(min=1, max=MAX_RESULTS, help="Print at most this many tools.")] = 10,
     user: UserOption = None,
@@ -37,7 +38,9 @@ def search(
 
     if mode not in MODES:
         terminal.fail(f"--mode is {mode!r}, it must be one of {', '.join(MODES)}", terminal.USAGE)
-    result = call_bus_tool(bus, "search_tools", {"query": query, "mode": mode, "top_k": top_k}, user, level)
+    result = call_bus_tool(
+        BusTarget(bus, credential), "search_tools", {"query": query, "mode": mode, "top_k": top_k}, user, level
+    )
     if as_json:
         terminal.print_json(result)
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption, JsonOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool, check_seconds, content_of, show, show_content
 from toolbus.cli.help_text import epilog
 
@@ -58,6 +58,7 @@ def tasks(
     ] = None,
     task_id: Annotated[str | None, typer.Argument(metavar="ID", help="Id of the task, as in `toolbus tasks`.")] = None,
     bus: BusOption = None,
+    credential: CredentialOption = None,
     user: Annotated[
         str | None, typer.Option(metavar="ID", help="Tasks of this user (default: those of this program).")
     ] = None,
@@ -71,14 +72,16 @@ def tasks(
         terminal.fail("--timeout needs await: toolbus tasks await ID --timeout SECONDS", terminal.USAGE)
     check_seconds("--timeout", timeout)
     if verb is None:
-        _list(call_bus_tool(bus, "list_tasks", {}, user), as_json)
+        _list(call_bus_tool(BusTarget(bus, credential), "list_tasks", {}, user), as_json)
         return
     if not task_id:
         terminal.fail(f"{verb} needs the ID of a task: `toolbus tasks` lists them", terminal.USAGE)
     if verb is Verb.AWAIT:
-        result = bus_client.with_host(bus, lambda host: _await(host, task_id, user, timeout))
+        result = bus_client.with_host(BusTarget(bus, credential), lambda host: _await(host, task_id, user, timeout))
     else:
-        result = bus_client.with_host(bus, lambda host: _request(host, f"{verb}_task", user, {"task_id": task_id}))
+        result = bus_client.with_host(
+            BusTarget(bus, credential), lambda host: _request(host, f"{verb}_task", user, {"task_id": task_id})
+        )
     if result.is_error and not _is_running(result.output):
         _fail(result, task_id, user, as_json)
     if verb is Verb.CANCEL:

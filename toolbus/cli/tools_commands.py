@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolbus.cli import catalog_commands, terminal
-from toolbus.cli.bus_client import BusOption, JsonOption
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 @app.callback(epilog=catalog_commands.TOOLS_EPILOG)
-def tools(context: typer.Context, bus: BusOption = None, as_json: JsonOption = False) -> None:
+def tools(
+    context: typer.Context, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
+) -> None:
     """List the bus's own tools, or add bundled drop-in tools to a folder."""
     if context.invoked_subcommand is None:
-        catalog_commands.tools(bus, as_json)
+        catalog_commands.tools(BusTarget(bus, credential), as_json)
 
 
 @app.command(epilog=ADD_EPILOG)

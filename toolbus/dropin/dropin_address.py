@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from toolbus.errors import PeerLost, RequestError
-from toolbus.sdk import Host
+from toolbus.sdk import Credential, Host
 
 REPLY_SECONDS = 10.0  # timeout of a request to the bus
 RETRY_SECONDS = 1.0  # between two requests, if the bus gave no address
@@ -19,6 +19,7 @@ async def follow_dropin_address(
     found: Callable[[str], object],
     log: Callable[[str], object],
     *,
+    credential: Credential | None = None,
     retry_seconds: float = RETRY_SECONDS,
     reconnect_seconds: float = RECONNECT_SECONDS,
 ) -> None:
@@ -31,13 +32,14 @@ async def follow_dropin_address(
         bus: its own address.
         found: takes the address, which may be the same as before.
         log: takes what an operator should know.
+        credential: proves who this process is; None means that of TOOLBUS_CREDENTIAL.
         retry_seconds, reconnect_seconds: pauses, see the constants.
     """
     port = 0
     while True:
         try:
             # A source of its own: with a token of the environment, one process would lock the others out.
-            async with Host(bus, source=f"toolbus-run:{os.getpid()}") as host:
+            async with Host(bus, source=f"toolbus-run:{os.getpid()}", credential=credential) as host:
                 async for change in host.watch():
                     if change.full:  # a new connection
                         address = await _request_address(host, port, log, retry_seconds)

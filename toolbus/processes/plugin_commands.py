@@ -30,6 +30,7 @@ def plugin_commands(
     requests: Sequence[str],
     secrets_file: Path | None,
     emit: Callable[[PluginReport], None],
+    credential: Path | None = None,
 ) -> dict[str, Command]:
     """Returns the command of each plugin file, by the plugin's name.
 
@@ -38,6 +39,7 @@ def plugin_commands(
         requests: variables that every plugin gets besides the usual ones, see `requested_variables`.
         secrets_file: None means that no plugin has secrets.
         emit: takes a report for each variable that a plugin reads and does not get.
+        credential: the file of a credential for the plugins that have none among their secrets.
 
     Raises:
         SetupError: a request or the file of secrets is refused.
@@ -48,9 +50,10 @@ def plugin_commands(
     # No other program can attach as the source of a plugin while it runs, restarts included, nor can another plugin:
     # only processes of the same file have the same token.
     secret = environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
+    shared = {"TOOLBUS_CREDENTIAL": str(credential.resolve())} if credential is not None else {}
     commands = {}
     for name, table, file in zip(plugin_names(files), tables, files, strict=True):
-        own = {"TOOLBUS_TOKEN": token_of(secret, str(file.resolve())), **known.get(table, {})}
+        own = {"TOOLBUS_TOKEN": token_of(secret, str(file.resolve())), **shared, **known.get(table, {})}
         reads = mentioned_variables(file) | {"TOOLBUS_CREDENTIAL"}  # which the SDK reads
         for variable in sorted((reads & environment.keys()) - passed_on.keys() - own.keys()):
             emit(PluginReport(name, ReportKind.OUTPUT, _explain(variable, table), "stderr"))
@@ -70,6 +73,8 @@ def _tables(files: Sequence[Path]) -> list[str]:
 def _explain(variable: str, table: str) -> str:
     """Returns why a plugin does not get a variable, and how it can."""
     ways = [] if variable in NEVER_PASSED_ON else [f"add --env {variable}"]
+    if variable == "TOOLBUS_CREDENTIAL":
+        ways.append("name it with --credential for all of them")
     key = table if table.replace("-", "").replace("_", "").isalnum() and table.isascii() else quote(table)
     ways.append(f"set it below [{key}] in a file that --secrets names")
     return f"reads {variable}, which is set here but not handed on to plugins: {', or '.join(ways)}"

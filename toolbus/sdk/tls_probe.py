@@ -48,7 +48,7 @@ def diagnose(
     """Returns why a client with a credential cannot talk to the server at an address, and how to fix it; "" if unknown.
 
     Args:
-        cause: what grpc reported, for where nothing is wrong now.
+        cause: what grpc reported, for the text that nothing is wrong now; "" returns no text then.
         seconds: for each step.
     """
     if address.is_unix:
@@ -65,10 +65,12 @@ def diagnose(
         return _wrong_name(address, context, seconds)
     if finding is Finding.REFUSES:
         return _refused(address, credential)
+    if finding is Finding.ACCEPTS and not cause:
+        return ""
     return _SENTENCES[finding].format(
         address=address,
         target=address.target,
-        cause=cause or "an error",
+        cause=cause,
         signer=f"by the ca of {credential.place}"
         if credential is not None and credential.ca
         else "by one trusted here",
@@ -92,7 +94,7 @@ _SENTENCES = {
     ),
     Finding.EXPIRED: (
         "the certificate of the server at {address} has expired or is not valid yet, by the clock of this machine: "
-        "check the clock, or have the operator of the bus renew the certificate"
+        "check the clock, or have the operator of the bus renew the certificate (toolbus keys init)"
     ),
     Finding.NOT_HTTP2: (
         "the server at {address} speaks TLS but not gRPC: name the port of a tls: or mtls: listener of the bus, not "
