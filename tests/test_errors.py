@@ -12,6 +12,7 @@ from toolbus.errors import (
     InvalidRequest,
     InvalidTool,
     LimitExceeded,
+    NotAudited,
     NotKept,
     NotOffered,
     NotPermitted,
@@ -48,6 +49,7 @@ SAMPLES: list[tuple[ToolBusError, str]] = [
     (LimitExceeded("sessions", 10_000, "too many sessions"), "RESOURCE_EXHAUSTED"),
     (NotOffered("no such RPC"), "UNIMPLEMENTED"),
     (NotKept("the disk is full"), "UNAVAILABLE"),
+    (NotAudited("the disk is full"), "UNAVAILABLE"),
     (PeerLost("no heartbeat for 20 s"), "UNAVAILABLE"),
 ]
 

@@ -32,6 +32,7 @@ FLOORS = (
     "dropin",
     "bus.loopback bus.callback_url bus.outbound bus.path_ownership",
     "bus.access",  # who is asking
+    "bus.audit",  # what was done, and by whom
     "bus.keys",  # what proves who is asking
     "bus.catalog",
     "bus.calls",

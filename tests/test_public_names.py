@@ -19,7 +19,7 @@ BUS = {"Bus", "Config"}
 ERRORS = {
     *("Code", "Stage", "ToolBusError", "RequestError", "InvalidTool", "InvalidRequest", "ProtocolError"),
     *("VersionMismatch", "UnknownRole", "SessionGone", "NotPermitted", "AlreadyAttached", "LimitExceeded"),
-    *("Unauthenticated", "NotOffered", "NotKept", "PeerLost", "CallFailed", "SetupError"),
+    *("Unauthenticated", "NotOffered", "NotKept", "NotAudited", "PeerLost", "CallFailed", "SetupError"),
 }
 
 

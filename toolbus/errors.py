@@ -171,6 +171,10 @@ class NotKept(ToolBusError):
     """The request is done, but could not be persisted, so its effect ends with the process."""
 
 
+class NotAudited(ToolBusError):
+    """The request is not done, because the audit that has to say so could not be written."""
+
+
 class PeerLost(ToolBusError):
     """The other side went away or stopped answering."""
 
@@ -212,6 +216,7 @@ STATUS: dict[type[ToolBusError], tuple[str, int]] = {
     LimitExceeded: ("RESOURCE_EXHAUSTED", 429),
     NotOffered: ("UNIMPLEMENTED", 501),
     NotKept: ("UNAVAILABLE", 503),
+    NotAudited: ("UNAVAILABLE", 503),
     PeerLost: ("UNAVAILABLE", 503),
 }
 

@@ -78,6 +78,8 @@ class Timings:
             and then does not hold its connection.
         ping_seconds: how long a stream of server-sent events may be silent before a ping; below the minute or so after
             which proxies and clients give up on silence.
+        audit_sync_seconds: how often the audit is forced to disk; what operators do is at once.
+        audit_head_seconds: how often the head of the audit is logged, so that it is also somewhere else.
     """
 
     tick_seconds: float = 0.5
@@ -93,6 +95,8 @@ class Timings:
     keys_seconds: float = 0.5
     head_seconds: float = 10.0
     ping_seconds: float = 15.0
+    audit_sync_seconds: float = 1.0
+    audit_head_seconds: float = 3_600.0
 
 
 DEFAULT_TIMINGS = Timings()

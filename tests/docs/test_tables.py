@@ -177,7 +177,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
     before = settle({}, {})
     for name, row in _ROWS.items():
         assert row[2] == f"`TOOLBUS_{name.upper()}`"
-        flip = "no" if name == "grpc_reflection" else "yes"
+        flip = "no" if name in ("grpc_reflection", "audit") else "yes"
         value = samples.get(name, "7" if name.endswith("_seconds") else flip)
         assert settle({}, {f"TOOLBUS_{name.upper()}": value}) != before, name
 

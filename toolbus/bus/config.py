@@ -62,6 +62,9 @@ class Config:
             None: each request for a run brings its members.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
         record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
+        audit: whether what is done to the bus is written down in the data directory, if there is one.
+        audit_required: whether what cannot be written down is refused.
+        audit_calls: whether calls are written down too: by whom, which tool, how they ended; no contents.
         grpc_reflection: whether clients can ask the server for its services.
 
     Raises:
@@ -90,6 +93,9 @@ class Config:
     council: Path | None = None
     offered: tuple[str, ...] = ()
     record_contents: bool = False
+    audit: bool = True
+    audit_required: bool = False
+    audit_calls: bool = False
     grpc_reflection: bool = True
 
     def __post_init__(self) -> None:
@@ -126,6 +132,7 @@ class Config:
             Tripwire(self.tripwire, self.tripwire_allow)  # type: ignore[arg-type]  # it checks the preset
         except InvalidRequest as error:
             raise SetupError(str(error)) from None
+        self._check_audit()
         for group in self.offered:
             if group not in OFFERED:
                 raise SetupError(f"offered names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
@@ -137,6 +144,13 @@ class Config:
             value = getattr(self.limits, limit.name)
             if value < 1:
                 raise SetupError(f"limits.{limit.name} is {value}, it must be at least 1")
+
+    def _check_audit(self) -> None:
+        for name in ("audit_required", "audit_calls"):
+            if getattr(self, name) and not self.audit:
+                raise SetupError(f"{name} contradicts audit = false: drop one")
+            if getattr(self, name) and self.data_dir is None:
+                raise SetupError(f"{name} needs a data directory, where the audit is written: set data_dir")
 
     @property
     def needs_keys(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -36,6 +37,7 @@ class Core:
         dispatcher: the calls in flight.
         presence: the sessions of attached peers.
         records: the newest calls.
+        audit: where parts say what was done and by whom.
         tasks: calls that outlived their soft deadline.
         local: the bus as its own process uses it.
         signals: what changed, and who listens.
@@ -55,6 +57,7 @@ class Core:
     dispatcher: Dispatcher
     presence: Presence
     records: CallRecords
+    audit: Audit
     tasks: TaskManager
     local: EmbeddedBus
     signals: Signals

@@ -21,6 +21,7 @@ from typing import Self
 import toolbus
 from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.tripwire import Tripwire
@@ -33,6 +34,7 @@ from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.room import AnyRoom, Room, Rooms
+from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
@@ -53,6 +55,7 @@ log = logging.getLogger("toolbus")
 # In the order in which they open and start; they stop in reverse order. A room goes with its line.
 ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,  # first: it locks the data directory
+    AuditRoom,  # before whatever does what is written down
     KeysRoom,
     OperatorsRoom,
     GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
@@ -129,6 +132,7 @@ class Bus(EmbeddedBus):
             stuck_seconds=timings.stuck_seconds,
             first_id=secrets.randbits(48),
         )
+        audit = Audit()
         signals = Signals(registry, dispatcher.view, self.records, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
         self._stopped = asyncio.Event()
@@ -144,8 +148,9 @@ class Bus(EmbeddedBus):
             policy=self.policy,
             view=dispatcher.view,
             dispatcher=dispatcher,
-            presence=self._presence(config, signals, timings),
+            presence=self._presence(config, signals, timings, audit),
             records=self.records,
+            audit=audit,
             tasks=self.tasks,
             local=self,
             signals=signals,
@@ -156,7 +161,7 @@ class Bus(EmbeddedBus):
             self.core.rooms.add(room(self.core))
         self._offer_own()
 
-    def _presence(self, config: Config, signals: Signals, timings: Timings) -> Presence:
+    def _presence(self, config: Config, signals: Signals, timings: Timings, audit: Audit) -> Presence:
         return Presence(
             self.registry,
             self.dispatcher,
@@ -166,6 +171,7 @@ class Bus(EmbeddedBus):
             on_source=signals.source_changed,
             on_change=signals.catalog_changed,
             timings=timings,
+            audit=audit,
         )
 
     def __repr__(self) -> str:

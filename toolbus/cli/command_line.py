@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from toolbus.cli import (
+    audit_command,
     call_command,
     calls_command,
     catalog_commands,
@@ -86,6 +87,7 @@ app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
 app.command(epilog=drain_command.EPILOG)(drain_command.drain)
 keys_command.app.command(epilog=credential_commands.SHOW_EPILOG)(credential_commands.show)
 keys_command.app.command(epilog=credential_commands.EXPORT_EPILOG)(credential_commands.export)
+app.add_typer(audit_command.app, name="audit")
 app.add_typer(keys_command.app, name="keys", epilog=keys_command.EPILOG)
 app.add_typer(tools_commands.app, name="tools")
 

@@ -36,14 +36,19 @@ EPILOG = epilog(
     Settings: a flag overrides the environment, which overrides the file, which overrides the default. Each setting has
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
     the file: grpc, http, neighbours, roles, no_roles, data_dir, ephemeral, upstream, grace_seconds, drain_seconds,
-    silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents,
-    background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits], [permissions] and
-    [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else
-    MAIN_SERVER_PORT, else that of the file, else 48911.
+    silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit, audit_required,
+    audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits], [permissions]
+    and [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT,
+    else that of the file, else 48911.
+    audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits], [permissions]
+    and [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT,
+    else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, and the rules of
     `toolbus permit`; they are restored after a restart. Only one bus may use a data directory: give each bus its own
-    with --data-dir, or use --ephemeral.
+    with --data-dir, or use --ephemeral. It also holds the audit, which `toolbus audit` reads: who attached, offered
+    tools or administered the bus. audit = false writes none, audit_required = true refuses what cannot be written down,
+    audit_calls = true adds calls.
 
     With --upstream the bus also registers its tools with a main server that implements the REST contract, which calls
     them back over HTTP. The main server uses the port 48911 then, so without --http and TOOLBUS_HTTP the HTTP port is

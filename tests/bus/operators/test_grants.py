@@ -11,6 +11,7 @@ import pytest
 from tests.support.core_model import Core, StreamDouble, tool
 from tests.support.waiting import until
 from toolbus.bus import Bus
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.signals import Signals
 from toolbus.errors import Code, InvalidRequest
@@ -22,7 +23,7 @@ from toolbus.v1 import tool_pb2 as pb
 def grants_of(core: Core) -> Grants:
     signals = Signals(core.registry, core.dispatcher.view, core.records, watch_seconds=0.02)
     signals.on_change(core._changed)
-    return Grants(core.registry, core.policy, core.dispatcher.view, core.presence, signals)
+    return Grants(core.registry, core.policy, core.dispatcher.view, core.presence, signals, Audit())
 
 
 def names(core: Core) -> list[str]:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, content_of, origin_of
@@ -90,6 +91,7 @@ class Dispatcher:
         self._admission = CallAdmission(registry, policy, self.view, limits)
         self.records = records
         self.settled_at = settled_at
+        self.on_denied: Callable[[Principal, str, str], object] | None = None  # told who may not call what, and why
         self.draining = False  # graceful shutdown: whether only nested calls are accepted
 
     def __repr__(self) -> str:
@@ -355,6 +357,8 @@ class Dispatcher:
         text, result, code = call.arguments_json, refused.result, refused.error.code
         result.call_id = call.call_id
         caller.deliver_result(call.call_id, result)
+        if code == Code.PERMISSION_DENIED and self.on_denied is not None:
+            self.on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
         self.records.add(
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
             (len(text), 0),

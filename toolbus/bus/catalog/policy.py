@@ -30,6 +30,7 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("permit", "permissions", "grant", "revoke"), "permit"),
     "dropin_address": "catalog",
     **dict.fromkeys(("keys", "key_revoke"), "keys"),
+    "audit_head": "audit",
 }
 MAX_USER = 256  # characters of a user's id in a rule
 MAX_RULES = 10_000  # in one table

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
@@ -58,6 +59,7 @@ class Registrations:
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
         self._unsaved: dict[CallbackHandler, None] = {}  # whose last change the store could not write
         self._retry_at = 0.0  # when the next change may retry that, by the monotonic clock
+        self._audit = core.audit
         self._roles = core.registry.roles  # as of the last `persist`
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._answers_saved_at = time.time()  # when the times of the last answers were last persisted
@@ -167,6 +169,7 @@ class Registrations:
         self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False
     ) -> list[Outcome]:
         self._registry.check_roles([tool for tool, _ in items])
+        self._audit.check()
         outcomes = []
         for tool, target in items:
             handler = self._handler(source, tool, target, secrets.token_hex(8), time.time())
@@ -175,6 +178,7 @@ class Registrations:
             outcomes.append(outcome)
             if outcome.accepted:
                 self._handlers[handler.key] = handler
+                self._audit.record("register", Principal(source), target=tool.tool.name, peer=target.shown)
                 log.info("registered tool=%r source=%r callback=%s", tool.tool.name, source, target.shown)
                 self._callbacks.bring_online(handler.origin)  # a plugin that registers is running (REST-43)
             else:

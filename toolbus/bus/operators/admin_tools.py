@@ -52,6 +52,7 @@ class AdminTools:
         self._view = core.view
         self._changed = core.signals.catalog_changed
         self._grants = grants
+        self._audit = core.audit
         self._introspection = Introspection(core.presence, core.records, core.view)
         self._indexes = IndexCache()
 
@@ -63,13 +64,15 @@ class AdminTools:
         ]
 
     @llm_tool(description="Asks a source's sessions to finish their calls and leave; without a source, the whole bus.")
-    async def drain(self, source: str = "", grace_seconds: float = DRAIN_SECONDS) -> dict[str, Any]:
+    async def drain(self, scope: ToolScope, source: str = "", grace_seconds: float = DRAIN_SECONDS) -> dict[str, Any]:
         """Drains a source or the bus."""
-        if source:
-            return {"source": source, "sessions": self._presence.drain_source(source, grace_seconds, time.monotonic())}
-        sessions = len(self._presence.sessions)
-        asyncio.get_running_loop().call_soon(self._core.request_stop)  # after this call has been answered
-        return {"source": "", "sessions": sessions}
+        with self._audit.operation("drain", principal_of(scope), target=source):
+            if source:
+                sessions = self._presence.drain_source(source, grace_seconds, time.monotonic())
+            else:
+                sessions = len(self._presence.sessions)
+                asyncio.get_running_loop().call_soon(self._core.request_stop)  # after this call has been answered
+        return {"source": source, "sessions": sessions}
 
     @llm_tool(description="Lists the newest calls, newest first, or with `since` those after a number, oldest first.")
     async def calls(
@@ -136,23 +139,25 @@ class AdminTools:
         }
 
     @llm_tool(description="Adds a role; it gets every tool that is registered for all roles.")
-    async def role_add(self, role: str) -> list[str]:
+    async def role_add(self, scope: ToolScope, role: str) -> list[str]:
         """Adds a role."""
         if not role:
             raise ToolBusError("role is empty: name the role to add")
-        self._registry.add_role(role)
+        with self._audit.operation("role", principal_of(scope), target=role, why="added"):
+            self._registry.add_role(role)
         self._changed()
         return list(self._registry.roles)
 
     @llm_tool(description="Removes a role and the tools that it alone has.")
-    async def role_remove(self, role: str) -> list[str]:
+    async def role_remove(self, scope: ToolScope, role: str) -> list[str]:
         """Removes a role."""
-        self._registry.remove_role(role)
+        with self._audit.operation("role", principal_of(scope), target=role, why="removed"):
+            self._registry.remove_role(role)
         self._changed()
         return list(self._registry.roles)
 
     @llm_tool(description="Sets which users may call a tool, the tools of a role, or those of a source.")
-    async def permit(self, kind: str, name: str, users: list[str] | None = None) -> dict[str, Any]:
+    async def permit(self, scope: ToolScope, kind: str, name: str, users: list[str] | None = None) -> dict[str, Any]:
         """Sets a rule, at once and across restarts.
 
         Args:
@@ -162,7 +167,7 @@ class AdminTools:
 
         The answer is the rules in force, with a `note` where no source offers the tool of the rule.
         """
-        self._grants.permit(kind, name, users)
+        self._grants.permit(kind, name, users, principal_of(scope))
         tables: dict[str, Any] = {**self._view.permissions.as_tables()}
         if kind == "tools" and users is not None and not self._offers(name):
             tables["note"] = f"no source offers such a tool now: the rule for {quote(name)} applies as soon as one does"
@@ -176,16 +181,16 @@ class AdminTools:
         description="Grants a source the permission to offer tools; it has it from the start unless the configuration "
         "denies it."
     )
-    async def grant(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
+    async def grant(self, scope: ToolScope, source: str, permission: str = TOOLS) -> dict[str, Any]:
         """Grants a source the permission to offer tools, at once and across restarts."""
-        self._grants.grant(source, permission)
+        self._grants.grant(source, permission, principal_of(scope))
         return {"source": source, "permission": permission, "granted": True}
 
     @llm_tool(description="Denies a source the permission to offer tools, and withdraws the tools that it has.")
-    async def revoke(self, source: str, permission: str = TOOLS) -> dict[str, Any]:
+    async def revoke(self, scope: ToolScope, source: str, permission: str = TOOLS) -> dict[str, Any]:
         """Denies a source the permission to offer tools, at once and across restarts."""
         known = source in self._presence.by_source or bool(self._registry.offered_by(source))
-        count = self._grants.revoke(source, permission)
+        count = self._grants.revoke(source, permission, principal_of(scope))
         answer: dict[str, Any] = {"source": source, "permission": permission, "granted": False, "removed": count}
         if not known:
             answer["note"] = f"source {source!r} is not attached now: it may not offer tools when it attaches"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from toolbus.bus.access.principal import Principal
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import AccessRules, Policy
@@ -17,19 +19,27 @@ from toolbus.bus.operators.grants_file import GrantsFile
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest
-from toolbus.text import quote
+from toolbus.text import list_names, quote
 from toolbus.tool import is_source
 
 TOOLS = "tools"  # the only permission of a source: to offer tools
+PROGRAM = Principal("local")  # this process itself
 
 
 class Grants:
     """The permissions of one bus as operators change them."""
 
     def __init__(
-        self, registry: Registry, policy: Policy, view: CatalogView, presence: Presence, signals: Signals
+        self,
+        registry: Registry,
+        policy: Policy,
+        view: CatalogView,
+        presence: Presence,
+        signals: Signals,
+        audit: Audit,
     ) -> None:
         self._registry = registry
+        self._audit = audit
         self._policy = policy
         self._view = view
         self._presence = presence
@@ -52,35 +62,41 @@ class Grants:
         """The sources that may not offer tools."""
         return self._policy.denied
 
-    def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
+    def permit(self, kind: str, name: str, users: Sequence[str] | None, principal: Principal = PROGRAM) -> None:
         """Sets which users may call a tool, or the tools of a role or source.
 
         Args:
             kind: ``tools``, ``roles`` or ``sources``.
             users: ``*`` is everyone; empty is no user; None removes the rule.
+            principal: who does it, for the audit.
 
         Raises:
             InvalidRequest: kind, name or a user breaks a rule.
             NotKept: it is in force, but could not be persisted.
+            NotAudited: the audit could not be written, so nothing was changed.
         """
-        self._view.revise(lambda rules: rules.changed(kind, name, users))
-        self._signals.catalog_changed()
-        if self._file is not None:
-            self._file.save_rule(kind, name, None if users is None else list(users))
+        rule = "rule removed" if users is None else f"users: {list_names(users)}"
+        with self._audit.operation("permit", principal, target=f"{kind} {name}", why=rule):
+            self._view.revise(lambda rules: rules.changed(kind, name, users))
+            self._signals.catalog_changed()
+            if self._file is not None:
+                self._file.save_rule(kind, name, None if users is None else list(users))
 
-    def grant(self, source: str, permission: str = TOOLS) -> None:
+    def grant(self, source: str, permission: str = TOOLS, principal: Principal = PROGRAM) -> None:
         """Lets a source offer tools. Its sessions are notified, and offer them again; callback tools have to register.
 
         Raises:
             InvalidRequest: the permission does not exist, or the source cannot offer tools.
             NotKept: it is in force, but could not be persisted.
+            NotAudited: the audit could not be written, so nothing was changed.
         """
         self._check(source, permission)
-        if self._policy.grant(source):
-            self._presence.permission_changed(source, permission, granted=True)
-        self._save(source, False)
+        with self._audit.operation("grant", principal, target=source, why=permission):
+            if self._policy.grant(source):
+                self._presence.permission_changed(source, permission, granted=True)
+            self._save(source, False)
 
-    def revoke(self, source: str, permission: str = TOOLS) -> int:
+    def revoke(self, source: str, permission: str = TOOLS, principal: Principal = PROGRAM) -> int:
         """Denies a source to offer tools: its tools are withdrawn at once. Its sessions stay, and are notified.
 
         Returns:
@@ -89,12 +105,14 @@ class Grants:
         Raises:
             InvalidRequest: the permission does not exist, or the source cannot offer tools.
             NotKept: it is in force, but could not be persisted.
+            NotAudited: the audit could not be written, so nothing was changed.
         """
         self._check(source, permission)
-        changed = self._policy.deny(source, self._open_names(source))
-        count = self._presence.permission_changed(source, permission, granted=False) if changed else 0
-        self._signals.catalog_changed()  # so that withdrawn callback tools do not come back after a restart
-        self._save(source, True)
+        with self._audit.operation("revoke", principal, target=source, why=permission):
+            changed = self._policy.deny(source, self._open_names(source))
+            count = self._presence.permission_changed(source, permission, granted=False) if changed else 0
+            self._signals.catalog_changed()  # so that withdrawn callback tools do not come back after a restart
+            self._save(source, True)
         return count
 
     def _open_names(self, source: str) -> set[str]:

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from toolbus.bus.access.principal import principal_of
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.keys.keys_file import FILE, KeysFile, parse_keys
 from toolbus.bus.keys.private_files import read_private
 from toolbus.errors import InvalidRequest
-from toolbus.sdk import llm_tool
+from toolbus.sdk import ToolScope, llm_tool
 
 
 class KeyTools:
@@ -25,8 +27,9 @@ class KeyTools:
         directory: where the keys are; None where the bus has no place for any.
     """
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, audit: Audit) -> None:
         self._directory = directory
+        self._audit = audit
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
@@ -42,13 +45,14 @@ class KeyTools:
         }
 
     @llm_tool(description="Revokes the keys of an identity, or one credential by its id; sessions that it proved end.")
-    async def key_revoke(self, name: str) -> dict[str, Any]:
+    async def key_revoke(self, scope: ToolScope, name: str) -> dict[str, Any]:
         """Revokes keys.
 
         Args:
             name: of an identity, or the id of a credential or key.
         """
-        revoked = await asyncio.to_thread(self._revoke, name)
+        with self._audit.operation("key.revoke", principal_of(scope), target=name):
+            revoked = await asyncio.to_thread(self._revoke, name)
         return {"revoked": revoked}
 
     def _read(self) -> KeysFile:

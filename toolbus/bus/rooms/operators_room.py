@@ -17,9 +17,10 @@ class OperatorsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals)
+        self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals, core.audit)
         self._tools = AdminTools(core, self.grants)
-        self._key_tools = KeyTools(core.config.data_dir / "keys" if core.config.data_dir is not None else None)
+        keys = core.config.data_dir / "keys" if core.config.data_dir is not None else None
+        self._key_tools = KeyTools(keys, core.audit)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools."""

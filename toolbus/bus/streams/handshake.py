@@ -74,6 +74,11 @@ class Handshake:
     def __repr__(self) -> str:
         return f"<Handshake takeovers={len(self._takeovers)}>"
 
+    @property
+    def boot_id(self) -> str:
+        """Identifies this run of the bus."""
+        return self._bus[1]
+
     def open(self, peer: Peer, attach: wire.Attach, now: float) -> Peer | None:
         """Opens a session by its first attach.
 

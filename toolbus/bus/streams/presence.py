@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from toolbus.bus.access.identity import LOCAL, Identity
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
@@ -23,10 +24,10 @@ from toolbus.bus.streams.handshake import Handshake, deny
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.session_table import SessionTable
 from toolbus.bus.streams.withdrawal import Withdrawal, notify_owners
-from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, grpc_status
+from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, ToolBusError, grpc_status
 from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.session import Pulse, State
-from toolbus.text import clean_line, quote
+from toolbus.text import clean_line, list_names, quote
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -54,8 +55,10 @@ class Presence(SessionTable):
         on_source: Callable[[str], None],
         on_change: Callable[[], None],
         timings: Timings = DEFAULT_TIMINGS,
+        audit: Audit | None = None,
     ) -> None:
         super().__init__()
+        self._audit = audit or Audit()
         self._registry = registry
         self._dispatcher = dispatcher
         self._policy = policy
@@ -67,7 +70,7 @@ class Presence(SessionTable):
         self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self)
         self.watchers = CatalogWatchers(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
-        self.withdrawal = Withdrawal(registry, on_change)
+        self.withdrawal = Withdrawal(registry, on_change, self._audit)
 
     # -- attach ----------------------------------------------------------------------------------------------------
 
@@ -85,7 +88,15 @@ class Presence(SessionTable):
                 self.watchers.follow(peer, wire.SUBSCRIPTION_CATALOG in attach.subscribe)
                 self._on_change()
             return
-        older = self.handshake.open(peer, attach, now)
+        try:
+            self._audit.check()
+            older = self.handshake.open(peer, attach, now)
+        except ToolBusError as error:
+            claimed = peer.principal.of_source(attach.source)
+            self._audit.record("refuse", claimed, outcome="refused", why=str(error), instance=attach.instance)
+            raise
+        tools = len(self._registry.offers(peer))
+        self._audit.record("attach", peer.principal, peer=peer.session_id, instance=peer.instance, tools=tools)
         if older is not None:  # a takeover: after the answer, since calls of the older session may move to this one
             older.send_drain("replaced")
             self.end(older, "replaced by a newer session of the same instance", now, status="OK")
@@ -109,8 +120,10 @@ class Presence(SessionTable):
                 f"the session is of source {peer.source!r}, but the request names {quote(request.source)}: "
                 "leave source empty"
             )
+        self._audit.check()
         if not self._policy.may_offer(peer.source):
             deny(peer, "register")
+            self._audit.record("denied", peer.principal, target="register", outcome="refused", peer=peer.session_id)
             raise NotPermitted(lacks_permission(peer.source))
         identity.check_offers(tool.name for tool in request.tools)
         count = self._registry.max_offers(peer) + len(request.tools)  # an upper bound, which costs the same at any size
@@ -123,6 +136,8 @@ class Presence(SessionTable):
         if tools:
             peer.offers_tools = True
         notify_owners(outcome)
+        names = list_names(outcome.names)
+        self._audit.record("register", peer.principal, target=names, peer=peer.session_id, tools=len(outcome.names))
         log.info("registered source=%s tools=%d", peer.source, len(outcome.names))
         self._on_change()
         return catalog_messages.registered(outcome)
@@ -216,6 +231,7 @@ class Presence(SessionTable):
             self.remove(peer)
             self.watchers.drop(peer)
             self._on_source(peer.source)
+            self._audit.record("end", peer.principal, why=why, peer=peer.session_id, instance=peer.instance)
             log.info("ended source=%s instance=%s why=%s", peer.source, peer.instance or "-", clean_line(why))
         if status != "OK":
             peer.outbox.discard()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from toolbus.bus.access.principal import OBSERVER
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.registry import Registry
@@ -22,8 +24,9 @@ class Withdrawal:
         on_change: called after the catalog may have changed.
     """
 
-    def __init__(self, registry: Registry, on_change: Callable[[], None]) -> None:
+    def __init__(self, registry: Registry, on_change: Callable[[], None], audit: Audit) -> None:
         self._registry = registry
+        self._audit = audit
         self._on_change = on_change
 
     def unregister(self, name: str, role: str = "", owner: Peer | None = None) -> Outcome:
@@ -42,7 +45,11 @@ class Withdrawal:
         entry = self._registry.find(name, role)
         if entry is not None and entry.source == BUS_SOURCE:
             raise NotPermitted("the bus's own tools cannot be unregistered")
+        self._audit.check()
         outcome = self._registry.unregister(name, role, owner.source if owner else "")
+        if outcome.names:
+            principal = owner.principal if owner is not None else OBSERVER
+            self._audit.record("withdraw", principal, target=name, peer=owner.session_id if owner is not None else "")
         notify_owners(outcome, except_for=owner)
         self._on_change()
         return outcome
@@ -59,7 +66,10 @@ class Withdrawal:
             raise InvalidRequest("source is empty: give the source whose tools to clear")
         if source == BUS_SOURCE:
             raise NotPermitted("the bus's own tools cannot be cleared")
+        self._audit.check()
         outcome = self._registry.clear(source, role)
+        if outcome.count:
+            self._audit.record("withdraw", OBSERVER, target=source, why="every tool of the source", tools=outcome.count)
         notify_owners(outcome)
         log.info("cleared source=%r tools=%d", source, outcome.count)
         self._on_change()

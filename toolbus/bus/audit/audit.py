@@ -1,0 +1,183 @@
+"""Takes from the parts of the bus what was done and by whom, and has it written down where the bus keeps an audit.
+
+A part says what happened and knows no files: without an audit every method does nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from toolbus.bus.access.principal import Principal
+from toolbus.bus.audit.audit_writer import AuditWriter, Entry
+from toolbus.errors import NotAudited, ToolBusError
+
+Act = Literal[
+    "start",
+    "stop",
+    "attach",
+    "refuse",
+    "end",
+    "register",
+    "withdraw",
+    "denied",
+    "rate",
+    "login",
+    "drain",
+    "permit",
+    "grant",
+    "revoke",
+    "role",
+    "log_level",
+    "key.init",
+    "key.add",
+    "key.renew",
+    "key.revoke",
+    "key.rotate",
+]
+Outcome = Literal["ok", "begun", "failed", "refused"]
+
+# Acts that anybody can cause as often as they like; what is beyond the burst is counted, not written.
+REFUSALS: frozenset[Act] = frozenset({"refuse", "denied", "rate"})
+REFUSALS_PER_SECOND = 10
+REFUSALS_BURST = 200
+
+BUS = Principal("toolbus")
+
+
+class Audit:
+    """The audit of one bus; `record` may be called from any thread, all else on the bus's loop."""
+
+    def __init__(self) -> None:
+        self._writer: AuditWriter | None = None  # None: nothing is written
+        self._required = False
+        self._refusals = float(REFUSALS_BURST)  # how many may be written now
+        self._refusals_at = 0.0  # when that was computed, in seconds since the epoch
+
+    def __repr__(self) -> str:
+        return f"<Audit {self._writer or 'off'}>"
+
+    def open(self, writer: AuditWriter, *, required: bool) -> None:
+        """Writes from now on.
+
+        Args:
+            required: whether what cannot be written is refused.
+        """
+        self._writer, self._required = writer, required
+
+    def close(self) -> None:
+        """Writes nothing any more."""
+        self._writer = None
+
+    @property
+    def head(self) -> tuple[int, str] | None:
+        """The number and the hash of the newest line; None where nothing is written."""
+        return self._writer.head if self._writer is not None else None
+
+    def record(
+        self,
+        act: Act,
+        principal: Principal = BUS,
+        *,
+        target: str = "",
+        outcome: Outcome = "ok",
+        why: str = "",
+        **more: str | int,
+    ) -> None:
+        """Says what was done; the line is written soon.
+
+        Args:
+            principal: who did it.
+            target: to what: a tool, a source, a key, a role.
+            more: further fields of the line: `peer`, the session or address; `source`, where it is not the principal's;
+                counts.
+        """
+        writer = self._writer
+        if writer is None:
+            return
+        now = time.time()
+        if act in REFUSALS and not self._may_refuse(now):
+            writer.lose(1)
+            return
+        writer.put(Entry(now, _fields(act, principal, target, outcome, why, more)))
+
+    def record_calls(self, calls: Sequence[tuple[Any, ...]], began: float) -> None:
+        """Says which calls ended, many in one line.
+
+        Args:
+            calls: records of the bus; their contents are not written.
+            began: as in `CallRecords`.
+        """
+        if self._writer is not None:
+            self._writer.put(Entry(time.time(), {"act": "calls", "count": len(calls)}, calls=(calls, began)))
+
+    @contextmanager
+    def operation(self, act: Act, principal: Principal = BUS, *, target: str = "", why: str = "") -> Iterator[None]:
+        """Says what an operator does, and how it ends; the lines are on disk at once.
+
+        Where the audit is required, a line with the outcome `begun` is on disk before the body runs.
+
+        Raises:
+            NotAudited: the audit is required and cannot be written; the body has not run.
+        """
+        writer = self._writer
+        if writer is None:
+            yield
+            return
+        if self._required:
+            try:
+                writer.put_now(Entry(time.time(), _fields(act, principal, target, "begun", why)))
+            except NotAudited as error:
+                raise _not_done(str(error)) from None
+        try:
+            yield
+        except Exception as error:
+            why = str(error) if isinstance(error, ToolBusError) else type(error).__name__
+            writer.put(Entry(time.time(), _fields(act, principal, target, "failed", why), urgent=True))
+            raise
+        writer.put(Entry(time.time(), _fields(act, principal, target, "ok", why), urgent=True))
+
+    def check(self) -> None:
+        """Checks that what is done now can be written down.
+
+        Raises:
+            NotAudited: the audit is required, and its last line could not be written.
+        """
+        if self._required and self._writer is not None and self._writer.failing:
+            raise _not_done("the last line could not be written, the bus's log says why")
+
+    def _may_refuse(self, now: float) -> bool:
+        passed, self._refusals_at = now - self._refusals_at, now
+        self._refusals = min(REFUSALS_BURST, self._refusals + max(0.0, passed) * REFUSALS_PER_SECOND)
+        if self._refusals < 1:
+            return False
+        self._refusals -= 1
+        return True
+
+
+def _fields(
+    act: str, principal: Principal, target: str, outcome: str, why: str, more: Mapping[str, str | int] | None = None
+) -> dict[str, Any]:
+    identity = principal.identity
+    fields: dict[str, Any] = {
+        "act": act,
+        "who": identity.name or principal.source,
+        "key": identity.key,
+        "how": identity.how if identity.name else "local",
+        "source": principal.source,
+        "target": target,
+        "outcome": outcome,
+        "why": why,
+    }
+    if more:
+        fields.update(more)
+    return fields
+
+
+def _not_done(why: str) -> NotAudited:
+    return NotAudited(
+        f"this was not done, because the audit could not be written ({why}): make room on the disk and let the bus's "
+        "user write to its data directory, or start the bus without audit_required"
+    )

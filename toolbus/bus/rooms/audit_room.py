@@ -1,0 +1,97 @@
+"""Writes down who did what to the bus, in the data directory, as a chain that shows what was changed afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from toolbus.bus.access.principal import Principal
+from toolbus.bus.audit.audit_chain import FOLDER
+from toolbus.bus.audit.audit_writer import AuditWriter
+from toolbus.bus.calls.call_records import Row
+from toolbus.bus.core import Core
+from toolbus.bus.room import Room
+from toolbus.errors import InvalidRequest
+from toolbus.functions.declaration import llm_tool
+
+MAX_CALLS = 1_000  # of one line
+CALLS_SECONDS = 1.0  # after which fewer become a line
+
+
+class AuditRoom(Room):
+    """The audit of one bus; without a data directory nothing is written."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._writer: AuditWriter | None = None  # None: nothing is written
+        self._calls: list[Row] = []  # not yet written
+        self._flushing: asyncio.Task[None] | None = None  # None: calls are not written
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the tool that says how far the audit goes."""
+        return [self.audit_head]
+
+    @llm_tool(
+        description="The number and hash of the newest line of the audit: kept elsewhere, the hash shows later whether "
+        "lines were cut or rewritten."
+    )
+    async def audit_head(self) -> dict[str, Any]:
+        """Returns the head of the audit, for `toolbus audit verify --head`."""
+        head = self.core.audit.head
+        if head is None:
+            raise InvalidRequest("this bus keeps no audit: start it with a data directory, and without audit = false")
+        return {"seq": head[0], "head": head[1]}
+
+    async def open(self) -> None:
+        """Opens the files and writes that the bus starts.
+
+        Raises:
+            SetupError: the files cannot be written.
+        """
+        config, timings = self.core.config, self.core.timings
+        if config.data_dir is None or not config.audit:
+            return
+        writer = AuditWriter(
+            config.data_dir / FOLDER,
+            self.core.presence.handshake.boot_id,
+            sync_seconds=timings.audit_sync_seconds,
+            head_seconds=timings.audit_head_seconds,
+        )
+        writer.open()
+        self._writer = writer
+        self.core.audit.open(writer, required=config.audit_required)
+        self.core.audit.record("start", target=" ".join(config.grpc), why=f"http {config.http}")
+        self.core.dispatcher.on_denied = self._denied
+        if config.audit_calls:
+            self.core.records.pass_on(self._take)
+            self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")
+
+    async def stop(self) -> None:
+        """Writes what waits, and that the bus stopped."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flush()
+        if self._writer is not None:
+            self.core.audit.record("stop")
+            self.core.audit.close()
+            await asyncio.to_thread(self._writer.close)
+
+    def _denied(self, principal: Principal, name: str, why: str) -> None:
+        self.core.audit.record("denied", principal, target=name, outcome="refused", why=why)
+
+    def _take(self, row: Row) -> None:
+        calls = self._calls
+        calls.append(row)
+        if len(calls) >= MAX_CALLS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._calls:
+            calls, self._calls = self._calls, []
+            self.core.audit.record_calls(calls, self.core.records.began)
+
+    async def _flush_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(CALLS_SECONDS)
+            self._flush()

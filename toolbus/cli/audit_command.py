@@ -1,0 +1,193 @@
+"""Implements ``toolbus audit``: prints who did what to a bus, from the files of its data directory, and checks them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toolbus.cli import terminal
+from toolbus.cli.help_text import epilog
+
+EPILOG = epilog(
+    (
+        "toolbus audit",
+        "toolbus audit --limit 1000 --json",
+        "toolbus audit --follow",
+        "toolbus audit verify",
+        "toolbus audit verify --head 7d1a...",
+    ),
+    """
+    Reads the files themselves, so it needs no bus, but the right to read its data directory: --data-dir, else
+    TOOLBUS_DATA_DIR, else the platform's data folder. The oldest of the lines is printed first. WHO is the identity, or
+    the source where there is none; SOURCE is the source that acted, TARGET what it acted on.
+    """,
+    "0 done, 1 there is no audit or it cannot be read, 2 wrong usage, 130 after Ctrl-C.",
+)
+VERIFY_EPILOG = epilog(
+    ("toolbus audit verify", "toolbus audit verify --head 7d1a... --data-dir /var/lib/toolbus"),
+    """
+    Each line holds the SHA-256 of the line before it. The first line that was changed, cut or moved is named. Whoever
+    can write the files can also write the whole chain anew, or cut its end: that shows only to whoever has kept a head,
+    the hash of a line. The bus logs its head every hour, and the tool toolbus:audit_head returns it. --head checks that
+    the chain still has that line.
+    """,
+    "0 the chain is whole, 1 it is not, or there is no audit, 2 wrong usage.",
+)
+
+FOLLOW_SECONDS = 0.5  # between two looks at the files
+_COLUMNS = (
+    ("TIME", 19), ("ACT", 9), ("OUTCOME", 7), ("WHO", 12), ("HOW", 5), ("SOURCE", 12), ("TARGET", 24), ("WHY", 0),
+)  # fmt: skip
+
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        envvar="TOOLBUS_DATA_DIR",
+        show_default=False,
+        help="The data directory of the bus (default: the platform's data folder).",
+    ),
+]
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+
+@app.callback(epilog=EPILOG)
+def audit(
+    context: typer.Context,
+    data_dir: DataDirOption = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Print at most this many lines; with --follow, to begin with.")
+    ] = 50,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue, and print each line as it is written.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are, JSON lines.")] = False,
+) -> None:
+    """Show who did what to a bus, or check that nobody changed it afterwards."""
+    if context.invoked_subcommand is not None:
+        return
+    directory = _directory(data_dir)
+    if not as_json:
+        terminal.print_row([head for head, _ in _COLUMNS], [width for _, width in _COLUMNS])
+    try:
+        for line in _lines(directory, limit, follow=follow):
+            _print(line, as_json)
+    except OSError as error:
+        _fail_unreadable(directory, error)
+
+
+@app.command(epilog=VERIFY_EPILOG)
+def verify(
+    data_dir: DataDirOption = None,
+    head: Annotated[
+        str, typer.Option(metavar="HASH", help="Also check that the chain still has the line with this hash.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Check that no line of the audit was changed, cut or moved."""
+    from toolbus.bus.audit import audit_chain
+
+    head = head.lower()
+    if head and (len(head) != 64 or set(head) - set("0123456789abcdef")):
+        terminal.fail(f"--head is {head!r}, it must be the 64 hexadecimal digits of a SHA-256", terminal.USAGE)
+    directory = _directory(data_dir)
+    try:
+        verdict = audit_chain.verify(directory, head)
+    except OSError as error:
+        _fail_unreadable(directory, error)
+    if as_json:
+        result = {"ok": not verdict.fault, "lines": verdict.lines, "head": verdict.head, "fault": verdict.fault}
+        terminal.print_json(result)
+        if verdict.fault:
+            raise typer.Exit(terminal.REFUSED)
+    elif verdict.fault:
+        terminal.fail(f"{verdict.fault} ({verdict.lines} lines before that are whole)")
+    else:
+        terminal.print_lines(f"{verdict.lines} lines are whole, head {verdict.head}")
+
+
+def _directory(data_dir: Path | None) -> Path:
+    try:
+        from toolbus.bus.audit.audit_chain import FOLDER, files_of
+
+        if data_dir is None:
+            import platformdirs
+
+            data_dir = platformdirs.user_data_path("toolbus")
+    except ModuleNotFoundError as missing:
+        terminal.fail(f"audit needs {missing.name}, which is not installed: pip install 'toolbus[server]'")
+    directory = data_dir / FOLDER
+    try:
+        found = directory.is_dir() and bool(files_of(directory))
+    except OSError as error:
+        _fail_unreadable(directory, error)
+    if not found:
+        terminal.fail(
+            f"there is no audit in {data_dir}: name the data directory of a bus with --data-dir. A bus without one, or "
+            "with audit = false, writes none"
+        )
+    return directory
+
+
+def _fail_unreadable(directory: Path, error: OSError) -> Any:
+    terminal.fail(f"cannot read {directory}: {error.strerror}: run this as the user of the bus")
+
+
+def _lines(directory: Path, limit: int, *, follow: bool) -> Iterator[bytes]:
+    """Yields whole lines: the newest ones, oldest first, then those that follow."""
+    from toolbus.bus.audit.audit_chain import files_of
+
+    files = files_of(directory)
+    at, size = files[-1], 0
+    newest: deque[bytes] = deque(maxlen=limit)
+    for path in reversed(files):
+        lines = _whole_lines(path.read_bytes())
+        if path is at:
+            size = sum(len(line) + 1 for line in lines)
+        newest.extendleft(reversed(lines[-(limit - len(newest)) :]))
+        if len(newest) == limit:
+            break
+    yield from newest
+    while follow:
+        with open(at, "rb") as file:
+            file.seek(size)
+            further = _whole_lines(file.read())
+        size += sum(len(line) + 1 for line in further)
+        yield from further
+        if further:
+            continue
+        later = [path for path in files_of(directory) if path.name > at.name]
+        if later:
+            at, size = later[0], 0
+        else:
+            time.sleep(FOLLOW_SECONDS)
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    return data.split(b"\n")[:-1]
+
+
+def _print(line: bytes, as_json: bool) -> None:
+    from toolbus.bus.audit.audit_chain import read_line
+
+    entry = read_line(line)
+    if as_json:
+        terminal.print_json(entry if entry is not None else {"damaged": line.decode("utf-8", "replace")}, line=True)
+    else:
+        cells = _row(entry) if entry is not None else ["-", "damaged", *["-"] * 5, line.decode("utf-8", "replace")]
+        terminal.print_row(cells, [width for _, width in _COLUMNS])
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
+    cells = [str(entry.get(name, "")) or "-" for name in ("act", "outcome", "who", "how", "source", "target", "why")]
+    if entry.get("act") == "calls":
+        cells[5] = f"{entry.get('count')} calls"
+    if entry.get("act") == "lost":
+        cells[5] = f"{entry.get('lines')} lines"
+    return [when, *cells]
