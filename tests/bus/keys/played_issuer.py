@@ -28,7 +28,10 @@ class PlayedIssuer:
         self.answers = True  # whether its keys can be fetched
         self.now = NOW
         self.identities = {"chat": Scopes(), "operator": Scopes()}
-        self.issuers = Issuers([record], lambda: self.identities, self.fetch, lambda: self.now)
+        self.issuers = Issuers([record], lambda: self.identities, self.fetch, self.clock, self.clock)
+
+    def clock(self) -> float:
+        return self.now
 
     async def fetch(self, url: str) -> bytes:
         assert url == f"{NAME}/keys"

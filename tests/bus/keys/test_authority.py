@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 import time
 from pathlib import Path
@@ -12,7 +11,8 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.keys.authority import Authority, Issued, all_names, expiry_of, names_of
+from tests.bus.keys.tls_handshake import client_context, handshake, server_context
+from toolbus.bus.keys.authority import Authority, all_names, expiry_of, names_of
 from toolbus.errors import SetupError
 
 NOW = 1_800_000_000.0
@@ -24,47 +24,6 @@ AUTHORITY = Authority.create(NOW)[0]
 def now() -> float:
     """The machine's time: TLS checks the dates."""
     return time.time()
-
-
-def server_context(folder: Path, server: Issued, roots: bytes, more: bytes = b"") -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load(context, folder, server, more)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=roots.decode())
-    return context
-
-
-def client_context(folder: Path, roots: bytes, client: Issued | None = None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    context.load_verify_locations(cadata=roots.decode())
-    if client is not None:
-        _load(context, folder, client)
-    return context
-
-
-def _load(context: ssl.SSLContext, folder: Path, issued: Issued, more: bytes = b"") -> None:
-    file = folder / "pair.pem"
-    file.write_bytes(issued.key + issued.certificate + more)
-    context.load_cert_chain(file)
-
-
-def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> str:
-    """Returns the fingerprint of the client's certificate as the server sees it."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        client.wrap_bio(to_client, to_server, server_hostname=host),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    for _ in range(4):
-        for end in ends:
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                pass
-    seen = ends[1].getpeercert(True)
-    assert seen is not None
-    return hashlib.sha256(seen).hexdigest()
 
 
 def test_client_and_server_accept_each_other_under_every_name(tmp_path: Path, now: float) -> None:

@@ -66,6 +66,15 @@ async def test_scopes_that_changed_are_those_of_old_tokens_too(login: PlayedIssu
         login.issuers.current(before)
 
 
+async def test_tokens_of_a_key_end_when_its_issuer_drops_the_key(login: PlayedIssuer) -> None:
+    token = login.token("e")
+    await login.issuers.identity_of(token)
+    del login.keys["e"]
+    login.now += 30
+    assert "signed with key 'x', which its issuer" in await refusal(login, login.token("x", RSA))
+    assert "signed with key 'e', which its issuer" in await refusal(login, token)
+
+
 async def test_a_token_ends_when_it_expires(login: PlayedIssuer) -> None:
     token = login.token()
     ann = await login.issuers.identity_of(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.bus.keys.keys_directory import ADDRESS, DAY, KeysDirectory, calls
+from tests.bus.keys.tls_handshake import client_context, handshake
 from tests.support.examples import examples
 from tests.support.processes import ROOT, environment
 from toolbus.bus.access.identity import NAME, Scopes, Template, template
@@ -20,6 +22,7 @@ from toolbus.bus.keys.key_store import CA_KEY, CROSSED, KeyStore, Order
 from toolbus.bus.keys.keyring import CA, SERVER, Keyring
 from toolbus.errors import SetupError
 from toolbus.reader import Reader
+from toolbus.sdk.credential import Credential
 
 KINDS: tuple[Template, ...] = ("plugin", "host", "operator", "reader")
 
@@ -257,6 +260,19 @@ print(json.dumps(counts))
 """
 
 
+def _connects(credential: Credential, server: Path) -> bool:
+    """Tells whether who has a credential accepts the server."""
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(server)
+    accepting.load_verify_locations(server.with_name(CA))
+    accepting.verify_mode = ssl.CERT_REQUIRED
+    file = server.with_name("client.pem")
+    file.write_text(credential.key + credential.certificate)
+    calling = client_context(server.parent, credential.ca.encode())
+    calling.load_cert_chain(file)
+    return bool(handshake(calling, accepting, "bus.example"))
+
+
 def test_a_kill_at_any_moment_leaves_keys_that_work_and_the_same_command_ends_the_change(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", KILLS, str(tmp_path)],
@@ -274,9 +290,11 @@ def test_a_kill_at_any_moment_leaves_keys_that_work_and_the_same_command_ends_th
             store.init(["bus.example"], "mtls:bus.example:1")
             ring = Keyring(folder / "keys")
             for path in folder.glob("*.toolbus"):
-                token = path.read_text("utf-8").partition('token = "')[2].partition('"')[0]
+                credential = Credential.read(path)
                 if name not in ("revoke", "finish"):
-                    assert ring.identity_of_token(token).name == "chat"
+                    assert ring.identity_of_token(credential.token).name == "chat"
+                if name != "finish":
+                    assert _connects(credential, folder / "keys" / SERVER)
             if name == "add" and "chat" not in ring.identities:
                 store.add("chat", Scopes(), Order(folder / "again.toolbus"))
             elif name != "init":

@@ -83,6 +83,14 @@ def test_what_is_missing_large_or_no_file_is_refused(folder: Path, tmp_path: Pat
         make_directory(folder / "a" / "b")
 
 
+def test_who_reads_a_file_while_it_is_replaced_gets_the_old_content_or_the_new_one(folder: Path) -> None:
+    write_private(folder / "a", b"old")
+    with open(folder / "a", "rb") as reading:
+        write_private(folder / "a", b"new")
+        assert reading.read() == b"old"
+    assert read_private(folder / "a")[0] == b"new"
+
+
 def test_a_file_that_was_not_moved_is_removed(folder: Path) -> None:
     with prepared(folder / "a", b"x") as complete:
         assert complete.read_bytes() == b"x"

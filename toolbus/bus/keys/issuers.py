@@ -65,6 +65,7 @@ class Issuers:
         identities: returns the scopes of each identity of `keys.toml`, as they are now.
         fetch: returns what is at an https URL.
         clock: tells seconds since the epoch.
+        ticks: tells seconds of a clock that never goes back.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Issuers:
         identities: Callable[[], Mapping[str, Scopes]],
         fetch: Fetch = fetch_jwks,
         clock: Callable[[], float] = time.time,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._issuers = {each.issuer: (each, IssuerKeys(each, fetch)) for each in issuers}
+        self._issuers = {each.issuer: (each, IssuerKeys(each, fetch, ticks)) for each in issuers}
         self._identities = identities
         self._clock = clock
         self._verified = NewestCache[bytes, _Verified](MAX_VERIFIED)
