@@ -36,7 +36,7 @@ from toolbus.functions.tool_options import OPTION_NAMES
 from toolbus.limits import Timings
 from toolbus.loop import LoopEvent, LoopSettings
 from toolbus.processes.child_environment import PLUGIN
-from toolbus.sdk import Plugin, ToolScope
+from toolbus.sdk import Credential, Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import KIB, MIB, CallError, Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -371,8 +371,8 @@ def _wire_names() -> set[str]:
 
 def test_every_name_in_the_protocol_is_on_the_wire() -> None:
     known = _wire_names() | {limit.name for limit in fields(Limits)} | {"Check", "Watch", "List"}
-    # Keys of hosts that extension systems set; what belongs to grpcio.
-    known |= {"userId", "__userId", "__user_id"}
+    # Keys of hosts that extension systems set, and of a credential file; what belongs to grpcio.
+    known |= {"userId", "__userId", "__user_id"} | {each.name for each in fields(Credential)}
     spans = {span for span in code_spans(PROTOCOL) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z_]+)?", span)}
     unknown = {span for span in spans - known if not span.startswith("grpc.")}
     assert not unknown, f"not in the descriptors: {sorted(unknown)}"
