@@ -13,11 +13,17 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.waiting import within
 from toolbus.bus import Bus, Config
-from toolbus.bus.access.identity import Globs, Scopes, template
+from toolbus.bus.access.identity import VERBS, Globs, Scopes, template
+from toolbus.bus.catalog.policy import PUBLIC_TOOLS, VERBS_OF_TOOLS
+from toolbus.bus.gateway.app import _endpoints
+from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH
+from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, RULES
+from toolbus.v1 import tool_bus_service_pb2
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
@@ -359,3 +365,67 @@ async def test_an_operator_beyond_this_machine_administers_the_bus(house: House)
         assert (await web.post("/api/bus/stats", json={})).json()["output"]["sessions"] == 0
         assert (await web.get("/api/calls")).status_code == 200
         assert (await web.post("/api/tools/clear", json={"source": "local"})).json()["removed"] == 2
+
+
+# -- every way in --------------------------------------------------------------------------------------------------
+
+
+def _methods() -> list[str]:
+    services = [
+        *tool_bus_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *health_pb2.DESCRIPTOR.services_by_name.values(),
+        *reflection_pb2.DESCRIPTOR.services_by_name.values(),
+    ]
+    return [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
+
+
+@pytest.mark.parametrize("method", _methods())
+async def test_every_rpc_of_every_service_needs_a_key(house: House, method: str) -> None:
+    chat = house.keys.add("chat")
+    async with house.channel(chat, certificate=False) as channel:
+        call = channel.stream_stream(method, None, None)(
+            iter([b"\x0a\x01x"])
+        )  # a health check: of service x
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await within(call.read())
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_reflection_needs_its_verb(house: House) -> None:
+    chat, operator = house.keys.add("chat"), house.keys.add("operator", template("operator"))
+    async with house.channel(chat, certificate=False) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="*")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ServerReflectionInfo(iter([request]), metadata=bearer(chat)).read()
+        assert "'reflect' in its scope administer" in (refused.value.details() or "")
+        answer = await stub.ServerReflectionInfo(iter([request]), metadata=bearer(operator)).read()
+        assert len(answer.list_services_response.service) == 3
+
+
+def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
+    endpoints = _endpoints(has_council=True)
+    documented = {(method.upper(), path) for path, item in endpoints.openapi()["paths"].items() for method in item}
+    served = documented | {("GET", DOCS_PATH), ("GET", "/openapi.json"), ("GET", f"{ASSETS_PATH}/{{file}}")}
+    ruled = {(method, path) for method, path, _ in RULES}
+    local = {path.replace(":rest", "") for path in LOCAL_ONLY}
+    assert {(method, path) for method, path in served if path not in local} == ruled
+    assert {path for _, path in served if path in local} == local
+
+
+async def test_every_tool_of_the_bus_is_public_or_needs_a_verb_that_it_is_refused_without(house: House) -> None:
+    tools = [listing.entry.bare_name for listing in house.bus.core.view.own()]
+    assert set(tools) <= PUBLIC_TOOLS | VERBS_OF_TOOLS.keys()
+    assert set(VERBS_OF_TOOLS.values()) <= set(VERBS)
+    chat = house.keys.add("chat", template("host", "chat"))
+    async with house.channel(chat) as channel:
+        listed = await rpc.ToolBusServiceStub(channel).List(wire.ListRequest(source="toolbus"))
+        assert {tool.tool.name for tool in listed.tools} == {
+            f"toolbus:{name}" for name in tools if name in PUBLIC_TOOLS
+        }
+        stream, _ = await attached(channel, "chat")
+        for name in sorted(set(tools) - PUBLIC_TOOLS):
+            await stream.write(wire.InvokeRequest(calls=[pb.ToolCall(call_id=name, name=f"toolbus:{name}")]))
+            error = (await next_of(stream, "results"))[0].error
+            assert error.code == pb.ERROR_CODE_PERMISSION_DENIED
+            assert f"{VERBS_OF_TOOLS[name]!r} in its scope administer" in error.message

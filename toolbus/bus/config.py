@@ -18,6 +18,7 @@ from toolbus.bus.access.neighbours import allowed_uids
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.policy import AccessRules
+from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
 from toolbus.bus.loopback import is_loopback_host, mask
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.limits import Limits
@@ -42,6 +43,7 @@ class Config:
             names or uids.
         https: ``HOST:PORT`` beyond this machine, where each request needs a key; None: HTTPS is not served.
         keys: the directory of the keys; None: ``keys`` in the data directory.
+        issuers: whose tokens (JWT) prove identities as well, for hosts with an OIDC token.
         roles: the personas that tools can be for, in order; empty: none yet.
         data_dir: the directory in which what survives a restart is persisted; None: nothing survives.
         upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: there is no such server.
@@ -76,6 +78,7 @@ class Config:
     neighbours: tuple[str, ...] = DEFAULT_NEIGHBOURS
     https: str | None = None
     keys: Path | None = None
+    issuers: tuple[Issuer, ...] = ()
     roles: tuple[str, ...] = ("default",)
     data_dir: Path | None = None
     upstream: str | None = None
@@ -111,6 +114,12 @@ class Config:
             check_address("http", self.http)
         if self.https is not None:
             check_address("https", self.https, anywhere=True)
+        check_issuers(list(self.issuers))
+        if self.issuers and not self.needs_keys:
+            raise SetupError(
+                "issuers are for the addresses tls:, mtls: and https, and this bus has none of them: add one, or drop "
+                "the issuers"
+            )
         if self.needs_keys and self.keys_dir is None:
             raise SetupError(
                 "the addresses tls:, mtls: and https need keys, and this bus has no data directory to hold them: give "

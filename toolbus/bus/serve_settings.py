@@ -14,6 +14,7 @@ from typing import Any
 
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.config import Config, check_port
+from toolbus.bus.keys.issuer_settings import read_issuers
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.limits import Limits
 from toolbus.reader import Keys, Read, Reader
@@ -141,7 +142,12 @@ _READ: dict[str, Read] = {
     "log_level": Reader.text,
     "log_json": Reader.flag,
 }
-_TABLES: dict[str, Read] = {"limits": _limits, "permissions": _rules, "tripwire_allow": _allowed}
+_TABLES: dict[str, Read] = {
+    "limits": _limits,
+    "permissions": _rules,
+    "tripwire_allow": _allowed,
+    "issuers": read_issuers,
+}
 SETTINGS: tuple[str, ...] = tuple(_READ)
 
 

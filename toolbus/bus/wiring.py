@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 import toolbus
-from toolbus.bus.access.doorman import Doorman
+from toolbus.bus.access.doorman import Doorman, Issuers
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
@@ -143,7 +143,7 @@ class Bus(EmbeddedBus):
             neighbours=neighbours or Neighbours(config.neighbours),
             timings=timings,
             keyring=(keyring := _keyring(config)),
-            doorman=Doorman(keyring),
+            doorman=Doorman(keyring, _issuers(config, keyring)),
             registry=registry,
             policy=self.policy,
             view=dispatcher.view,
@@ -317,6 +317,15 @@ def _registry(config: Config) -> Registry:
         grace_seconds=config.grace_seconds,
         first_revision=time.time_ns() // 1_000_000,  # so that it rises across restarts too
     )
+
+
+def _issuers(config: Config, keyring: Keyring | None) -> Issuers | None:
+    """Returns who issues tokens for the bus; None where no issuer is configured."""
+    if not config.issuers or keyring is None:
+        return None
+    from toolbus.bus.keys import issuers  # the extra `jwt`, which a bus without issuers need not have
+
+    return issuers.Issuers(config.issuers, lambda: keyring.identities)
 
 
 def _keyring(config: Config) -> Keyring | None:

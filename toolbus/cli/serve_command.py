@@ -26,6 +26,7 @@ EPILOG = epilog(
     (
         "toolbus serve",
         "toolbus serve --grpc 127.0.0.1:0 --grpc unix:/run/user/1000/toolbus/bus.sock --http off",
+        "toolbus serve --grpc 127.0.0.1:48930 --grpc mtls:0.0.0.0:48931 --https 0.0.0.0:48912",
         "toolbus serve --role Lanlan --role Yui --config toolbus.toml",
         "toolbus serve --upstream http://127.0.0.1:48911",
         "toolbus serve --offer tasks --offer search --record-contents",
@@ -35,14 +36,11 @@ EPILOG = epilog(
     """
     Settings: a flag overrides the environment, which overrides the file, which overrides the default. Each setting has
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
-    the file: grpc, http, neighbours, roles, no_roles, data_dir, ephemeral, upstream, grace_seconds, drain_seconds,
-    silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit, audit_required,
-    audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits], [permissions]
-    and [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT,
-    else that of the file, else 48911.
-    audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, and the tables [limits], [permissions]
-    and [tripwire_allow]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT,
-    else that of the file, else 48911.
+    the file: grpc, http, https, keys, neighbours, roles, no_roles, data_dir, ephemeral, upstream, grace_seconds,
+    drain_seconds, silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit,
+    audit_required, audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, the tables [limits],
+    [permissions] and [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is
+    NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, and the rules of
     `toolbus permit`; they are restored after a restart. Only one bus may use a data directory: give each bus its own
@@ -61,8 +59,9 @@ EPILOG = epilog(
     With --council (TOML or JSON) hosts run that council over HTTP; docs/start/councils.md describes the file. The API
     key of its sidecar model is read from TOOLBUS_SIDECAR_API_KEY only.
 
-    When the bus is ready, it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off. The log
-    goes to standard error. SIGINT and SIGTERM drain the bus, a second signal ends it at once.
+    When the bus is ready, it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off, and
+    https=ADDR where that is served. The log goes to standard error. SIGINT and SIGTERM drain the bus, a second signal
+    ends it at once.
     """,
     "0 ended as requested, 1 it could not start (an address is in use, for example), 2 wrong usage.",
 )
@@ -72,13 +71,22 @@ def serve(
     grpc: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="HOST:PORT|unix:PATH",
-            help="Listen here for gRPC; may be repeated. Port 0 picks a free port (default: 127.0.0.1:48930).",
+            metavar="[tls:|mtls:]HOST:PORT|unix:PATH",
+            help="Listen here for gRPC; may be repeated. Port 0 picks a free port (default: 127.0.0.1:48930). With "
+            "tls: or mtls: for other machines, whose programs need a key.",
         ),
     ] = None,
     http: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT|off", help="Listen here for HTTP, or not at all (default: see below)."),
+    ] = None,
+    https: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Also listen here for HTTPS, for programs with a key (default: not)."),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The keys of `toolbus keys` (default: keys in the data directory)."),
     ] = None,
     neighbours: Annotated[
         list[str] | None,
@@ -148,6 +156,8 @@ def serve(
     flags = _set_flags(
         grpc=tuple(grpc or ()),
         http=http,
+        https=https,
+        keys=keys,
         neighbours=tuple(neighbours or ()),
         upstream=upstream,
         offered=tuple(offer or ()),
@@ -280,7 +290,10 @@ async def _wait_first(*awaitables: Any) -> None:
 
 def _print_ready(bus: Any, as_json: bool) -> None:
     if as_json:
-        addresses = {"grpc": list(bus.grpc_addresses), "http": bus.http_address}
+        addresses = {"grpc": list(bus.grpc_addresses), "http": bus.http_address, "https": bus.https_address}
         terminal.print_json({"event": "ready", **addresses}, line=True)
     else:
-        terminal.print_lines(f"toolbus ready grpc={','.join(bus.grpc_addresses)} http={bus.http_address or 'off'}")
+        https = f" https={bus.https_address}" if bus.https_address else ""
+        terminal.print_lines(
+            f"toolbus ready grpc={','.join(bus.grpc_addresses)} http={bus.http_address or 'off'}{https}"
+        )

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from toolbus.bus.access.identity import Identity, day_of
+from toolbus.bus.access.identity import Identity
 from toolbus.errors import Unauthenticated
 from toolbus.newest import NewestCache
 
@@ -69,6 +69,16 @@ class Issuers(Protocol):
             Unauthenticated: it proves no identity.
         """
 
+    def current(self, identity: Identity) -> Identity:
+        """Returns whom a token proved earlier, with the scopes of now.
+
+        Raises:
+            Unauthenticated: it has expired, or its scopes are gone.
+        """
+
+    async def close(self) -> None:
+        """Ends what is being fetched."""
+
 
 class Doorman:
     """Asks the keys of one bus.
@@ -112,6 +122,11 @@ class Doorman:
                 log.warning("refused peer=%s why=%s", peer, error)
             raise
 
+    async def close(self) -> None:
+        """Ends what is being fetched."""
+        if self._issuers is not None:
+            await self._issuers.close()
+
     def on_refresh(self, listener: Callable[[Any], object]) -> None:
         """Calls a listener with what each look at the files of the keys has changed."""
         self._listeners.append(listener)
@@ -142,11 +157,9 @@ class Doorman:
         """
         if identity.scopes is None:
             return identity
-        if identity.how == "jwt" or self.keys is None:
-            if identity.has_expired(time.time()):
-                day = day_of(identity.expires)
-                raise Unauthenticated(f"the token of {identity.shown} expired on {day}: get a new one")
-            return identity
+        if identity.how == "jwt" and self._issuers is not None:
+            return self._issuers.current(identity)
+        assert self.keys is not None  # it has proven the identity
         return self.keys.current(identity)
 
     async def _identify(self, authorization: str | None, certificate: bytes | None) -> Identity:
@@ -162,7 +175,8 @@ class Doorman:
             assert by_certificate is not None
             return by_certificate
         by_token = await self._identity_of_token(_token_of(authorization))
-        if by_certificate is not None and by_certificate.name != by_token.name:
+        # A JWT proves one of many who share the scopes of an identity: NAME/WHO.
+        if by_certificate is not None and by_certificate.name != by_token.name.partition("/")[0]:
             raise Unauthenticated(
                 f"the certificate is of identity {by_certificate.name!r}, the token of {by_token.name!r}: use both of "
                 "one credential"

@@ -35,6 +35,7 @@ class KeysRoom(Room):
         """Ends following."""
         if self._following is not None:
             self._following.cancel()
+        await self.core.doorman.close()
 
     async def _follow(self, keyring: Keyring) -> None:
         while True:
