@@ -151,7 +151,7 @@ def test_the_configuration_page_has_every_key_that_the_bus_reads_and_no_other(tm
 
 def test_the_configuration_page_shows_the_defaults() -> None:
     defaults = {each.name: each.default for each in (*fields(Config), *fields(ServeSettings))}
-    words = {"the platform's": None, "none": None}
+    words = {"the platform's": None, "none": None, "`keys` in the data directory": None}
     for name, row in _ROWS.items():
         if name in ("no_roles", "ephemeral"):  # switches that empty another key
             assert row[1] == "`false`"
@@ -164,7 +164,13 @@ def test_the_configuration_page_shows_the_defaults() -> None:
 
 def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path: Path) -> None:
     (tmp_path / "council.toml").write_text("", "utf-8")
-    samples = {"grpc": "127.0.0.1:0", "http": "off", "upstream": "http://127.0.0.1:1", "tripwire": "synchronet"}
+    samples = {
+        "grpc": "127.0.0.1:0",
+        "http": "off",
+        "https": "127.0.0.1:0",
+        "upstream": "http://127.0.0.1:1",
+        "tripwire": "synchronet",
+    }
     samples |= {"tools_dir": str(tmp_path), "council": str(tmp_path / "council.toml"), "log_level": "debug"}
     samples |= {
         "roles": "a,b",

@@ -77,7 +77,7 @@ def router() -> APIRouter:
     async def unregister(body: UnregisterBody, request: Request) -> Response:
         """Unregisters a tool, of any source; an unknown tool is not an error."""
         parts = parts_of(request)
-        outcome = parts.core.presence.withdrawal.unregister(body.name, body.role or "")
+        outcome = parts.core.presence.withdrawal.unregister(body.name, body.role or "", None, principal_of(request))
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count > 0, "name": body.name, **_roles(outcome)})
 
@@ -85,7 +85,7 @@ def router() -> APIRouter:
     async def clear(body: ClearBody, request: Request) -> Response:
         """Withdraws every tool of a source."""
         parts = parts_of(request)
-        outcome = parts.core.presence.withdrawal.clear(body.source, body.role or "")
+        outcome = parts.core.presence.withdrawal.clear(body.source, body.role or "", principal_of(request))
         parts.persist()
         return JSONResponse({"ok": True, "removed": outcome.count, "source": body.source, **_roles(outcome)})
 

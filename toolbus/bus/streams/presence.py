@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from toolbus.bus.access.identity import LOCAL, Identity
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_permission
@@ -151,7 +152,7 @@ class Presence(SessionTable):
         owner = self.session_of(identity, request.session_id) if request.session_id else None
         if owner is None:
             identity.check_verb("catalog", "Unregister without a session_id")
-        outcome = self.withdrawal.unregister(request.name, request.role, owner)
+        outcome = self.withdrawal.unregister(request.name, request.role, owner, Principal(identity=identity))
         return catalog_messages.unregistered(request.name, outcome)
 
     def clear(self, request: wire.ClearRequest, identity: Identity = LOCAL) -> wire.ClearResponse:
@@ -162,7 +163,8 @@ class Presence(SessionTable):
         """
         if not identity.may_attach(request.source):
             identity.check_verb("catalog", f"Clear for source {quote(request.source)}")
-        return catalog_messages.cleared(request.source, self.withdrawal.clear(request.source, request.role))
+        principal = Principal(identity=identity)
+        return catalog_messages.cleared(request.source, self.withdrawal.clear(request.source, request.role, principal))
 
     def permission_changed(self, source: str, permission: str, *, granted: bool) -> int:
         """Notifies the sessions of a source that a permission was granted or denied; denied, its tools are withdrawn.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from toolbus.bus.access.principal import OBSERVER
+from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.handler import BUS_SOURCE
@@ -29,10 +29,13 @@ class Withdrawal:
         self._audit = audit
         self._on_change = on_change
 
-    def unregister(self, name: str, role: str = "", owner: Peer | None = None) -> Outcome:
+    def unregister(
+        self, name: str, role: str = "", owner: Peer | None = None, principal: Principal = OBSERVER
+    ) -> Outcome:
         """Withdraws one tool, in one role or in all.
 
         Args:
+            principal: who asks, for the audit.
             owner: the session that asks: only a tool of its source is withdrawn. None: a tool of any source is.
 
         Raises:
@@ -48,14 +51,17 @@ class Withdrawal:
         self._audit.check()
         outcome = self._registry.unregister(name, role, owner.source if owner else "")
         if outcome.names:
-            principal = owner.principal if owner is not None else OBSERVER
+            principal = owner.principal if owner is not None else principal
             self._audit.record("withdraw", principal, target=name, peer=owner.session_id if owner is not None else "")
         notify_owners(outcome, except_for=owner)
         self._on_change()
         return outcome
 
-    def clear(self, source: str, role: str = "") -> Outcome:
+    def clear(self, source: str, role: str = "", principal: Principal = OBSERVER) -> Outcome:
         """Withdraws every tool of a source, in one role or in all.
+
+        Args:
+            principal: who asks, for the audit.
 
         Raises:
             UnknownRole: the role is not configured.
@@ -69,7 +75,8 @@ class Withdrawal:
         self._audit.check()
         outcome = self._registry.clear(source, role)
         if outcome.count:
-            self._audit.record("withdraw", OBSERVER, target=source, why="every tool of the source", tools=outcome.count)
+            count = outcome.count
+            self._audit.record("withdraw", principal, target=source, why="every tool of the source", tools=count)
         notify_owners(outcome)
         log.info("cleared source=%r tools=%d", source, outcome.count)
         self._on_change()
