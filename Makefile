@@ -77,7 +77,7 @@ coverage: $(VENV)/dev.stamp ## run the tests and report the branch coverage of t
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --cov --cov-report= $(ARGS)
 	@$(BIN)/coverage report
 
-bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, hosts or dropin)
+bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, hosts, dropin or tls)
 	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
 
 docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a broken link or anchor fails
@@ -122,4 +122,4 @@ $(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
 	$(call install,docs,the documentation)
 
 $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
-	$(call install,server$(comma)bench,the benchmark)
+	$(call install,server$(comma)keys$(comma)bench,the benchmark)

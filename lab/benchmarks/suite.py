@@ -222,5 +222,20 @@ SUITES = {
             "which runs it in a sandbox and limits the processor time of each call. Host, bus and tool are processes "
             "of their own on loopback. CPU is that of the bus.",
         ),
+        Suite(
+            name="tls",
+            contestants={},
+            ratios=(),
+            facts={"frames": "secure_frames"},
+            in_flight=(),
+            charged="no process",
+            packages=("grpcio", "protobuf", "uvloop", "cryptography"),
+            page="benchmarks-tls.md",
+            title="Benchmarks of TLS",
+            intro="What encryption costs: a client sends frames of calls over one stream, a server answers each with a "
+            "frame of small results, both in one process, over a plain connection, TLS, and TLS with a certificate of "
+            "the client, with the credentials of a bus. Bursts in the three ways take turns; what TLS adds is the "
+            "median of the differences within these turns. The way host → bus → plugin and back is two such ways.",
+        ),
     )
 }

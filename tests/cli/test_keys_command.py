@@ -38,6 +38,11 @@ def as_json(ended: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(ended.stdout)
 
 
+def test_a_bus_that_is_named_as_this_machine_is_named_once(keys: Keys) -> None:
+    init = keys("init", "--name", "LocalHost", "--address", "mtls:127.0.0.1:48931")
+    assert "the server's certificate is for localhost, 127.0.0.1\n" in init.stdout
+
+
 def test_from_nothing_to_a_credential_in_two_commands(keys: Keys, tmp_path: Path) -> None:
     init = keys("init", "--name", "bus.example", "--address", "mtls:bus.example:48931")
     assert (init.returncode, init.stderr) == (0, "")

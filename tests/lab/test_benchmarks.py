@@ -22,6 +22,7 @@ from lab.benchmarks import (
     local_calls,
     many_tools,
     searches,
+    secure_frames,
     turns,
 )
 from lab.benchmarks.contest import Contestant, Outcome, Plan
@@ -60,6 +61,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
             (crowds, "HELD_BY_ONE", 8),
         ),
         *((crowds, "SETTLE_SECONDS", 0.0), (crowds, "HOLDERS", 1)),
+        (secure_frames, "FRAMES", {1: 2, secure_frames.FRAME: 1}),
     ):
         monkeypatch.setattr(module, name, value)
     with Stage() as stage:
@@ -219,6 +221,16 @@ def test_ratios_are_those_of_a_round_however_fast_the_machine_was_in_it() -> Non
 
 
 # -- growth and charts -------------------------------------------------------------------------------------------------
+
+
+def test_frames_are_measured_in_three_ways_and_what_tls_adds_has_an_aim_with_small_arguments(small: Stage) -> None:
+    report = Report(SUITES["tls"], BRIEFLY, Outcome({}, {}, []), secure_frames.frames(small, BRIEFLY, 3), {}, "tls", 1)
+    *tables, added = report.sections()
+    for table in tables:
+        assert [row[0] for row in table.rows] == ["plain", "TLS", "mTLS"]
+        assert all(len(row) == len(table.columns) == 1 + len(secure_frames.WORKS) and all(row) for row in table.rows)
+    assert [row[0].split(" adds to ")[0] for row in added.rows] == ["TLS"] * 4 + ["mTLS"] * 4
+    assert [row[3] for row in added.rows] == ["40 µs", "0.5 µs", "", ""] * 2
 
 
 @pytest.mark.parametrize("measure", [growth.catalog, growth.served, crowds.sessions])

@@ -155,13 +155,15 @@ def init(
     """Make the keys of a bus: authority, server certificate, keys.toml."""
     directory = keys_directory(keys, data_dir)
     file, created = _store(directory).init(name or (), address or "")
+    from toolbus.bus.keys.authority import all_names  # needs what only a store needs, which says so if it is missing
+
     if as_json:
         terminal.print_json(
             {"directory": str(directory), "names": list(file.names), "address": file.address, "created": created}
         )
         return
     terminal.print_lines(f"{'made' if created else 'renewed'} the keys in {directory}")
-    terminal.print_lines(f"the server's certificate is for {', '.join([*file.names, 'localhost', '127.0.0.1'])}")
+    terminal.print_lines(f"the server's certificate is for {', '.join(all_names(file.names))}")
     if file.address:
         terminal.print_lines(f"credentials get the address {file.address}")
     terminal.print_lines("next: toolbus keys add NAME --host (or --plugin PATTERN, --operator, --reader)")
