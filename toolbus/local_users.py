@@ -55,6 +55,20 @@ def listener_owner(address: Address) -> int | None:
     return uid if inode and state == _LISTENS else None
 
 
+def server_owner(end: Address, other: Address) -> int | None:
+    """Returns the uid of the program that serves a connection which this process made.
+
+    Args:
+        end: the address of our end.
+        other: the address that it is connected to.
+
+    Returns:
+        Until the program has accepted the connection, the uid of the one that listens there.
+    """
+    owner = owner_of(other, end)
+    return listener_owner(other) if owner is None else owner
+
+
 def _ask(end: Address, other: Address) -> tuple[int, int, int, int] | None:
     """Returns state, port of the other end, uid and inode of a socket; None where the kernel finds or tells none."""
     try:

@@ -115,7 +115,7 @@ async def test_a_start_that_is_cancelled_while_it_asks_who_is_there_leaves_nothi
             await legacy.ask("register", name="x", callback_url=plugin.url())
     asked, left = asyncio.Event(), asyncio.Event()
 
-    async def hangs(address: tuple[str, str, int]) -> bool:
+    async def hangs(address: tuple[str, str, int], may_serve: object) -> bool:
         asked.set()
         try:
             return bool(await asyncio.Future())

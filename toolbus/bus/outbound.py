@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 import toolbus
+from toolbus.local_users import server_owner, show_user
 
 # Common servers close an idle connection after 5 s: we close it first, so that no request meets a closed one.
 KEEP_ALIVE_SECONDS = 4.0
@@ -25,6 +27,7 @@ def open_session(
     seconds: float | None,
     content_type: str | None = None,
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+    may_serve: Callable[[int], bool] | None = None,
 ) -> aiohttp.ClientSession:
     """Returns a session for the running loop; the caller closes it.
 
@@ -34,10 +37,16 @@ def open_session(
         content_type: of every request; None: each request sets its own. Headers of the session are made once, those
             of a request are copied one by one.
         keep_alive_seconds: after which an idle connection is closed.
+        may_serve: tells whether a user's programs may get requests, by uid; a connection to another one is refused.
+            None: those of every user.
     """
     return aiohttp.ClientSession(
         connector=_Connector(
-            limit=connections, resolver=_Loopback(), use_dns_cache=False, keepalive_timeout=keep_alive_seconds
+            may_serve,
+            limit=connections,
+            resolver=_Loopback(),
+            use_dns_cache=False,
+            keepalive_timeout=keep_alive_seconds,
         ),
         timeout=aiohttp.ClientTimeout(total=seconds, connect=None, sock_read=None, sock_connect=None),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -60,6 +69,18 @@ class _Connector(aiohttp.TCPConnector):
     connections of a burst would never expire.
     """
 
+    def __init__(self, may_serve: Callable[[int], bool] | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._may_serve = may_serve
+
+    async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> Any:
+        """Refuses a connection to another user's program before anything is sent, TLS aside."""
+        protocol = await super()._create_connection(req, traces, timeout)
+        if self._may_serve is not None and (refusal := refusal_of(protocol.transport, self._may_serve)):
+            protocol.close()
+            raise aiohttp.ClientConnectorError(req.connection_key, OSError(None, refusal))
+        return protocol
+
     async def _get(self, key: Any, traces: Any) -> Any:
         while True:
             if idle := self._conns.get(key):
@@ -71,6 +92,15 @@ class _Connector(aiohttp.TCPConnector):
             if protocol is not None and not protocol.should_close and not _is_readable(connection.transport):
                 return connection
             connection.close()
+
+
+def refusal_of(transport: Any, may_serve: Callable[[int], bool]) -> str:
+    """Returns why a program may not get requests over a connection to it; empty where it may."""
+    own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    uid = server_owner(own[:2], peer[:2]) if own and peer else None
+    if uid is None or may_serve(uid):  # None: the system does not say
+        return ""
+    return f"port {peer[1]} belongs to {show_user(uid)}, who may not use this bus"
 
 
 def _is_readable(transport: Any) -> bool:

@@ -31,7 +31,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.slots import Slots
 from toolbus.bus.gateway import callback_messages
-from toolbus.bus.outbound import open_session
+from toolbus.bus.outbound import open_session, refusal_of
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
 from toolbus.tool import MIB, CallError, Limits, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -146,10 +146,19 @@ class Callbacks:
     """The network part that the callback handlers of one bus share: connections, exchanges and probes.
 
     Args:
+        may_serve: tells whether a user's programs may get calls, by uid. The port of a plugin that has ended may be
+            taken by a program of another user.
         moved: called with an origin that went offline or came back online.
     """
 
-    def __init__(self, dispatcher: Dispatcher, limits: Limits, moved: Callable[[Origin], None]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        limits: Limits,
+        may_serve: Callable[[int], bool],
+        moved: Callable[[Origin], None],
+    ) -> None:
+        self.may_serve = may_serve
         self._dispatcher = dispatcher
         self._limits = limits
         self._moved = moved
@@ -259,7 +268,9 @@ class Callbacks:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             # REST-41: no cap below the calls in flight; the time limit is the dispatcher's.
-            self._session = open_session(connections=0, seconds=None, content_type="application/json")
+            self._session = open_session(
+                connections=0, seconds=None, content_type="application/json", may_serve=self.may_serve
+            )
         return self._session
 
     # -- offline origins -----------------------------------------------------------------------------------------
@@ -290,7 +301,7 @@ class Callbacks:
     async def _probe_until_online(self, origin: Origin) -> None:
         offline_since = time.monotonic()
         while origin.handlers:
-            if await accepts_connections(origin.address):
+            if await accepts_connections(origin.address, self.may_serve):
                 origin.reset_failures()
                 self.bring_online(origin)
                 return
@@ -299,8 +310,8 @@ class Callbacks:
             await asyncio.sleep(backoff * random.uniform(0.8, 1.2))  # else all origins are probed at the same time
 
 
-async def accepts_connections(address: tuple[str, str, int]) -> bool:
-    """Probes an origin with a TCP connect. Sends nothing: a request might run a tool (REST-43)."""
+async def accepts_connections(address: tuple[str, str, int], may_serve: Callable[[int], bool]) -> bool:
+    """Probes an origin with a TCP connect, and who answers it. Sends nothing: a request might run a tool (REST-43)."""
     _, host, port = address
     for each in ("127.0.0.1", "::1") if host == "localhost" else (host,):
         with contextlib.suppress(OSError, TimeoutError):
@@ -308,19 +319,20 @@ async def accepts_connections(address: tuple[str, str, int]) -> bool:
                 _, writer = await asyncio.open_connection(each, port)
             # A port from the system's own range may be given to this very socket, which then talks to itself.
             itself = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
+            refused = refusal_of(writer, may_serve)
             writer.close()
-            if not itself:
+            if not itself and not refused:
                 return True
     return False
 
 
-async def probe_once(origins: Iterable[Origin]) -> None:
+async def probe_once(origins: Iterable[Origin], may_serve: Callable[[int], bool]) -> None:
     """Probes many origins once, side by side, and notes which of them accept a connection."""
     slots = asyncio.Semaphore(64)
 
     async def probe(origin: Origin) -> None:
         async with slots:
-            if await accepts_connections(origin.address):
+            if await accepts_connections(origin.address, may_serve):
                 origin.reset_failures()
 
     await asyncio.gather(*map(probe, origins))
@@ -348,7 +360,7 @@ def _too_large(name: str, limit: int) -> pb.ToolResult:
 
 def _reason(error: aiohttp.ClientConnectorError) -> str:
     cause = error.os_error
-    return os.strerror(cause.errno) if cause.errno else str(cause) or type(cause).__name__
+    return os.strerror(cause.errno) if cause.errno else cause.strerror or str(cause) or type(cause).__name__
 
 
 def _failure(

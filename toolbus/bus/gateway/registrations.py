@@ -53,7 +53,7 @@ class Registrations:
         self._on_source = core.signals.source_changed
         self._changed = core.signals.catalog_changed
         self._store = store
-        self._callbacks = Callbacks(core.dispatcher, core.limits, self._origin_moved)
+        self._callbacks = Callbacks(core.dispatcher, core.limits, core.neighbours.allows, self._origin_moved)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
@@ -83,7 +83,7 @@ class Registrations:
         if self._origins:
             offline = [origin for origin in self._origins.values() if not origin.online]
             probed_at = time.time()
-            probes = asyncio.ensure_future(probe_once(offline))
+            probes = asyncio.ensure_future(probe_once(offline, self._callbacks.may_serve))
             try:
                 await asyncio.wait([probes], timeout=self._timings.reachable_seconds)
             finally:
@@ -316,7 +316,8 @@ class Registrations:
             try:
                 silent_since = time.time() - self._timings.note_seconds
                 await probe_once(
-                    [each for each in self._origins.values() if each.online and each.answered_at < silent_since]
+                    [each for each in self._origins.values() if each.online and each.answered_at < silent_since],
+                    self._callbacks.may_serve,
                 )
                 self._expire()
                 self._persist_answers()
