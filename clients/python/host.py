@@ -25,7 +25,7 @@ async def show(peer: Peer, name: str, arguments: dict[str, object]) -> int:
     """Lists, calls and prints."""
     await peer.attached.wait()
     assert peer.stub is not None  # there is a stub while there is a stream
-    listing = await peer.stub.List(wire.ListRequest())
+    listing = await peer.stub.List(wire.ListRequest(), metadata=peer.metadata)
     print(f"{len(listing.tools)} tools, catalog revision {listing.revision}")
     for listed in listing.tools:
         print(f"  {listed.tool.name} ({listed.source}): {listed.tool.description.splitlines()[0][:90]}")
@@ -43,7 +43,8 @@ async def show(peer: Peer, name: str, arguments: dict[str, object]) -> int:
 
 async def session(address: str, name: str, arguments: dict[str, object]) -> int:
     """Keeps the stream up while the listing and the call happen on it."""
-    peer = Peer(address, "stubs-host", token=os.environ.get("TOOLBUS_TOKEN", ""))
+    credential = os.environ.get("TOOLBUS_CREDENTIAL", "")
+    peer = Peer(address, "host:stubs", token=os.environ.get("TOOLBUS_TOKEN", ""), credential=credential)
     running = asyncio.create_task(peer.run())
     working = asyncio.create_task(show(peer, name, arguments))
     try:
@@ -55,12 +56,12 @@ async def session(address: str, name: str, arguments: dict[str, object]) -> int:
         return await working
     except TimeoutError:
         print(
-            f"no bus answered at {address} within {CONNECT_SECONDS:g} s: is it running?",
+            f"no bus answered at {peer.address} within {CONNECT_SECONDS:g} s: is it running?",
             file=sys.stderr,
         )
         return 3
     except (Refused, grpc.aio.AioRpcError) as error:
-        print(f"the bus at {address} refused: {error}", file=sys.stderr)
+        print(f"the bus at {peer.address} refused: {error}", file=sys.stderr)
         return 1
     finally:
         working.cancel()
@@ -71,7 +72,7 @@ async def session(address: str, name: str, arguments: dict[str, object]) -> int:
 def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="List the tools of a bus, and call one.")
-    parser.add_argument("--bus", default=os.environ.get("TOOLBUS_ADDRESS", "127.0.0.1:48930"), metavar="ADDRESS")
+    parser.add_argument("--bus", default=os.environ.get("TOOLBUS_ADDRESS", ""), metavar="ADDRESS")
     parser.add_argument("name", nargs="?", default="", help="the tool to call")
     parser.add_argument("arguments", nargs="?", default="{}", help="its arguments, a JSON object")
     options = parser.parse_args()

@@ -1,9 +1,10 @@
 """Keeps one peer on the bus, with the generated stubs alone: a pattern for client libraries in other languages.
 
 It has everything that a client library needs, in the order of docs/protocol.md: attach, one writer that sends all that
-waits, results in any order, heartbeats, cancels, graceful shutdown, and reconnecting with backoff. The scenarios in
-tests/vectors/peer.jsonl check a copy. It is one file, a little long, because it is meant to be read and copied as a
-whole. For Python programs `toolbus.sdk` is better: it also runs blocking handlers.
+waits, results in any order, heartbeats, cancels, graceful shutdown, reconnecting with backoff, and a credential for a
+bus on another machine. The scenarios in tests/vectors/peer.jsonl check a copy. It is one file, a little long, because
+it is meant to be read and copied as a whole. For Python programs `toolbus.sdk` is better: it also runs blocking
+handlers, and finds out why TLS fails.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import random
+import stat
+import tomllib
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -28,11 +32,14 @@ from toolbus.v1 import tool_pb2 as pb
 
 logger = logging.getLogger("toolbus.peer")
 
+ADDRESS = "127.0.0.1:48930"
+
 FRAME_ITEMS = 128
 FRAME_BYTES = 1024 * 1024
 FIRST_DELAY, MAX_DELAY = 0.1, 5.0  # backoff: seconds between attempts; each is drawn from the upper half
 HANDSHAKE_SECONDS = 20.0  # for connecting and attaching
 MISSED_HEARTBEATS = 5  # after so many heartbeat intervals without a message the bus counts as lost
+STEADY_SECONDS = 1.0  # a session that lived so long ended for a new reason
 DRAIN_SECONDS = 2.0  # after our drain the bus ends the stream; if it does not, we half-close after this long
 # After these statuses another attempt would be refused too.
 FINAL = {
@@ -102,7 +109,7 @@ class Connection:
         self.outbox = Outbox()
         self.in_flight: dict[str, asyncio.Task[Any]] = {}  # running handlers, by the bus's call id
         self.pending: dict[str, asyncio.Future[pb.ToolResult]] = {}  # calls of our own, by our id
-        self.opened = False  # whether the bus has answered the attach
+        self.opened_at: float | None = None  # when the bus answered the attach; None before it did
         self.drain_sent = False
         self.drain_received = False
         self._ids = itertools.count(1)
@@ -124,6 +131,10 @@ class Connection:
         finally:
             self.pending.pop(call_id, None)
             self.close_if_idle()
+
+    def seconds(self) -> float:
+        """Returns how long the session has been live; below 0 if the bus has not answered."""
+        return -1.0 if self.opened_at is None else asyncio.get_running_loop().time() - self.opened_at
 
     def close_if_idle(self) -> None:
         """Half-closes once either side has sent a drain and no call is pending or in flight."""
@@ -157,15 +168,39 @@ class Call:
         return await self._connection.call(_message(name, arguments, parent_call_id=self.message.call_id))
 
 
+def read_credential(path: str) -> dict[str, Any]:
+    """Returns the values of a credential file; {} without a path.
+
+    Raises:
+        Refused: other users can read the file.
+    """
+    if not path:
+        return {}
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
+            raise Refused(f"{path} must belong to this user and be readable for nobody else: chmod 600 {path}")
+        return tomllib.load(file)
+
+
 Handler = Callable[[dict[str, Any], Call], Coroutine[Any, Any, Any]]
 
 
 class Peer:
     """Keeps one stream to the bus for as long as `run` runs: offers tools, answers calls, makes calls."""
 
-    def __init__(self, address: str, source: str, token: str = "") -> None:
-        self.address = address
+    def __init__(self, address: str, source: str, token: str = "", credential: str = "") -> None:
+        """Makes a peer.
+
+        Args:
+            address: `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT` or `mtls:HOST:PORT`; "" means that of the credential.
+            token: binds the source.
+            credential: the file that proves who this peer is, to a bus on another machine; "" for none.
+        """
+        self._credential = credential
+        self.address = address or read_credential(credential).get("address", ADDRESS)
         self.stub: rpc.ToolBusServiceAsyncStub | None = None  # for the other RPCs; None while there is no connection
+        self.metadata: list[tuple[str, str]] = []  # of every RPC on the current connection
         self.attached = asyncio.Event()  # set while the bus has accepted this peer
         # The same source and instance in every attach, by which the bus recognizes a plugin that reconnects.
         self._attach = wire.Attach(protocol_version=1, source=source, instance=uuid.uuid4().hex, token=token)
@@ -195,6 +230,7 @@ class Peer:
             Refused: the bus answered the attach with a status that another attempt would not change.
         """
         delay = FIRST_DELAY
+        key_ended = False  # whether the session before ended because its key is not accepted any more
         while not self._draining.is_set():
             try:
                 await self._serve()
@@ -202,10 +238,13 @@ class Peer:
             except TimeoutError:
                 reason = "the bus stopped answering"
             except grpc.aio.AioRpcError as error:
-                if error.code() in FINAL:
+                lived = self._connection.seconds()
+                again = lived < STEADY_SECONDS and (lived < 0 or key_ended)
+                key_ended = error.code() is grpc.StatusCode.UNAUTHENTICATED
+                if error.code() in FINAL or (key_ended and again):
                     raise Refused(f"{error.code().name}: {error.details()}") from None
                 reason = f"{error.code().name}: {error.details()}"
-            delay = FIRST_DELAY if self._connection.opened else min(2 * delay, MAX_DELAY)
+            delay = FIRST_DELAY if self._connection.seconds() >= 0 else min(2 * delay, MAX_DELAY)
             if not self._draining.is_set():
                 logger.warning("not attached to %s (%s): retrying within %.1f s", self.address, reason, delay)
                 with contextlib.suppress(TimeoutError):
@@ -229,9 +268,9 @@ class Peer:
         connection = self._connection = Connection()
         # gRPC has a backoff of its own per address, shared between channels; with this option only ours counts.
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+        async with self._open_channel(options) as channel:
             self.stub = rpc.ToolBusServiceStub(channel)
-            stream = self.stub.Invoke()  # type: ignore[call-arg]  # the type stubs know only the other style, an iterator
+            stream = self.stub.Invoke(metadata=self.metadata)  # type: ignore[call-arg]  # the type stubs know only the other style, an iterator
             connection.outbox.put("attach", self._attach)
             writer = asyncio.create_task(_write(stream, connection.outbox))
             try:
@@ -241,13 +280,29 @@ class Peer:
                 stream.cancel()  # no effect on a stream that has ended; else it releases a blocked write
                 await writer
 
+    def _open_channel(self, options: list[tuple[str, int]]) -> grpc.aio.Channel:
+        """Opens a channel with the credential as its file is now: it may have been renewed."""
+        credential = read_credential(self._credential)
+        prefix, _, target = self.address.partition(":")
+        tls = prefix in ("tls", "mtls")
+        token = credential.get("token")
+        host = self.address.rpartition(":")[0]
+        if token and not tls and prefix != "unix" and host not in ("127.0.0.1", "localhost", "[::1]"):
+            raise Refused(f"a token is not sent to {self.address} in plain text: write tls:{self.address}")
+        self.metadata = [("authorization", f"Bearer {token}")] if token else []
+        if not tls:
+            return grpc.aio.insecure_channel(self.address, options=options)
+        pem = [credential[name].encode() if name in credential else None for name in ("ca", "key", "certificate")]
+        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(*pem), options=options)
+
     async def _read(self, stream: Any, connection: Connection) -> None:
         timeout = HANDSHAKE_SECONDS
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout) as deadline:
             async for frame in stream:
                 if frame.HasField("attached"):
-                    connection.opened = True
+                    if connection.opened_at is None:
+                        connection.opened_at = loop.time()
                     self.attached.set()
                     timeout = MISSED_HEARTBEATS * (frame.attached.heartbeat_seconds or 10.0)
                     for tool in frame.attached.refused:

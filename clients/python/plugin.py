@@ -90,8 +90,9 @@ async def text_statistics(arguments: dict[str, Any], call: Call) -> Any:
 
 async def main() -> int:
     """Serves until a signal comes or the bus refuses."""
-    address = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TOOLBUS_ADDRESS", "127.0.0.1:48930")
-    peer = Peer(address, "units", token=os.environ.get("TOOLBUS_TOKEN", ""))
+    address = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TOOLBUS_ADDRESS", "")
+    credential = os.environ.get("TOOLBUS_CREDENTIAL", "")
+    peer = Peer(address, "units", token=os.environ.get("TOOLBUS_TOKEN", ""), credential=credential)
     peer.tool("Convert a number from one unit to another (length, mass, volume, temperature, time).", CONVERT)(
         convert_units
     )
@@ -101,7 +102,7 @@ async def main() -> int:
     try:
         await peer.run()
     except Refused as refusal:
-        print(f"the bus at {address} refused this plugin: {refusal}", file=sys.stderr)
+        print(f"the bus at {peer.address} refused this plugin: {refusal}", file=sys.stderr)
         return 1
     return 0
 

@@ -170,7 +170,9 @@ def test_a_given_credential_wins_over_that_of_the_environment(tmp_path: Path, mo
     assert (found.token, given.token) == ("of-the-environment", "given")
 
 
-@pytest.mark.parametrize("address", ["bus.example:48930", "10.0.0.5:48930", "[2001:db8::1]:48930"])
+@pytest.mark.parametrize(
+    "address", ["bus.example:48930", "10.0.0.5:48930", "[2001:db8::1]:48930", "127.0.0.1.evil.example:1"]
+)
 def test_a_token_is_never_sent_over_plain_text_beyond_this_machine(address: str) -> None:
     with pytest.raises(SetupError, match=re.escape(f"write tls:{address}")):
         choose_address(address, Credential(token=TOKEN))
