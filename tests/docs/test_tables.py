@@ -25,6 +25,7 @@ from toolbus import errors
 from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.config import Config
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
+from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.bus.keys.keys_file import KeyRecord
 from toolbus.bus.serve_settings import ServeSettings, settle
 from toolbus.cli import terminal
@@ -241,6 +242,8 @@ def test_the_configuration_page_has_every_scope_and_every_field_of_a_key() -> No
     rows = table(CONFIGURATION, "| key of a key | meaning |")
     documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
     assert documented == {each.name for each in fields(KeyRecord)} - {"id"}
+    issuers = table(CONFIGURATION, "| key of an issuer | default | meaning |")
+    assert [row[0].strip("`") for row in issuers] == [each.name for each in fields(Issuer)]
 
 
 # -- commands -----------------------------------------------------------------------------------------------------

@@ -42,6 +42,14 @@ async def test_a_revoked_credential_is_no_longer_in_force(keys: KeysDirectory) -
     assert ring.reload().keys == set(answer["revoked"])
 
 
+async def test_the_keys_are_those_of_the_directory_that_the_configuration_names(
+    keys: KeysDirectory, tmp_path: Path
+) -> None:
+    keys.add("chat")
+    async with running_bus(data_dir=tmp_path / "data", keys=keys.path) as bus:
+        assert set((await bus.call("toolbus:keys", {})).output["identities"]) == {"chat"}
+
+
 async def test_without_keys_it_says_how_to_make_some(tmp_path: Path) -> None:
     async with running_bus(data_dir=tmp_path) as bus:
         answer = await bus.call("toolbus:keys", {})

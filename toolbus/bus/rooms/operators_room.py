@@ -19,8 +19,7 @@ class OperatorsRoom(Room):
         super().__init__(core)
         self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals, core.audit)
         self._tools = AdminTools(core, self.grants)
-        keys = core.config.data_dir / "keys" if core.config.data_dir is not None else None
-        self._key_tools = KeyTools(keys, core.audit)
+        self._key_tools = KeyTools(core.config.keys_dir, core.audit)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools."""
