@@ -87,6 +87,11 @@ async def test_the_token_counts_over_https_too(house: House) -> None:
     assert "is not for this bus" in broken.text
 
 
+async def _read_to_end(stream: Any) -> None:
+    while True:
+        await stream.read()
+
+
 async def test_a_session_of_a_token_ends_when_its_identity_is_removed(house: House) -> None:
     async with house.channel() as channel:
         stub: Any = rpc.ToolBusServiceStub(channel)  # the published types know no Invoke without an iterator
@@ -98,8 +103,7 @@ async def test_a_session_of_a_token_ends_when_its_identity_is_removed(house: Hou
         assert 0 < attached.expires_seconds <= 3600
         house.keys.edit('[identities.chat]\nattach = ["*"]\ncall = ["add"]\n', "")
         with pytest.raises(grpc.aio.AioRpcError):
-            while True:
-                await stream.read()
+            await _read_to_end(stream)
         assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
     assert "identity 'chat', which keys.toml does not have" in await stream.details()
 
