@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -34,10 +35,11 @@ NAME = (("grpc.ssl_target_name_override", "bus.example"),)
 class House:
     """A bus with keys, and clients of it."""
 
-    def __init__(self, bus: Bus, keys: KeysDirectory) -> None:
+    def __init__(self, bus: Bus, keys: KeysDirectory, *, tls: str = "", mtls: str = "") -> None:
         self.bus = bus
         self.keys = keys
-        self.tls, self.mtls = (address.partition(":")[2] for address in bus.grpc_addresses[1:])
+        self.tls = tls
+        self.mtls = mtls
 
     def channel(self, credential: dict[str, Any], *, certificate: bool = True) -> grpc.aio.Channel:
         root = credential["ca"].encode()
@@ -76,7 +78,8 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         def danger() -> str:
             return "boom"
 
-        yield House(bus, keys)
+        tls, mtls = (address.partition(":")[2] for address in bus.grpc_addresses[1:])
+        yield House(bus, keys, tls=tls, mtls=mtls)
 
 
 def bearer(credential: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -427,3 +430,27 @@ async def test_every_tool_of_the_bus_is_public_or_needs_a_verb_that_it_is_refuse
             error = (await next_of(stream, "results"))[0].error
             assert error.code == pb.ERROR_CODE_PERMISSION_DENIED
             assert f"{VERBS_OF_TOOLS[name]!r} in its scope administer" in error.message
+
+
+async def test_a_revoked_key_and_a_refused_one_are_in_the_audit(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, time.time())
+    port = "127.0.0.1:0"
+    config = Config(grpc=(f"mtls:{port}",), http="off", keys=keys.path, data_dir=tmp_path / "data")
+    async with Bus(config) as bus:
+        chat = keys.add("chat")
+        house = House(bus, keys, mtls=bus.grpc_addresses[0].partition(":")[2])
+        async with house.channel(chat) as channel:
+            stream, _ = await attached(channel, "chat")
+            keys.store.revoke("chat")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await within(_to_the_end(stream))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await names(channel)
+    lines = [
+        json.loads(line) for line in (tmp_path / "data" / "audit" / "000001.jsonl").read_text("utf-8").splitlines()
+    ]
+    acts = {(line["act"], line.get("target") or line["source"]) for line in lines}
+    assert {("attach", "chat"), ("end", "chat"), ("key.revoke", f"{chat['id']}-cert")} <= acts
+    (attach,) = (line for line in lines if line["act"] == "attach")
+    assert (attach["who"], attach["key"], attach["how"]) == ("chat", f"{chat['id']}-cert", "cert")
+    assert any(line["act"] == "refuse" and "was revoked on" in line["why"] for line in lines)

@@ -23,6 +23,7 @@ log = logging.getLogger("toolbus.keys")
 
 SECURE = ("tls", "mtls")  # prefixes of gRPC addresses where who asks needs a key
 REFRESH_SECONDS = 0.1  # between two looks at the files because of unknown keys
+MAX_SETTLING = 5  # looks at a file that is being written, before an unknown key is refused
 QUIET_SECONDS = 60.0  # between two log lines about the same peer
 MAX_PEERS = 10_000  # whose last log line is known
 MAX_TOKEN = 8_192  # characters; a JWT with many groups has some thousand
@@ -30,6 +31,8 @@ MAX_TOKEN = 8_192  # characters; a JWT with many groups has some thousand
 
 class Keys(Protocol):
     """Knows which identity a key proves."""
+
+    settling: bool  # whether the last `reload` left a file unread that may be half written
 
     def identity_of_token(self, token: str) -> Identity:
         """Returns whom a token proves.
@@ -92,6 +95,7 @@ class Doorman:
         self.keys = keys
         self._issuers = issuers
         self._listeners: list[Callable[[Any], object]] = []
+        self._refusal_listeners: list[Callable[[str, str], object]] = []
         self._refreshing = asyncio.Lock()
         self._refreshed_at = 0.0  # by the monotonic clock
         self._logged = NewestCache[str, float](MAX_PEERS)  # by peer, when it was last logged
@@ -120,6 +124,8 @@ class Doorman:
             if now - self._logged.get(host, -QUIET_SECONDS) >= QUIET_SECONDS:
                 self._logged[host] = now
                 log.warning("refused peer=%s why=%s", peer, error)
+                for listener in self._refusal_listeners:
+                    listener(peer, str(error))
             raise
 
     async def close(self) -> None:
@@ -130,6 +136,10 @@ class Doorman:
     def on_refresh(self, listener: Callable[[Any], object]) -> None:
         """Calls a listener with what each look at the files of the keys has changed."""
         self._listeners.append(listener)
+
+    def on_refusal(self, listener: Callable[[str, str], object]) -> None:
+        """Calls a listener with the peer and the reason of each refusal that is logged."""
+        self._refusal_listeners.append(listener)
 
     async def refresh(self, since: float = math.inf) -> None:
         """Takes over what changed in the files of the keys.
@@ -145,9 +155,17 @@ class Doorman:
             if since < math.inf:  # for an unknown key; many of them share one look
                 await asyncio.sleep(self._refreshed_at + REFRESH_SECONDS - since)
             self._refreshed_at = time.monotonic()
-            changed = await asyncio.to_thread(self.keys.reload)
-            for listener in self._listeners:
-                listener(changed)
+            await self._reload(self.keys)
+            for _ in range(MAX_SETTLING if since < math.inf else 0):
+                if not self.keys.settling:
+                    break
+                await asyncio.sleep(REFRESH_SECONDS)
+                await self._reload(self.keys)
+
+    async def _reload(self, keys: Keys) -> None:
+        changed = await asyncio.to_thread(keys.reload)
+        for listener in self._listeners:
+            listener(changed)
 
     def current(self, identity: Identity) -> Identity:
         """Returns an identity that was proven earlier as it is now.

@@ -98,6 +98,9 @@ class Keyring:
         directory: holds `keys.toml`, the server's certificate and the authority's.
         clock: tells seconds since the epoch.
 
+    Attributes:
+        settling: whether the last `reload` left a file unread that may be half written.
+
     Raises:
         SetupError: from the constructor: a file is missing, broken, or others may read it.
     """
@@ -107,6 +110,7 @@ class Keyring:
         self._clock = clock
         self._paths = (directory / FILE, directory / CA, directory / SERVER)
         self._stamps = tuple(map(stamp_of, self._paths))  # of the files as they were read, broken or not
+        self.settling = False
         self._renew_at = 0.0  # when to look at the server's certificate again; 0: now
         self._state = self._read(None)
 
@@ -198,8 +202,11 @@ class Keyring:
         """
         stamps = tuple(map(stamp_of, self._paths))
         if stamps == self._stamps:
+            self.settling = False
             return NOTHING
-        if any(_is_settling(old, new, self._clock()) for old, new in zip(self._stamps, stamps, strict=True)):
+        pairs = zip(self._stamps, stamps, strict=True)
+        self.settling = any(_is_settling(old, new, self._clock()) for old, new in pairs)
+        if self.settling:
             return NOTHING
         before, self._stamps = self._state, stamps
         try:
@@ -255,7 +262,10 @@ class Keyring:
 
 
 def _is_settling(old: Stamp, new: Stamp, now: float) -> bool:
-    """Tells whether a file was written in place just now; one that was moved here is complete."""
+    """Tells whether a file was written in place just now; one that was moved here is complete.
+
+    Of two that were moved here in turn the second may have the number of the first, and looks like one in place.
+    """
     if old is None or new is None or old[0] == new[0] or old[3] != new[3]:
         return False
     return abs(now - new[0] / 1e9) < SETTLE_SECONDS

@@ -7,10 +7,14 @@ import logging
 import time
 from collections.abc import Mapping
 
-from toolbus.bus.access.identity import Scopes
+from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.core import Core
 from toolbus.bus.keys.keyring import Changed, Keyring
+from toolbus.bus.keys.keys_file import FILE, KeyRecord
 from toolbus.bus.room import Room
+
+_UNPROVEN = Principal(identity=Identity("unproven", Scopes()))
 
 log = logging.getLogger("toolbus.keys")
 
@@ -23,6 +27,7 @@ class KeysRoom(Room):
         self._scopes: Mapping[str, Scopes] = {} if core.keyring is None else core.keyring.identities
         self._following: asyncio.Task[None] | None = None  # None without keys, and until started
         core.doorman.on_refresh(self._refreshed)
+        core.doorman.on_refusal(self._refused)
 
     async def start(self) -> None:
         """Begins to follow the files."""
@@ -51,6 +56,8 @@ class KeysRoom(Room):
         core = self.core
         core.presence.refresh_identities(core.doorman.current, time.monotonic())
         assert core.keyring is not None  # without keys nothing is refreshed
+        for key_id in sorted(changed.keys):
+            self._record(core.keyring.keys.get(key_id), key_id)
         before, after = self._scopes, core.keyring.identities
         self._scopes = after
         names = [name for name in changed.identities if name in before]
@@ -58,3 +65,15 @@ class KeysRoom(Room):
             core.view.scopes_changed([(before[name], after.get(name, Scopes())) for name in names])
             core.signals.catalog_changed()
         core.signals.keys_changed(server=changed.server)
+
+    def _record(self, key: KeyRecord | None, key_id: str) -> None:
+        """Writes down that a key was revoked or changed, by whoever may write the file of the keys."""
+        if key is None:
+            self.core.audit.record("key.revoke", target=key_id, why=f"removed from {FILE}")
+        elif key.revoked:
+            self.core.audit.record("key.revoke", target=key_id, why=f"of identity {key.identity}, on {key.revoked}")
+        else:
+            self.core.audit.record("key.renew", target=key_id, why=f"of identity {key.identity}, changed in {FILE}")
+
+    def _refused(self, peer: str, why: str) -> None:
+        self.core.audit.record("refuse", _UNPROVEN, outcome="refused", why=why, peer=peer)
