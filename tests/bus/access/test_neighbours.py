@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -282,6 +283,19 @@ async def test_where_the_system_does_not_say_whose_a_connection_is_everyone_ente
             assert (await host.list()).revision
             assert (await http.get("/api/tools")).status_code == 200
     assert [record.message for record in caplog.records if "every user of this machine may use" in record.message]
+
+
+def test_a_system_that_has_no_socket_left_for_the_check_does_not_let_everyone_in() -> None:
+    neighbours = Neighbours(ask=lambda end, other: None)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        neighbours.check_system()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not neighbours.everyone
+    neighbours.check_system()
+    assert neighbours.everyone
 
 
 def test_the_log_says_once_for_each_user_that_it_was_refused(caplog: pytest.LogCaptureFixture) -> None:

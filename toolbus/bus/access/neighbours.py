@@ -51,7 +51,13 @@ class Neighbours:
 
     def check_system(self) -> None:
         """Asks about a connection of its own. Allows everyone where the system does not know whose it is."""
-        if self._allowed is not None and self._owner_of_own_connection() != self._own:
+        if self._allowed is None:
+            return
+        try:
+            owner = self._owner_of_own_connection()
+        except OSError:  # says nothing about the system: another user may have used up the ports
+            return
+        if owner != self._own:
             self._allowed = None
             log.warning(
                 "this system does not say which user a connection belongs to, so every user of this machine may use "
@@ -59,14 +65,11 @@ class Neighbours:
             )
 
     def _owner_of_own_connection(self) -> int | None:
-        try:
-            with (
-                socket.create_server(("127.0.0.1", 0)) as server,
-                socket.create_connection(server.getsockname()) as client,
-            ):
-                return self.uid_of(client.getsockname(), server.getsockname())
-        except OSError:
-            return None
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as client,
+        ):
+            return self.uid_of(client.getsockname(), server.getsockname())
 
     def uid_of(self, peer: Address, listener: Address) -> int | None:
         """Returns the uid of a peer, by its address and the one of ours that it is connected to.
