@@ -64,6 +64,13 @@ def test_what_belongs_to_another_user_is_refused(folder: Path) -> None:
         check_directory(folder)
 
 
+def test_a_directory_that_others_could_replace_is_refused(folder: Path) -> None:
+    folder.parent.chmod(0o777)
+    for use in (check_directory, make_directory):
+        with pytest.raises(SetupError, match=r"leads through .*/deep, which may be written by other users"):
+            use(folder)
+
+
 def test_what_is_missing_large_or_no_file_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="does not exist: make keys with `toolbus keys init"):
         read_private(folder / "a")

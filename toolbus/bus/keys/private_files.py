@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolbus.bus import path_ownership
 from toolbus.errors import SetupError
 
 MAX_FILE = 4 * 1024 * 1024  # bytes; 10,000 keys with their identities need about 3 MiB
@@ -32,7 +33,7 @@ def check_directory(directory: Path) -> None:
     """Checks that a directory is ours alone.
 
     Raises:
-        SetupError: it is missing, belongs to another user, or others may enter it.
+        SetupError: it is missing, belongs to another user, others may enter it, or could put another in its place.
     """
     try:
         status = directory.stat()
@@ -41,6 +42,7 @@ def check_directory(directory: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise SetupError(f"{directory} is not a directory: move it away, or name another one")
     _check_owner(directory, status, "700")
+    path_ownership.check_path(directory, str(directory))
 
 
 def make_directory(directory: Path) -> None:
@@ -50,8 +52,8 @@ def make_directory(directory: Path) -> None:
         SetupError: it cannot be made, or is there and others may enter it.
     """
     try:
-        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data directory, where it is new
-        directory.mkdir(mode=0o700, exist_ok=True)
+        if not directory.is_dir():
+            path_ownership.make_directory(directory, str(directory))  # and the data directory, where it is new
     except OSError as error:
         raise SetupError(f"{directory} cannot be made: {error.strerror}: choose a place that you may write") from None
     check_directory(directory)
