@@ -10,7 +10,7 @@ import pytest
 
 from tests.sdk.played_bus import PlayedStream, played_bus
 from tests.support.certificates import Authority, server_credentials
-from tests.support.processes import toolbus
+from tests.support.processes import toolbus, toolbus_process
 
 AUTHORITY = Authority()
 TLS = server_credentials(AUTHORITY.server("127.0.0.1"))
@@ -60,13 +60,14 @@ async def test_a_command_takes_credential_and_address_from_the_environment(crede
 @pytest.mark.parametrize("command", ["list", "health"])
 async def test_a_command_says_what_is_wrong_with_its_connection_at_once(credential: Path, command: str) -> None:
     async with played_bus(accept, tls=MTLS) as bus:
-        plain = await asyncio.to_thread(toolbus, command, "--bus", bus.address)
+        plain = await asyncio.to_thread(toolbus_process, command, "--bus", bus.address)
         bare = await asyncio.to_thread(toolbus, command, "--bus", f"tls:{bus.address}")
     async with played_bus(accept) as bus:
         where = ("--bus", f"tls:{bus.address}", "--credential", credential)
         encrypted = await asyncio.to_thread(toolbus, command, *where)
     assert f"toolbus: the server at {plain.args[-1]} speaks TLS" in plain.stderr
     assert "write mtls:" in plain.stderr
+    assert plain.stderr.count("\n") == 1
     assert "not signed by" in bare.stderr
     assert "does not speak TLS" in encrypted.stderr
     assert [plain.returncode, bare.returncode, encrypted.returncode] == [3, 3, 3]

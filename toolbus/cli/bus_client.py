@@ -6,6 +6,7 @@ A plain socket reports a refused connection at once, before grpc is imported: mo
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -201,6 +202,8 @@ async def _with_host(
 
     async with Host(address.text, source=SOURCE, credential=credential) as host:
         ready = asyncio.ensure_future(host.ready())
+        log = logging.getLogger("toolbus.sdk")
+        log.setLevel(logging.CRITICAL)  # until the bus has answered: what is wrong ends the command, with its own text
         try:
             await asyncio.wait([ready], timeout=PROBE_AFTER_SECONDS)
             if not ready.done():
@@ -210,4 +213,5 @@ async def _with_host(
             fail_without_bus(address, f"the server there did not answer within {REPLY_SECONDS:g} s")
         finally:
             ready.cancel()
+            log.setLevel(logging.NOTSET)
         return await work(host)
