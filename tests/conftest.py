@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -38,3 +41,32 @@ def pytest_collection_finish() -> None:
     """Has the garbage collector look at what tests make, and not at thousands of tests each time."""
     gc.collect()
     gc.freeze()
+
+
+class _Memory:
+    """Returns freed memory to the system after a test that took much, so that peaks do not add up.
+
+    The C library keeps what tests of frames and results of megabytes have freed, in pieces between what lives on.
+    """
+
+    GROWTH_BYTES = 24 * 1024 * 1024  # since the last time
+
+    def __init__(self, trim: Callable[[int], object]) -> None:
+        self._trim = trim
+        self._resident = self._read()
+
+    def pytest_runtest_logfinish(self) -> None:
+        if self._read() > self._resident + self.GROWTH_BYTES:
+            gc.collect()
+            self._trim(0)
+            self._resident = self._read()
+
+    @staticmethod
+    def _read() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # not in every C library
+        session.config.pluginmanager.register(_Memory(trim))

@@ -7,14 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import anthropic
 import httpx2
-from anthropic.types import ContentBlockParam, MessageParam, ToolParam
-from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
-from anthropic.types.tool_result_block_param import Content as ResultContent
-from pydantic import TypeAdapter
 
 from tests.dialects.sample_tools import SAMPLES
+from tests.support.providers import OfficialType, anthropic
 from toolbus.dialects.anthropic import Anthropic
 from toolbus.dialects.conversation import Answered, Answers, Json, Message, ModelCall
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
@@ -27,11 +23,11 @@ PNG = b"\x89PNG\r\n"
 HELLO = Message("user", "hello")
 ID = re.compile(r"[a-zA-Z0-9_-]+")
 
-_BLOCK: TypeAdapter[Any] = TypeAdapter(ContentBlockParam)
-MESSAGE: TypeAdapter[Any] = TypeAdapter(MessageParam)
-TOOL: TypeAdapter[Any] = TypeAdapter(ToolParam)
-_REQUEST: TypeAdapter[Any] = TypeAdapter(MessageCreateParamsNonStreaming)
-_RESULT_CONTENT: TypeAdapter[Any] = TypeAdapter(ResultContent)
+_BLOCK = OfficialType("anthropic.types", "ContentBlockParam")
+MESSAGE = OfficialType("anthropic.types", "MessageParam")
+TOOL = OfficialType("anthropic.types", "ToolParam")
+_REQUEST = OfficialType("anthropic.types.message_create_params", "MessageCreateParamsNonStreaming")
+_RESULT_CONTENT = OfficialType("anthropic.types.tool_result_block_param", "Content")
 
 
 def blocks_of(message: Mapping[str, Any]) -> list[Json]:

@@ -7,12 +7,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
-from anthropic.types import Message as SdkMessage
-from anthropic.types import RawMessageStreamEvent
-from pydantic import TypeAdapter
 
 from tests.dialects.anthropic_rules import (
     DIALECT,
@@ -27,13 +23,14 @@ from tests.dialects.anthropic_rules import (
     whole,
 )
 from tests.dialects.sample_tools import CHINESE, PLAIN, SAMPLES
+from tests.support.providers import OfficialType, anthropic
 from toolbus.dialects.conversation import Answered, Delta, Json, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.wire_names import PLAIN_NAMES
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
 
-_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+_EVENT = OfficialType("anthropic.types", "RawMessageStreamEvent")
 
 
 def streamed(*events: Json) -> Turn:
@@ -101,7 +98,7 @@ def test_text_thinking_and_calls_of_a_whole_answer_are_distinguished() -> None:
         ],
         "tool_use",
     )
-    for form in (answer, SdkMessage.model_validate(answer)):
+    for form in (answer, anthropic.types.Message.model_validate(answer)):
         turn = DIALECT.parse(form, NAMES)
         assert (turn.text, turn.reasoning, turn.stop, turn.dialect) == (
             "Let me look.",

@@ -10,12 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from google import genai
-from google.genai import types
 from hypothesis import HealthCheck, given, settings
 
 from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES
+from tests.support.providers import genai, genai_types
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.gemini import Gemini
@@ -35,7 +34,7 @@ def check_contents(contents: Iterable[Json]) -> None:
     open_calls: list[tuple[str, str | None]] = []
     role = "model"
     for content in contents:
-        read = types.Content.model_validate(content)
+        read = genai_types.Content.model_validate(content)
         assert {read.role, role} == {"user", "model"}, "roles alternate, the user begins"
         role = str(read.role)
         assert read.parts
@@ -57,7 +56,7 @@ def check_contents(contents: Iterable[Json]) -> None:
 
 def checked(request: Json) -> Json:
     """Returns a request that the official client sends."""
-    types.GenerateContentConfig.model_validate(request["config"])
+    genai_types.GenerateContentConfig.model_validate(request["config"])
     check_contents(request["contents"])
     sent(request)
     return request
@@ -72,7 +71,7 @@ def sent(request: Json) -> Json:
         return httpx.Response(200, json=whole({"text": "hi"}))
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as http:
-        client = genai.Client(api_key="none", http_options=types.HttpOptions(httpx_client=http))
+        client = genai.Client(api_key="none", http_options=genai_types.HttpOptions(httpx_client=http))
         client.models.generate_content(model="gemini", **request)
     assert len(bodies) == 1
     return bodies[0]
@@ -88,7 +87,7 @@ def call_part(name: str = "get_weather", args: Json | None = None, **more: Any) 
 
 def forms(answer: Json) -> list[Any]:
     """Returns an answer as REST gives it, and as an object of the SDK."""
-    return [answer, types.GenerateContentResponse.model_validate(answer)]
+    return [answer, genai_types.GenerateContentResponse.model_validate(answer)]
 
 
 def parsed(answer: Json) -> Turn:
@@ -103,7 +102,7 @@ def parsed(answer: Json) -> Turn:
 def streamed(*chunks: Json) -> Turn:
     stream = DIALECT.stream(NAMES)
     for chunk in chunks:
-        stream.feed(types.GenerateContentResponse.model_validate(chunk))
+        stream.feed(genai_types.GenerateContentResponse.model_validate(chunk))
     return stream.finish()
 
 
@@ -133,7 +132,7 @@ def test_every_sample_is_offered_in_the_official_form() -> None:
     exported = DIALECT.export(SAMPLES)
     assert len(exported.tools) + len(exported.left_out) == len(SAMPLES)
     for tool in exported.tools:
-        types.FunctionDeclaration.model_validate(tool)
+        genai_types.FunctionDeclaration.model_validate(tool)
         assert GEMINI_NAMES.accepts(tool["name"])
     checked(DIALECT.request([HELLO], exported))
 
@@ -170,7 +169,7 @@ def test_text_thoughts_and_calls_of_one_answer_are_distinguished() -> None:
 def test_keys_of_rest_and_of_the_sdk_are_read_alike() -> None:
     rest = DIALECT.parse(whole({**call_part(id="fc_1"), "thoughtSignature": SIGNATURE}), NAMES)
     snake = {"function_call": {"name": "get_weather", "args": {}, "id": "fc_1"}, "thought_signature": SIGNED}
-    candidate = {"content": {"parts": [snake]}, "finish_reason": types.FinishReason.STOP}
+    candidate = {"content": {"parts": [snake]}, "finish_reason": genai_types.FinishReason.STOP}
     assert DIALECT.parse({"candidates": [candidate]}, NAMES) == rest
 
 
@@ -269,7 +268,7 @@ def test_chunks_of_the_official_clients_stream_give_a_turn() -> None:
     chunks = [whole({"text": "Let me look."}), whole({**call_part(id="fc_1"), "thoughtSignature": SIGNATURE})]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=body))) as http:
-        client = genai.Client(api_key="none", http_options=types.HttpOptions(httpx_client=http))
+        client = genai.Client(api_key="none", http_options=genai_types.HttpOptions(httpx_client=http))
         stream = DIALECT.stream(NAMES)
         for chunk in client.models.generate_content_stream(model="gemini", **DIALECT.request([HELLO], None)):
             stream.feed(chunk)
@@ -318,10 +317,10 @@ def test_a_turn_is_echoed_exactly_with_its_signatures() -> None:
         turn = DIALECT.parse(form, NAMES)
         contents = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))], NAMES)
         check_contents(contents)
-        assert types.Content.model_validate(contents[1]) == types.Content.model_validate(
+        assert genai_types.Content.model_validate(contents[1]) == genai_types.Content.model_validate(
             answer["candidates"][0]["content"]
         )
-        assert [part.thought_signature for part in types.Content.model_validate(contents[1]).parts or ()] == [
+        assert [part.thought_signature for part in genai_types.Content.model_validate(contents[1]).parts or ()] == [
             SIGNED,
             SIGNED,
             SIGNED,

@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 import pytest
-from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAMPLES
+from tests.support.providers import genai_types
 from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall
 from toolbus.dialects.gemini_live import GeminiLive
 from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeEvent
@@ -46,13 +46,15 @@ def test_tools_are_set_only_when_a_session_opens() -> None:
 def test_every_sample_makes_a_setup_that_the_sdk_accepts() -> None:
     export = DIALECT.export(SAMPLES)
     update = DIALECT.session_update(export)
-    config = types.LiveConnectConfig.model_validate(update["setup"])
+    config = genai_types.LiveConnectConfig.model_validate(update["setup"])
     assert config.tools is not None
     (tool,) = config.tools
-    assert isinstance(tool, types.Tool)
+    assert isinstance(tool, genai_types.Tool)
     assert tool.function_declarations is not None
     assert [each.name for each in tool.function_declarations] == [each["name"] for each in export.tools]
-    assert types.LiveClientMessage.model_validate(update).setup == types.LiveClientSetup.model_validate(update["setup"])
+    assert genai_types.LiveClientMessage.model_validate(update).setup == genai_types.LiveClientSetup.model_validate(
+        update["setup"]
+    )
 
 
 def test_a_setup_without_tools_declares_nothing() -> None:
@@ -76,7 +78,7 @@ def test_the_keys_of_the_wire_are_read_as_well() -> None:
 
 
 def test_messages_of_the_sdk_are_read_as_well() -> None:
-    message = types.LiveServerMessage.model_validate(
+    message = genai_types.LiveServerMessage.model_validate(
         {
             **CALLS,
             "serverContent": {
@@ -138,8 +140,8 @@ def test_all_answers_go_in_one_message_that_the_sdk_accepts() -> None:
         Answered(ModelCall("f2", CHINESE.name, extra={"id": "f2"}), failed),
     ]
     (event,) = DIALECT.answers(answered, export.names)
-    response = types.LiveClientToolResponse.model_validate(event["tool_response"])
-    assert types.LiveClientMessage.model_validate(event).tool_response == response
+    response = genai_types.LiveClientToolResponse.model_validate(event["tool_response"])
+    assert genai_types.LiveClientMessage.model_validate(event).tool_response == response
     assert response.function_responses is not None
     assert [(each.id, each.name) for each in response.function_responses] == [("f1", "get_weather"), ("f2", wire)]
     assert response.function_responses[1].response == {"error": "no such city"}

@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 import jsonschema_rs
-import mcp.types
 import pytest
-from mcp.types.methods import serialize_server_result
 
 from tests.dialects.sample_tools import CHINESE, DOTTED, QUALIFIED, SAMPLES
+from tests.support.providers import mcp
 from toolbus.dialects.conversation import Answered, Json, Message, ModelCall
 from toolbus.dialects.mcp import MCP_NAMES, Mcp, call_tool_result
 from toolbus.dialects.wire_names import NameTable
@@ -96,11 +95,11 @@ def test_annotations_are_listed_as_hints_only_where_they_are_set() -> None:
 @pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])
 def test_lists_and_results_fit_each_version_of_the_protocol(version: str) -> None:
     tools = {"tools": list(EXPORT.tools)}
-    listed = serialize_server_result("tools/list", version, tools)["tools"]
+    listed = mcp.types.methods.serialize_server_result("tools/list", version, tools)["tools"]
     assert [tool["name"] for tool in listed] == list(NAMES.to_bus)
     for output_json in ("{}", '{"a":1}', "[1]", '"text"'):
         result = call_tool_result(Result(output_json=output_json, content=(IMAGE,)))
-        assert serialize_server_result("tools/call", version, result) == result
+        assert mcp.types.methods.serialize_server_result("tools/call", version, result) == result
 
 
 # -- tools/call

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ollama
 import pytest
 from hypothesis import given
 
 from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, SAMPLES
+from tests.support.providers import ollama
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.export import Export

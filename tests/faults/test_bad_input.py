@@ -45,7 +45,7 @@ def _exploding(levels: int) -> dict[str, Any]:
         ('{"type": 12}', "schema"),
         ('{"type": "string"}', "object"),
         ('{"pattern": "(", "type": "object"}', "pattern"),
-        ('{"description": "' + "x" * (10 * MIB) + '"}', "schema_bytes"),
+        ('{"description": "' + "x" * MIB + '"}', "schema_bytes"),
         ('{"a":' * 10_000 + "1" + "}" * 10_000, "nested"),
         ('{"not":' * 100 + "{}" + "}" * 100, "schema_depth"),
         (_exploding(25), "schema_nodes"),
@@ -210,14 +210,14 @@ async def test_a_frame_of_6_mb_from_a_peer_is_read_whole(connect: Connect) -> No
 
 
 @pytest.mark.parametrize("arm", ["calls", "results", "progress", "cancels"])
-async def test_a_frame_of_a_million_empty_items_is_refused_before_any_is_read(connect: Connect, arm: str) -> None:
+async def test_a_frame_of_300_000_empty_items_is_refused_before_any_is_read(connect: Connect, arm: str) -> None:
     host, quiet = await connect("host"), await connect("quiet")
     number = wire.InvokeRequest.DESCRIPTOR.fields_by_name[arm].number
-    frame = wire.InvokeRequest.FromString(bytes([number << 3 | 2, 0]) * 1_000_000)
+    frame = wire.InvokeRequest.FromString(bytes([number << 3 | 2, 0]) * 300_000)
     await host.send_frame(frame)
     code, details = await host.ended()
     assert code is INVALID
-    assert f"1000000 {arm}, at most 4096" in details
+    assert f"300000 {arm}, at most 4096" in details
     assert not (await quiet.call("steady")).is_error
 
 

@@ -40,12 +40,11 @@ async def test_300_frames_of_a_megabyte_are_not_kept_by_the_tiny_calls_in_them(c
     host = await connect("host", max_in_flight=1_000)
     filler = pb.ToolResult(call_id="not owed", output_json="x" * 1_000_000)
     calls = [host.ask("wait", {"n": n}, context=pb.CallContext(user_id="ada")) for n in range(310)]
-    frames = [wire.InvokeRequest(calls=[call], results=[filler]) for call in calls]
-    for frame in frames[:10]:
-        await host.send_frame(frame)
+    for call in calls[:10]:
+        await host.send_frame(wire.InvokeRequest(calls=[call], results=[filler]))
     before = resident()
-    for frame in frames[10:]:
-        await host.send_frame(frame)
+    for call in calls[10:]:
+        await host.send_frame(wire.InvokeRequest(calls=[call], results=[filler]))
     assert not (await host.call("steady")).is_error  # so all of them have been read
     assert resident() - before < 100 * MIB
 

@@ -7,12 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anthropic
-import ollama
-import openai
-from google import genai
-
 from tests.loop.model_server import Json, ModelServer
+from tests.support.providers import anthropic, genai, ollama, openai
 from toolbus.loop import (
     Endpoint,
     anthropic_endpoint,

@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-import anthropic
-import ollama
-import openai
 import pytest
-from google import genai
 
 from tests.loop.scripted_model import FunctionSource, ScriptedModel, says
+from tests.support.providers import anthropic, genai, ollama, openai
 from toolbus.dialects.conversation import Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.openai_chat import OpenAIChat
@@ -83,20 +80,25 @@ def test_an_option_that_the_loop_writes_is_refused(make: Any, option: str) -> No
         make(Asked("google"), "m", **{option: []})
 
 
-class OwnClient(openai.AsyncOpenAI):
-    """A subclass in a program of its own."""
+def own_client() -> Any:
+    """Returns a client of a subclass in a program of its own."""
+
+    class OwnClient(openai.AsyncOpenAI):
+        pass
+
+    return OwnClient(api_key="k")
 
 
 @pytest.mark.parametrize(
     ("make", "dialect"),
     [
         (lambda: openai.AsyncOpenAI(api_key="k"), "openai"),
-        (lambda: OwnClient(api_key="k"), "openai"),
+        (own_client, "openai"),
         (lambda: openai.AsyncAzureOpenAI(api_key="k", api_version="1", azure_endpoint="http://localhost"), "openai"),
         (lambda: anthropic.AsyncAnthropic(api_key="k"), "anthropic"),
         (lambda: genai.Client(api_key="k"), "gemini"),
         (lambda: genai.Client(api_key="k").aio, "gemini"),
-        (ollama.AsyncClient, "ollama"),
+        (lambda: ollama.AsyncClient(), "ollama"),
     ],
 )
 async def test_the_official_clients_are_recognized(make: Any, dialect: str) -> None:
@@ -108,7 +110,7 @@ async def test_the_official_clients_are_recognized(make: Any, dialect: str) -> N
     [
         (lambda: openai.OpenAI(api_key="k"), "openai.AsyncOpenAI"),
         (lambda: anthropic.Anthropic(api_key="k"), "anthropic.AsyncAnthropic"),
-        (ollama.Client, "ollama.AsyncClient"),
+        (lambda: ollama.Client(), "ollama.AsyncClient"),
     ],
 )
 def test_a_blocking_client_is_refused_with_the_async_class(make: Any, instead: str) -> None:

@@ -6,16 +6,17 @@ import copy
 import json
 import re
 import time
+import tracemalloc
 from typing import Any
 
 import jsonschema_rs
 import pytest
-from google.genai import types
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dialects.sample_tools import SAMPLES, TREE
 from tests.support.examples import examples
+from tests.support.providers import genai_types
 from toolbus.dialects.schemas.schema_rules import (
     ANTHROPIC_SCHEMAS,
     ANY_SCHEMAS,
@@ -66,7 +67,7 @@ def hold(schema: Json, rules: SchemaRules) -> None:
 
 def hold_gemini(schema: Json) -> None:
     """Checks what Gemini refuses a request for."""
-    types.FunctionDeclaration.model_validate({"name": "t", "parameters": schema})
+    genai_types.FunctionDeclaration.model_validate({"name": "t", "parameters": schema})
     assert schema["type"] == "object"
     _hold_gemini_schema(schema)
 
@@ -414,6 +415,21 @@ def test_schemas_that_grow_are_bounded(schema: Json, rules: SchemaRules) -> None
     else:
         hold(converted, rules)
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+def test_a_chain_of_references_takes_memory_in_proportion_to_its_length(rules: SchemaRules) -> None:
+    def peak(count: int) -> int:
+        chain = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(count)}
+        tracemalloc.start()
+        try:
+            convert({"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain}, rules, "t")
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(250)  # what is loaded once
+    assert peak(1_000) < 8 * peak(250)
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)

@@ -29,6 +29,32 @@ class TooLarge(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class References:
+    """The references that were followed to a place; those before the last one are shared with the places on the way.
+
+    A set for each place would take the square of a chain's length: half a gigabyte for a schema of 180 kB.
+    """
+
+    last: str = ""
+    before: References | None = None  # None where none was followed
+
+    def __contains__(self, reference: str) -> bool:
+        place = self
+        while place.before is not None:
+            if place.last == reference:
+                return True
+            place = place.before
+        return False
+
+    def and_then(self, reference: str) -> References:
+        """Returns these references with one more."""
+        return References(reference, self)
+
+
+_NONE_FOLLOWED = References()
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A schema that applies to a value.
 
@@ -39,7 +65,7 @@ class Part:
     """
 
     schema: dict[str, Any]
-    references: frozenset[str] = frozenset()
+    references: References = _NONE_FOLLOWED
     done: frozenset[str] = frozenset()
 
     def get(self, keyword: str) -> Any:
@@ -118,7 +144,7 @@ class Parts:
             self._report.lose(part.schema, "$ref", why)
             targets.append(self._stub(target, part))
         elif isinstance(target, dict):
-            targets.insert(0, Part(target, part.references | {reference}))
+            targets.insert(0, Part(target, part.references.and_then(reference)))
         return targets
 
     def _stub(self, target: dict[str, Any], part: Part) -> Part:
