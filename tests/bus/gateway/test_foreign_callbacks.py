@@ -1,4 +1,4 @@
-"""No call reaches a program of another user that listens where a plugin with a callback URL did.
+"""No call reaches a program of another user that listens where a plugin with a callback URL did (REST-24).
 
 Where tests run as root, the port really is nobody's; elsewhere the bus is told that this user may not serve it.
 """
