@@ -25,6 +25,7 @@ from lab.stage import Stage
 from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import template
 from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.keys.key_store import KeyStore, Order
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.streams.doors import Doors
@@ -118,7 +119,7 @@ async def _streams(folder: Path) -> AsyncIterator[Mapping[str, Any]]:
     store.init(["localhost"], "mtls:localhost:1")
     made = store.add("bench", template("host", "bench"), Order(folder / "bench.toolbus"))
     credential = Credential.read(made.file)
-    doors = Doors(Neighbours(), Doorman(Keyring(folder / "keys")))
+    doors = Doors(Neighbours(), Doorman(Keyring(folder / "keys")), Audit())
     options = (("grpc.max_receive_message_length", MESSAGE_BYTES),)
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), *options))
     stubs.add_ToolBusServiceServicer_to_server(Echo(), server)  # type: ignore[abstract]  # no other RPC

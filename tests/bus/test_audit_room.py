@@ -70,7 +70,7 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
         ("grant", "chat", "weather", "ok", "tools"),
         ("denied", "chat", "sun", "refused", acts[6][4]),
         ("register", "rest", "x", "ok", ""),
-        ("withdraw", "", "rest", "ok", "every tool of the source"),
+        ("withdraw", "http", "rest", "ok", "every tool of the source"),
         ("drain", "local", "weather", "ok", ""),
     ]
     assert "no table 'nothing'" in no_kind

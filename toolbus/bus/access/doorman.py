@@ -95,7 +95,6 @@ class Doorman:
         self.keys = keys
         self._issuers = issuers
         self._listeners: list[Callable[[Any], object]] = []
-        self._refusal_listeners: list[Callable[[str, str], object]] = []
         self._refreshing = asyncio.Lock()
         self._refreshed_at = 0.0  # by the monotonic clock
         self._logged = NewestCache[str, float](MAX_PEERS)  # by peer, when it was last logged
@@ -124,8 +123,6 @@ class Doorman:
             if now - self._logged.get(host, -QUIET_SECONDS) >= QUIET_SECONDS:
                 self._logged[host] = now
                 log.warning("refused peer=%s why=%s", peer, error)
-                for listener in self._refusal_listeners:
-                    listener(peer, str(error))
             raise
 
     async def close(self) -> None:
@@ -136,10 +133,6 @@ class Doorman:
     def on_refresh(self, listener: Callable[[Any], object]) -> None:
         """Calls a listener with what each look at the files of the keys has changed."""
         self._listeners.append(listener)
-
-    def on_refusal(self, listener: Callable[[str, str], object]) -> None:
-        """Calls a listener with the peer and the reason of each refusal that is logged."""
-        self._refusal_listeners.append(listener)
 
     async def refresh(self, since: float = math.inf) -> None:
         """Takes over what changed in the files of the keys.

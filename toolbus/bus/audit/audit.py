@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.audit.audit_writer import AuditWriter, Entry
 from toolbus.errors import NotAudited, ToolBusError
 
@@ -31,11 +31,9 @@ Act = Literal[
     "revoke",
     "role",
     "log_level",
-    "key.init",
-    "key.add",
+    "identities",
     "key.renew",
     "key.revoke",
-    "key.rotate",
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]
 
@@ -102,6 +100,15 @@ class Audit:
             writer.lose(1)
             return
         writer.put(Entry(now, _fields(act, principal, target, outcome, why, more)))
+
+    def refuse(self, peer: str, target: str, why: str) -> None:
+        """Says that somebody unknown was not let in.
+
+        Args:
+            peer: the address.
+            target: what was requested.
+        """
+        self.record("refuse", OBSERVER, target=target, outcome="refused", why=why, peer=peer, how="")
 
     def record_calls(self, calls: Sequence[tuple[Any, ...]], began: float) -> None:
         """Says which calls ended, many in one line.

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import PROBES, UID
 from toolbus.bus.gateway.remote_access import RemoteAccess
@@ -43,10 +44,14 @@ class AccessGuard:
         max_bytes: of a request's body (limit http_body_bytes).
         neighbours: which users of this machine may use the bus.
         remote: admits what comes over HTTPS.
+        audit: where it is said who was refused.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, neighbours: Neighbours, remote: RemoteAccess) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, neighbours: Neighbours, remote: RemoteAccess, audit: Audit
+    ) -> None:
         self._app = app
+        self._audit = audit
         self._neighbours = neighbours
         self._remote = remote
         self._max_bytes = max_bytes
@@ -59,11 +64,13 @@ class AccessGuard:
         if scope["scheme"] != "https" and scope["path"] not in _PROBE_PATHS:
             why = self._neighbours.refusal(_uid(scope))
             if why:
+                self._record(scope, why)
                 await JSONResponse({"detail": why}, 403, headers={"Connection": "close"})(scope, receive, send)
                 return
         refusal = await self._admit(scope)
         if refusal is not None:
             status, why = refusal
+            self._record(scope, why)
             log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
             more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
             await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
@@ -81,6 +88,10 @@ class AccessGuard:
             await JSONResponse({"detail": self._too_long()}, 413)(scope, receive, send)
         else:
             await self._app(scope, self._limited(receive), send)
+
+    def _record(self, scope: Scope, why: str) -> None:
+        host, port = scope.get("client") or ("unknown", 0)
+        self._audit.refuse(f"{host}:{port}", f"{scope['method']} {scope['path']}", why)
 
     async def _admit(self, scope: Scope) -> tuple[int, str] | None:
         """Notes who makes a request. Returns the status and the reason with which it is refused, None if it is not."""

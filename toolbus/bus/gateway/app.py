@@ -20,6 +20,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import toolbus
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.gateway import (
     call_routes,
     catalog_event_routes,
@@ -32,9 +33,9 @@ from toolbus.bus.gateway import (
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.admission import Admission
 from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH, DocsPage
-from toolbus.bus.gateway.gateway_parts import SCOPE_KEY, GatewayParts, parts_of
+from toolbus.bus.gateway.gateway_parts import IDENTITY, SCOPE_KEY, SOURCE, GatewayParts, parts_of
 from toolbus.bus.loopback import mask
-from toolbus.errors import INTERNAL_DETAIL, ToolBusError, http_status
+from toolbus.errors import INTERNAL_DETAIL, NotPermitted, ToolBusError, http_status
 from toolbus.text import shorten
 
 log = logging.getLogger("toolbus.http")
@@ -55,8 +56,9 @@ def application(parts: GatewayParts) -> ASGIApp:
         scope[SCOPE_KEY] = parts
         await endpoints(scope, receive, send)
 
-    limit = parts.core.limits.http_body_bytes
-    return AccessGuard(Admission(serve), max_bytes=limit, neighbours=parts.core.neighbours, remote=parts.remote)
+    core = parts.core
+    limit = core.limits.http_body_bytes
+    return AccessGuard(Admission(serve), limit, core.neighbours, parts.remote, core.audit)
 
 
 @functools.lru_cache
@@ -128,6 +130,9 @@ async def _error_response(request: Request, error: Exception) -> Response:
     status = http_status(error)
     if status == 500:
         return await _internal_error(request, error)
+    if isinstance(error, NotPermitted):
+        principal, target = Principal(SOURCE, identity=request.scope[IDENTITY]), f"{request.method} {request.url.path}"
+        parts_of(request).core.audit.record("denied", principal, target=target, outcome="refused", why=str(error))
     return _response(status, {"detail": mask(str(error))})
 
 

@@ -7,14 +7,12 @@ import logging
 import time
 from collections.abc import Mapping
 
-from toolbus.bus.access.identity import Identity, Scopes
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Scopes
 from toolbus.bus.core import Core
 from toolbus.bus.keys.keyring import Changed, Keyring
 from toolbus.bus.keys.keys_file import FILE, KeyRecord
 from toolbus.bus.room import Room
-
-_UNPROVEN = Principal(identity=Identity("unproven", Scopes()))
+from toolbus.text import list_names
 
 log = logging.getLogger("toolbus.keys")
 
@@ -27,7 +25,6 @@ class KeysRoom(Room):
         self._scopes: Mapping[str, Scopes] = {} if core.keyring is None else core.keyring.identities
         self._following: asyncio.Task[None] | None = None  # None without keys, and until started
         core.doorman.on_refresh(self._refreshed)
-        core.doorman.on_refusal(self._refused)
 
     async def start(self) -> None:
         """Begins to follow the files."""
@@ -64,6 +61,8 @@ class KeysRoom(Room):
         if names:
             core.view.scopes_changed([(before[name], after.get(name, Scopes())) for name in names])
             core.signals.catalog_changed()
+        if changed.identities:
+            core.audit.record("identities", target=list_names(sorted(changed.identities), 10), why=f"changed in {FILE}")
         core.signals.keys_changed(server=changed.server)
 
     def _record(self, key: KeyRecord | None, key_id: str) -> None:
@@ -74,6 +73,3 @@ class KeysRoom(Room):
             self.core.audit.record("key.revoke", target=key_id, why=f"of identity {key.identity}, on {key.revoked}")
         else:
             self.core.audit.record("key.renew", target=key_id, why=f"of identity {key.identity}, changed in {FILE}")
-
-    def _refused(self, peer: str, why: str) -> None:
-        self.core.audit.record("refuse", _UNPROVEN, outcome="refused", why=why, peer=peer)

@@ -33,7 +33,7 @@ class StreamsRoom(Room):
         untrusted = UntrustedService(
             core.dispatcher, core.presence, core.limits, core.timings, core.policy.is_untrusted
         )
-        doors = Doors(core.neighbours, core.doorman)
+        doors = Doors(core.neighbours, core.doorman, core.audit)
         reflection = core.config.grpc_reflection
         self.listeners = Listeners(service, untrusted, self.health, core.limits, doors, reflection=reflection)
         self._ticking: asyncio.Task[None] | None = None  # None until started

@@ -17,6 +17,7 @@ import grpc
 from toolbus.bus.access.doorman import Doorman, der_of
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.neighbours import Neighbours
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.streams.rpc_identity import set_rpc_identity
 from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status
 from toolbus.local_users import Address
@@ -108,12 +109,18 @@ class Doors:
     Args:
         neighbours: which users may come in on loopback.
         doorman: knows the keys of everyone else.
+        audit: where it is said who was refused.
     """
 
-    def __init__(self, neighbours: Neighbours, doorman: Doorman) -> None:
+    def __init__(self, neighbours: Neighbours, doorman: Doorman, audit: Audit) -> None:
         self._neighbours = neighbours
+        self._audit = audit
         self.remote = KeyDoor(doorman)
         self._keys = doorman.keys
+
+    def interceptor(self, door: Door) -> DoorInterceptor:
+        """Makes what puts a door before every RPC of a server."""
+        return DoorInterceptor(door, self._audit)
 
     def local(self, host: str) -> NeighbourDoor:
         """Makes the door of an address on loopback."""
@@ -153,8 +160,9 @@ class Doors:
 class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it is not generic at run time
     """Puts a door before every RPC of one server, whatever its service."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, audit: Audit) -> None:
         self._door = door
+        self._audit = audit
 
     async def intercept_service(
         self,
@@ -178,6 +186,7 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                     identity.check_verb("reflect", "reflection")
             except ToolBusError as error:
                 status, text = grpc_status(error)
+                self._audit.refuse(context.peer(), method, text)
                 await context.abort(grpc.StatusCode[status], text)
             set_rpc_identity(identity)
 

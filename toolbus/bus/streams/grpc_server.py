@@ -28,7 +28,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
-from toolbus.bus.streams.doors import Door, DoorInterceptor, Doors, OpenDoor
+from toolbus.bus.streams.doors import Door, Doors, OpenDoor
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
@@ -82,7 +82,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
         """Offers tools of a live session."""
-        return await _respond(self._register, request, context)
+        return await self._respond(self._register, request, context)
 
     def _register(self, request: wire.RegisterRequest, identity: Identity) -> wire.RegisterResponse:
         if request.session_id:
@@ -99,23 +99,37 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             "Attached.session_id"
         )
 
+    async def _respond(
+        self, function: Callable[[Request, Identity], Response], request: Request, context: Context
+    ) -> Response:
+        identity = rpc_identity()
+        try:
+            return function(request, identity)
+        except Exception as error:
+            if isinstance(error, NotPermitted):
+                rpc = type(request).__name__.removesuffix("Request")
+                principal = Principal(identity=identity)
+                self._presence.audit.record("denied", principal, target=rpc, outcome="refused", why=str(error))
+            await _abort(context, error)
+            raise  # never reached: abort raises
+
     async def Unregister(self, request: wire.UnregisterRequest, context: Context) -> wire.UnregisterResponse:
         """Withdraws one tool."""
-        return await _respond(self._unregister, request, context)
+        return await self._respond(self._unregister, request, context)
 
     def _unregister(self, request: wire.UnregisterRequest, identity: Identity) -> wire.UnregisterResponse:
         return self._presence.unregister(request, identity)
 
     async def Clear(self, request: wire.ClearRequest, context: Context) -> wire.ClearResponse:
         """Withdraws every tool of a source."""
-        return await _respond(self._clear, request, context)
+        return await self._respond(self._clear, request, context)
 
     def _clear(self, request: wire.ClearRequest, identity: Identity) -> wire.ClearResponse:
         return self._presence.clear(request, identity)
 
     async def List(self, request: wire.ListRequest, context: Context) -> wire.ListResponse:
         """Lists what is offered."""
-        return await _respond(self._list, request, context)
+        return await self._respond(self._list, request, context)
 
     def _list(self, request: wire.ListRequest, identity: Identity) -> wire.ListResponse:
         principal, level = Principal(identity=identity), level_of(request.context.attributes)
@@ -362,7 +376,7 @@ class GrpcServer:
         """Adds a server for an address; returns its port, 1 for a unix socket, 0 where it cannot be bound."""
         server = grpc.aio.server(
             options=(*_OPTIONS, ("grpc.max_receive_message_length", self._limits.message_bytes)),
-            interceptors=[DoorInterceptor(door)],
+            interceptors=[self._doors.interceptor(door)],
         )
         self._servers.append(server)
         wire_grpc.add_ToolBusServiceServicer_to_server(self._service, server)
@@ -422,14 +436,6 @@ def _claim_socket(path: Path) -> IO[str]:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
-
-
-async def _respond(function: Callable[[Request, Identity], Response], request: Request, context: Context) -> Response:
-    try:
-        return function(request, rpc_identity())
-    except Exception as error:
-        await _abort(context, error)
-        raise  # never reached: abort raises
 
 
 async def _abort(context: Context, error: BaseException) -> None:

@@ -43,6 +43,9 @@ class Presence(SessionTable):
         on_source: called with a source whose health may have changed.
         on_change: called after the catalog may have changed.
         timings: say how often `tick` is called.
+
+    Attributes:
+        audit: where it is said who attached, was refused, offered and withdrew tools.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Presence(SessionTable):
         audit: Audit | None = None,
     ) -> None:
         super().__init__()
-        self._audit = audit or Audit()
+        self.audit = audit or Audit()
         self._registry = registry
         self._dispatcher = dispatcher
         self._policy = policy
@@ -71,7 +74,7 @@ class Presence(SessionTable):
         self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self)
         self.watchers = CatalogWatchers(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
-        self.withdrawal = Withdrawal(registry, on_change, self._audit)
+        self.withdrawal = Withdrawal(registry, on_change, self.audit)
 
     # -- attach ----------------------------------------------------------------------------------------------------
 
@@ -90,14 +93,14 @@ class Presence(SessionTable):
                 self._on_change()
             return
         try:
-            self._audit.check()
+            self.audit.check()
             older = self.handshake.open(peer, attach, now)
         except ToolBusError as error:
             claimed = peer.principal.of_source(attach.source)
-            self._audit.record("refuse", claimed, outcome="refused", why=str(error), instance=attach.instance)
+            self.audit.record("refuse", claimed, outcome="refused", why=str(error), instance=attach.instance)
             raise
         tools = len(self._registry.offers(peer))
-        self._audit.record("attach", peer.principal, peer=peer.session_id, instance=peer.instance, tools=tools)
+        self.audit.record("attach", peer.principal, peer=peer.session_id, instance=peer.instance, tools=tools)
         if older is not None:  # a takeover: after the answer, since calls of the older session may move to this one
             older.send_drain("replaced")
             self.end(older, "replaced by a newer session of the same instance", now, status="OK")
@@ -121,10 +124,9 @@ class Presence(SessionTable):
                 f"the session is of source {peer.source!r}, but the request names {quote(request.source)}: "
                 "leave source empty"
             )
-        self._audit.check()
+        self.audit.check()
         if not self._policy.may_offer(peer.source):
             deny(peer, "register")
-            self._audit.record("denied", peer.principal, target="register", outcome="refused", peer=peer.session_id)
             raise NotPermitted(lacks_permission(peer.source))
         identity.check_offers(tool.name for tool in request.tools)
         count = self._registry.max_offers(peer) + len(request.tools)  # an upper bound, which costs the same at any size
@@ -138,7 +140,7 @@ class Presence(SessionTable):
             peer.offers_tools = True
         notify_owners(outcome)
         names = list_names(outcome.names)
-        self._audit.record("register", peer.principal, target=names, peer=peer.session_id, tools=len(outcome.names))
+        self.audit.record("register", peer.principal, target=names, peer=peer.session_id, tools=len(outcome.names))
         log.info("registered source=%s tools=%d", peer.source, len(outcome.names))
         self._on_change()
         return catalog_messages.registered(outcome)
@@ -233,7 +235,7 @@ class Presence(SessionTable):
             self.remove(peer)
             self.watchers.drop(peer)
             self._on_source(peer.source)
-            self._audit.record("end", peer.principal, why=why, peer=peer.session_id, instance=peer.instance)
+            self.audit.record("end", peer.principal, why=why, peer=peer.session_id, instance=peer.instance)
             log.info("ended source=%s instance=%s why=%s", peer.source, peer.instance or "-", clean_line(why))
         if status != "OK":
             peer.outbox.discard()

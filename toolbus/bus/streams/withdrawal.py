@@ -37,6 +37,7 @@ class Withdrawal:
         Args:
             principal: who asks, for the audit.
             owner: the session that asks: only a tool of its source is withdrawn. None: a tool of any source is.
+            principal: who asks, for the audit.
 
         Raises:
             UnknownRole: the role is not configured.
