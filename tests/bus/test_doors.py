@@ -180,6 +180,19 @@ async def test_what_is_out_of_scope_is_as_if_it_were_not_there(house: House) -> 
         assert "'drain' in its scope administer" in (await call("toolbus:drain")).error.message
 
 
+async def test_a_withdrawn_tool_out_of_scope_is_unknown(house: House) -> None:
+    plug = house.keys.add("plug", template("plugin", "plug"))
+    near, far = house.keys.add("near", Scopes(call=Globs(["t"]))), house.keys.add("far", Scopes(call=Globs(["add"])))
+    async with house.channel(plug) as channel:
+        stream, _ = await attached(channel, "plug", tools=[pb.Tool(name="t")])
+        house.bus.revoke("plug")
+        for credential, is_shown in ((near, True), (far, False)):
+            async with house.web(credential) as web:
+                answer = (await web.post("/api/tools/invoke", json={"name": "t", "arguments": {}})).json()
+                assert ("is withdrawn" in answer["error"]["message"]) is is_shown
+        stream.cancel()
+
+
 async def test_a_plugin_attaches_and_offers_what_its_scopes_allow(house: House) -> None:
     weather = house.keys.add("weather", Scopes(attach=Globs(["weather*"]), offer=Globs(["get_*"])))
     async with house.channel(weather) as channel:

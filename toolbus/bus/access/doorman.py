@@ -113,8 +113,8 @@ class Doorman:
         try:
             return await self._identify(authorization, certificate)
         except Unauthenticated:
-            pass
-        await self.refresh(time.monotonic())  # it may have been made a moment ago
+            if authorization is not None or certificate is not None:
+                await self.refresh(time.monotonic())  # the key may have been made a moment ago
         try:
             return await self._identify(authorization, certificate)
         except Unauthenticated as error:

@@ -111,8 +111,8 @@ class CallAdmission:
             return Refused(
                 Code.UNAVAILABLE, f"tool {name!r} is offline{why}: its plugin may reconnect", retry_safe=True
             )
-        source = self._policy.withdrawn_from(name)
-        if source is not None:
+        source, scopes = self._policy.withdrawn_from(name), caller.principal.identity.scopes
+        if source is not None and (scopes is None or scopes.reaches_name(name, source)):
             return Refused(
                 Code.PERMISSION_DENIED,
                 f"tool {name!r} is withdrawn: source {source!r} may not offer tools any more; an operator grants it "
