@@ -23,6 +23,7 @@ from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
 from tests.support.core_model import Core, error_of
 from toolbus import errors
 from toolbus.bus.access.identity import ALL, VERBS, Scopes
+from toolbus.bus.access.quota import CALLS_PER_SECOND
 from toolbus.bus.config import Config
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
 from toolbus.bus.keys.issuer_settings import Issuer
@@ -380,6 +381,7 @@ def _wire_names() -> set[str]:
 
 def test_every_name_in_the_protocol_is_on_the_wire() -> None:
     known = _wire_names() | {limit.name for limit in fields(Limits)} | {"Check", "Watch", "List"}
+    known.add(CALLS_PER_SECOND)
     # Keys of hosts that extension systems set, and of a credential file; what belongs to grpcio.
     known |= {"userId", "__userId", "__user_id"} | {each.name for each in fields(Credential)}
     spans = {span for span in code_spans(PROTOCOL) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z_]+)?", span)}

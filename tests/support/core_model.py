@@ -12,6 +12,7 @@ from typing import Any
 from lab.fuzz.core import CoreOnAClock
 from lab.fuzz.core import StreamDouble as StreamDouble  # for tests, too
 from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
@@ -60,6 +61,7 @@ class PeerDouble:
         self.slots = Slots()
         self.stuck = 0
         self.budget = dispatcher.budget(source) if dispatcher else Budget()
+        self.quota: Quota | None = None
         self.allowed: set[Entry] = set()
         self.allowed_at = 0
         self.waiting: dict[str, Call] = {}  # calls that have not been handed over

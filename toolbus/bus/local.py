@@ -188,7 +188,8 @@ class LocalCaller:
         self.may_set_context = pending is None
         self.principal = Principal(source, is_admin and pending is None, may_omit_user, identity)
         self.longest_timeout = longest_timeout
-        self.budget = dispatcher.budget(source)
+        self.budget = dispatcher.budget(self.principal.account)
+        self.quota = dispatcher.quotas.join(identity, self)
         self.allowed: set[Entry] = set()
         self.allowed_at = 0
         self._dispatcher = dispatcher

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.quota import Quota
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import Handler
 from toolbus.tool import Result
@@ -31,6 +32,7 @@ class Caller(Protocol):
     source: str  # the principal's
     principal: Principal  # who it is, for the policy
     budget: Budget  # shared by the callers of a source, see Dispatcher.budget
+    quota: Quota | None  # shared by the callers of an identity; None: its calls are not limited
     allowed: set[Entry]  # cache: what the policy lets it call, at the revision allowed_at
     allowed_at: int
     max_in_flight: int

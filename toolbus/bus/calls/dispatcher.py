@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, content_of, origin_of
@@ -25,10 +26,12 @@ from toolbus.bus.calls.refusals import (
     bounded_hint,
     clamped_timeout,
     declared_as,
+    identity_full,
     invalid,
     must_fit,
     no_room,
     overloaded,
+    too_fast,
     window_full,
 )
 from toolbus.bus.calls.tripwire import Tripwire
@@ -78,6 +81,7 @@ class Dispatcher:
         self._arm = arm
         self._armed_at = math.inf  # when the next sweep of deadlines is due
         self._budgets: WeakValueDictionary[str, Budget] = WeakValueDictionary()  # by the caller's source
+        self.quotas = Quotas()
         self._held = 0  # bytes of arguments held in all
         self._last_id = first_id - 1  # the last id that a call got towards its handler
         self._callers: dict[Caller, None] = {}  # those that have had calls since the last sweep
@@ -130,6 +134,8 @@ class Dispatcher:
         """Takes the calls of a caller: admits and sends each, or answers at once with an error."""
         in_flight, budget, allowed = caller.in_flight, caller.budget, caller.allowed
         limits, first, nearest = self._limits, self._registry.first, self._armed_at
+        if caller.quota is not None:
+            calls = self._within_quota(caller, caller.quota, calls, now)
         if caller.allowed_at != self._registry.revision:
             allowed.clear()
             caller.allowed_at = self._registry.revision
@@ -365,6 +371,25 @@ class Dispatcher:
             origin_of(call.context) if caller.may_set_context and call.HasField("context") else None,
             content_of(text, "") if self.records.contents else None,
         )
+
+    def _within_quota(
+        self, caller: Caller, quota: Quota, calls: Iterable[pb.ToolCall], now: float
+    ) -> Sequence[pb.ToolCall]:
+        """Returns the calls that an identity may make now; answers the others."""
+        calls = list(calls)
+        free = quota.free
+        if free is not None and len(calls) > free:
+            refused = identity_full(caller, quota)
+            for call in calls[free:]:
+                self._refuse(caller, call, refused, now)
+            del calls[free:]
+        passed, wait = quota.take(len(calls), now)
+        if passed < len(calls):
+            refused = too_fast(caller, quota, wait)
+            for call in calls[passed:]:
+                self._refuse(caller, call, refused, now)
+            del calls[passed:]
+        return calls
 
     def _fault(self, caller: Caller, call_id: str, name: str, fault: BaseException, now: float) -> None:
         """Answers a call that met a fault of the bus; panics of the validator do not derive from Exception."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from toolbus.bus.access.quota import CALLS_PER_SECOND, Quota
 from toolbus.bus.calls.call import Caller
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import has_room
@@ -116,10 +117,32 @@ def window_full(source: str, limit: int) -> Refused:
     return overloaded(f"{source!r} has {limit} calls in flight on this session, its limit", ("calls_in_flight", limit))
 
 
-def overloaded(reason: str, limit: tuple[str, float]) -> Refused:
+def identity_full(caller: Caller, quota: Quota) -> Refused:
+    """Refuses a call of an identity that has as many calls in flight as it may."""
+    limit = quota.in_flight_limit or 0
+    reason = f"{caller.principal.identity.shown} may have {limit} calls in flight over all its sessions, and has them"
+    return overloaded(reason, ("calls_in_flight", limit))
+
+
+def too_fast(caller: Caller, quota: Quota, wait: float) -> Refused:
+    """Refuses a call of an identity that makes more calls a second than it may.
+
+    Args:
+        wait: seconds until it may make more.
+    """
+    rate = quota.rate or 0.0
+    reason = f"{caller.principal.identity.shown} may make {rate:g} calls a second, and makes more"
+    return overloaded(reason, (CALLS_PER_SECOND, rate), wait)
+
+
+def overloaded(reason: str, limit: tuple[str, float], retry_after_seconds: float = RETRY_SECONDS) -> Refused:
     """Refuses a call because a limit is reached for the moment (backpressure)."""
     return Refused(
-        Code.OVERLOADED, f"{reason}: try again later", retry_safe=True, limit=limit, retry_after_seconds=RETRY_SECONDS
+        Code.OVERLOADED,
+        f"{reason}: try again later",
+        retry_safe=True,
+        limit=limit,
+        retry_after_seconds=retry_after_seconds,
     )
 
 

@@ -105,6 +105,7 @@ class Handshake:
             self._count_takeover(peer, now)
         outcome = self._declare(peer, tools, older, now)
         self._table.add(peer, attach.token)
+        peer.quota = self._dispatcher.quotas.join(peer.principal.identity, peer)
         self._answer(peer, outcome.names, refused)
         if refused:
             deny(peer, "attach")
@@ -167,13 +168,14 @@ class Handshake:
             raise InvalidRequest(explain_instance(attach.instance))
         peer.principal.identity.check_attach(attach.source)
         self._table.check_token(attach.source, attach.token)
-        self._check_own_sessions(peer.principal.identity)
+        self._check_own_sessions(peer.principal.identity, self._table.of_instance(attach.source, attach.instance))
         if len(self._table.sessions) >= (limit := self._limits.sessions):
             raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and accepts no more")
 
-    def _check_own_sessions(self, identity: Identity) -> None:
+    def _check_own_sessions(self, identity: Identity, older: Peer | None) -> None:
+        """Checks how many sessions an identity has, without the one that the new one replaces."""
         limit = identity.scopes.sessions if identity.scopes is not None else None
-        if limit is not None and self._table.count_of(identity) >= limit:
+        if limit is not None and self._table.count_of(identity, but=older) >= limit:
             raise LimitExceeded(
                 "sessions", limit, f"{identity.shown} has {limit} sessions, and its scope sessions allows no more"
             )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Budget, Call
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.slots import Slots
@@ -28,6 +29,7 @@ class Peer(Session[wire.InvokeResponse]):
     """A stream's session with the identity that its attach gave it."""
 
     __slots__ = (
+        "__weakref__",
         "allowed",
         "allowed_at",
         "budget",
@@ -38,6 +40,7 @@ class Peer(Session[wire.InvokeResponse]):
         "offers_tools",
         "principal",
         "qualified",
+        "quota",
         "session_id",
         "slots",
         "source",
@@ -60,6 +63,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.instance = ""  # set when attached; may stay empty
         self.notices: tuple[str, ...] = ()  # what an operator should know about the source
         self.budget = Budget()  # its source's, once attached
+        self.quota: Quota | None = None  # its identity's, once attached; None without limits
         self.qualified = False  # whether its tools are listed as source:name
         self.offers_tools = False  # whether it ever offered one: then it may not set the context of calls any more
         self.allowed: set[Entry] = set()  # what it may call, as of allowed_at

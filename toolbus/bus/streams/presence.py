@@ -309,6 +309,7 @@ class Presence(SessionTable):
                 identity.check_attach(peer.source)
                 identity.check_offers(self._registry.offers(peer))
                 peer.principal = replace(peer.principal, identity=identity)
+                peer.quota = self._dispatcher.quotas.join(identity, peer)
                 peer.allowed.clear()
             except NotPermitted as error:
                 # Withdrawn first: its tools would otherwise wait for it through the grace period.

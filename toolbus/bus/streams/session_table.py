@@ -51,9 +51,9 @@ class SessionTable:
             raise SessionGone
         return peer
 
-    def count_of(self, identity: Identity) -> int:
-        """Returns how many sessions an identity has."""
-        return sum(peer.principal.identity.name == identity.name for peer in self.sessions.values())
+    def count_of(self, identity: Identity, but: Peer | None = None) -> int:
+        """Returns how many sessions an identity has, without one that another replaces now."""
+        return sum(peer.principal.identity.name == identity.name and peer is not but for peer in self.sessions.values())
 
     def of_instance(self, source: str, instance: str) -> Peer | None:
         """Returns the session that a new one of this instance takes over from; None: it takes over from none.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.quota import Quota
 from toolbus.bus.tasks.task import owner_of
 from toolbus.tool import TASK_SECONDS, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -35,13 +36,14 @@ class TaskCaller:
     """
 
     __slots__ = (
-        *("_ended", "allowed", "allowed_at", "in_flight", "budget", "latest", "longest_timeout"),
+        *("_ended", "allowed", "allowed_at", "in_flight", "budget", "latest", "longest_timeout", "quota"),
         *("max_in_flight", "max_item_bytes", "pending", "source", "principal", "may_set_context"),
     )
 
     def __init__(self, principal: Principal, budget: Budget, ended: Callable[[str, Result], object]) -> None:
         self.source = principal.source
         self.budget = budget
+        self.quota: Quota | None = None  # it calls nothing
         self.in_flight: dict[str, Any] = {}
         self.pending: dict[str, Any] = {}  # it answers nothing
         self.allowed: set[Entry] = set()  # it calls nothing
