@@ -78,6 +78,7 @@ class _State:
         tokens: by SHA-256 in hex, those in force.
         certificates: likewise.
         by_id: both, by the key's id.
+        known: all keys by kind and SHA-256, to say why one is refused.
     """
 
     file: KeysFile
@@ -85,6 +86,7 @@ class _State:
     tokens: dict[str, Identity] = field(default_factory=dict)
     certificates: dict[str, Identity] = field(default_factory=dict)
     by_id: dict[str, Identity] = field(default_factory=dict)
+    known: dict[tuple[Kind, str], KeyRecord] = field(default_factory=dict)
 
     def proof_of(self, key_id: str) -> tuple[object, ...] | None:
         """Returns what a key proves and how; None where it is not in force."""
@@ -174,9 +176,9 @@ class Keyring:
         return self._state.file.keys
 
     def _refuse(self, kind: Kind, digest: str, shown: str) -> NoReturn:
-        for key in self._state.file.keys.values():  # only where something is refused: no index is needed
-            if key.kind == kind and key.sha256 == digest:
-                raise Unauthenticated(self._why_ended(key))
+        key = self._state.known.get((kind, digest))
+        if key is not None:
+            raise Unauthenticated(self._why_ended(key))
         raise Unauthenticated(
             f"{shown} is not a key of this bus: use the credential of this bus, or ask an operator for one "
             "(`toolbus keys add NAME` or `toolbus keys renew NAME`)"
@@ -285,6 +287,7 @@ def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> 
     }
     state = _State(KeysFile(identities, file.keys, file.names, file.address), server)
     for key in file.keys.values():
+        state.known[key.kind, key.sha256] = key
         scopes = identities.get(key.identity)
         if scopes is None or key.revoked:
             continue
