@@ -22,7 +22,7 @@ from tests.support.waiting import until
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-KILLS = int(os.environ.get("TOOLBUS_KILLS", "12"))
+KILLS = int(os.environ.get("TOOLBUS_KILLS", "6"))
 SEED = int(os.environ.get("TOOLBUS_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 CLIENTS = 4
 NAMES = 6  # of each client: few, so that most registrations replace
