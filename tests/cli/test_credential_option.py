@@ -92,3 +92,9 @@ def test_a_credential_that_cannot_be_used_is_wrong_usage(credential: Path) -> No
     assert toolbus("run", credential, "--credential", credential).returncode == 2
     missing = toolbus("list", "--bus", "mtls:127.0.0.1:1")
     assert (missing.returncode, "TOOLBUS_CREDENTIAL" in missing.stderr) == (2, True)
+
+
+def test_drop_in_tools_are_not_run_for_a_bus_on_another_machine(credential: Path, tmp_path: Path) -> None:
+    ended = toolbus("run", tmp_path, "--bus", "tls:bus.example:1", "--credential", credential)
+    assert ended.returncode == 2
+    assert "tls:bus.example:1 is another one: run them there" in ended.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.certificates import Authority
+from tests.support.processes import environment
 from toolbus.errors import SetupError
 from toolbus.sdk import Credential
 from toolbus.sdk.bus_address import BusAddress, choose_address, find_credential
@@ -193,3 +196,15 @@ def test_an_address_that_needs_a_certificate_is_refused_without_one() -> None:
 def test_a_credential_made_in_the_program_may_be_of_any_values_that_fit() -> None:
     values: dict[str, Any] = {"certificate": CLIENT.certificate, "key": CLIENT.key}
     assert "of this program" in repr(Credential(**values))
+
+
+def test_a_peer_without_a_credential_loads_nothing_for_one() -> None:
+    script = (
+        "import sys\nfrom toolbus import Host, Plugin\nPlugin('x'), Host()\n"
+        "names = ('tomllib', 'toolbus.sdk.credential', 'toolbus.sdk.tls_probe', 'cryptography')\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment({}), timeout=30, check=True
+    )
+    assert ran.stdout.strip() == "[]"

@@ -104,8 +104,7 @@ def run(
             terminal.USAGE,
         )
     target = BusTarget(bus, credential)
-    if folder is not None or credential is not None:
-        target.read()  # else the plugins connect, and this process does not
+    _check_target(target, folder)
     from toolbus.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
@@ -135,6 +134,19 @@ def run(
         succeeded = False
     if not succeeded:
         raise typer.Exit(terminal.REFUSED)
+
+
+def _check_target(target: BusTarget, folder: Path | None) -> None:
+    """Ends the command if the bus cannot be used as the options say."""
+    if folder is None and target.credential is None:
+        return  # the plugins connect, and this process does not
+    address, _ = target.read()
+    if folder is not None and address.tls and not address.is_local:
+        terminal.fail(
+            f"{folder} holds drop-in tools, which attach at a port that the bus opens on its own machine, and "
+            f"{address} is another one: run them there",
+            terminal.USAGE,
+        )
 
 
 def _commands(
