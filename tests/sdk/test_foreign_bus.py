@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
+from tests.sdk.played_bus import PlayedStream, played_bus
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY
 from tests.support.waiting import within
 from toolbus.local_users import Address
-from toolbus.sdk import Host
+from toolbus.sdk import Credential, Host
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.reconnect import foreign_owner
 from toolbus.testing import running_bus
@@ -62,6 +63,22 @@ async def _relay(to: str) -> AsyncIterator[str]:
             os.fchown(listening.fileno(), NOBODY, -1)
         async with await asyncio.start_server(serve, sock=listening):
             yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def _accept(stream: PlayedStream) -> None:
+    await stream.accept()
+    while await stream.read() is not None:
+        pass
+
+
+async def test_a_token_is_not_sent_to_a_program_of_another_user(caplog: pytest.LogCaptureFixture) -> None:
+    async with played_bus(_accept) as bus, _relay(bus.address) as relay:
+        host = Host(relay, credential=Credential(token="PAW"))
+        await within(host.ready())
+        await host.close()
+    assert bus.keys == [("Invoke", "" if CAN_BE_NOBODY else "Bearer PAW")]
+    assert caplog.text.count(f"is not sent to {relay}") == int(CAN_BE_NOBODY)
+    assert "PAW" not in caplog.text
 
 
 async def test_a_peer_warns_of_a_bus_of_another_user_and_of_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,7 @@ class Reconnect:
         self._diagnosed = ""  # what grpc reported when the server was probed last
         self._diagnosis = ""  # what the probe found out; "" where it found nothing, or there was none
         self._foreign_owner: int | None = None  # another user that the log has named as the owner of the bus
+        self._withheld_from: int | None = None  # the user whose program the log has said gets no token
         self._key_ended = False  # whether a session ended because its key is not accepted any more
 
     async def run(self) -> ToolBusError | None:
@@ -57,7 +58,7 @@ class Reconnect:
             return connection.closing
 
         while not closing():
-            attempt = Attempt(connection.settings, connection.loop, self._renewed_credential())
+            attempt = Attempt(connection.settings, connection.loop, self._usable_credential())
             end = await connection.run_attempt(attempt)
             if closing():
                 break
@@ -144,6 +145,20 @@ class Reconnect:
                 if renewed != self._credential:
                     self._credential, self._diagnosed = renewed, ""
         return self._credential
+
+    def _usable_credential(self) -> Credential | None:
+        """Returns the credential for the next attempt: none where another user's program would get its token."""
+        credential, bus = self._renewed_credential(), self._connection.settings.bus
+        if credential is None or not credential.token or (owner := foreign_owner(bus)) is None:
+            return credential
+        if owner != self._withheld_from:
+            self._withheld_from = owner
+            log.warning(
+                "the token of %s is not sent to %s: the program that listens there belongs to %s; use a tls: or mtls: "
+                "address, where a certificate proves the bus",
+                *(credential.place, bus, show_user(owner)),
+            )
+        return None
 
     async def _explained(self, end: AttemptEnd) -> AttemptEnd:
         """Returns the end of an attempt, with the reason that a probe finds where grpc does not know it.
