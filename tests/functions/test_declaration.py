@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolbus.functions.declaration import LlmToolMeta, meta_of
-from toolbus.functions.tool_spec import HandlerKind, ToolSet, ToolSpec, collect, spec_of
+from toolbus.functions.tool_spec import HandlerKind, ToolSet, ToolSpec, collect, spec_of, spec_of_method
 from toolbus.sdk import llm_tool
 from toolbus.tool import Annotations
 
@@ -289,3 +289,20 @@ def test_the_public_names_are_the_decorators_whatever_was_imported_first() -> No
     with pytest.raises(AttributeError, match="no public name 'nothing'"):
         toolbus.sdk.nothing  # noqa: B018
     assert set(toolbus.sdk.__all__) <= set(dir(toolbus.sdk))
+
+
+def test_a_method_that_was_read_from_another_object_is_bound_to_its_own() -> None:
+    class Counter:
+        def __init__(self, start: int) -> None:
+            self.start = start
+
+        @llm_tool
+        async def count(self, by: int = 1) -> int:
+            """Counts on."""
+            return self.start + by
+
+    first, second = Counter(1), Counter(2)
+    for counter in (first, second, first):
+        spec = spec_of_method(counter.count)
+        assert spec == spec_of(counter.count)
+        assert spec.handler == counter.count

@@ -47,7 +47,7 @@ from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.errors import SetupError
-from toolbus.functions.tool_spec import spec_of
+from toolbus.functions.tool_spec import spec_of_method
 from toolbus.limits import Timings
 
 log = logging.getLogger("toolbus")
@@ -182,10 +182,10 @@ class Bus(EmbeddedBus):
         """Offers what the rooms themselves can do: to operators all of it, to models what the configuration names."""
         for room in self.core.rooms:
             for method in room.tools():
-                self.offer(BUS_SOURCE, spec_of(method), qualified=True)
+                self.offer(BUS_SOURCE, spec_of_method(method), qualified=True)
         for group in self.core.config.offered:
             for method in (method for room in self.core.rooms for method in room.offered(group)):
-                self.offer(f"{BUS_SOURCE}.{group}", spec_of(method))
+                self.offer(f"{BUS_SOURCE}.{group}", spec_of_method(method))
 
     # -- life ----------------------------------------------------------------------------------------------------
 
