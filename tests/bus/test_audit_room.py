@@ -79,6 +79,7 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
     assert attached.keys() == ended.keys() == {"weather", "chat"}
     assert (attached["weather"]["tools"], attached["chat"]["tools"]) == (1, 0)
     assert attached["chat"]["peer"] == ended["chat"]["peer"] != ""
+    assert attached["chat"]["why"].startswith("from ipv4:127.0.0.1:")
     assert all(each["how"] == "local" and each["boot"] for each in entries(tmp_path / FOLDER))
 
 
@@ -88,6 +89,7 @@ async def test_a_refused_attach_is_written_with_the_reason(tmp_path: Path) -> No
         await peer.refused(wire.InvokeRequest(attach=attach))
     (refused,) = found(tmp_path, "refuse")
     assert (refused["source"], refused["instance"], refused["outcome"]) == ("toolbus", "x", "refused")
+    assert refused["peer"].startswith("ipv4:127.0.0.1:")
     assert "belongs to the bus itself" in refused["why"]
 
 

@@ -155,6 +155,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._streams += 1
         try:
             peer = Peer(self._limits, time.monotonic(), self._timings, rpc_identity())
+            peer.address = context.peer()
             peer.outbox.pool = self._pool
             await _InvokeStream(self._presence, self._dispatcher, peer, context, self._attach).run()
         finally:

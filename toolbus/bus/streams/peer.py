@@ -30,6 +30,7 @@ class Peer(Session[wire.InvokeResponse]):
 
     __slots__ = (
         "__weakref__",
+        "address",
         "allowed",
         "allowed_at",
         "budget",
@@ -58,6 +59,7 @@ class Peer(Session[wire.InvokeResponse]):
     ) -> None:
         super().__init__(Side.BUS, wire.InvokeResponse, now, timings)
         self.outbox.max_bytes = limits.waiting_bytes
+        self.address = ""  # of the other end, as gRPC names it; "" where the peer has no connection
         self.session_id = ""  # set when attached
         self.source = ""  # set when attached
         self.instance = ""  # set when attached; may stay empty

@@ -97,10 +97,13 @@ class Presence(SessionTable):
             older = self.handshake.open(peer, attach, now)
         except ToolBusError as error:
             claimed = peer.principal.of_source(attach.source)
-            self.audit.record("refuse", claimed, outcome="refused", why=str(error), instance=attach.instance)
+            self.audit.record(
+                "refuse", claimed, outcome="refused", why=str(error), peer=peer.address, instance=attach.instance
+            )
             raise
         tools = len(self._registry.offers(peer))
-        self.audit.record("attach", peer.principal, peer=peer.session_id, instance=peer.instance, tools=tools)
+        why = f"from {peer.address}" if peer.address else ""
+        self.audit.record("attach", peer.principal, why=why, peer=peer.session_id, instance=peer.instance, tools=tools)
         if older is not None:  # a takeover: after the answer, since calls of the older session may move to this one
             older.send_drain("replaced")
             self.end(older, "replaced by a newer session of the same instance", now, status="OK")
