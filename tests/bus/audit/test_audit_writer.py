@@ -98,7 +98,9 @@ def test_lines_that_nobody_awaits_are_on_disk_soon(tmp_path: Path, monkeypatch: 
         until_sync(lambda: synced[-1:] == [1], "the line on disk")
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"seq":11,"time":1', b"\x00" * 100, b"rubbish\n{"])
+@pytest.mark.parametrize(
+    "torn", [b"{", b'{"seq":11,"time":1', b"\x00" * 100, b"rubbish\n{", b'{"seq":11,"why":"' + b"x" * 5_000]
+)
 def test_a_line_that_was_torn_is_removed_and_the_chain_says_so(tmp_path: Path, torn: bytes) -> None:
     write(tmp_path, 10)
     (file,) = files_of(tmp_path)

@@ -100,7 +100,7 @@ class AuditWriter:
         self._size = 0  # of the file
         self._seq = 0
         self._head = FIRST_PREV
-        self._synced_at = 0.0
+        self._synced_at = time.monotonic()
         self._unsynced = False
         self._head_logged_at = time.monotonic()
         self._complained_at = -COMPLAIN_SECONDS
