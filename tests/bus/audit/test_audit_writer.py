@@ -130,8 +130,8 @@ def test_a_full_disk_refuses_who_waits_keeps_what_waits_and_breaks_no_line(
         with full_disk(tmp_path):
             with pytest.raises(NotAudited, match="File too large"):
                 writer.put_now(line("refused"))
+            assert (verify(tmp_path).lines, verify(tmp_path).fault) == (count, "")
             writer.put(line("waits"))
-            assert verify(tmp_path).lines == count
             with pytest.raises(NotAudited):
                 writer.put_now(line("refused too"))
         writer.put_now(line("done"))
