@@ -27,7 +27,7 @@ from toolbus.bus.access.quota import CALLS_PER_SECOND
 from toolbus.bus.config import Config
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
 from toolbus.bus.keys.issuer_settings import Issuer
-from toolbus.bus.keys.keys_file import KeyRecord
+from toolbus.bus.keys.keys_file import KeyRecord, parse_keys
 from toolbus.bus.serve_settings import ServeSettings, settle
 from toolbus.cli import terminal
 from toolbus.cli.command_line import app
@@ -245,6 +245,20 @@ def test_the_configuration_page_has_every_scope_and_every_field_of_a_key() -> No
     assert documented == {each.name for each in fields(KeyRecord)} - {"id"}
     issuers = table(CONFIGURATION, "| key of an issuer | default | meaning |")
     assert [row[0].strip("`") for row in issuers] == [each.name for each in fields(Issuer)]
+
+
+@pytest.mark.parametrize("page", ["docs/reference/configuration.md", "docs/start/beyond-one-machine.md"])
+def test_the_keys_and_issuers_that_a_page_shows_are_read(page: str, tmp_path: Path) -> None:
+    shown = [block.text for block in blocks(page) if block.kind == "toml"]
+    identities = [text for text in shown if "[identities." in text]
+    assert all(parse_keys(text.encode(), page).identities for text in identities)
+    issuers = [text for text in shown if "[[issuers]]" in text]
+    for text in issuers:
+        file = tmp_path / "toolbus.toml"
+        listener = "" if "grpc =" in text else 'grpc = ["tls:127.0.0.1:0"]\n'
+        file.write_text(listener + text, "utf-8")
+        assert settle({}, {}, file).config.issuers
+    assert identities or issuers
 
 
 # -- commands -----------------------------------------------------------------------------------------------------
