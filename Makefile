@@ -18,7 +18,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test thorough browser crash chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test thorough browser crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean
 
 help: ## list the targets
@@ -38,6 +38,10 @@ browser: $(VENV)/dev.stamp ## try what web pages could do to a bus, in a Chromiu
 
 crash: $(VENV)/dev.stamp ## kill a bus 100 times during registrations (TOOLBUS_KILLS=1000 for more)
 	@TOOLBUS_KILLS=$${TOOLBUS_KILLS:-100} $(BIN)/python -m pytest -s tests/faults/test_persisted_kills.py $(ARGS)
+
+rotation: $(VENV)/dev.stamp ## renew and rotate all keys 20 times under load, and try 5,000 wrong ones (TOOLBUS_ROTATIONS=100 for more)
+	@TOOLBUS_ROTATIONS=$${TOOLBUS_ROTATIONS:-20} TOOLBUS_WRONG_KEYS=$${TOOLBUS_WRONG_KEYS:-5000} \
+	$(BIN)/python -m pytest -s tests/faults/test_keys_under_load.py $(ARGS)
 
 chaos: $(VENV)/dev.stamp ## kill, freeze, slow and drain everything for 10 minutes (ARGS="--seed 7 --seconds 60")
 	@exec $(BIN)/python -m lab.chaos $(ARGS)

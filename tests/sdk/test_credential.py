@@ -17,6 +17,7 @@ from tests.support.processes import environment
 from toolbus.errors import SetupError
 from toolbus.sdk import Credential
 from toolbus.sdk.bus_address import BusAddress, choose_address, find_credential
+from toolbus.sdk.connection_settings import ConnectionSettings
 
 TOKEN = "tbk_1_PAWPAWPAWPAW"
 AUTHORITY = Authority()
@@ -180,6 +181,20 @@ def test_a_token_is_never_sent_over_plain_text_beyond_this_machine(address: str)
     with pytest.raises(SetupError, match=re.escape(f"write tls:{address}")):
         choose_address(address, Credential(token=TOKEN))
     choose_address(address, None)  # as before
+
+
+def test_the_token_of_a_source_is_never_sent_over_plain_text_beyond_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(SetupError, match=r"the token of source 'calc' would be sent there in plain text: write tls:"):
+        ConnectionSettings("calc", "10.0.0.5:48930", token=TOKEN)
+    monkeypatch.setenv("TOOLBUS_TOKEN", TOKEN)
+    with pytest.raises(SetupError, match="in plain text"):
+        ConnectionSettings("calc", "bus.example:48930")
+    for address in ("tls:bus.example:48930", "127.0.0.1:48930", "unix:/bus"):
+        assert ConnectionSettings("calc", address).token == TOKEN
+    monkeypatch.delenv("TOOLBUS_TOKEN")
+    assert not ConnectionSettings("calc", "bus.example:48930").token
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:48930", "127.8.0.1:1", "[::1]:48930", "localhost:48930", "unix:/bus"])

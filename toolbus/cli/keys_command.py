@@ -92,8 +92,9 @@ ROTATE_EPILOG = epilog(
     ("toolbus keys rotate-ca", "toolbus keys rotate-ca --finish"),
     """
     Adds a root to the authority, which issues from now on; both are trusted. Then renew each credential that `toolbus
-    keys list` shows as live with an old root, and hand it over. --finish drops the old root; it refuses while live
-    credentials know only that one, unless --force ends them.
+    keys list` shows as live with an old root, and hand it over. --finish drops the old root. It refuses while an
+    identity has live credentials of the old root alone, unless --force ends them; other old ones are good for the
+    sessions that they opened, and for no new one.
     """,
     _CODES,
 )
@@ -269,7 +270,7 @@ def rotate_ca(
             return
         terminal.print_lines("only the new root is trusted now")
         for key in stopped:
-            terminal.print_lines(f"stopped working: {key.id} of identity {key.identity}")
+            terminal.print_lines(f"good for open sessions only: {key.id} of identity {key.identity}")
         return
     root, old = store.rotate(), sorted({key.identity for key in _live_keys(store.read())})
     if as_json:

@@ -83,6 +83,12 @@ class ConnectionSettings:
         object.__setattr__(self, "address", choose_address(self.address, self.credential).text)
         object.__setattr__(self, "token", self.token or os.environ.get("TOOLBUS_TOKEN", ""))
         object.__setattr__(self, "instance", self.instance or secrets.token_hex(16))
+        if self.token and not self.bus.tls and not self.bus.is_local:
+            raise SetupError(
+                f"the bus's address {self.address} is not of this machine, and the token of source "
+                f"{quote(self.source)} would be sent there in plain text: write tls:{self.address} or "
+                f"mtls:{self.address}, or leave TOOLBUS_TOKEN out"
+            )
         if not SOURCE.fullmatch(self.source):
             raise SetupError(f"source {quote(self.source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: choose another")
         if not INSTANCE.fullmatch(self.instance):

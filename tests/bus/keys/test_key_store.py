@@ -154,6 +154,19 @@ def test_a_second_init_keeps_the_authority_and_what_it_is_not_given(keys: KeysDi
     assert keys.ring().server_certificate().roots.decode() == made["ca"]
 
 
+def test_a_rotation_is_finished_when_each_identity_is_renewed_though_its_old_credential_has_not_expired(
+    keys: KeysDirectory,
+) -> None:
+    old = keys.add("chat")
+    keys.add("bot")
+    keys.store.rotate()
+    keys.renew("chat")
+    with pytest.raises(SetupError, match="credentials of bot know only the old root"):
+        keys.store.finish_rotation()
+    keys.store.revoke("bot")
+    assert {key.id for key in keys.store.finish_rotation()} == {f"{old['id']}-token", f"{old['id']}-cert"}
+
+
 def test_a_rotation_is_finished_when_no_credential_needs_the_old_root(keys: KeysDirectory) -> None:
     old = keys.add("chat")
     ring = keys.ring()

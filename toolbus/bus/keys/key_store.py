@@ -189,18 +189,21 @@ class KeyStore:
         """Drops every root but the one that issues.
 
         Args:
-            force: whether to do so though live keys were issued under the others.
+            force: whether to do so though identities have live keys of other roots alone.
 
         Returns:
-            The live keys that have stopped working.
+            The live keys of other roots: their sessions go on, and no new connection is made with them.
         """
         with locked(self._directory):
             authority, file, now = self._authority(), self.read(), self._clock()
             if len(authority.roots) == 1:
                 raise SetupError("no rotation is under way: begin one with `toolbus keys rotate-ca`")
             old = old_keys(file, authority.root_id, now)
-            if old and not force:
-                names = sorted({key.identity for key in old})
+            renewed = {
+                key.identity for key in file.keys.values() if key.root == authority.root_id and key.state(now) == "live"
+            }
+            names = sorted({key.identity for key in old} - renewed)
+            if names and not force:
                 raise SetupError(
                     f"credentials of {list_names(names)} know only the old root, and would stop working: renew each "
                     "with `toolbus keys renew NAME` and hand it over, or end them with --force"
