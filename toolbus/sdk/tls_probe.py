@@ -21,6 +21,7 @@ from toolbus.sdk.credential import Credential
 from toolbus.text import list_names
 
 PROBE_SECONDS = 3.0  # for each step of the probe
+PLAIN_SECONDS = 1.0  # the same without TLS: there the probe looks for a rare mistake, and must not hold up a reconnect
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty SETTINGS frame
 _FRAME_HEAD = 9  # bytes; the fourth is the frame's type
 _SETTINGS = 4
@@ -42,17 +43,17 @@ class Finding(Enum):
     ACCEPTS = auto()  # it speaks HTTP/2 with us
 
 
-def diagnose(
-    address: BusAddress, credential: Credential | None, cause: str = "", seconds: float = PROBE_SECONDS
-) -> str:
+def diagnose(address: BusAddress, credential: Credential | None, cause: str = "", seconds: float | None = None) -> str:
     """Returns why a client with a credential cannot talk to the server at an address, and how to fix it; "" if unknown.
 
     Args:
         cause: what grpc reported, for the text that nothing is wrong now; "" returns no text then.
-        seconds: for each step.
+        seconds: for each step; None means those of a peer.
     """
     if address.is_unix:
         return ""
+    if seconds is None:
+        seconds = PROBE_SECONDS if address.tls else PLAIN_SECONDS
     try:
         context = _context(address, credential)
     except OSError:  # an SSLError too
