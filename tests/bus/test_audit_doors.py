@@ -85,5 +85,25 @@ async def test_lines_name_the_identity_and_its_key_and_who_was_refused_for_which
     assert chat["token"].encode() not in text
 
 
+async def test_calls_beyond_the_quota_of_an_identity_are_one_line(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, time.time())
+    data = tmp_path / "data"
+    async with Bus(_settings(keys, data)) as bus:
+        house = House(bus, keys, mtls=bus.grpc_addresses[2].partition(":")[2])
+        scopes = Scopes(attach=Globs(["chat"]), call=Globs(["*"]), rate=1)
+        async with house.channel(keys.add("chat", scopes)) as channel:
+            stream, first = await attached(channel, "chat")
+            results = list(first.results)
+            for start in (0, 10):
+                calls = [pb.ToolCall(call_id=str(start + each), name="nothing") for each in range(10)]
+                await stream.write(wire.InvokeRequest(calls=calls))
+            while len(results) < 20:
+                results += await next_of(stream, "results")
+    (line,) = _found(data, "rate")
+    assert (line["who"], line["source"], line["outcome"]) == ("chat", "chat", "refused")
+    assert "calls_per_second" in line["why"] or "calls a second" in line["why"]
+    assert 5 <= line["calls"] <= 10
+
+
 def _found(data: Path, *acts: str) -> list[dict[str, Any]]:
     return [each for each in entries(data / FOLDER) if each["act"] in acts]

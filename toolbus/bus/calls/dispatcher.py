@@ -96,6 +96,7 @@ class Dispatcher:
         self.records = records
         self.settled_at = settled_at
         self.on_denied: Callable[[Principal, str, str], object] | None = None  # told who may not call what, and why
+        self.on_limited: Callable[[Principal, int, str], object] | None = None  # told whose quota refused how many
         self.draining = False  # graceful shutdown: whether only nested calls are accepted
 
     def __repr__(self) -> str:
@@ -380,16 +381,19 @@ class Dispatcher:
         free = quota.free
         if free is not None and len(calls) > free:
             refused = identity_full(caller, quota)
-            for call in calls[free:]:
-                self._refuse(caller, call, refused, now)
-            del calls[free:]
+            self._refuse_rest(caller, calls, free, refused, now)
         passed, wait = quota.take(len(calls), now)
         if passed < len(calls):
             refused = too_fast(caller, quota, wait)
-            for call in calls[passed:]:
-                self._refuse(caller, call, refused, now)
-            del calls[passed:]
+            self._refuse_rest(caller, calls, passed, refused, now)
         return calls
+
+    def _refuse_rest(self, caller: Caller, calls: list[pb.ToolCall], first: int, refused: Refused, now: float) -> None:
+        if self.on_limited is not None:
+            self.on_limited(caller.principal, len(calls) - first, refused.error.message)
+        for call in calls[first:]:
+            self._refuse(caller, call, refused, now)
+        del calls[first:]
 
     def _fault(self, caller: Caller, call_id: str, name: str, fault: BaseException, now: float) -> None:
         """Answers a call that met a fault of the bus; panics of the validator do not derive from Exception."""

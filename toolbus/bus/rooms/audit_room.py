@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,9 +15,12 @@ from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.errors import InvalidRequest
 from toolbus.functions.declaration import llm_tool
+from toolbus.newest import NewestCache
 
 MAX_CALLS = 1_000  # of one line
 CALLS_SECONDS = 1.0  # after which fewer become a line
+LIMITED_SECONDS = 10.0  # between two lines that say that the quota of an identity refuses calls
+MAX_LIMITED = 1_000  # identities of which that is remembered
 
 
 class AuditRoom(Room):
@@ -26,6 +30,8 @@ class AuditRoom(Room):
         super().__init__(core)
         self._writer: AuditWriter | None = None  # None: nothing is written
         self._calls: list[Row] = []  # not yet written
+        # By identity when it was last said that its quota refuses calls, and how many it has refused since.
+        self._limited_calls = NewestCache[str, tuple[float, int]](MAX_LIMITED)
         self._flushing: asyncio.Task[None] | None = None  # None: calls are not written
 
     def tools(self) -> Iterable[Callable[..., Any]]:
@@ -63,6 +69,7 @@ class AuditRoom(Room):
         self.core.audit.open(writer, required=config.audit_required)
         self.core.audit.record("start", target=" ".join(config.grpc), why=f"http {config.http}")
         self.core.dispatcher.on_denied = self._denied
+        self.core.dispatcher.on_limited = self._limited
         if config.audit_calls:
             self.core.records.pass_on(self._take)
             self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")
@@ -79,6 +86,15 @@ class AuditRoom(Room):
 
     def _denied(self, principal: Principal, name: str, why: str) -> None:
         self.core.audit.record("denied", principal, target=name, outcome="refused", why=why)
+
+    def _limited(self, principal: Principal, calls: int, why: str) -> None:
+        now, name = time.monotonic(), principal.identity.name
+        noted_at, count = self._limited_calls.get(name, (-LIMITED_SECONDS, 0))
+        count += calls
+        if now - noted_at >= LIMITED_SECONDS:
+            self.core.audit.record("rate", principal, outcome="refused", why=why, calls=count)
+            noted_at, count = now, 0
+        self._limited_calls[name] = noted_at, count
 
     def _take(self, row: Row) -> None:
         calls = self._calls
