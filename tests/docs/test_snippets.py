@@ -19,6 +19,7 @@ from toolbus.cli.command_line import app
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 HTTP = "http://127.0.0.1:48911"  # the address that the pages show
+HTTPS = "https://bus.team.example:48912"  # of another machine
 
 # Page → a plugin file of another page that has to run while its own snippets do.
 _WEATHER = ("docs/start/plugins.md", "weather.py")
@@ -103,7 +104,7 @@ def test_every_command_parses(where: str, command: str) -> None:
         if words[2:] or command not in code_spans(TEXTS.get(where, "")):  # prose may just name a command
             subcommand.make_context(words[1], words[2:])
     elif words[0] == "curl":
-        curl.read(command, HTTP)
+        curl.read(command, HTTPS if "https://" in command else HTTP)
     elif words[:2] == ["pip", "install"]:
         extras = re.findall(r"\[(.*)\]", command)
         known = set(re.findall(r"^(\w+) = \[$", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 _SWITCHES = {"-s", "-N", "-sN"}  # silent, unbuffered: nothing that a request shows
+_FILES = {"--cacert", "--cert", "--key"}
+_CONTENT = re.compile(r"\$\(cat ([\w./-]+)\)")  # what the shell puts in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +24,40 @@ class Curl:
 
     Attributes:
         target: path and query of its URL.
+        files: of TLS, by option.
     """
 
     method: str
     target: str
     headers: dict[str, str] = field(default_factory=dict)
     body: str | None = None
+    files: dict[str, str] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
         return urlsplit(self.target).path
 
-    def run(self, base: str) -> str:
-        """Sends it to a bus; returns the body of the answer."""
-        with httpx.Client(base_url=base, trust_env=False, timeout=20) as client:
-            answer = client.request(self.method, self.target, content=self.body, headers=self.headers)
+    def run(self, base: str, folder: Path = Path()) -> str:
+        """Sends it to a bus; returns the body of the answer.
+
+        Args:
+            folder: where the files are that it names.
+        """
+        headers = {
+            name: _CONTENT.sub(lambda match: (folder / match[1]).read_text("utf-8").strip(), value)
+            for name, value in self.headers.items()
+        }
+        verify = self._tls(folder) if self.files else True
+        with httpx.Client(base_url=base, trust_env=False, timeout=20, verify=verify) as client:
+            answer = client.request(self.method, self.target, content=self.body, headers=headers)
         answer.raise_for_status()
         return answer.text
+
+    def _tls(self, folder: Path) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=folder / self.files["--cacert"])
+        if "--cert" in self.files:
+            context.load_cert_chain(folder / self.files["--cert"], folder / self.files["--key"])
+        return context
 
 
 def read(command: str, base: str) -> Curl:
@@ -51,9 +72,12 @@ def read(command: str, base: str) -> Curl:
     words = iter(shlex.split(command, comments=True)[1:])
     method, target, body = "", "", None
     headers: dict[str, str] = {}
+    files: dict[str, str] = {}
     for word in words:
         if word == "-X":
             method = next(words)
+        elif word in _FILES:
+            files[word] = next(words)
         elif word == "-H":
             name, _, value = next(words).partition(": ")
             headers[name] = value
@@ -67,7 +91,7 @@ def read(command: str, base: str) -> Curl:
             raise ValueError(f"this player of curl does not know {word!r}")
     if not target:
         raise ValueError(f"{command!r} does not ask {base}")
-    return Curl(method or ("GET" if body is None else "POST"), target, headers, body)
+    return Curl(method or ("GET" if body is None else "POST"), target, headers, body, files)
 
 
 def is_as_shown(shown: str, printed: str, kind: str) -> bool:
