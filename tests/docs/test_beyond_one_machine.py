@@ -69,7 +69,9 @@ class Reader:
         edited.write_text(f"{before}{table_text}\n[{after.partition('[')[2].partition(chr(10) + '[')[2]}", "utf-8")
         edited.chmod(0o600)
         os.replace(edited, self._keys)
-        self._until("list", "--credential", "chat.toolbus", shows=lambda out: "get_weather" in out)
+        # Not team-*: once this is refused, the bus has taken the edit over.
+        self._until("list", "--user", "bob", "--credential", "chat.toolbus", shows=lambda out: "get_weather" not in out)
+        assert "get_weather" in toolbus("list", "--user", "team-a", "--credential", "chat.toolbus").stdout
 
     def _types(self, line: str, block: Block) -> None:
         words = shlex.split(line)
