@@ -1,0 +1,47 @@
+"""Checks the tables of the page about security against the code, and that the tests that it names exist."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from tests.docs.pages import ROOT, TEXTS, table
+from toolbus.bus.access.identity import VERBS, Scopes
+from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
+from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, RULES
+
+SECURITY = TEXTS["docs/about/security.md"]
+_ATTACKERS = table(SECURITY, "| attacker | wants |")
+_TEST = re.compile(r"\[`(test_\w+)`\]\(\.\./\.\./([\w/.]+)\)")
+
+
+def test_the_page_has_what_each_verb_of_administer_covers() -> None:
+    documented = {row[0].strip("`"): row[1:] for row in table(SECURITY, "| verb in `administer` |")}
+    assert list(documented) == list(VERBS)
+    for verb, (tools, paths) in documented.items():
+        assert _codes(tools) == {name for name, needed in VERBS_OF_TOOLS.items() if needed == verb}
+        assert _codes(paths) == {f"{method} {path}" for method, path, needed in RULES if needed == verb}
+
+
+def test_the_page_says_where_each_scope_is_asked() -> None:
+    asked = " ".join(row[1] for row in table(SECURITY, "| way in | what is asked |"))
+    assert {each.name for each in fields(Scopes)} <= _codes(asked)
+
+
+def test_the_page_names_what_is_of_this_machine_only() -> None:
+    (paragraph,) = (part for part in SECURITY.split("\n\n") if part.startswith("**Of this machine only**"))
+    assert all(path.partition("callback/")[0] in paragraph for path in LOCAL_ONLY)
+
+
+@pytest.mark.parametrize("row", _ATTACKERS, ids=[row[0] for row in _ATTACKERS])
+def test_what_stops_an_attacker_has_a_test_that_exists(row: list[str]) -> None:
+    named = _TEST.findall(row[3])
+    assert named
+    for test, file in named:
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), test
+
+
+def _codes(text: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", text))
