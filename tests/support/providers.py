@@ -27,6 +27,8 @@ else:
             self._name = name
 
         def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or name == "_mock_name":  # pytest asks each name of a module whether it is a test
+                raise AttributeError(name)
             return getattr(importlib.import_module(self._name), name)
 
     anthropic, mcp, ollama, openai = map(_Library, ("anthropic", "mcp", "ollama", "openai"))
