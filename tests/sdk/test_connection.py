@@ -452,7 +452,7 @@ async def test_calls_beyond_the_limit_wait_here_and_go_out_in_order() -> None:
 
 async def test_arguments_beyond_the_limit_are_refused_here_and_the_stream_lives() -> None:
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
-        error = (await within(host.call("add", {"a": "ä" * (20 << 20)}))).error
+        error = (await within(host.call("add", {"a": "ä" * (9 << 20)}))).error
         assert error is not None
         assert (error.code, error.limit) == (Code.INVALID_ARGUMENTS, ("arguments_bytes", float(1 << 20)))
         other = (await within(host.call("nothing", timeout=0.1))).error
