@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai.types.realtime import RealtimeFunctionTool
 
 from tests.dialects.sample_tools import PLAIN, SAMPLES
+from tests.support.providers import OfficialType
 from toolbus.dialects.conversation import Answered, ModelCall
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeEvent
@@ -41,7 +41,7 @@ def test_tools_are_flat_and_every_update_repeats_the_turn_detection() -> None:
         assert session["turn_detection"] == {"type": "server_vad"}
         for tool in session["tools"]:
             assert set(tool) == {"type", "name", "description", "parameters"}
-            RealtimeFunctionTool.model_validate(tool, strict=True)
+            OfficialType("openai.types.realtime", "RealtimeFunctionTool").kind.model_validate(tool, strict=True)
     assert DIALECT.session_update(DIALECT.export(SAMPLES))["session"]["tools"]
 
 

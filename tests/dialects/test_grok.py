@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from openai.types.realtime import RealtimeFunctionTool
-
 from tests.dialects.sample_tools import PLAIN, SAMPLES
+from tests.support.providers import OfficialType
 from toolbus.dialects.conversation import Answered, ModelCall
 from toolbus.dialects.grok import Grok
 from toolbus.dialects.wire_names import NameTable
@@ -20,7 +19,7 @@ def test_tools_are_flat_and_the_model_may_choose() -> None:
     assert event["session"]["tool_choice"] == "auto"
     for tool in event["session"]["tools"]:
         assert set(tool) == {"type", "name", "description", "parameters"}
-        RealtimeFunctionTool.model_validate(tool, strict=True)
+        OfficialType("openai.types.realtime", "RealtimeFunctionTool").kind.model_validate(tool, strict=True)
 
 
 def test_an_update_without_tools_removes_them() -> None:

@@ -8,19 +8,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from openai.types.chat import (
-    ChatCompletion,
-    ChatCompletionAssistantMessageParam,
-    ChatCompletionChunk,
-    ChatCompletionFunctionToolParam,
-    ChatCompletionMessageFunctionToolCallParam,
-    ChatCompletionMessageParam,
-    ChatCompletionToolMessageParam,
-)
-from pydantic import ConfigDict, TypeAdapter
 
 from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAMPLES, UNDERSCORED
+from tests.support.providers import OfficialType
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.export import Export
@@ -37,17 +28,16 @@ REASONING = ("reasoning", "reasoning_content")
 SUNNY = Result(output_json='"sunny"')
 
 
-def strict(kind: Any) -> TypeAdapter[Any]:
-    """Returns a check of one of the SDK's TypedDicts that refuses keys it does not have, at its first level."""
-    kind.__pydantic_config__ = ConfigDict(extra="forbid")
-    return TypeAdapter(kind)
+def sdk_type(name: str, **options: bool) -> OfficialType:
+    return OfficialType("openai.types.chat", name, **options)
 
 
-TOOL = strict(ChatCompletionFunctionToolParam)
-ASSISTANT = strict(ChatCompletionAssistantMessageParam)
-ANSWER = strict(ChatCompletionToolMessageParam)
-CALLS = TypeAdapter(list[ChatCompletionMessageFunctionToolCallParam])
-MESSAGES = TypeAdapter(list[ChatCompletionMessageParam])
+TOOL = sdk_type("ChatCompletionFunctionToolParam", closed=True)
+ASSISTANT = sdk_type("ChatCompletionAssistantMessageParam", closed=True)
+ANSWER = sdk_type("ChatCompletionToolMessageParam", closed=True)
+CALLS = sdk_type("ChatCompletionMessageFunctionToolCallParam", many=True)
+MESSAGES = sdk_type("ChatCompletionMessageParam", many=True)
+ANSWERED, CHUNK = sdk_type("ChatCompletion"), sdk_type("ChatCompletionChunk")
 
 
 def entry(index: int | None = None, call_id: str | None = None, name: str | None = None, arguments: Any = None) -> Json:
@@ -159,7 +149,7 @@ def test_an_export_of_another_dialect_is_refused_with_the_fix() -> None:
 
 
 def test_an_answer_of_the_official_class_is_read() -> None:
-    official = ChatCompletion.model_validate(
+    official = ANSWERED.kind.model_validate(
         {
             "id": "x",
             "object": "chat.completion",
@@ -366,9 +356,9 @@ def test_reasoning_of_another_provider_is_not_sent_to_this_one() -> None:
 
 
 def test_chunks_of_the_official_class_are_read_even_invalid_ones() -> None:
-    whole = ChatCompletionChunk.model_validate(chunk(role="assistant", tool_calls=[entry(0, "a", "now", "{}")]))
-    bent = ChatCompletionChunk.construct(**chunk(tool_calls=[entry(None, "b", "get_weather", {"city": "Paris"})]))
-    thinking = ChatCompletionChunk.construct(**chunk(reasoning_content="Hm"))
+    whole = CHUNK.kind.model_validate(chunk(role="assistant", tool_calls=[entry(0, "a", "now", "{}")]))
+    bent = CHUNK.kind.construct(**chunk(tool_calls=[entry(None, "b", "get_weather", {"city": "Paris"})]))
+    thinking = CHUNK.kind.construct(**chunk(reasoning_content="Hm"))
     turn, deltas = streamed(whole, bent, thinking)
     assert [call.id for call in turn.calls] == ["a", "b"]
     assert (turn.calls[1].arguments_json, deltas) == (PARIS, [Delta("reasoning", "Hm")])

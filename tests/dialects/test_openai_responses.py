@@ -7,21 +7,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from openai.types.responses import (
-    EasyInputMessageParam,
-    FunctionToolParam,
-    Response,
-    ResponseFunctionToolCallParam,
-    ResponseInputItemParam,
-    ResponseOutputMessageParam,
-    ResponseReasoningItemParam,
-    ResponseStreamEvent,
-)
-from openai.types.responses.response_input_item_param import FunctionCallOutput
-from pydantic import ConfigDict, TypeAdapter
 
 from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import CHINESE, DOTTED, SAMPLES
+from tests.support.providers import OfficialType
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.export import Export
@@ -36,19 +25,17 @@ SUNNY = Result(output_json='"sunny"')
 PARIS = '{"city":"Paris"}'
 
 
-def strict(kind: Any) -> TypeAdapter[Any]:
-    kind.__pydantic_config__ = ConfigDict(extra="forbid")
-    return TypeAdapter(kind)
+def sdk_type(name: str, closed: bool = False) -> OfficialType:
+    return OfficialType("openai.types.responses", name, closed=closed)
 
 
-TOOL = strict(FunctionToolParam)
-ITEM: TypeAdapter[Any] = TypeAdapter(ResponseInputItemParam)
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-CALL, OUTPUT, REASONING = (
-    *(strict(ResponseFunctionToolCallParam), strict(FunctionCallOutput)),
-    strict(ResponseReasoningItemParam),
-)
-SAID, MESSAGE = strict(ResponseOutputMessageParam), strict(EasyInputMessageParam)
+TOOL = sdk_type("FunctionToolParam", closed=True)
+ITEM = sdk_type("ResponseInputItemParam")
+EVENT = sdk_type("ResponseStreamEvent")
+CALL = sdk_type("ResponseFunctionToolCallParam", closed=True)
+OUTPUT = OfficialType("openai.types.responses.response_input_item_param", "FunctionCallOutput", closed=True)
+REASONING = sdk_type("ResponseReasoningItemParam", closed=True)
+SAID, MESSAGE = sdk_type("ResponseOutputMessageParam", closed=True), sdk_type("EasyInputMessageParam", closed=True)
 
 THOUGHT = {
     "type": "reasoning",
@@ -164,7 +151,7 @@ def test_a_whole_answer_is_read(official: bool) -> None:
     plain = response(
         THOUGHT, LOOK, function_call("a", "get_weather", PARIS), function_call("b", NAMES.to_wire[CHINESE.name])
     )
-    turn = RESPONSES.parse(Response.model_validate(plain) if official else plain, NAMES)
+    turn = RESPONSES.parse(sdk_type("Response").kind.model_validate(plain) if official else plain, NAMES)
     assert (turn.text, turn.reasoning, turn.stop, turn.dialect) == ("Look.", "Hm", "completed", "openai-responses")
     assert turn.calls == (
         ModelCall("a", "get_weather", PARIS, True, "get_weather"),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from openai.types.chat import ChatCompletionFunctionToolParam
-from pydantic import TypeAdapter
-
 from tests.dialects.sample_tools import PLAIN, SAMPLES
+from tests.support.providers import OfficialType
 from toolbus.dialects.conversation import Answered, ModelCall
 from toolbus.dialects.stepfun_realtime import StepFunRealtime
 from toolbus.dialects.wire_names import NameTable
 from toolbus.tool import Result
 
 DIALECT = StepFunRealtime()
-NESTED: TypeAdapter[ChatCompletionFunctionToolParam] = TypeAdapter(ChatCompletionFunctionToolParam)
+NESTED = OfficialType("openai.types.chat", "ChatCompletionFunctionToolParam")
 
 
 def test_tools_are_nested() -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import types
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 if TYPE_CHECKING:
     import anthropic
@@ -38,14 +39,28 @@ __all__ = ["OfficialType", "anthropic", "genai", "genai_types", "mcp", "ollama",
 
 
 class OfficialType:
-    """A type of a client library, named by module and name, against which values are validated."""
+    """A type of a client library, named by module and name, against which values are validated.
 
-    def __init__(self, module: str, name: str) -> None:
+    Args:
+        closed: whether a TypedDict refuses keys that it does not have, at its first level.
+        many: whether values are lists of the type.
+    """
+
+    def __init__(self, module: str, name: str, *, closed: bool = False, many: bool = False) -> None:
         self._module, self._name = module, name
+        self._closed, self._many = closed, many
+
+    @functools.cached_property
+    def kind(self) -> Any:
+        """The type itself."""
+        return getattr(importlib.import_module(self._module), self._name)
 
     @functools.cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        return TypeAdapter(getattr(importlib.import_module(self._module), self._name))
+        if self._closed:
+            self.kind.__pydantic_config__ = ConfigDict(extra="forbid")
+        kind: Any = types.GenericAlias(list, (self.kind,)) if self._many else self.kind
+        return TypeAdapter(kind)
 
     def validate_python(self, value: Any) -> Any:
         """Returns a value as the library reads it.
