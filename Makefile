@@ -36,6 +36,9 @@ thorough: $(VENV)/dev.stamp ## draw ten times as many examples in the property t
 browser: $(VENV)/dev.stamp ## try what web pages could do to a bus, in a Chromium (CHROMIUM=/path/to/it)
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
+network: $(VENV)/dev.stamp ## listen between two network namespaces to what bus and peers say over TLS (needs root)
+	@$(BIN)/python -m pytest -m network tests/network $(ARGS)
+
 crash: $(VENV)/dev.stamp ## kill a bus 100 times during registrations (TOOLBUS_KILLS=1000 for more)
 	@TOOLBUS_KILLS=$${TOOLBUS_KILLS:-100} $(BIN)/python -m pytest -s tests/faults/test_persisted_kills.py $(ARGS)
 

@@ -81,13 +81,16 @@ class Running:
         self._err = self._out.with_suffix(".err")
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "toolbus.cli", *map(str, words)],
+                self._command(words),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env=environment(env),
                 start_new_session=True,
             )
+
+    def _command(self, words: tuple[str | Path, ...]) -> list[str | Path]:
+        return [sys.executable, "-m", "toolbus.cli", *words]
 
     @property
     def out(self) -> str:
