@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import kubernetes_validate
 import pytest
 
 from tests.deploy.files import argument, check_command, manifest, manifests
+from tests.support.other_user import CAN_BE_NOBODY, NOBODY, run_program
 from tests.support.processes import toolbus
 from toolbus.bus import Bus
 from toolbus.bus.access.doorman import split_secure
@@ -101,6 +104,22 @@ def test_the_commands_are_those_of_toolbus() -> None:
     credential = {each["name"]: each["value"] for each in _PLUGIN["containers"][0]["env"]}["TOOLBUS_CREDENTIAL"]
     assert _PLUGIN["initContainers"][0]["command"][-1] == credential
     assert "--mode=0600" in _PLUGIN["initContainers"][0]["command"]
+
+
+async def test_keys_can_be_made_in_a_volume_whose_root_the_kubelet_gave_to_the_group_of_the_pod() -> None:
+    """Needs root to be another user; elsewhere the volume is the test's own."""
+    (data_dir,) = {each["value"] for each in _BUS["containers"][0]["env"] if each["name"] == "TOOLBUS_DATA_DIR"}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        volume = Path(folder) / "volume"
+        volume.mkdir()
+        if CAN_BE_NOBODY:
+            os.chown(volume, 0, NOBODY)
+            volume.chmod(0o2775)
+        as_whom = ("--as-nobody",) if CAN_BE_NOBODY else ()
+        data = str(volume / Path(data_dir).relative_to("/var/lib/toolbus"))
+        printed = await run_program(Path(__file__).with_name("fresh_volume.py"), *as_whom, data)
+    assert printed.splitlines() == [f"0 {NOBODY if CAN_BE_NOBODY else os.geteuid()}"] * 2
 
 
 # -- a bus that is started as the manifests say ----------------------------------------------------------------------
