@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
+import httpx
 import psutil
 
 from tests.support.processes import Running, toolbus
@@ -26,10 +27,10 @@ PLUGIN = "counter"
 
 
 class KeyedBus:
-    """A bus in a process of its own that listens on loopback in the clear, over TLS and over mTLS.
+    """A bus in a process of its own that listens on loopback in the clear, over TLS and mTLS, and for HTTPS.
 
     Attributes:
-        plain, tls, mtls: its addresses, as HOST:PORT.
+        plain, tls, mtls, https: its addresses, as HOST:PORT.
         ran: how often the plugin ran each call, by caller and number.
     """
 
@@ -39,6 +40,7 @@ class KeyedBus:
         line = next(line for line in running.out.splitlines() if line.startswith("toolbus ready"))
         addresses = line.split("grpc=")[1].split()[0].split(",")
         self.plain, self.tls, self.mtls = (address.rpartition("tls:")[2] for address in addresses)
+        self.https = line.split("https=")[1].split()[0].removeprefix("https://")
         self.ran = Counter[tuple[str, int]]()
 
     async def keys(self, *words: str) -> str:
@@ -69,18 +71,27 @@ class KeyedBus:
         return plugin
 
     async def visit(self, name: str, file: Path | None = None) -> None:
-        """Connects anew, calls once, and leaves."""
+        """Connects anew, calls once over gRPC and once over HTTPS, and leaves."""
         async with AsyncExitStack() as stack:
             host = await self.host(stack, name, file)
             assert (await within(host.call("count", {"caller": "visitor", "number": 0}))).unwrap() == 0
+        credential = Credential.read(file or self.file(name))
+        trust = ssl.create_default_context(cadata=credential.ca)
+        body = {"name": "count", "arguments": {"caller": "visitor", "number": 1}}
+        headers = {"Authorization": f"Bearer {credential.token}"}
+        async with httpx.AsyncClient(base_url=f"https://{self.https}", verify=trust, headers=headers) as web:
+            assert (await web.post("/api/tools/invoke", json=body)).json()["output"] == 1
 
     async def shows_its_newest_certificate(self) -> None:
         """Waits until new connections get the server's certificate that is in the keys directory."""
         newest = (self.folder / "data" / "keys" / SERVER).read_text().split("-----END PRIVATE KEY-----\n")[1]
-        host, _, port = self.mtls.rpartition(":")
+        ports = [int(address.rpartition(":")[2]) for address in (self.tls, self.mtls, self.https)]
 
         async def shown() -> bool:
-            return newest.startswith(await asyncio.to_thread(ssl.get_server_certificate, (host, int(port))))
+            for port in ports:
+                if not newest.startswith(await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))):
+                    return False
+            return True
 
         async with asyncio.timeout(WAIT_SECONDS):
             while not await shown():
@@ -200,7 +211,7 @@ async def keyed_bus(folder: Path, *hosts: str) -> AsyncIterator[KeyedBus]:
     for name in hosts:
         keys(folder, "add", name, "--host")
     port = "127.0.0.1:0"
-    words = ("--grpc", port, "--grpc", f"tls:{port}", "--grpc", f"mtls:{port}", "--http", "off")
+    words = ("--grpc", port, "--grpc", f"tls:{port}", "--grpc", f"mtls:{port}", "--http", "off", "--https", port)
     with Running(folder, "serve", *words, TOOLBUS_DATA_DIR=str(folder / "data")) as running:
         running.says("toolbus ready")
         yield KeyedBus(folder, running)
