@@ -61,8 +61,8 @@ class House:
         return httpx.AsyncClient(base_url=f"https://{self.bus.https_address}", verify=context, headers=headers)
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+@contextlib.asynccontextmanager
+async def open_house(tmp_path: Path) -> AsyncIterator[House]:
     keys = KeysDirectory(tmp_path, time.time())
     port = "127.0.0.1:0"
     grpc_addresses = (port, f"tls:{port}", f"mtls:{port}")
@@ -80,6 +80,12 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
         tls, mtls = (address.partition(":")[2] for address in bus.grpc_addresses[1:])
         yield House(bus, keys, tls=tls, mtls=mtls)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path) as house:
+        yield house
 
 
 def bearer(credential: dict[str, Any]) -> tuple[tuple[str, str], ...]:

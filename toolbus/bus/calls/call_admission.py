@@ -7,14 +7,17 @@ calls in itself, and asks here for the rest. Nothing here changes a call or the 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.schema import load_arguments
@@ -32,6 +35,7 @@ class CallAdmission:
         self._policy = policy
         self._view = view
         self._limits = limits
+        self.current: Callable[[Identity], Identity] = _as_it_was  # see `Doorman.current`
         self.settled_at = 0.0  # until then a tool with an unknown name may reconnect: the bus has restarted
 
     def find(self, caller: Caller, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
@@ -83,21 +87,37 @@ class CallAdmission:
         if principal.identity.claims_matter and parent is None:
             _check_claims(principal, user_id, level)
         denial = self._policy.denial(principal, entry, user_id, level)
-        if denial is not None and parent is not None and principal.identity.scopes is not None:
-            # A nested call may use what the outermost caller may: a plugin's key need not allow any call.
-            principal = replace(principal, identity=parent.root.caller.principal.identity)
-            denial = self._policy.denial(principal, entry, user_id, level)
         if denial is None:
-            depends = self._policy.depends_on_user(entry) or principal.identity.claims_matter
-            if principal is caller.principal and not depends:
+            if not (self._policy.depends_on_user(entry) or principal.identity.claims_matter):
                 caller.allowed.add(entry)
             return entry
+        borrowed = self._borrowed(principal, parent, entry)
+        if borrowed is not principal:
+            principal, denial = borrowed, self._policy.denial(borrowed, entry, user_id, level)
+            if denial is None:
+                return entry
         for other in () if call.role else self._registry.find_all(call.name):
-            if self._policy.denial(principal, other, user_id, level) is None:
+            if self._policy.denial(self._borrowed(caller.principal, parent, other), other, user_id, level) is None:
                 return other
         if self._policy.hides(principal, entry, level):
             raise self._missing(caller, call, parent, None, now)
         raise Refused(Code.PERMISSION_DENIED, denial)
+
+    def _borrowed(self, principal: Principal, parent: Call | None, entry: Entry) -> Principal:
+        """Returns as whom a peer of another machine makes a nested call: it may use what the outermost caller may.
+
+        A plugin's key need not allow any call. But it administers the bus by its own scopes only, and what they
+        exclude (`never`) stays excluded.
+        """
+        scopes = principal.identity.scopes
+        if parent is None or scopes is None or entry.source == BUS_SOURCE:
+            return principal
+        if scopes.never.match(entry.name, entry.bare_name, f"{entry.source}:{entry.bare_name}"):
+            return principal
+        try:  # the call may be a task, which goes on when the key of its caller has ended
+            return replace(principal, identity=self.current(parent.root.caller.principal.identity))
+        except NotPermitted:
+            return principal
 
     def _missing(
         self, caller: Caller, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
@@ -178,6 +198,11 @@ class CallAdmission:
         if checker is not None and (type(arguments) is not dict or not checker.is_valid(arguments)):
             raise invalid(text, arguments, checker)
         return text
+
+
+def _as_it_was(identity: Identity) -> Identity:
+    """Stands in until a bus has set how to ask for an identity of now."""
+    return identity
 
 
 def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
+from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
@@ -126,6 +127,10 @@ class Dispatcher:
     def held_bytes(self) -> int:
         """Bytes of arguments held for all calls."""
         return self._held
+
+    def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
+        """Asks from now on for the identity of now of a caller whose call goes on as a task: `Doorman.current`."""
+        self._admission.current = current
 
     # -- the hot path ----------------------------------------------------------------------------------------------
     # `calls` and `results` are flat on purpose: one more function call per call would take a twentieth of the time.

@@ -125,10 +125,13 @@ class CatalogView:
             return principal.identity.scopes is not None
         return all(self._policy.hides(principal, entry, level) for entry in entries)
 
-    def since(self, revision: int, principal: Principal = OBSERVER) -> CatalogChanges:
+    def since(self, revision: int, principal: Principal = OBSERVER, *, before: Scopes | None = None) -> CatalogChanges:
         """Returns the changes that a watcher which knows a revision has missed.
 
         A watch has no user: it sees what a call without a user could reach, and every revision.
+
+        Args:
+            before: the scopes under which the watcher saw that revision, where they are others now.
         """
         changes = self._registry.since(revision)
         listings = (*changes.added, *changes.changed)
@@ -140,18 +143,14 @@ class CatalogView:
             visible = (self.visible(each, principal=principal) for each in listings)
             return tuple(each for each in visible if each is not None)
 
-        gone = changes.removed
-        if scopes is not None:  # what it could not see has not gone for it
-            gone = tuple((name, source) for name, source in gone if scopes.reaches_name(name, source))
         changed = seen(changes.changed)
         remaining = {(each.tool.name, each.source) for each in changed}  # a name of a source may have several listings
-        before = dict.fromkeys((each.tool.name, each.source) for each in changes.changed)
-        return replace(
-            changes,
-            added=seen(changes.added),
-            changed=changed,
-            removed=(*gone, *(each for each in before if each not in remaining)),
-        )
+        others = dict.fromkeys((each.tool.name, each.source) for each in changes.changed)
+        gone = (*changes.removed, *(each for each in others if each not in remaining))
+        if scopes is not None:  # what it could not see has not gone for it
+            saw = before or scopes
+            gone = tuple((name, source) for name, source in gone if saw.reaches_name(name, source))
+        return replace(changes, added=seen(changes.added), changed=changed, removed=gone)
 
     @property
     def permissions(self) -> AccessRules:

@@ -39,7 +39,10 @@ def router() -> APIRouter:
         long absence it gets everything (`full`) again.
         """
         parts = parts_of(request)
-        follow = _follow(parts, revision_of(last_event_id, since), principal_of(request))
+        principal = principal_of(request)
+        # What an identity saw at that revision is not known: its scopes may have changed since.
+        known = revision_of(last_event_id, since) if principal.identity.scopes is None else -1
+        follow = _follow(parts, known, principal)
         return EventStream(follow, parts.core.timings.ping_seconds)
 
     return routes

@@ -155,13 +155,13 @@ class Keyring:
             Unauthenticated: the key is no longer in force.
         """
         now = self._state.by_id.get(identity.key)
-        if now is not None and self._clock() < now.expires:
+        if now is not None and now.sha256 == identity.sha256 and self._clock() < now.expires:
             return now
         key = self._state.file.keys.get(identity.key)
-        if key is None:
+        if key is None or key.sha256 != identity.sha256:  # the id may stand for another secret now
             raise Unauthenticated(
-                f"key {identity.key} of identity {identity.name!r} was removed from the bus: ask an operator for a new "
-                f"credential (`toolbus keys renew {identity.name}`)"
+                f"key {identity.key} of identity {identity.name!r} was removed from the bus or replaced: ask an "
+                f"operator for a new credential (`toolbus keys renew {identity.name}`)"
             )
         raise Unauthenticated(self._why_ended(key))
 
@@ -293,7 +293,7 @@ def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> 
             continue
         known = before.by_id.get(key.id) if before else None
         if known is None or known.scopes is not scopes or before is None or before.proof_of(key.id) != _proof(key):
-            known = Identity(key.identity, scopes, key.id, _HOW[key.kind], key.expires)
+            known = Identity(key.identity, scopes, key.id, _HOW[key.kind], key.expires, key.sha256)
         state.by_id[key.id] = known
         (state.tokens if key.kind == "token" else state.certificates)[key.sha256] = known
     return state

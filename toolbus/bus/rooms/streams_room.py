@@ -28,7 +28,13 @@ class StreamsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.health = Health(lambda: core.takes_calls, core.rooms.serving, core.rooms.sources, self._hides_source)
+        self.health = Health(
+            lambda: core.takes_calls,
+            core.rooms.serving,
+            core.rooms.sources,
+            self._hides_source,
+            core.doorman.current,
+        )
         service = ToolBusService(core.dispatcher, core.presence, core.limits, core.timings, core.rooms.register)
         untrusted = UntrustedService(
             core.dispatcher, core.presence, core.limits, core.timings, core.policy.is_untrusted
@@ -38,6 +44,7 @@ class StreamsRoom(Room):
         self.listeners = Listeners(service, untrusted, self.health, core.limits, doors, reflection=reflection)
         self._ticking: asyncio.Task[None] | None = None  # None until started
         core.signals.on_source(self.health.source_changed)
+        core.signals.on_keys(lambda server: self.health.keys_changed())
         core.signals.on_readiness(self._readiness_changed)
         core.signals.on_notify(core.presence.tell_watchers)
 

@@ -21,9 +21,10 @@ class CatalogWatchers:
 
     def __init__(self, view: CatalogView) -> None:
         self._view = view
-        self._known: dict[Peer, int] = {}  # watcher → the revision that its last event brought it to
-        # Cache: known revision and scopes → what such a watcher missed up to `_events_at`.
-        self._events: dict[tuple[int, Scopes | None], list[wire.Event]] = {}
+        # Watcher → the revision that its last event brought it to, and the scopes under which it saw that.
+        self._known: dict[Peer, tuple[int, Scopes | None]] = {}
+        # Cache: known revision, scopes then and now → what such a watcher missed up to `_events_at`.
+        self._events: dict[tuple[int, Scopes | None, Scopes | None], list[wire.Event]] = {}
         self._events_at = NO_REVISION  # the revision up to which the cached events go
 
     def __repr__(self) -> str:
@@ -34,7 +35,7 @@ class CatalogWatchers:
         if not watches:
             self.drop(peer)
         elif peer not in self._known:
-            self._known[peer] = NO_REVISION
+            self._known[peer] = NO_REVISION, None
             self._notify(peer, self._view.revision)
 
     def drop(self, peer: Peer) -> None:
@@ -52,11 +53,11 @@ class CatalogWatchers:
         self._events.clear()
 
     def _notify(self, peer: Peer, revision: int) -> None:
-        known = self._known[peer]
+        known, before = self._known[peer]
         if known == revision or peer.outbox.waiting_bytes > catalog_messages.EVENT_BYTES:
             return
-        missed = self._missed(known, revision, peer.principal)
-        self._known[peer] = revision
+        missed = self._missed(known, before, revision, peer.principal)
+        self._known[peer] = revision, peer.principal.identity.scopes
         for event in missed:
             change = event.catalog
             # Under access rules and scopes an event may carry a revision only: something changed that it may not see.
@@ -64,13 +65,14 @@ class CatalogWatchers:
             if changed or self._view.permissions or peer.principal.identity.scopes is not None:
                 peer.send_event(event)
 
-    def _missed(self, known: int, revision: int, principal: Principal) -> list[wire.Event]:
+    def _missed(self, known: int, before: Scopes | None, revision: int, principal: Principal) -> list[wire.Event]:
         """Returns the events for a watcher that knows a revision: the same objects for all that know the same."""
         if self._events_at != revision:
             self._events_at = revision
             self._events.clear()
-        key = (known, principal.identity.scopes)
+        key = (known, before, principal.identity.scopes)
         missed = self._events.get(key)
         if missed is None:
-            missed = self._events[key] = list(catalog_messages.changes(self._view.since(known, principal)))
+            changes = self._view.since(known, principal, before=before)
+            missed = self._events[key] = list(catalog_messages.changes(changes))
         return missed

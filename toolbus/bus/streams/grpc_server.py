@@ -13,6 +13,7 @@ import logging
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -42,6 +43,7 @@ from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
 
 log = logging.getLogger("toolbus.grpc")
 
+STREAMS_PER_SESSION = 2  # that an identity may have open: one may be about to replace another
 READ_AHEAD_BYTES = 1 << 19
 # so_reuseport: two buses would otherwise share a port without an error. Plugins may ping to keep connections alive.
 _OPTIONS: tuple[tuple[str, int], ...] = (
@@ -79,6 +81,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._timings = timings
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
+        self._streams_of: Counter[str] = Counter()  # the same by identity
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
         """Offers tools of a live session."""
@@ -152,14 +155,23 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         if self._streams >= self._limits.sessions:
             limit = self._limits.sessions
             await _abort(context, LimitExceeded("sessions", limit, f"the bus has {limit} streams and accepts no more"))
+        identity = rpc_identity()
+        own, most = self._streams_of[identity.name], identity.scopes.sessions if identity.scopes is not None else None
+        if most is not None and own >= most * STREAMS_PER_SESSION:
+            what = f"{identity.shown} has {own} streams, and its scope sessions allows no more"
+            await _abort(context, LimitExceeded("sessions", most, what))
         self._streams += 1
+        self._streams_of[identity.name] += 1
         try:
-            peer = Peer(self._limits, time.monotonic(), self._timings, rpc_identity())
+            peer = Peer(self._limits, time.monotonic(), self._timings, identity)
             peer.address = context.peer()
             peer.outbox.pool = self._pool
             await _InvokeStream(self._presence, self._dispatcher, peer, context, self._attach).run()
         finally:
             self._streams -= 1
+            self._streams_of[identity.name] -= 1
+            if not self._streams_of[identity.name]:
+                del self._streams_of[identity.name]
 
     def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
         self._presence.attach(peer, attach, now)

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -28,6 +28,7 @@ from toolbus.errors import (
     AlreadyAttached,
     InvalidRequest,
     LimitExceeded,
+    NotAudited,
     NotPermitted,
     PeerLost,
     ProtocolError,
@@ -115,8 +116,11 @@ class Handshake:
         )  # fmt: skip
         return older
 
-    def declare_again(self, peer: Peer, attach: wire.Attach, now: float) -> bool:
+    def declare_again(self, peer: Peer, attach: wire.Attach, now: float, check_audit: Callable[[], object]) -> bool:
         """Replaces the tools of a live session by those of a later attach. Returns whether it was accepted.
+
+        Args:
+            check_audit: raises NotAudited where it could not be written down.
 
         Raises:
             ProtocolError: the attach is of another source or instance.
@@ -131,9 +135,10 @@ class Handshake:
             deny(peer, "attach")
             return False
         try:
+            check_audit()
             tools, refused = self._read_tools(peer, peer.source, attach.tools, qualified=peer.qualified)
             outcome = self._declare(peer, tools, None, now)
-        except RequestError as error:
+        except (RequestError, NotAudited) as error:
             self._answer(peer, self._registry.offers(peer), _refused(attach.tools, str(error)) or _whole(str(error)))
             return False
         self._answer(peer, outcome.names, refused)
@@ -168,7 +173,10 @@ class Handshake:
             raise InvalidRequest(explain_instance(attach.instance))
         peer.principal.identity.check_attach(attach.source)
         self._table.check_token(attach.source, attach.token)
-        self._check_own_sessions(peer.principal.identity, self._table.of_instance(attach.source, attach.instance))
+        older = self._table.of_instance(attach.source, attach.instance)
+        if older is not None and not self._table.is_bound(attach.source):  # a token proves whose the source is
+            _check_takeover(peer.principal.identity, older)
+        self._check_own_sessions(peer.principal.identity, older)
         if len(self._table.sessions) >= (limit := self._limits.sessions):
             raise LimitExceeded("sessions", limit, f"the bus has {limit} sessions and accepts no more")
 
@@ -249,6 +257,19 @@ class Handshake:
         )
         peer.outbox.seal()
         peer.outbox.room(attached.ByteSize()).attached.CopyFrom(attached)
+
+
+def _check_takeover(identity: Identity, older: Peer) -> None:
+    """Checks that an identity replaces a session of its own.
+
+    Raises:
+        AlreadyAttached: the session is of another identity.
+    """
+    if identity.scopes is not None and older.principal.identity.name != identity.name:
+        raise AlreadyAttached(
+            f"source {older.source!r} instance {older.instance!r} is attached by another identity than "
+            f"{identity.shown}: use another instance, or wait until that session has ended"
+        )
 
 
 def _refused(tools: Iterable[pb.Tool], why: str) -> list[wire.RefusedTool]:

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.streams.rpc_identity import rpc_identity
+from toolbus.errors import Unauthenticated
 from toolbus.text import quote
 
 SERVICE = "toolbus.v1.ToolBusService"
@@ -34,6 +35,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         source: whether a source answers; None where it is unknown.
         sources: the known sources.
         hides: whether a source does not exist for an identity.
+        current: returns an identity as it is now, and raises Unauthenticated where its key has ended.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         source: Callable[[str], bool | None],
         sources: Callable[[], Iterable[str]],
         hides: Callable[[str, Identity], bool],
+        current: Callable[[Identity], Identity],
     ) -> None:
         self._serving = serving
         self._source = source
         self._sources = sources
         self._hides = hides
+        self._current = current
         self._watched: dict[str, set[asyncio.Event]] = {}  # service → the watchers that wait for its next change
 
     def changed(self, service: str) -> None:
@@ -59,14 +63,23 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         if self._watched:
             self.changed(SOURCE_PREFIX + source)
 
+    def keys_changed(self) -> None:
+        """Notifies every watcher: its key may have ended, or its scopes may be others."""
+        for service in list(self._watched):
+            self.changed(service)
+
     def status(self, service: str) -> int | None:
-        """Returns the status of a service; None where the service is unknown, or hidden from who asks."""
+        """Returns the status of a service; None where the service is unknown, or hidden from who asks.
+
+        Raises:
+            Unauthenticated: the key of who asks has ended.
+        """
         serving: bool | None = None
         if service in ("", SERVICE):
             serving = self._serving()
         elif service.startswith(SOURCE_PREFIX):
             source = service[len(SOURCE_PREFIX) :]
-            if not self._hides(source, rpc_identity()):
+            if not self._hides(source, self._current(rpc_identity())):
                 serving = self._source(source)
         if serving is None:
             return None
@@ -83,7 +96,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         return pb.HealthCheckResponse(status=status)
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
-        """Sends the status of a service now and whenever it changes; SERVICE_UNKNOWN while the service is unknown."""
+        """Sends the status of a service now and whenever it changes; SERVICE_UNKNOWN while the service is unknown.
+
+        It ends with the key of who asks.
+        """
         changed = asyncio.Event()
         watchers = self._watched.setdefault(request.service, set())
         watchers.add(changed)
@@ -97,6 +113,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
                     sent = status
                     await context.write(pb.HealthCheckResponse(status=status))
                 await changed.wait()
+        except Unauthenticated as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         finally:
             watchers.discard(changed)
             if not watchers:

@@ -88,7 +88,10 @@ class Presence(SessionTable):
             self.handshake.refuse_while_draining(peer, attach)
             return
         if peer.state is State.LIVE:
-            if self.handshake.declare_again(peer, attach, now):
+            if self.handshake.declare_again(peer, attach, now, self.audit.check):
+                offers = self._registry.offers(peer)
+                names, tools = list_names(offers), len(offers)
+                self.audit.record("register", peer.principal, target=names, peer=peer.session_id, tools=tools)
                 self.watchers.follow(peer, wire.SUBSCRIPTION_CATALOG in attach.subscribe)
                 self._on_change()
             return

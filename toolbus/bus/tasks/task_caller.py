@@ -28,7 +28,7 @@ class TaskCaller:
     """Receives the result of one call, whose ``call_id`` is now its ``task_id``.
 
     Args:
-        principal: who made the call; ``budget`` is the one that its source shares.
+        principal: who made the call; ``budget`` is the one that its source shares, ``quota`` that of its identity.
         ended: called once with the result, in the middle of the handler's frame.
 
     Attributes:
@@ -37,13 +37,21 @@ class TaskCaller:
 
     __slots__ = (
         *("_ended", "allowed", "allowed_at", "in_flight", "budget", "latest", "longest_timeout", "quota"),
-        *("max_in_flight", "max_item_bytes", "pending", "source", "principal", "may_set_context"),
+        *("__weakref__", "max_in_flight", "max_item_bytes", "pending", "source", "principal", "may_set_context"),
     )
 
-    def __init__(self, principal: Principal, budget: Budget, ended: Callable[[str, Result], object]) -> None:
+    def __init__(
+        self,
+        principal: Principal,
+        budget: Budget,
+        ended: Callable[[str, Result], object],
+        quota: Quota | None = None,
+    ) -> None:
         self.source = principal.source
         self.budget = budget
-        self.quota: Quota | None = None  # it calls nothing
+        self.quota = quota
+        if quota is not None:
+            quota.callers.add(self)  # the call goes on
         self.in_flight: dict[str, Any] = {}
         self.pending: dict[str, Any] = {}  # it answers nothing
         self.allowed: set[Entry] = set()  # it calls nothing

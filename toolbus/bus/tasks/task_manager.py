@@ -161,7 +161,7 @@ class TaskManager:
         """
         started = self._clock() - (now - call.started)
         task = Task(new_id(), call.entry.name, owner_of_call(call), started)
-        caller = TaskCaller(call.caller.principal, call.caller.budget, self._ended_with)
+        caller = TaskCaller(call.caller.principal, call.caller.budget, self._ended_with, call.caller.quota)
 
         try:
             loop = weakref.ref(asyncio.get_running_loop())  # a program may end it long before the task

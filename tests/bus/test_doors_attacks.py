@@ -1,0 +1,203 @@
+"""Tries to use a key beyond its scopes or its end: nested calls, tasks, watches, streams and sessions of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.bus.keys.keys_directory import KeysDirectory
+from tests.bus.test_doors import House, attached, bearer, next_of, open_house
+from tests.support.waiting import within
+from toolbus.bus import Bus, Config
+from toolbus.bus.access.identity import Globs, Scopes, template
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+from toolbus.v1 import tool_pb2 as pb
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path) as house:
+        yield house
+
+
+async def call(stream: Any, **fields: Any) -> pb.ToolResult:
+    """Makes one call on a stream and returns its result."""
+    await stream.write(wire.InvokeRequest(calls=[pb.ToolCall(**fields)]))
+    result: pb.ToolResult = (await next_of(stream, "results"))[0]
+    return result
+
+
+async def end_of(stream: Any) -> grpc.StatusCode:
+    """Reads a stream to its end, and returns its status."""
+
+    async def read() -> None:
+        while await stream.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            pass
+
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await within(read())
+    code: grpc.StatusCode = await stream.code()
+    return code
+
+
+@contextlib.asynccontextmanager
+async def plugin(house: House, scopes: Scopes) -> AsyncIterator[tuple[Any, str]]:
+    """Yields the stream of a plugin with these scopes, and the id of a call of this machine that it answers."""
+    plug = house.keys.add("plug", scopes)
+    async with house.channel(plug) as channel:
+        stream, _ = await attached(channel, "plug", tools=[pb.Tool(name="t")])
+        waiting = asyncio.create_task(house.bus.call("t", {}))
+        (outer,) = await next_of(stream, "calls")
+        yield stream, outer.call_id
+        stream.cancel()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_plugin_beyond_this_machine_does_not_administer_the_bus_by_a_nested_call(house: House) -> None:
+    async with plugin(house, template("plugin", "plug")) as (stream, parent):
+        for name in ("stats", "calls", "keys", "drain"):
+            result = await call(stream, call_id=name, name=f"toolbus:{name}", parent_call_id=parent)
+            assert result.error.code == pb.ERROR_CODE_PERMISSION_DENIED
+            assert "in its scope administer" in result.error.message
+        assert (await call(stream, call_id="other", name="danger", parent_call_id=parent)).output_json == '"boom"'
+
+
+async def test_a_nested_call_does_not_reach_what_the_plugins_own_scopes_exclude(house: House) -> None:
+    scopes = Scopes(attach=Globs(["plug"]), offer=Globs(["t"]), never=Globs(["danger"]))
+    async with plugin(house, scopes) as (stream, parent):
+        result = await call(stream, call_id="n", name="danger", parent_call_id=parent)
+        assert result.error.code == pb.ERROR_CODE_NOT_FOUND
+
+
+async def test_nested_calls_of_a_task_may_nothing_more_once_the_key_of_its_caller_is_revoked(house: House) -> None:
+    chat, plug = house.keys.add("chat", template("host", "chat")), house.keys.add("plug", template("plugin", "plug"))
+    async with house.channel(plug) as plugs, house.channel(chat) as chats:
+        offer, _ = await attached(plugs, "plug", tools=[pb.Tool(name="t")])
+        stream, _ = await attached(chats, "chat")
+        envelope = await call(stream, call_id="1", name="t", background_after_seconds=0.01)
+        assert "running" in envelope.output_json
+        (outer,) = await next_of(offer, "calls")
+        before = await call(offer, call_id="before", name="danger", parent_call_id=outer.call_id)
+        assert before.output_json == '"boom"'
+        house.keys.store.revoke("chat")
+        assert await end_of(stream) is grpc.StatusCode.UNAUTHENTICATED
+        after = await call(offer, call_id="after", name="danger", parent_call_id=outer.call_id)
+        assert after.error.code == pb.ERROR_CODE_NOT_FOUND
+        offer.cancel()
+
+
+async def test_a_call_that_became_a_task_counts_as_a_call_in_flight_of_its_identity(house: House) -> None:
+    gate = asyncio.Event()
+
+    @house.bus.tool
+    async def slow() -> int:
+        await gate.wait()
+        return 1
+
+    chat = house.keys.add("chat", Scopes(attach=Globs(["chat"]), call=Globs(["slow"]), in_flight=1))
+    async with house.channel(chat) as channel:
+        stream, _ = await attached(channel, "chat")
+        first = await call(stream, call_id="1", name="slow", background_after_seconds=0.01)
+        assert "running" in first.output_json
+        second = await call(stream, call_id="2", name="slow", background_after_seconds=0.01)
+        assert second.error.code == pb.ERROR_CODE_OVERLOADED
+        gate.set()
+        stream.cancel()
+
+
+async def test_a_watch_of_a_sources_health_ends_with_the_key(house: House) -> None:
+    chat, plug = house.keys.add("chat", Scopes(call=Globs(["*"]))), house.keys.add("plug", template("plugin", "plug"))
+    async with house.channel(plug) as plugs, house.channel(chat, certificate=False) as channel:
+        stream, _ = await attached(plugs, "plug", tools=[pb.Tool(name="t")])
+        request = health_pb2.HealthCheckRequest(service="toolbus.source.plug")
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request, metadata=bearer(chat))
+        assert (await within(watch.read())).status == health_pb2.HealthCheckResponse.SERVING
+        house.keys.store.revoke("chat")
+        assert await end_of(watch) is grpc.StatusCode.UNAUTHENTICATED
+        stream.cancel()
+
+
+async def test_streams_without_an_attach_count_as_streams_of_their_identity(house: House) -> None:
+    chat = house.keys.add("chat", Scopes(attach=Globs(["chat"]), sessions=1))
+    async with house.channel(chat) as channel:
+        stub: Any = rpc.ToolBusServiceStub(channel)
+        held = [stub.Invoke() for _ in range(10)]
+        ended = [asyncio.create_task(end_of(each)) for each in held]
+        for each in asyncio.as_completed(ended):
+            assert await within(each) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            if sum(task.done() for task in ended) == 8:
+                break
+        for stream in held:
+            stream.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
+
+
+async def test_a_watcher_is_not_told_that_a_tool_out_of_its_scope_has_changed(house: House) -> None:
+    near = house.keys.add("near", Scopes(attach=Globs(["near"]), call=Globs(["add", "seen"])))
+    plug = house.keys.add("plug", template("plugin", "plug"))
+    async with house.channel(plug) as plugs, house.channel(near) as channel:
+        stream, first = await attached(channel, "near", subscribe=[wire.SUBSCRIPTION_CATALOG])
+        await next_of(stream, "events", first)
+        offer, _ = await attached(plugs, "plug", tools=[pb.Tool(name="hidden")])
+        for tools in ([pb.Tool(name="hidden", description="new")], [pb.Tool(name="seen")]):
+            attach = wire.Attach(protocol_version=1, source="plug", tools=tools)
+            await offer.write(wire.InvokeRequest(attach=attach))
+            await within(offer.read())
+        added: list[str] = []
+        while "seen" not in added:
+            for event in await next_of(stream, "events"):
+                assert not event.catalog.removed
+                added += [each.tool.name for each in event.catalog.added]
+        offer.cancel()
+        stream.cancel()
+
+
+async def test_a_session_ends_when_the_id_of_its_key_gets_another_secret(house: House) -> None:
+    chat = house.keys.add("chat", template("host", "chat"))
+    async with house.channel(chat, certificate=False) as channel:
+        stream, _ = await attached(channel, "chat", bearer(chat))
+        house.keys.edit(hashlib.sha256(chat["token"].encode()).hexdigest(), "ab" * 32)
+        assert await end_of(stream) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_an_identity_does_not_take_over_the_session_of_another(house: House) -> None:
+    mine, theirs = (house.keys.add(name, template("plugin", "w*")) for name in ("a", "b"))
+    async with house.channel(mine) as first, house.channel(theirs) as second:
+        stream, _ = await attached(first, "w", instance="i", tools=[pb.Tool(name="t")])
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await attached(second, "w", instance="i", tools=[pb.Tool(name="t")])
+        assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert "is attached by another identity" in (refused.value.details() or "")
+        again, frame = await attached(first, "w", instance="i", tools=[pb.Tool(name="t")])
+        assert frame.attached.registered == ["t"]
+        stream.cancel()
+        again.cancel()
+
+
+async def test_tools_that_a_session_declares_again_are_in_the_audit(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, time.time())
+    config = Config(grpc=("mtls:127.0.0.1:0",), http="off", keys=keys.path, data_dir=tmp_path / "data")
+    async with Bus(config) as bus:
+        plug = keys.add("plug", template("plugin", "plug"))
+        house = House(bus, keys, mtls=bus.grpc_addresses[0].partition(":")[2])
+        async with house.channel(plug) as channel:
+            stream, _ = await attached(channel, "plug")
+            again = wire.Attach(protocol_version=1, source="plug", tools=[pb.Tool(name="later")])
+            await stream.write(wire.InvokeRequest(attach=again))
+            assert (await within(stream.read())).attached.registered == ["later"]
+            stream.cancel()
+    text = (tmp_path / "data" / "audit" / "000001.jsonl").read_text("utf-8")
+    (line,) = (line for line in map(json.loads, text.splitlines()) if line["act"] == "register")
+    assert (line["who"], line["target"], line["tools"]) == ("plug", "later", 1)
