@@ -14,6 +14,7 @@ from toolbus.dialects.schemas.grammar import TYPES, is_type, of_type
 from toolbus.dialects.schemas.losses import LossReport, excerpt
 
 _MAX_CHARACTERS = 512 * 1024  # of schemas with references expanded: twice what the bus takes for one schema
+_MAX_NEWEST = 32  # references that a place holds in a set of its own
 _INFERRED = {
     **dict.fromkeys(("properties", "required", "additionalProperties", "patternProperties", "minProperties"), "object"),
     **dict.fromkeys(("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"), "array"),
@@ -30,25 +31,27 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The references that were followed to a place; those before the last one are shared with the places on the way.
+    """The references that were followed to a place; all but the newest are shared with the places on the way.
 
-    A set for each place would take the square of a chain's length: half a gigabyte for a schema of 180 kB.
+    One set for each place would take the square of a chain's length: half a gigabyte for a schema of 180 kB.
     """
 
-    last: str = ""
-    before: References | None = None  # None where none was followed
+    newest: frozenset[str] = frozenset()
+    before: References | None = None
 
     def __contains__(self, reference: str) -> bool:
-        place = self
-        while place.before is not None:
-            if place.last == reference:
+        place: References | None = self
+        while place is not None:
+            if reference in place.newest:
                 return True
             place = place.before
         return False
 
     def and_then(self, reference: str) -> References:
         """Returns these references with one more."""
-        return References(reference, self)
+        if len(self.newest) < _MAX_NEWEST:
+            return References(self.newest | {reference}, self.before)
+        return References(frozenset((reference,)), self)
 
 
 _NONE_FOLLOWED = References()
