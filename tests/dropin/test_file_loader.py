@@ -107,7 +107,6 @@ async def test_a_file_finds_its_data_by_its_own_path(tmp_path: Path) -> None:
 async def test_dataclasses_and_hints_that_are_text_work_in_a_file(tmp_path: Path) -> None:
     text = """
     from __future__ import annotations
-from tests.support.examples import examples
     from dataclasses import dataclass
     from toolbus import llm_tool
 
