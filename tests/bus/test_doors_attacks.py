@@ -20,6 +20,7 @@ from tests.bus.test_doors import House, attached, bearer, next_of, open_house
 from tests.support.waiting import within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Scopes, template
+from toolbus.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
@@ -201,3 +202,84 @@ async def test_tools_that_a_session_declares_again_are_in_the_audit(tmp_path: Pa
     text = (tmp_path / "data" / "audit" / "000001.jsonl").read_text("utf-8")
     (line,) = (line for line in map(json.loads, text.splitlines()) if line["act"] == "register")
     assert (line["who"], line["target"], line["tools"]) == ("plug", "later", 1)
+
+
+async def test_the_tasks_of_an_identity_are_not_those_of_a_source_that_is_named_like_it(house: House) -> None:
+    gate = asyncio.Event()
+
+    @house.bus.tool
+    async def slow() -> int:
+        await gate.wait()
+        return 1
+
+    chat, eve = house.keys.add("chat", Scopes(call=Globs(["slow"]))), house.keys.add("eve", Scopes(attach=Globs(["*"])))
+    async with house.web(chat) as web, house.channel(eve) as channel:
+        body = {"name": "slow", "arguments": {}, "background_after_seconds": 0.01}
+        assert (await web.post("/api/tools/invoke", json=body)).json()["output"]["status"] == "running"
+        assert (await web.get("/api/tasks")).json()["count"] == 1
+        for source in ("http:chat", "http"):
+            stream, _ = await attached(channel, source)
+            listed = await call(stream, call_id="1", name="toolbus:list_tasks")
+            assert json.loads(listed.output_json)["count"] == 0
+            stream.cancel()
+        gate.set()
+
+
+async def test_without_a_key_a_limited_number_of_streams_watch_the_bus(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolbus.bus.streams.health.MAX_OPEN_WATCHES", 2)
+    async with house.channel(house.keys.add("chat"), certificate=False) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = []
+        for _ in range(2):
+            watches.append(stub.Watch(health_pb2.HealthCheckRequest()))
+            assert (await within(watches[-1].read())).status == health_pb2.HealthCheckResponse.SERVING
+        assert await end_of(stub.Watch(health_pb2.HealthCheckRequest())) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for watch in watches:
+            watch.cancel()
+
+
+@pytest.mark.parametrize("revoked", [True, False])
+async def test_a_call_over_https_ends_with_its_key_and_goes_on_under_other_scopes(
+    house: House, revoked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, gate = asyncio.Event(), asyncio.Event()
+
+    @house.bus.tool
+    async def slow() -> int:
+        started.set()
+        await gate.wait()
+        return 1
+
+    chat = house.keys.add("chat", Scopes(call=Globs(["slow"])))
+    other = house.keys.add("other", Scopes(attach=Globs(["other"])))
+    async with house.web(chat) as web, house.channel(other) as channel:
+        stream, _ = await attached(channel, "other")
+        answer = asyncio.create_task(web.post("/api/tools/invoke", json={"name": "slow", "arguments": {}}))
+        await within(started.wait())
+        house.keys.edit('call = ["slow"]', 'call = ["slow", "add"]')
+        if revoked:
+            house.keys.store.revoke("chat")
+        house.keys.store.revoke("other")
+        assert await end_of(stream) is grpc.StatusCode.UNAUTHENTICATED  # the files were looked at
+        if not revoked:
+            gate.set()
+        response = await within(answer)
+    if revoked:
+        assert response.status_code == 401
+        assert "was revoked on" in response.json()["detail"]
+    else:
+        assert response.json()["output"] == 1
+    assert "Exception in ASGI application" not in caplog.text
+
+
+async def test_a_connection_that_does_not_finish_its_tls_handshake_is_closed(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, time.time())
+    config = Config(grpc=("127.0.0.1:0",), http="off", https="127.0.0.1:0", keys=keys.path)
+    async with Bus(config, timings=Timings(head_seconds=0.2)) as bus:
+        host, _, port = str(bus.https_address).rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with contextlib.suppress(ConnectionResetError):
+            assert await within(reader.read()) == b""
+        writer.close()

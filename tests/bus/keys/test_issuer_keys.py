@@ -136,6 +136,22 @@ async def test_keys_can_be_in_a_file_that_nobody_else_may_write(tmp_path: Path) 
     assert keys.holds("a")
 
 
+async def test_keys_do_not_count_in_a_directory_where_others_may_replace_the_file(tmp_path: Path) -> None:
+    directory = tmp_path / "open"
+    directory.mkdir()
+    file = directory / "jwks.json"
+    file.write_text(json.dumps({"keys": [{**KEY, "kid": "a"}]}))
+    file.chmod(0o644)
+    directory.chmod(0o777)
+    now = 0.0
+    keys = IssuerKeys(Issuer("login", "toolbus", str(file), {"*": "chat"}), fetch_jwks, lambda: now)
+    with pytest.raises(Unauthenticated, match="cannot be fetched"):
+        await keys.find("a")
+    directory.chmod(0o755)
+    now = 30.0
+    assert (await keys.find("a"))["kid"] == "a"
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [

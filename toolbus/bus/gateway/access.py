@@ -87,7 +87,7 @@ class AccessGuard:
         elif length is not None and int(length) > self._max_bytes:  # the parser accepts digits only
             await JSONResponse({"detail": self._too_long()}, 413)(scope, receive, send)
         else:
-            await self._app(scope, self._limited(receive), send)
+            await self._remote.serve(self._app, scope, self._limited(receive), send, scope[IDENTITY])
 
     def _record(self, scope: Scope, why: str) -> None:
         host, port = scope.get("client") or ("unknown", 0)
@@ -99,10 +99,9 @@ class AccessGuard:
             scope[IDENTITY] = LOCAL
             return None if scope["path"] in OPEN_PATHS else _refusal(scope)
         try:
-            scope[IDENTITY] = identity = await self._remote.admit(scope)
+            scope[IDENTITY] = await self._remote.admit(scope)
         except ToolBusError as error:
             return http_status(error), str(error)
-        self._remote.begin(identity)
         return None
 
     def _limited(self, receive: Receive) -> Receive:

@@ -55,7 +55,7 @@ def task_owner(request: Request, user_id: str) -> str:
     Raises:
         NotPermitted: who asks may not act for that user.
     """
-    return owner_of(user_id, principal_of(request, user_id).source)
+    return owner_of(user_id, principal_of(request, user_id).account)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.gateway.http_connection import BoundedConfig
+from toolbus.bus.gateway.http_connection import BoundedConfig, BoundedProtocol
 from toolbus.errors import SetupError
 
 log = logging.getLogger("toolbus.http")
@@ -108,6 +108,30 @@ class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens; a TLS handshake has as much time as a head, where uvicorn would give it a minute."""
+        config = self.config
+        if config.ssl is None:
+            await super().startup(sockets)
+            return
+        assert isinstance(config, BoundedConfig)
+        await super().startup([])
+
+        def protocol() -> asyncio.Protocol:
+            return BoundedProtocol(config, self.server_state, self.lifespan.state)
+
+        loop = asyncio.get_running_loop()
+        for each in sockets or ():
+            self.servers.append(
+                await loop.create_server(
+                    protocol,
+                    sock=each,
+                    ssl=config.ssl,
+                    ssl_handshake_timeout=config.head_seconds,
+                    backlog=config.backlog,
+                )
+            )
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # sets the Date header

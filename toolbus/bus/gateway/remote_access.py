@@ -6,8 +6,12 @@ Each request needs a key. When a key ends, the requests that it began end too: a
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Any
 
-from starlette.types import Scope
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import LOCAL, Identity
@@ -17,7 +21,24 @@ from toolbus.bus.loopback import is_own_origin, mask
 from toolbus.errors import NotPermitted, Unauthenticated
 from toolbus.text import quote
 
+EVENTS = "text/event-stream"
 _OPEN_PATHS = frozenset(path.decode() for path in PROBES)  # they tell nothing but that the bus runs
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that is being answered.
+
+    Attributes:
+        began: whether the answer has begun.
+        streams: whether the answer is a stream of events.
+        ended: why the bus has ended it; "" while it has not.
+    """
+
+    identity: Identity
+    began: bool = False
+    streams: bool = False
+    ended: str = ""
 
 
 class RemoteAccess:
@@ -25,7 +46,7 @@ class RemoteAccess:
 
     def __init__(self, doorman: Doorman) -> None:
         self._doorman = doorman
-        self._open: dict[asyncio.Task[object], Identity] = {}  # requests that are being answered
+        self._open: dict[asyncio.Task[Any], _Request] = {}  # those that are being answered
 
     async def admit(self, scope: Scope) -> Identity:
         """Returns who makes a request.
@@ -55,21 +76,43 @@ class RemoteAccess:
         check_path(identity, scope["method"], scope["path"])
         return identity
 
-    def begin(self, identity: Identity) -> None:
-        """Says that the current task answers a request of an identity."""
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
+        """Has a request of an identity answered, until its key ends."""
         task = asyncio.current_task()
-        if task is not None and identity.scopes is not None:
-            self._open[task] = identity
-            task.add_done_callback(self._ended)
+        if task is None or identity.scopes is None:
+            await app(scope, receive, send)
+            return
+        request = self._open[task] = _Request(identity)
 
-    def _ended(self, task: asyncio.Task[object]) -> None:
-        self._open.pop(task, None)
+        async def begin(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request.began = True
+                request.streams = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
+            await send(message)
+
+        try:
+            await app(scope, receive, begin)
+        except asyncio.CancelledError:
+            if not request.ended:
+                raise
+            if not request.began:
+                answer = JSONResponse({"detail": request.ended}, 401, headers={"WWW-Authenticate": "Bearer"})
+                await answer(scope, receive, send)
+        finally:
+            del self._open[task]
 
     def refresh(self) -> None:
-        """Ends the requests of keys that are no longer in force."""
-        for task, identity in list(self._open.items()):
+        """Ends the requests of keys that are no longer in force, and the streams of those with other scopes.
+
+        A stream shows what its scopes allowed when it began. A call that was allowed goes on.
+        """
+        for task, request in list(self._open.items()):
             try:
-                if self._doorman.current(identity).scopes is not identity.scopes:
-                    task.cancel()  # a stream shows what its scopes allowed when it began
-            except Unauthenticated:
+                changed = self._doorman.current(request.identity).scopes is not request.identity.scopes
+                why = f"the scopes of {request.identity.shown} have changed: connect again" if changed else ""
+                ends = changed and request.streams
+            except Unauthenticated as error:
+                why, ends = str(error), True
+            if ends and not request.ended:
+                request.ended = why
                 task.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import ssl
 import stat
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import aiohttp
 
 import toolbus
+from toolbus.bus import path_ownership
 from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.errors import SetupError, Unauthenticated
 from toolbus.text import quote
@@ -180,8 +182,9 @@ async def fetch_jwks(url: str, context: ssl.SSLContext | None = None) -> bytes:
 
 
 def _read(file: Path) -> bytes:
+    path_ownership.check_path(file, f"the file {file} of keys")
     with open(file, "rb") as opened:
-        mode = stat.S_IMODE(file.stat().st_mode)
+        mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
         if mode & 0o022:
             raise SetupError(f"{file} has mode {mode:04o}, nobody else may write it: run `chmod go-w {file}`")
         content = opened.read(MAX_JWKS + 1)

@@ -22,6 +22,7 @@ from toolbus.text import quote
 
 SERVICE = "toolbus.v1.ToolBusService"
 SOURCE_PREFIX = "toolbus.source."
+MAX_OPEN_WATCHES = 1_000  # of the bus itself, which everybody may watch without a key
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Status = pb.HealthCheckResponse.ServingStatus
@@ -100,6 +101,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
 
         It ends with the key of who asks.
         """
+        if not request.service and len(self._watched.get("", ())) >= MAX_OPEN_WATCHES:
+            error = f"{MAX_OPEN_WATCHES} streams watch the bus, and it accepts no more: use Check, or watch {SERVICE!r}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error)
         changed = asyncio.Event()
         watchers = self._watched.setdefault(request.service, set())
         watchers.add(changed)

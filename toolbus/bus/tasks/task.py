@@ -125,10 +125,14 @@ def new_id() -> str:
     return f"task_{secrets.token_hex(8)}"
 
 
-def owner_of(user_id: str, source: str) -> str:
-    """Returns the owner of the tasks of a call: its user, else its source; never the same text for both."""
+def owner_of(user_id: str, account: str) -> str:
+    """Returns the owner of the tasks of a call: its user, else its caller; never the same text for both.
+
+    Args:
+        account: who calls, see `Principal.account`: sources of two identities may have one name.
+    """
     if not user_id:
-        return f"source:{source}"
+        return f"source:{account}"
     return f"user:{user_id}" if _LIKE_A_SOURCE.match(user_id) else user_id
 
 

@@ -85,5 +85,5 @@ class TaskCaller:
 
 
 def owner_of_call(call: Call) -> str:
-    """Returns the owner of the task that a call becomes: its user, else the source of the outermost call."""
-    return owner_of(call.context.user_id if call.context is not None else "", call.root.caller.source)
+    """Returns the owner of the task that a call becomes: its user, else who made the outermost call."""
+    return owner_of(call.context.user_id if call.context is not None else "", call.root.caller.principal.account)

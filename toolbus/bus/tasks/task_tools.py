@@ -118,8 +118,8 @@ class TaskTools:
 
 
 def owner_of_scope(scope: ToolScope) -> str:
-    """Returns the owner whose tasks the caller of a tool may see: its user, else its source."""
-    return owner_of(scope.context.user_id, principal_of(scope).source)
+    """Returns the owner whose tasks the caller of a tool may see: its user, else its identity or source."""
+    return owner_of(scope.context.user_id, principal_of(scope).account)
 
 
 def _unknown(task_id: str) -> Err:
