@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from tests.loop.scripted_model import FunctionSource
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.dialects.conversation import Json
 from toolbus.dialects.openai_event_parser import BUSY
 from toolbus.dialects.openai_realtime import OpenAIRealtime
@@ -61,7 +62,7 @@ class Provider:
                 self.requests += 1
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(WAIT_SECONDS), self._changed:
             await self._changed.wait_for(true)
 
     def begin(self, response: str = "r1") -> Json:
@@ -137,7 +138,7 @@ def greet(name: str = "you") -> str:
 
 
 async def with_timeout(work: Awaitable[Value]) -> Value:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECONDS):
         return await work
 
 

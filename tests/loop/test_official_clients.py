@@ -16,6 +16,7 @@ from tests.loop.model_server import FLAVOURS, Breaks, Recording, Refuses, holds,
 from tests.loop.official_clients import calls_and_results, official
 from tests.loop.realtime_provider import with_timeout
 from tests.support.processes import environment
+from tests.support.waiting import WAIT_SECONDS
 from toolbus import Bus, Plugin
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.result_text import text_of
@@ -76,7 +77,7 @@ async def weather() -> AsyncIterator[tuple[Bus, Weather]]:
 
 async def watched(loop: ToolLoop) -> tuple[list[Any], Reply]:
     """Runs a turn. Returns what happened, and the reply."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECONDS):
         events = [event async for event in loop.stream("What is the weather?")]
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -224,7 +225,7 @@ async def killable(bus: Bus, folder: Path) -> AsyncIterator[asyncio.subprocess.P
     env = environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0]})
     process = await asyncio.create_subprocess_exec(sys.executable, str(file), env=env)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             async for changes in bus.watch():
                 if changes.added:
                     break
@@ -242,7 +243,7 @@ async def test_a_model_gets_the_error_of_a_killed_plugin_and_the_turn_continues(
         killable(bus, tmp_path) as plugin,
         serving(flavour, "one", "text") as server,
         official(server) as endpoint,
-        asyncio.timeout(10),
+        asyncio.timeout(WAIT_SECONDS),
     ):
         async for event in ToolLoop(bus, endpoint).stream("What is the weather?"):
             if isinstance(event, CallProgress):  # it runs
