@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bus.keys.played_issuer import NAME, RSA, PlayedIssuer
-from toolbus.bus.access.identity import Scopes
+from tests.support.waiting import until
+from toolbus.bus.access.identity import Identity, Scopes
 from toolbus.bus.keys.issuer_settings import Issuer, read_issuers
 from toolbus.bus.keys.issuers import MAX_VERIFIED
 from toolbus.errors import SetupError, Unauthenticated
@@ -64,6 +65,53 @@ async def test_scopes_that_changed_are_those_of_old_tokens_too(login: PlayedIssu
     assert "gets its scopes from identity 'chat', which keys.toml does not have" in await refusal(login, token)
     with pytest.raises(Unauthenticated, match="gets its scopes from identity 'chat'"):
         login.issuers.current(before)
+
+
+async def test_the_keys_are_fetched_every_hour_where_only_known_tokens_come_and_a_dropped_one_ends_sessions(
+    login: PlayedIssuer,
+) -> None:
+    token = login.token("e", exp=login.now + 86_400)
+    session = await login.issuers.identity_of(token)
+    del login.keys["e"]
+    login.now += 3601
+    assert login.issuers.current(session) is session
+    await until(lambda: login.fetches == 2, "the keys")
+    await until(lambda: not _holds(login, session), "the end of the session")
+    with pytest.raises(Unauthenticated, match="which its issuer login"):
+        login.issuers.current(session)
+    assert "signed with key 'e', which its issuer" in await refusal(login, token)
+
+
+def _holds(login: PlayedIssuer, session: Identity) -> bool:
+    try:
+        login.issuers.current(session)
+    except Unauthenticated:
+        return False
+    return True
+
+
+async def test_a_session_of_a_token_without_a_key_id_goes_on(login: PlayedIssuer) -> None:
+    del login.keys["e"]
+    token = login.token("", RSA)
+    session = await login.issuers.identity_of(token)
+    assert login.issuers.current(session) is session
+    assert await login.issuers.identity_of(token) is session
+
+
+@pytest.mark.parametrize("claims", [{"exp": 10**400}, {"exp": -(10**30)}, {"nbf": 10**400}])
+async def test_a_time_beyond_all_clocks_is_refused_like_any_other(login: PlayedIssuer, claims: dict[str, Any]) -> None:
+    assert await refusal(login, login.token(**claims))
+
+
+@pytest.mark.parametrize("header", [{"kid": "\ud800"}, {"kid": "r", "alg": "\ud800"}, {"kid": ["r"], "alg": "RS256"}])
+async def test_a_header_that_no_text_can_hold_is_refused_with_a_text_that_can_be_sent(
+    login: PlayedIssuer, header: dict[str, Any]
+) -> None:
+    def part(value: object) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    why = await refusal(login, f"{part({'alg': 'RS256', 'typ': 'JWT', **header})}.{part({'iss': NAME})}.AAAA")
+    why.encode()
 
 
 async def test_tokens_of_a_key_end_when_its_issuer_drops_the_key(login: PlayedIssuer) -> None:

@@ -165,7 +165,7 @@ class Identity:
         key: the id of the key that proved it; "" where the kernel did.
         how: what proved it.
         expires: when its key ends, in seconds since the epoch.
-        sha256: of what proved it, where that is a key of the bus.
+        proof: tells its key from another one of that id: the SHA-256, or of a JWT the id of the key that signed it.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Identity:
     key: str = ""
     how: How = "uid"
     expires: float = math.inf
-    sha256: str = ""
+    proof: str = ""
 
     def __repr__(self) -> str:
         return f"<Identity {self.name or 'local'} key={self.key or '-'} how={self.how}>"

@@ -56,7 +56,8 @@ class IssuerKeys:
         self._fetching: asyncio.Task[None] | None = None  # None while nothing is fetched
 
     def holds(self, kid: str) -> bool:
-        """Tells whether a key counts now."""
+        """Tells whether a key counts now; an old set is fetched again beside that."""
+        self._keep_fresh()
         return kid in self._keys and self._clock() - self._fetched < HOLD_SECONDS
 
     async def find(self, kid: str) -> Jwk:
@@ -72,8 +73,8 @@ class IssuerKeys:
         if found is None:
             await self._refresh()
             found = self._find(kid)
-        elif self._clock() - self._fetched > REFRESH_SECONDS:
-            self._begin()
+        else:
+            self._keep_fresh()
         if found is not None:
             return found
         if self._clock() - self._fetched >= HOLD_SECONDS:
@@ -103,6 +104,10 @@ class IssuerKeys:
         self._begin()
         if self._fetching is not None:
             await asyncio.shield(self._fetching)  # others wait for it too
+
+    def _keep_fresh(self) -> None:
+        if self._keys and self._clock() - self._fetched > REFRESH_SECONDS:
+            self._begin()
 
     def _begin(self) -> None:
         """Begins to fetch, unless that goes on or was tried just now."""

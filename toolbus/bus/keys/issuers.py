@@ -7,7 +7,6 @@ was verified is known by its SHA-256 until it expires.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ except ImportError as error:
 MAX_VERIFIED = 1_000  # tokens that are known as verified
 MAX_TOKEN = 8_192  # characters
 MAX_NAME = 128  # characters of who asks
+MAX_TIME = 253_402_300_799  # the end of the year 9999, in seconds since the epoch
 LEEWAY_SECONDS = 30.0  # how far an issuer's clock may be ahead
 
 _OPTIONS: Any = {
@@ -55,7 +55,6 @@ class _Verified:
     identity: Identity
     template: str
     keys: IssuerKeys
-    kid: str
 
 
 class Issuers:
@@ -94,7 +93,7 @@ class Issuers:
         """
         digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
         known = self._verified.get(digest)
-        if known is None or not known.keys.holds(known.kid):
+        if known is None or not known.keys.holds(known.identity.proof):
             known = await self._verify(token)
         now = self._as_now(known.identity, known.template)
         if now is not known.identity:
@@ -105,8 +104,16 @@ class Issuers:
         """Returns whom a token proved earlier, with the scopes of now.
 
         Raises:
-            Unauthenticated: the token has expired, or the identity whose scopes it had is gone.
+            Unauthenticated: the token has expired, its issuer has dropped the key that signed it, or the identity whose
+                scopes it had is gone.
         """
+        if not any(
+            keys.holds(identity.proof) for issuer, keys in self._issuers.values() if issuer.host == identity.key
+        ):
+            raise Unauthenticated(
+                f"the token of {identity.shown} was signed with key {quote(identity.proof)}, which its issuer "
+                f"{identity.key} does not publish any more: get a new token"
+            )
         return self._as_now(identity, identity.name.partition("/")[0])
 
     async def close(self) -> None:
@@ -127,7 +134,7 @@ class Issuers:
             )
         if scopes is identity.scopes:
             return identity
-        return Identity(identity.name, scopes, identity.key, "jwt", identity.expires)
+        return replace(identity, scopes=scopes)
 
     async def _verify(self, token: str) -> _Verified:
         if len(token) > MAX_TOKEN:
@@ -149,17 +156,19 @@ class Issuers:
                 f"the token of issuer {issuer.host} is signed with {quote(str(algorithm))}, it may be signed with "
                 f"{', '.join(issuer.algorithms)}: have the issuer use one of them, or add it to algorithms"
             )
-        claims = _claims(token, issuer, await keys.find(kid), algorithm)
+        key = await keys.find(kid)
+        claims = _claims(token, issuer, key, algorithm)
         self._check_times(claims, issuer)
         who, template = _name(claims, issuer), _template(claims, issuer)
-        identity = Identity(f"{template}/{who}", _UNKNOWN, issuer.host, "jwt", float(claims["exp"]))
-        return _Verified(identity, template, keys, kid)
+        proof = str(key.get("kid", ""))
+        identity = Identity(f"{template}/{who}", _UNKNOWN, issuer.host, "jwt", float(claims["exp"]), proof)
+        return _Verified(identity, template, keys)
 
     def _check_times(self, claims: Mapping[str, Any], issuer: Issuer) -> None:
         now = self._clock()
         for name in ("exp", "nbf", "iat"):
             value = claims.get(name, 0)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME:
                 raise Unauthenticated(f"the token's claim {name} is not a time: have {issuer.host} issue another")
         if claims["exp"] <= now:
             raise Unauthenticated(

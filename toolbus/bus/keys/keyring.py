@@ -155,10 +155,10 @@ class Keyring:
             Unauthenticated: the key is no longer in force.
         """
         now = self._state.by_id.get(identity.key)
-        if now is not None and now.sha256 == identity.sha256 and self._clock() < now.expires:
+        if now is not None and now.proof == identity.proof and self._clock() < now.expires:
             return now
         key = self._state.file.keys.get(identity.key)
-        if key is None or key.sha256 != identity.sha256:  # the id may stand for another secret now
+        if key is None or key.sha256 != identity.proof:  # the id may stand for another secret now
             raise Unauthenticated(
                 f"key {identity.key} of identity {identity.name!r} was removed from the bus or replaced: ask an "
                 f"operator for a new credential (`toolbus keys renew {identity.name}`)"
