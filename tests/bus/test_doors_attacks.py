@@ -283,3 +283,54 @@ async def test_a_connection_that_does_not_finish_its_tls_handshake_is_closed(tmp
         with contextlib.suppress(ConnectionResetError):
             assert await within(reader.read()) == b""
         writer.close()
+
+
+async def test_an_identity_is_not_told_of_roles_out_of_its_scope(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, time.time())
+    addresses = ("127.0.0.1:0", "mtls:127.0.0.1:0")
+    config = Config(grpc=addresses, http="off", https="127.0.0.1:0", keys=keys.path, roles=("desk", "board"))
+    async with Bus(config) as bus:
+
+        @bus.tool
+        def add() -> int:
+            return 3
+
+        chat = keys.add("chat", Scopes(attach=Globs(["chat"]), call=Globs(["*"]), roles=Globs(["desk"])))
+        house = House(bus, keys, mtls=bus.grpc_addresses[1].partition(":")[2])
+        async with house.web(chat) as web, house.channel(chat) as channel:
+            assert list((await web.get("/api/tools")).json()["tools_by_role"]) == ["desk"]
+            answers = [(await web.get("/api/tools", params={"role": role})).json() for role in ("board", "none")]
+            assert answers[0]["detail"].replace("board", "none") == answers[1]["detail"]
+            body = {"name": "add", "arguments": {}}
+            answers = [
+                (await web.post("/api/tools/invoke", json={**body, "role": role})).json() for role in ("board", "none")
+            ]
+            assert json.dumps(answers[0]).replace("board", "none") == json.dumps(answers[1])
+            stream, _ = await attached(channel, "chat")
+            errors = [
+                (await call(stream, call_id=role, name="add", role=role)).error.message for role in ("board", "none")
+            ]
+            assert errors[0].replace("board", "none") == errors[1]
+            assert errors[1].endswith("(configured: desk)")
+            assert (await call(stream, call_id="1", name="add", role="desk")).output_json == "3"
+            stub = rpc.ToolBusServiceStub(channel)
+            whys = []
+            for role in ("board", "none"):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.List(wire.ListRequest(role=role))
+                whys.append(refused.value.details() or "")
+            assert whys[0].replace("board", "none") == whys[1]
+            stream.cancel()
+
+
+async def test_a_nested_call_for_a_role_that_the_plugin_does_not_see_is_answered(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, time.time())
+    addresses = ("127.0.0.1:0", "mtls:127.0.0.1:0")
+    roles = ("desk", "board")
+    config = Config(grpc=addresses, http="off", keys=keys.path, roles=roles, grace_seconds=0)
+    async with Bus(config) as bus:
+        scopes = Scopes(attach=Globs(["plug"]), offer=Globs(["t"]), roles=Globs(["desk"]))
+        house = House(bus, keys, mtls=bus.grpc_addresses[1].partition(":")[2])
+        async with plugin(house, scopes) as (stream, parent):
+            result = await call(stream, call_id="n", name="none", role="board", parent_call_id=parent)
+            assert result.error.code == pb.ERROR_CODE_NOT_FOUND

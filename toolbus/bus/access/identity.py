@@ -133,7 +133,11 @@ class Scopes:
         names = (name, bare_name, f"{source}:{bare_name}")
         if not self.call.match(*names) or self.never.match(*names):
             return False
-        return self.roles.all or self.roles.match(role or "")
+        return self.has_role(role or "")
+
+    def has_role(self, role: str) -> bool:
+        """Tells whether a role exists for the identity."""
+        return self.roles.all or self.roles.match(role)
 
     def reaches_name(self, name: str, source: str) -> bool:
         """Tells whether a tool exists for the identity in some role, by the name of listings and records."""

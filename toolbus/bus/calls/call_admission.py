@@ -44,11 +44,13 @@ class CallAdmission:
         Raises:
             Refused: no entry does.
         """
-        name, role = call.name, call.role
+        name, role, scopes = call.name, call.role, caller.principal.identity.scopes
         try:
+            if role and scopes is not None and parent is None and not scopes.has_role(role):
+                raise UnknownRole(role)
             entry = self._registry.find(name, role)
         except UnknownRole as unknown:
-            roles = list_names(self._registry.roles, MAX_TOOLS_SHOWN)
+            roles = list_names(self._view.roles(caller.principal), MAX_TOOLS_SHOWN)
             raise Refused(Code.NOT_FOUND, f"{unknown} (configured: {roles})") from None
         if entry is None or entry.current is None:
             raise self._missing(caller, call, parent, entry, now)
@@ -145,6 +147,8 @@ class CallAdmission:
                 retry_safe=True,
                 retry_after_seconds=RETRY_SECONDS,
             )
+        if role not in self._view.roles(caller.principal):  # a nested call may name one that its caller does not see
+            role = ""
         visible = self._view.listings(role or None, user_id, level, principal=caller.principal)
         names = list_names((listing.tool.name for listing in visible), MAX_TOOLS_SHOWN)
         where = f" in role {role!r}" if role else ""

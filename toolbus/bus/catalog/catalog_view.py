@@ -18,6 +18,7 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.listing import ToolListing, listing_of
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.errors import UnknownRole
 
 MAX_CACHED = 256  # lists of listings that are cached per revision
 
@@ -48,6 +49,11 @@ class CatalogView:
         """The catalog's revision; it rises with changed access rules too."""
         return self._registry.revision
 
+    def roles(self, principal: Principal = OBSERVER) -> tuple[str, ...]:
+        """Returns the configured roles that exist for a caller."""
+        scopes = principal.identity.scopes
+        return tuple(role for role in self._registry.roles if scopes is None or scopes.has_role(role))
+
     def listings(
         self,
         role: str | None = None,
@@ -60,11 +66,14 @@ class CatalogView:
         """Returns what a caller could call, without the bus's own tools, in the order in which names came.
 
         Raises:
-            UnknownRole: the role is not configured.
+            UnknownRole: the role is not configured, or out of the caller's scope.
         """
+        scopes = principal.identity.scopes
+        if role and scopes is not None and not scopes.has_role(role):
+            raise UnknownRole(role)
         revision = self._registry.revision  # first: rules that change meanwhile raise it
         user = user_id if self._policy.permissions else ""  # else it is the same list for everyone
-        key = (role, include_offline, user, level, principal.may_omit_user, principal.identity.scopes)
+        key = (role, include_offline, user, level, principal.may_omit_user, scopes)
         cached = self._cache.get(key)
         if cached is None or cached[0] != revision:
             listings = self._registry.listings(role, include_offline=include_offline)

@@ -23,7 +23,7 @@ from toolbus.bus.gateway.call_response import call_body, describe_result
 from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
-from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response
 from toolbus.bus.gateway.progress_buffer import ProgressBuffer
 from toolbus.bus.gateway.tool_routes import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
@@ -64,7 +64,7 @@ def _for_hosts(routes: APIRouter) -> None:
         then one event `result`. Closing the connection cancels the call.
         """
         parts = parts_of(request)
-        if body.role and body.role not in parts.core.registry.roles:
+        if body.role and body.role not in parts.core.view.roles(principal_of(request)):
             raise UnknownRole(body.role)
         call = _call(body)
         caller = parts.caller(request)

@@ -125,7 +125,7 @@ class _ListCache:
         user = user_id if view.permissions else ""  # without permissions all users share a list
         key = (role, user, level, principal.identity.scopes)
         if key not in self._lists:
-            roles = (role,) if role else registry.roles
+            roles = (role,) if role else view.roles(principal)
             listings = {each: view.listings(each, user_id, level, principal=principal) for each in roles}
             tools = {each: [describe_tool(listing) for listing in listed] for each, listed in listings.items()}
             if len(self._lists) >= MAX_CACHED_LISTS:
