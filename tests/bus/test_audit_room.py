@@ -46,6 +46,7 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
                     ("grant", {"source": "weather"}),
                 ):
                     await host.call(f"toolbus:{name}", arguments)
+                await until(lambda: "sun" in bus.core.registry.first, "the tool that the grant brought back")
                 assert (await host.call("sun")).error is not None
         async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http:
             url = "http://127.0.0.1:9/x"
@@ -68,7 +69,8 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
         ("role", "chat", "Yui", "ok", "removed"),
         ("revoke", "chat", "weather", "ok", "tools"),
         ("grant", "chat", "weather", "ok", "tools"),
-        ("denied", "chat", "sun", "refused", acts[6][4]),
+        ("register", "weather", "sun", "ok", ""),
+        ("denied", "chat", "sun", "refused", acts[7][4]),
         ("register", "rest", "x", "ok", ""),
         ("withdraw", "http", "rest", "ok", "every tool of the source"),
         ("drain", "local", "weather", "ok", ""),

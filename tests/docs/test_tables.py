@@ -396,8 +396,8 @@ def _wire_names() -> set[str]:
 def test_every_name_in_the_protocol_is_on_the_wire() -> None:
     known = _wire_names() | {limit.name for limit in fields(Limits)} | {"Check", "Watch", "List"}
     known.add(CALLS_PER_SECOND)
-    # Keys of hosts that extension systems set, and of a credential file; what belongs to grpcio.
-    known |= {"userId", "__userId", "__user_id"} | {each.name for each in fields(Credential)}
+    # Keys of hosts that extension systems set, of a credential file and of scopes; what belongs to grpcio.
+    known |= {"userId", "__userId", "__user_id"} | {each.name for each in (*fields(Credential), *fields(Scopes))}
     spans = {span for span in code_spans(PROTOCOL) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z_]+)?", span)}
     unknown = {span for span in spans - known if not span.startswith("grpc.")}
     assert not unknown, f"not in the descriptors: {sorted(unknown)}"
