@@ -5,10 +5,12 @@ Where tests run as root, that program really is another user's; elsewhere the ke
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -261,11 +263,23 @@ async def test_a_unix_socket_is_decided_by_its_directory(tmp_path: Path) -> None
                 await within(host.list())
 
 
+def _port_of_both_families() -> int:
+    """Returns a port that is free on 127.0.0.1 and on ::1: `localhost:0` may get one that is free on one of them."""
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as first, socket.socket(socket.AF_INET6) as second:
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError):
+                second.bind(("::1", port))
+                return port
+    raise AssertionError("no port was free on both: this machine may have no ::1")
+
+
 @pytest.mark.parametrize("address", ["localhost:0", "[::1]:0", "127.0.0.3:0", "[::ffff:127.0.0.1]:0"])
 async def test_the_kernel_is_asked_about_the_address_that_a_peer_used(address: str) -> None:
     kernel = Kernel()
     kernel.uid = None
-    async with _bus(kernel, grpc=(address, "127.0.0.1:0"), http=address) as bus:
+    grpc = f"localhost:{_port_of_both_families()}" if address.startswith("localhost") else address
+    async with _bus(kernel, grpc=(grpc, "127.0.0.1:0"), http=address) as bus:
         for host in ("127.0.0.1", "[::1]") if address.startswith("localhost") else (address.removesuffix(":0"),):
             async with Host(f"{host}:{bus.grpc_addresses[0].rpartition(':')[2]}") as peer:
                 assert (await within(peer.list())).revision

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
+from tests.support.examples import TIMES, examples
 from tests.support.processes import environment
 from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.database import Database
@@ -623,9 +623,10 @@ for number in itertools.count(first):
 """
 
 
+@pytest.mark.hypothesis  # so that `make thorough` makes more rounds of it
 def test_a_kill_at_any_moment_loses_nothing_that_was_persisted(tmp_path: Path) -> None:
     dice, answered = random.Random(9), -1
-    for round_ in range(20):
+    for round_ in range(6 * TIMES):
         with python(LOOP, tmp_path) as process:
             assert process.stdout is not None
             for _ in range(dice.choice((1, 2, 3, dice.randrange(4, 400)))):
