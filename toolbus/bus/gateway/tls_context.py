@@ -6,6 +6,7 @@ import contextlib
 import os
 import ssl
 import tempfile
+from collections.abc import Iterator
 
 from toolbus.bus.access.doorman import Keys
 
@@ -30,12 +31,27 @@ class TlsContext:
         It does no harm: a certificate has to be on the list of keys as well.
         """
         key, chain, roots = self._keys.server_certificate()
-        handle, path = tempfile.mkstemp(suffix=".pem")  # the library reads files only; this one is ours alone
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(key + chain)
+        with _file_of(key + chain) as path:
             self.context.load_cert_chain(path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
         self.context.load_verify_locations(cadata=roots.decode("ascii"))
+
+
+@contextlib.contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """Puts a secret into a file, since the library reads files only: in memory where the system can, else on disk.
+
+    A file on disk is of this user alone, and stays if the process is killed while it is read.
+    """
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("toolbus"), "wb") as file:
+            file.write(content)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+        return
+    handle, path = tempfile.mkstemp(suffix=".pem")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        yield path
+    finally:
+        os.unlink(path)
