@@ -179,7 +179,7 @@ def read_credential(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
-            raise Refused(f"{path} must belong to this user and be readable for nobody else: chmod 600 {path}")
+            raise Refused(f"{path} must belong to this user, who alone may read it: chmod 600 {path}")
         return tomllib.load(file)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 WORK, ROOM = 0.02, 8  # seconds of a call, and calls at once, of the plugin with a capacity of its own
-SHARED_WORK, SHARED_ROOM = 0.5, 256  # of a plugin with slots enough that some stay free for whoever comes
+SHARED_WORK, SHARED_ROOM = 0.5, 256  # of a plugin with slots enough that some stay free for other callers
 CALLBACK_WORK, CALLBACK_ROOM = 1.0, 256
 REST_WORK = 0.4  # few enough refusals for the gateway to have time to spare, which costs ten times what gRPC does
 WINDOW = 256  # of hosts that fill the bus

@@ -63,7 +63,7 @@ class Keys(Protocol):
 
 
 class Issuers(Protocol):
-    """Knows which identity a token of somebody else's issuer (a JWT) proves."""
+    """Knows which identity a token of another issuer (a JWT) proves."""
 
     async def identity_of(self, token: str) -> Identity:
         """Returns whom a token proves.

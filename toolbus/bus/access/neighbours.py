@@ -1,6 +1,6 @@
 """Decides which users of this machine may use the bus over loopback: ``neighbours`` of the configuration.
 
-The kernel says who asks, so nobody needs a secret. A user is asked for by connection and never remembered by a peer's
+The kernel says who asks, so programs need no secret. A user is asked for by connection and never remembered by a peer's
 address, because ports are used again. Unix sockets are not known here: their directory decides.
 """
 

@@ -35,7 +35,7 @@ Act = Literal[
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]
 
-# Acts that anybody can cause as often as they like; what is beyond the burst is counted, not written.
+# Acts that any client can cause as often as it likes; what is beyond the burst is counted, not written.
 REFUSALS: frozenset[Act] = frozenset({"refuse", "denied", "rate"})
 REFUSALS_PER_SECOND = 10
 REFUSALS_BURST = 200
@@ -100,7 +100,7 @@ class Audit:
         writer.put(Entry(now, _fields(act, principal, target, outcome, why, more)))
 
     def refuse(self, peer: str, target: str, why: str) -> None:
-        """Says that somebody unknown was not let in.
+        """Says that an unknown client was not let in.
 
         Args:
             peer: the address.

@@ -48,6 +48,9 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.calls")
 
+OnDenied = Callable[[Principal, str, str], object]
+OnLimited = Callable[[Principal, int, str], object]
+
 SWEEP_PAUSE = 0.005  # a sweep looks at every call in flight, so many short limits share one
 
 
@@ -96,8 +99,8 @@ class Dispatcher:
         self._admission = CallAdmission(registry, policy, self.view, limits)
         self.records = records
         self.settled_at = settled_at
-        self.on_denied: Callable[[Principal, str, str], object] | None = None  # told who may not call what, and why
-        self.on_limited: Callable[[Principal, int, str], object] | None = None  # told whose quota refused how many
+        self._on_denied: OnDenied | None = None  # see watch_refusals
+        self._on_limited: OnLimited | None = None
         self.draining = False  # graceful shutdown: whether only nested calls are accepted
 
     def __repr__(self) -> str:
@@ -127,6 +130,10 @@ class Dispatcher:
     def held_bytes(self) -> int:
         """Bytes of arguments held for all calls."""
         return self._held
+
+    def watch_refusals(self, on_denied: OnDenied, on_limited: OnLimited) -> None:
+        """Says from now on who may not call what and why, and whose quota has refused how many calls."""
+        self._on_denied, self._on_limited = on_denied, on_limited
 
     def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
         """Asks from now on for the identity of now of a caller whose call goes on as a task: `Doorman.current`."""
@@ -369,8 +376,8 @@ class Dispatcher:
         text, result, code = call.arguments_json, refused.result, refused.error.code
         result.call_id = call.call_id
         caller.deliver_result(call.call_id, result)
-        if code == Code.PERMISSION_DENIED and self.on_denied is not None:
-            self.on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
+        if code == Code.PERMISSION_DENIED and self._on_denied is not None:
+            self._on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
         self.records.add(
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
             (len(text), 0),
@@ -394,8 +401,8 @@ class Dispatcher:
         return calls
 
     def _refuse_rest(self, caller: Caller, calls: list[pb.ToolCall], first: int, refused: Refused, now: float) -> None:
-        if self.on_limited is not None:
-            self.on_limited(caller.principal, len(calls) - first, refused.error.message)
+        if self._on_limited is not None:
+            self._on_limited(caller.principal, len(calls) - first, refused.error.message)
         for call in calls[first:]:
             self._refuse(caller, call, refused, now)
         del calls[first:]

@@ -2,7 +2,7 @@
 
 A handler has as many slots as calls that it takes at once (`max_in_flight`). The bus has no queue, so without a rule a
 caller that calls a hundred times as often gets nearly all of them. The rule bounds what a caller holds by what is free,
-so that a few slots stay free for whoever comes, whatever the others want: A. K. Choudhury and E. L. Hahne, "Dynamic
+so that a few slots stay free for other callers, whatever the others want: A. K. Choudhury and E. L. Hahne, "Dynamic
 queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998.
 """
 

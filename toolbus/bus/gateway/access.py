@@ -1,6 +1,7 @@
 """Refuses HTTP requests of other machines, of users who may not use the bus, and of web pages in a local browser.
 
-Checked before a request's body is read, for every path but ``/healthz`` (REST-20 to REST-22). No header that claims
+Over HTTPS other machines come in with a key: `remote_access` admits them. All is checked before a request's body is
+read, for every path but the probes (REST-20 to REST-24). No header that claims
 where a request came from is believed: the peer is the address of the socket. The limit of a request's body is enforced
 here too, after that check: a client that is refused learns nothing else.
 """

@@ -44,7 +44,8 @@ MAX_ECHO = 1024  # characters of a refused text that its error repeats
 _DESCRIPTION = """
 Tools for language models, registered with a callback URL by plugins of any language and called by hosts.
 
-Whoever can use gRPC has more: one connection that registers tools and runs them. Everything here is for loopback only.
+Programs that can use gRPC have more: one connection that registers tools and runs them. Other machines need a key
+(HTTPS).
 """
 
 

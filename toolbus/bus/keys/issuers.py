@@ -1,4 +1,4 @@
-"""Answers which identity a token of somebody else's issuer proves: a JWT, as OIDC issues them.
+"""Answers which identity a token of another issuer proves: a JWT, as OIDC issues them.
 
 A token gets the scopes of an identity of ``keys.toml`` by its groups, and a name of its own: ``chat/ann``. A token that
 was verified is known by its SHA-256 until it expires.

@@ -377,7 +377,7 @@ def _credential(
 ) -> bytes:
     """Returns the content of a credential file, as `toolbus.sdk` reads it."""
     document = tomlkit.document()
-    document.add(tomlkit.comment(f"Proves identity {name} to a bus. Secret: whoever has this file is {name}."))
+    document.add(tomlkit.comment(f"Proves identity {name} to a bus. Secret: it is all that proves to be {name}."))
     document["name"] = name
     document["address"] = address
     document["expires"] = _moment(expires)

@@ -68,8 +68,7 @@ class AuditRoom(Room):
         self._writer = writer
         self.core.audit.open(writer, required=config.audit_required)
         self.core.audit.record("start", target=" ".join(config.grpc), why=f"http {config.http}")
-        self.core.dispatcher.on_denied = self._denied
-        self.core.dispatcher.on_limited = self._limited
+        self.core.dispatcher.watch_refusals(self._denied, self._limited)
         if config.audit_calls:
             self.core.records.pass_on(self._take)
             self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")
