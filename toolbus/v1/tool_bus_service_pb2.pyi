@@ -60,6 +60,12 @@ class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionS
     """The connection broke; the tools are offline for the grace period. Of a tool with a callback_url: its origin
     accepts no connections; the tool returns by itself when it does.
     """
+    SESSION_STATE_WAITING: _SessionState.ValueType  # 5
+    """The tool was taken, but its role does not exist yet: no call can reach it. Only with `include_offline`."""
+    SESSION_STATE_UNCONFIRMED: _SessionState.ValueType  # 6
+    """The tool has a callback_url and was restored; its plugin has not shown yet that it is there and still has the tool.
+    No call can reach it. Only with `include_offline`.
+    """
 
 class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
     """Names the state of a session."""
@@ -75,6 +81,12 @@ SESSION_STATE_DRAINING: SessionState.ValueType  # 3
 SESSION_STATE_OFFLINE: SessionState.ValueType  # 4
 """The connection broke; the tools are offline for the grace period. Of a tool with a callback_url: its origin
 accepts no connections; the tool returns by itself when it does.
+"""
+SESSION_STATE_WAITING: SessionState.ValueType  # 5
+"""The tool was taken, but its role does not exist yet: no call can reach it. Only with `include_offline`."""
+SESSION_STATE_UNCONFIRMED: SessionState.ValueType  # 6
+"""The tool has a callback_url and was restored; its plugin has not shown yet that it is there and still has the tool.
+No call can reach it. Only with `include_offline`.
 """
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 
@@ -232,6 +244,7 @@ class Attach(_message.Message):
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
+    ALL_OR_NONE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """The version of the protocol that the peer speaks. The current version is 1; any other ends the stream with
     FAILED_PRECONDITION and a text with the versions that the bus speaks.
@@ -259,11 +272,18 @@ class Attach(_message.Message):
     """Binds the source: while a session that carried a token lives, and for the grace period after it broke off, only
     attaches with the same token may use the source; others end with PERMISSION_DENIED. Empty binds nothing.
     """
+    all_or_none: _builtins.bool
+    """Whether one bad tool refuses all: the first attach then ends the stream with INVALID_ARGUMENT, NOT_FOUND or
+    RESOURCE_EXHAUSTED and a text that names each mistake; in a later attach `Attached.refused` names all tools, and
+    everything stays as it was. Nothing is refused but the tools that it may not offer if the source or identity lacks
+    the right. False means tool by tool.
+    """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
-        """The tools of this session. They replace, all or none, those that this source and instance offered before. One bad
-        tool ends the stream with INVALID_ARGUMENT; in a later attach it is refused by `Attached.refused` and everything
-        stays as it was.
+        """The tools of this session. They replace those that this source and instance offered before. Each is judged on its
+        own: `Attached.refused` names those that are refused, the others are offered. A tool whose declaration in this
+        attach is refused is not offered, even if it was before. Of several with one name and role the first counts, the
+        later ones are refused.
         """
 
     @_builtins.property
@@ -289,10 +309,11 @@ class Attach(_message.Message):
         subscribe: _abc.Iterable[Global___Subscription.ValueType] | None = ...,
         token: _builtins.str = ...,
         notices: _abc.Iterable[_builtins.str] | None = ...,
+        all_or_none: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "max_in_flight", b"max_in_flight", "max_message_bytes", b"max_message_bytes", "notices", b"notices", "protocol_version", b"protocol_version", "qualified", b"qualified", "source", b"source", "subscribe", b"subscribe", "token", b"token", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_or_none", b"all_or_none", "instance", b"instance", "max_in_flight", b"max_in_flight", "max_message_bytes", b"max_message_bytes", "notices", b"notices", "protocol_version", b"protocol_version", "qualified", b"qualified", "source", b"source", "subscribe", b"subscribe", "token", b"token", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,6 +337,7 @@ class Attached(_message.Message):
     BUS_VERSION_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     EXPIRES_SECONDS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the session in Register, Unregister and Clear. It is a secret of 128 bits: a client that has it can change
     the session's tools.
@@ -346,14 +368,22 @@ class Attached(_message.Message):
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
-        """Tools of a later attach, or of a source without the right to offer any, that were refused. If it is not empty,
-        all tools of the attach were refused. The first entry has the reason.
+        """The tools of the attach that were refused, each with its own reason; the session offers the others. The bus keeps
+        the refused declarations while the session lives, tries them again when a role, a right or a limit changes, and
+        tells the outcome by the event `tools_reviewed`. An entry without a name refuses the whole attach, and everything
+        stays as it was. A client shows each to its operator once, and stays attached.
         """
 
     @_builtins.property
     def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names that this session now offers. They are left out if they would fill more than half a message of the
-        peer.
+        """The names of the attach's tools that are offered. They are left out if they would fill more than half a message of
+        the peer.
+        """
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingTool]:
+        """The tools of the attach that were taken, but are for a role that does not exist yet. They are offered as soon as it
+        does, which the event `tools_reviewed` tells. A client counts them as neither offered nor refused.
         """
 
     def __init__(
@@ -371,10 +401,11 @@ class Attached(_message.Message):
         bus_version: _builtins.str = ...,
         identity: _builtins.str = ...,
         expires_seconds: _builtins.float = ...,
+        waiting: _abc.Iterable[Global___WaitingTool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "expires_seconds", b"expires_seconds", "heartbeat_seconds", b"heartbeat_seconds", "identity", b"identity", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "registered", b"registered", "revision", b"revision", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "expires_seconds", b"expires_seconds", "heartbeat_seconds", b"heartbeat_seconds", "identity", b"identity", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "registered", b"registered", "revision", b"revision", "session_id", b"session_id", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,23 +419,61 @@ class RefusedTool(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The tool's name as it was declared."""
+    """The tool's name as it was declared, at most 128 characters of it."""
     error: _builtins.str
-    """The reason: the value, the rule and how to fix it. If there are several tools, only the first has it."""
+    """The reason: the value, the rule and how to fix it. At most 1,000 characters. All reasons of one message have at
+    most 64 KiB together, and at most a quarter of what the peer receives; the later ones are then cut, or empty.
+    """
+    source: _builtins.str
+    """The source that declared it. Set in listings only."""
+    role: _builtins.str
+    """The role that the declaration is for. Unset means every role."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         error: _builtins.str = ...,
+        source: _builtins.str = ...,
+        role: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "role", b"role"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "error", b"error", "name", b"name", "role", b"role", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
+    _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__role) -> _WhichOneofReturnType__role | None: ...
+
+Global___RefusedTool: _TypeAlias = RefusedTool  # noqa: Y015
+
+@_typing.final
+class WaitingTool(_message.Message):
+    """Names a tool that was taken, but is for a role that does not exist yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The tool's name as it was declared."""
+    role: _builtins.str
+    """The role that it waits for."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RefusedTool: _TypeAlias = RefusedTool  # noqa: Y015
+Global___WaitingTool: _TypeAlias = WaitingTool  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
@@ -471,6 +540,7 @@ class Event(_message.Message):
     TOOL_REMOVED_FIELD_NUMBER: _builtins.int
     PERMISSION_DENIED_FIELD_NUMBER: _builtins.int
     PERMISSION_CHANGED_FIELD_NUMBER: _builtins.int
+    TOOLS_REVIEWED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def catalog(self) -> Global___CatalogChange:
         """The catalog changed. It needs SUBSCRIPTION_CATALOG."""
@@ -491,6 +561,10 @@ class Event(_message.Message):
     def permission_changed(self) -> Global___PermissionChanged:
         """A right of the peer's source was granted or revoked."""
 
+    @_builtins.property
+    def tools_reviewed(self) -> Global___ToolsReviewed:
+        """The standing of this session's own tools changed without its asking."""
+
     def __init__(
         self,
         *,
@@ -499,12 +573,13 @@ class Event(_message.Message):
         tool_removed: Global___ToolRemoved | None = ...,
         permission_denied: Global___PermissionDenied | None = ...,
         permission_changed: Global___PermissionChanged | None = ...,
+        tools_reviewed: Global___ToolsReviewed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed", "tools_reviewed", b"tools_reviewed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed", "tools_reviewed", b"tools_reviewed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["catalog", "tool_overwritten", "tool_removed", "permission_denied", "permission_changed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["catalog", "tool_overwritten", "tool_removed", "permission_denied", "permission_changed", "tools_reviewed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -699,6 +774,45 @@ class PermissionChanged(_message.Message):
 Global___PermissionChanged: _TypeAlias = PermissionChanged  # noqa: Y015
 
 @_typing.final
+class ToolsReviewed(_message.Message):
+    """Says which of this session's declared tools have another standing now, because a role, a right or a limit changed.
+    Each tool stands in one of the lists; those whose standing is the same are left out. A client updates what it shows;
+    it has nothing to send.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGISTERED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tools that are offered now, and were refused or waited before."""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
+        """Tools that are refused now, or for another reason than before."""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingTool]:
+        """Tools that wait for a role now."""
+
+    def __init__(
+        self,
+        *,
+        registered: _abc.Iterable[_builtins.str] | None = ...,
+        refused: _abc.Iterable[Global___RefusedTool] | None = ...,
+        waiting: _abc.Iterable[Global___WaitingTool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "registered", b"registered", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolsReviewed: _TypeAlias = ToolsReviewed  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
     """Proves that a stream is alive. The bus sends it after a silence, the peer echoes it."""
 
@@ -758,6 +872,7 @@ class RegisterRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    ALL_OR_NONE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session that offers them (Attached.session_id). Empty: tools with a callback_url, which outlive sessions and
     restarts of the bus until they are unregistered.
@@ -766,9 +881,15 @@ class RegisterRequest(_message.Message):
     """The owner of the tools. With a session: empty, or the session's own source. Without: 1 to 128 of
     `[A-Za-z0-9_.:-]`, empty means `external`.
     """
+    all_or_none: _builtins.bool
+    """Whether one bad tool refuses the request, which then ends with INVALID_ARGUMENT, NOT_FOUND or RESOURCE_EXHAUSTED
+    and changes nothing. False means tool by tool.
+    """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
-        """The tools."""
+        """The tools. Each is judged on its own, as in an attach: a refused declaration takes the place of what the session
+        offered under that name and role.
+        """
 
     def __init__(
         self,
@@ -776,10 +897,11 @@ class RegisterRequest(_message.Message):
         session_id: _builtins.str = ...,
         source: _builtins.str = ...,
         tools: _abc.Iterable[_tool_pb2.Tool] | None = ...,
+        all_or_none: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id", "source", b"source", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_or_none", b"all_or_none", "session_id", b"session_id", "source", b"source", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -795,11 +917,15 @@ class RegisterResponse(_message.Message):
     AFFECTED_ROLES_FIELD_NUMBER: _builtins.int
     FAILED_ROLES_FIELD_NUMBER: _builtins.int
     OK_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     ok: _builtins.bool
-    """Whether every tool is offered in at least one role, or waits for roles that are added later."""
+    """Whether every tool is offered in at least one role, or waits for roles that are added later. False if a tool was
+    refused.
+    """
     @_builtins.property
     def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names that were accepted."""
+        """The names that are offered."""
 
     @_builtins.property
     def affected_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -809,6 +935,16 @@ class RegisterResponse(_message.Message):
     def failed_roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedRole]:
         """Roles that refused a tool, with the reason."""
 
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
+        """The tools of the request that were refused, each with its own reason; see Attached.refused. Of a session the bus
+        keeps the declarations, of tools with a callback_url it does not.
+        """
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingTool]:
+        """The tools of the request that wait for their role; see Attached.waiting."""
+
     def __init__(
         self,
         *,
@@ -816,10 +952,12 @@ class RegisterResponse(_message.Message):
         affected_roles: _abc.Iterable[_builtins.str] | None = ...,
         failed_roles: _abc.Iterable[Global___FailedRole] | None = ...,
         ok: _builtins.bool = ...,
+        refused: _abc.Iterable[Global___RefusedTool] | None = ...,
+        waiting: _abc.Iterable[Global___WaitingTool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected_roles", b"affected_roles", "failed_roles", b"failed_roles", "ok", b"ok", "registered", b"registered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected_roles", b"affected_roles", "failed_roles", b"failed_roles", "ok", b"ok", "refused", b"refused", "registered", b"registered", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -899,7 +1037,7 @@ class UnregisterResponse(_message.Message):
     FAILED_ROLES_FIELD_NUMBER: _builtins.int
     OK_FIELD_NUMBER: _builtins.int
     removed: _builtins.bool
-    """Whether there was such a tool."""
+    """Whether there was such a tool: offered, waiting for its role, or refused."""
     name: _builtins.str
     """The name in the request."""
     ok: _builtins.bool
@@ -1012,6 +1150,7 @@ class ListRequest(_message.Message):
     IF_REVISION_FIELD_NUMBER: _builtins.int
     INCLUDE_OFFLINE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    INCLUDE_REFUSED_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Tools of this role only. Unset or empty means every role. A role that is not configured ends the RPC with
     NOT_FOUND.
@@ -1023,9 +1162,15 @@ class ListRequest(_message.Message):
     none.
     """
     include_offline: _builtins.bool
-    """Adds tools whose plugin is offline."""
+    """Adds tools that no call can reach: those whose plugin is offline, that wait for their role, or that are
+    unconfirmed.
+    """
     page_token: _builtins.str
     """Continues a list where the last response ended (ListResponse.next_page_token). Empty begins."""
+    include_refused: _builtins.bool
+    """Adds the refused declarations (ListResponse.refused), for operators. A caller whose scopes show it only some sources
+    gets theirs.
+    """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """These names only. Empty means all."""
@@ -1044,10 +1189,11 @@ class ListRequest(_message.Message):
         if_revision: _builtins.int = ...,
         include_offline: _builtins.bool = ...,
         page_token: _builtins.str = ...,
+        include_refused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "context", b"context", "role", b"role"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "context", b"context", "if_revision", b"if_revision", "include_offline", b"include_offline", "names", b"names", "page_token", b"page_token", "role", b"role", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "context", b"context", "if_revision", b"if_revision", "include_offline", b"include_offline", "include_refused", b"include_refused", "names", b"names", "page_token", b"page_token", "role", b"role", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
@@ -1065,10 +1211,16 @@ class ListResponse(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    REFUSED_TOTAL_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The catalog's revision. It rises with every change, across restarts of the bus too."""
     next_page_token: _builtins.str
     """The token of the next page; a page ends at about 3 MiB. Empty means that this was the last page."""
+    refused_total: _builtins.int
+    """How many refused declarations meet the request, with `include_refused`; `refused` may have fewer. Set on the first
+    page only.
+    """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedTool]:
         """The tools, in the order in which their names were first registered."""
@@ -1079,6 +1231,12 @@ class ListResponse(_message.Message):
         page only.
         """
 
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
+        """The declarations that the bus refused and keeps, of attached sessions, with `include_refused`. They meet the
+        request's role, names and source, and are on the first page only, at most 1 MiB of them.
+        """
+
     def __init__(
         self,
         *,
@@ -1086,10 +1244,12 @@ class ListResponse(_message.Message):
         revision: _builtins.int = ...,
         next_page_token: _builtins.str = ...,
         notices: _abc.Iterable[Global___SourceNotice] | None = ...,
+        refused: _abc.Iterable[Global___RefusedTool] | None = ...,
+        refused_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "notices", b"notices", "revision", b"revision", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "notices", b"notices", "refused", b"refused", "refused_total", b"refused_total", "revision", b"revision", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

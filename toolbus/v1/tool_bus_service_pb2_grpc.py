@@ -70,23 +70,24 @@ class ToolBusServiceServicer:
 
     def Register(self, request, context):
         """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-        list is kept. All or nothing: one bad tool refuses the request.
+        list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
+        offered. With `all_or_none` one bad tool refuses the request.
 
         With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
         on loopback.
 
-        Ends with INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role that is not
-        configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-        limit that the message names), UNAVAILABLE (tools with a callback_url that could not be persisted: they are
-        offered until the bus stops).
+        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+        PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+        bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role
+        that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unregister(self, request, context):
-        """Withdraws one tool. With a session_id only among the tools of the session's source, without one whatever its
-        source is; its owner gets an event. An unknown tool is not an error.
+        """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
+        session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,11 +113,12 @@ class ToolBusServiceServicer:
         none, a plugin that calls other tools.
 
         The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role
-        that is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a
-        bound source without its token), RESOURCE_EXHAUSTED (too many sessions, or the peer reads too slowly),
-        UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no attach came within 30 s). On UNAVAILABLE and on
-        a broken connection the peer should attach again, with backoff and jitter.
+        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
+        and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
+        many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
+        attach came within 30 s). A first attach with `all_or_none` and a bad tool ends it with INVALID_ARGUMENT, NOT_FOUND
+        (a tool for a role that is not configured) or RESOURCE_EXHAUSTED (a limit that the text names). On UNAVAILABLE and
+        on a broken connection the peer should attach again, with backoff and jitter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,19 +39,20 @@ class ToolBusServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ToolBusServiceAsyncStub: ...
     Register: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.RegisterRequest, _tool_bus_service_pb2.RegisterResponse]
     """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-    list is kept. All or nothing: one bad tool refuses the request.
+    list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
+    offered. With `all_or_none` one bad tool refuses the request.
 
     With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
     on loopback.
 
-    Ends with INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role that is not
-    configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-    limit that the message names), UNAVAILABLE (tools with a callback_url that could not be persisted: they are
-    offered until the bus stops).
+    Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+    PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+    bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role
+    that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
     """
     Unregister: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.UnregisterRequest, _tool_bus_service_pb2.UnregisterResponse]
-    """Withdraws one tool. With a session_id only among the tools of the session's source, without one whatever its
-    source is; its owner gets an event. An unknown tool is not an error.
+    """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
+    session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
     """
     Clear: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.ClearRequest, _tool_bus_service_pb2.ClearResponse]
     """Withdraws every tool of a source. Owners get an event."""
@@ -63,11 +64,12 @@ class ToolBusServiceStub:
     none, a plugin that calls other tools.
 
     The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role
-    that is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a
-    bound source without its token), RESOURCE_EXHAUSTED (too many sessions, or the peer reads too slowly),
-    UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no attach came within 30 s). On UNAVAILABLE and on
-    a broken connection the peer should attach again, with backoff and jitter.
+    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
+    and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
+    many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
+    attach came within 30 s). A first attach with `all_or_none` and a bad tool ends it with INVALID_ARGUMENT, NOT_FOUND
+    (a tool for a role that is not configured) or RESOURCE_EXHAUSTED (a limit that the text names). On UNAVAILABLE and
+    on a broken connection the peer should attach again, with backoff and jitter.
     """
 
 @_typing.type_check_only
@@ -79,19 +81,20 @@ class ToolBusServiceAsyncStub(ToolBusServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.RegisterRequest, _tool_bus_service_pb2.RegisterResponse]  # type: ignore[assignment]
     """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-    list is kept. All or nothing: one bad tool refuses the request.
+    list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
+    offered. With `all_or_none` one bad tool refuses the request.
 
     With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
     on loopback.
 
-    Ends with INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role that is not
-    configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-    limit that the message names), UNAVAILABLE (tools with a callback_url that could not be persisted: they are
-    offered until the bus stops).
+    Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+    PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+    bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role
+    that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
     """
     Unregister: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.UnregisterRequest, _tool_bus_service_pb2.UnregisterResponse]  # type: ignore[assignment]
-    """Withdraws one tool. With a session_id only among the tools of the session's source, without one whatever its
-    source is; its owner gets an event. An unknown tool is not an error.
+    """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
+    session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
     """
     Clear: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.ClearRequest, _tool_bus_service_pb2.ClearResponse]  # type: ignore[assignment]
     """Withdraws every tool of a source. Owners get an event."""
@@ -103,11 +106,12 @@ class ToolBusServiceAsyncStub(ToolBusServiceStub):
     none, a plugin that calls other tools.
 
     The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role
-    that is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a
-    bound source without its token), RESOURCE_EXHAUSTED (too many sessions, or the peer reads too slowly),
-    UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no attach came within 30 s). On UNAVAILABLE and on
-    a broken connection the peer should attach again, with backoff and jitter.
+    breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
+    and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
+    many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
+    attach came within 30 s). A first attach with `all_or_none` and a bad tool ends it with INVALID_ARGUMENT, NOT_FOUND
+    (a tool for a role that is not configured) or RESOURCE_EXHAUSTED (a limit that the text names). On UNAVAILABLE and
+    on a broken connection the peer should attach again, with backoff and jitter.
     """
 
 class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -122,15 +126,16 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_bus_service_pb2.RegisterResponse, _abc.Awaitable[_tool_bus_service_pb2.RegisterResponse]]:
         """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-        list is kept. All or nothing: one bad tool refuses the request.
+        list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
+        offered. With `all_or_none` one bad tool refuses the request.
 
         With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
         on loopback.
 
-        Ends with INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role that is not
-        configured), FAILED_PRECONDITION (the session is gone: attach again), PERMISSION_DENIED, RESOURCE_EXHAUSTED (a
-        limit that the message names), UNAVAILABLE (tools with a callback_url that could not be persisted: they are
-        offered until the bus stops).
+        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+        PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+        bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role
+        that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
         """
 
     @_abc_1.abstractmethod
@@ -139,8 +144,8 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_bus_service_pb2.UnregisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_bus_service_pb2.UnregisterResponse, _abc.Awaitable[_tool_bus_service_pb2.UnregisterResponse]]:
-        """Withdraws one tool. With a session_id only among the tools of the session's source, without one whatever its
-        source is; its owner gets an event. An unknown tool is not an error.
+        """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
+        session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
         """
 
     @_abc_1.abstractmethod
@@ -170,11 +175,12 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         none, a plugin that calls other tools.
 
         The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), NOT_FOUND (a tool for a role
-        that is not configured), ALREADY_EXISTS (the same source and instance attached too often), PERMISSION_DENIED (a
-        bound source without its token), RESOURCE_EXHAUSTED (too many sessions, or the peer reads too slowly),
-        UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no attach came within 30 s). On UNAVAILABLE and on
-        a broken connection the peer should attach again, with backoff and jitter.
+        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
+        and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
+        many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
+        attach came within 30 s). A first attach with `all_or_none` and a bad tool ends it with INVALID_ARGUMENT, NOT_FOUND
+        (a tool for a role that is not configured) or RESOURCE_EXHAUSTED (a limit that the text names). On UNAVAILABLE and
+        on a broken connection the peer should attach again, with backoff and jitter.
         """
 
 def add_ToolBusServiceServicer_to_server(servicer: ToolBusServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -53,7 +53,7 @@ async def http(bus: Bus) -> AsyncIterator[httpx.AsyncClient]:
         yield found
 
 
-async def register(stub: Any, *tools: pb.Tool, **fields: str) -> wire.RegisterResponse:
+async def register(stub: Any, *tools: pb.Tool, **fields: Any) -> wire.RegisterResponse:
     request = wire.RegisterRequest(tools=tools, **fields)
     answer: wire.RegisterResponse = await stub.Register(request, timeout=WAIT_SECONDS)
     return answer

@@ -163,7 +163,7 @@ def test_one_bad_tool_refuses_the_whole_register(grpc_stub: rpc.ToolBusServiceSt
     ids=["none", "unknown", "source alone"],
 )
 def test_a_register_without_a_live_session_is_refused(
-    grpc_stub: rpc.ToolBusServiceStub, fields: dict[str, str], code: grpc.StatusCode, said: str
+    grpc_stub: rpc.ToolBusServiceStub, fields: dict[str, Any], code: grpc.StatusCode, said: str
 ) -> None:
     refused, text = status(grpc_stub.Register, wire.RegisterRequest(tools=[tool("t")], **fields))
     assert refused is code
