@@ -15,8 +15,8 @@ from toolbus.dialects.openai_chat import OpenAIChat
 class Counting(OpenAIChat):
     """Notes what it converts."""
 
-    def __init__(self, **limits: int) -> None:
-        super().__init__(**limits)
+    def __init__(self, max_cached_schemas: int = 500) -> None:
+        super().__init__(max_cached_schemas)
         self.converted: list[str] = []
 
     def _convert(self, tool: Any) -> Any:

@@ -180,7 +180,10 @@ def test_messages_in_ollamas_format_are_paired_like_all_others() -> None:
     call = chunk(tool_calls=[tool_call("now"), tool_call("draw")])["message"]
     own = {"role": "tool", "tool_name": "now", "content": "mine"}
     history = Ollama().history([call, Message("user", "And?"), own], NAMES)
-    assert [text.split(",")[0] for _, text in paired(history)] == ["mine", "the result of this call was not recorded"]
+    assert [text.split(",")[0] for _, text in paired(history)] == [
+        "mine",
+        "Error: the result of this call was not recorded",
+    ]
 
 
 def test_calls_without_a_name_are_dropped_from_a_message_in_ollamas_format() -> None:

@@ -403,7 +403,7 @@ def test_an_answered_turn_goes_back_unchanged_with_an_answer_to_each_call() -> N
     assert history[1] == dict(turn.raw[0])
     assert history[2:] == [
         {"role": "tool", "tool_call_id": "a", "name": "get_weather", "content": "sunny"},
-        {"role": "tool", "tool_call_id": "b", "name": "now", "content": "no such tool"},
+        {"role": "tool", "tool_call_id": "b", "name": "now", "content": "Error: no such tool"},
     ]
     assert history[2:] == CHAT.results(answered(turn, SUNNY, failed).answered, NAMES)
     for message in history[2:]:
@@ -435,7 +435,9 @@ def test_arguments_that_are_not_an_object_are_echoed_as_an_empty_object(broken: 
 def test_a_turn_whose_calls_were_not_answered_gets_errors_as_answers() -> None:
     turn = turn_of(entry(None, "a", "now"), entry(None, "b", "draw"))
     history = CHAT.history([turn, Message("user", "Never mind.")], NAMES)
-    assert [text.split(",")[0] for _, text in paired(history)] == ["the result of this call was not recorded"] * 2
+    assert [text.split(",")[0] for _, text in paired(history)] == [
+        "Error: the result of this call was not recorded"
+    ] * 2
     assert history[-1] == {"role": "user", "content": "Never mind."}
 
 

@@ -242,7 +242,7 @@ def test_answers_are_one_item_for_each_call_and_one_request_for_a_response() -> 
         },
         {
             "type": "conversation.item.create",
-            "item": {"type": "function_call_output", "call_id": "c2", "output": "no such city"},
+            "item": {"type": "function_call_output", "call_id": "c2", "output": "Error: no such city"},
         },
         {"type": "response.create"},
     ]

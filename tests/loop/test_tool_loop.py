@@ -115,7 +115,7 @@ async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
     outcomes = [done.outcome for done in reply.calls]
     assert outcomes == [*("not_found", "invalid_arguments", "invalid_arguments", "internal", "ok", "ok", "not_found")]
     results = model.results(1)
-    assert results[0] == "there is no tool 'ad'. Call one that is offered: add, …"
+    assert results[0] == "Error: there is no tool 'ad'. Call one that is offered: add, …"
     assert "not JSON" in results[1]
     assert "JSON has no NaN" in results[2]
     assert "not for the model" not in results[3]

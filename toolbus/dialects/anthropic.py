@@ -7,10 +7,8 @@ other providers, images in a failed result, and calls where no tools are declare
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from toolbus.dialects.alternation import OPENING, alternating, system_text
@@ -27,15 +25,13 @@ from toolbus.dialects.history import (
     exported_tools,
     pair_calls,
 )
+from toolbus.dialects.result_images import ANTHROPIC_IMAGES, ImageRule, base64_of
 from toolbus.dialects.result_text import arguments_object, text_of
 from toolbus.dialects.schemas.schema_rules import ANTHROPIC_SCHEMAS, SchemaRules
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
-# The image types that the API accepts, and its limit, which applies to the base64 text.
-_IMAGE_TYPES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
-_MAX_IMAGE_BYTES = 5 * 1024 * 1024 * 3 // 4
 # For `pair_calls`: makes all ids portable, those of this dialect too, as another server of it may give ids that the API
 # refuses.
 _NO_DIALECT = "-"
@@ -48,6 +44,7 @@ class Anthropic(Dialect):
     name: ClassVar[str] = NAME
     name_rule: ClassVar[NameRule] = PLAIN_NAMES
     schema_rules: ClassVar[SchemaRules] = ANTHROPIC_SCHEMAS
+    accepted_images: ClassVar[ImageRule] = ANTHROPIC_IMAGES
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         described = {"description": tool.description} if tool.description else {}
@@ -63,7 +60,7 @@ class Anthropic(Dialect):
         return BlockStream(names)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        blocks = [_tool_result(portable_id(each.call.id), each.result) for each in answered]
+        blocks = [self._tool_result(portable_id(each.call.id), each.result) for each in answered]
         return [message_of("user", blocks)] if blocks else []
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
@@ -83,7 +80,7 @@ class Anthropic(Dialect):
         blocks = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
         if blocks is None:
             blocks = [text_block(turn.text), *(self._tool_use(call, names) for call in turn.calls)]
-        answers = [_answer(call.id, answer) for call, answer in zip(turn.calls, step.answers, strict=True)]
+        answers = [self._answer(call.id, answer) for call, answer in zip(turn.calls, step.answers, strict=True)]
         return [message_of("assistant", blocks), message_of("user", answers)]
 
     def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
@@ -105,6 +102,22 @@ class Anthropic(Dialect):
             "name": call_wire_name(call, names, self.name_rule),
             "input": arguments_object(call.arguments_json),
         }
+
+    def _answer(self, call_id: str, answer: Result | ProviderAnswer) -> Json:
+        if isinstance(answer, ProviderAnswer):
+            return {**answer.message["content"][0], "tool_use_id": call_id}
+        return self._tool_result(call_id, answer)
+
+    def _tool_result(self, call_id: str, result: Result) -> Json:
+        head: Json = {"type": "tool_result", "tool_use_id": call_id}
+        if result.is_error or result.error is not None:
+            return {**head, "content": text_of(result), "is_error": True}  # the API refuses images in a failed result
+        images = self.images.images_of(result)
+        if not images:
+            text = text_of(result)
+            return {**head, "content": text} if text.strip() else head
+        texts = blocks_of(self.images.text_beside_images(result))
+        return {**head, "content": [*texts, *map(_image_block, images)]}
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `messages`, and where there are any `system`, `tools` and `tool_choice`.
@@ -157,34 +170,9 @@ def _is_call(block: Mapping[str, Any]) -> bool:
     return block.get("type") in _CALL_BLOCKS
 
 
-def _answer(call_id: str, answer: Result | ProviderAnswer) -> Json:
-    if isinstance(answer, ProviderAnswer):
-        return {**answer.message["content"][0], "tool_use_id": call_id}
-    return _tool_result(call_id, answer)
-
-
-def _tool_result(call_id: str, result: Result) -> Json:
-    head: Json = {"type": "tool_result", "tool_use_id": call_id}
-    if result.is_error or result.error is not None:
-        return {**head, "content": text_of(result), "is_error": True}  # the API refuses images in a failed result
-    images = [block for block in result.content if _is_image(block)]
-    if not images:
-        text = text_of(result)
-        return {**head, "content": text} if text.strip() else head
-    rest = replace(result, content=tuple(block for block in result.content if not _is_image(block)))
-    has_text = rest.content or rest.output_json not in ("", "null")
-    texts = blocks_of(text_of(rest)) if has_text else []
-    return {**head, "content": [*texts, *map(_image, images)]}
-
-
-def _is_image(block: pb.ContentBlock) -> bool:
-    image = block.image
-    return image.mime_type in _IMAGE_TYPES and 0 < len(image.data) <= _MAX_IMAGE_BYTES
-
-
-def _image(block: pb.ContentBlock) -> Json:
-    data = base64.b64encode(block.image.data).decode()
-    return {"type": "image", "source": {"type": "base64", "media_type": block.image.mime_type, "data": data}}
+def _image_block(image: pb.ImageContent) -> Json:
+    source = {"type": "base64", "media_type": image.mime_type, "data": base64_of(image)}
+    return {"type": "image", "source": source}
 
 
 def _calls_as_text(messages: Sequence[Json]) -> list[Json]:

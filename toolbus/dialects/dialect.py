@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from toolbus.dialects.conversation import Answered, Delta, HistoryItem, Json, SurrogateJoiner, Turn
-from toolbus.dialects.export import Export, ToolWriter
+from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export, ToolWriter
+from toolbus.dialects.result_images import NO_IMAGES, ImageRule
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import ToolBusError
 
@@ -76,7 +77,21 @@ class TurnStream(ABC):
 
 
 class Dialect(ToolWriter):
-    """How one provider writes tools, calls and results."""
+    """How one provider writes tools, calls and results.
+
+    Class attributes:
+        accepted_images: which images in results its models look at.
+
+    Args:
+        images: False for a model, or a server that only speaks the dialect, that refuses images: the text of a result
+            then describes them.
+    """
+
+    accepted_images: ClassVar[ImageRule] = NO_IMAGES
+
+    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True) -> None:
+        super().__init__(max_cached_schemas)
+        self.images = self.accepted_images if images else NO_IMAGES
 
     @abstractmethod
     def parse(self, answer: Any, names: NameTable) -> Turn:

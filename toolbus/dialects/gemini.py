@@ -32,6 +32,7 @@ from toolbus.dialects.history import (
     exported_tools,
     pair_calls,
 )
+from toolbus.dialects.result_images import GEMINI_IMAGES, ImageRule, base64_of, image_label
 from toolbus.dialects.result_text import arguments_object, object_of
 from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
 from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
@@ -46,6 +47,7 @@ class Gemini(Dialect):
     name: ClassVar[str] = NAME
     name_rule: ClassVar[NameRule] = GEMINI_NAMES
     schema_rules: ClassVar[SchemaRules] = GEMINI_SCHEMAS
+    accepted_images: ClassVar[ImageRule] = GEMINI_IMAGES
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         return declaration(wire_name, tool, schema)
@@ -59,7 +61,9 @@ class Gemini(Dialect):
         return PartStream(names)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        parts = [_response(each.call, self._called_name(each.call, names), each.result) for each in answered]
+        wires = [self._called_name(each.call, names) for each in answered]
+        parts = [_response(each.call, wire, each.result) for wire, each in zip(wires, answered, strict=True)]
+        parts += self._image_parts(zip(wires, (each.result for each in answered), strict=True))
         return [content_of("user", parts)] if parts else []
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
@@ -83,7 +87,18 @@ class Gemini(Dialect):
         answers = [
             _answer(call, wire, answer) for call, wire, answer in zip(turn.calls, wires, step.answers, strict=True)
         ]
-        return [content_of("model", parts), content_of("user", answers)]
+        images = self._image_parts(zip(wires, step.answers, strict=True))
+        return [content_of("model", parts), content_of("user", answers + images)]
+
+    def _image_parts(self, named_results: Iterable[tuple[str, Result | ProviderAnswer]]) -> list[Json]:
+        """Returns the images of results; they stand behind all responses, since older models take none inside one."""
+        parts: list[Json] = []
+        for wire, result in named_results:
+            images = self.images.images_of(result) if isinstance(result, Result) else []
+            if images:
+                parts.append({"text": image_label(wire)})
+                parts += [{"inline_data": {"mime_type": each.mime_type, "data": base64_of(each)}} for each in images]
+        return parts
 
     def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
         """Returns a turn's own parts with the calls' current ids; None where its calls differ."""

@@ -207,20 +207,29 @@ class PairedDialect(Dialect):
             wires, messages = current_names, self.rebuild(turn, current_names)
         else:
             wires = [call.wire_name or wire for call, wire in zip(turn.calls, current_names, strict=True)]
+        named_results: list[tuple[str, Result]] = []
         for call, wire, answer in zip(turn.calls, wires, step.answers, strict=True):
             if isinstance(answer, ProviderAnswer):
                 messages.append(self.with_call_id(answer, call.id))
             else:
                 messages.append(self.write_result(call.id, wire, answer))
-        return messages
+                named_results.append((wire, answer))
+        return messages + self.write_images(named_results)
 
     def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
-        return [
-            self.write_result(
-                item.call.id, item.call.wire_name or call_wire_name(item.call, names, self.name_rule), item.result
-            )
-            for item in answered
+        wires = [item.call.wire_name or call_wire_name(item.call, names, self.name_rule) for item in answered]
+        messages = [
+            self.write_result(item.call.id, wire, item.result) for wire, item in zip(wires, answered, strict=True)
         ]
+        return messages + self.write_images([(wire, item.result) for wire, item in zip(wires, answered, strict=True)])
+
+    def write_images(self, named_results: Sequence[tuple[str, Result]]) -> list[Json]:
+        """Returns messages with the images of results, where they cannot be in the answers to the calls.
+
+        Args:
+            named_results: each result with the name of its tool on the wire.
+        """
+        return []
 
     @abstractmethod
     def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:

@@ -17,7 +17,7 @@ from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_m
 from toolbus.dialects.export import Export
 from toolbus.dialects.history import PairedDialect, ProviderAnswer, arguments_text
 from toolbus.dialects.openai_chat import chat_request, nested_tool
-from toolbus.dialects.result_text import arguments_object, text_of
+from toolbus.dialects.result_text import answer_text, arguments_object
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
@@ -109,7 +109,7 @@ class Ollama(PairedDialect):
         return [message]
 
     def write_result(self, call_id: str, wire: str, result: Result) -> Json:
-        return {"role": "tool", "tool_name": wire, "content": text_of(result)}
+        return {"role": "tool", "tool_name": wire, "content": answer_text(result)}
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
         return dict(answer.message)

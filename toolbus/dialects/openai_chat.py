@@ -29,7 +29,8 @@ from toolbus.dialects.openai_chat_response import (
     read_message,
     reasoning_of,
 )
-from toolbus.dialects.result_text import text_of
+from toolbus.dialects.result_images import OPENAI_IMAGES, data_url, image_label
+from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
@@ -41,6 +42,7 @@ class OpenAIChat(PairedDialect):
     name = NAME
     name_rule = PLAIN_NAMES
     schema_rules = OPENAI_SCHEMAS
+    accepted_images = OPENAI_IMAGES
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         return nested_tool(wire_name, tool, schema)
@@ -98,7 +100,16 @@ class OpenAIChat(PairedDialect):
         return [message]
 
     def write_result(self, call_id: str, wire: str, result: Result) -> Json:
-        return {"role": "tool", "tool_call_id": call_id, "name": wire, "content": text_of(result)}
+        return {"role": "tool", "tool_call_id": call_id, "name": wire, "content": answer_text(result)}
+
+    def write_images(self, named_results: Sequence[tuple[str, Result]]) -> list[Json]:
+        # The API takes nothing but text as the answer to a call, so the images follow as the user's.
+        parts: list[Json] = []
+        for wire, result in named_results:
+            if images := self.images.images_of(result):
+                parts.append({"type": "text", "text": image_label(wire)})
+                parts += [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+        return [{"role": "user", "content": parts}] if parts else []
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
         return {**answer.message, "tool_call_id": call_id}

@@ -14,7 +14,7 @@ from toolbus.dialects.export import Export
 from toolbus.dialects.openai_chat import nested_tool
 from toolbus.dialects.openai_event_parser import OpenAIEventParser
 from toolbus.dialects.realtime_dialect import RealtimeDialect, RealtimeParser
-from toolbus.dialects.result_text import text_of
+from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS, SchemaRules
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Tool
@@ -38,7 +38,7 @@ class OpenAIEventsDialect(RealtimeDialect):
 
     def answers(self, answered: Sequence[Answered], names: NameTable, *, go_on: bool = True) -> list[Json]:
         events: list[Json] = [
-            {"type": "conversation.item.create", "item": self.output_item(each.call.id, text_of(each.result))}
+            {"type": "conversation.item.create", "item": self.output_item(each.call.id, answer_text(each.result))}
             for each in answered
         ]
         return events + self.request() if events and go_on else events

@@ -22,7 +22,8 @@ from toolbus.dialects.history import (
     exported_tools,
     valid_arguments_text,
 )
-from toolbus.dialects.result_text import text_of
+from toolbus.dialects.result_images import OPENAI_IMAGES, data_url
+from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
@@ -34,6 +35,7 @@ class OpenAIResponses(PairedDialect):
     name = "openai-responses"
     name_rule = PLAIN_NAMES
     schema_rules = OPENAI_SCHEMAS
+    accepted_images = OPENAI_IMAGES
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         # Strict is the default of this API, and refuses every schema with an optional property.
@@ -118,7 +120,15 @@ class OpenAIResponses(PairedDialect):
         return items
 
     def write_result(self, call_id: str, wire: str, result: Result) -> Json:
-        return {"type": "function_call_output", "call_id": call_id, "output": text_of(result)}
+        return {"type": "function_call_output", "call_id": call_id, "output": self._output(result)}
+
+    def _output(self, result: Result) -> str | list[Json]:
+        images = self.images.images_of(result)
+        if not images:
+            return answer_text(result)
+        text = self.images.text_beside_images(result)
+        texts: list[Json] = [{"type": "input_text", "text": text}] if text else []
+        return texts + [{"type": "input_image", "image_url": data_url(image)} for image in images]
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
         return {**answer.message, "call_id": call_id}

@@ -22,6 +22,7 @@ _TOKEN = re.compile(_STRING + r"|[ \t\r\n]+|-?Infinity|NaN", re.DOTALL)
 _NO_BRACKETS = re.compile(_STRING + r'|[^"\[\]{}]+', re.DOTALL)
 _MAX_LEVELS = 200  # of an object that is passed on: serializing it takes a stack frame or more a level
 _FAILED = "the tool reported a failure"
+_MARK = "Error: "
 
 
 def text_of(result: Result) -> str:
@@ -36,6 +37,18 @@ def text_of(result: Result) -> str:
         parts.append(output)
     parts += [_block_text(block) for block in result.content]
     return "\n".join(parts) if parts else output
+
+
+def answer_text(result: Result) -> str:
+    """Returns a result as text for a model whose provider has no field that tells a failure: the text is marked.
+
+    A text that is an object with `error` needs no mark.
+    """
+    text = text_of(result)
+    failure = _failure(result)
+    if not failure or (not result.content and _repeats(_parsed(result.output_json), failure)):
+        return text
+    return _MARK + text
 
 
 def object_of(result: Result) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from toolbus.dialects.conversation import Answers, HistoryItem, Message, ModelCall, Turn
-from toolbus.dialects.result_text import text_of
+from toolbus.dialects.result_text import answer_text
 from toolbus.errors import Code, InvalidRequest, Stage
 from toolbus.tool import CallError, Result
 
@@ -121,7 +121,7 @@ def without_calls(items: Iterable[HistoryItem]) -> list[HistoryItem]:
         if isinstance(item, Turn):
             item = Message("assistant", item.text)
         elif isinstance(item, Answers):
-            lines = (f"[{each.call.name} returned: {text_of(each.result)}]" for each in item.answered)
+            lines = (f"[{each.call.name} returned: {answer_text(each.result)}]" for each in item.answered)
             item = Message("user", "\n".join(lines))
         previous = rewritten[-1] if rewritten else None
         if not isinstance(item, Message):
