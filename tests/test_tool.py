@@ -52,6 +52,7 @@ TOOLS = st.builds(
     annotations=st.builds(Annotations, HINTS, HINTS, HINTS, HINTS),
     validate=HINTS,
     no_background=st.booleans(),
+    no_repair=st.booleans(),
     allow_repeat=st.booleans(),
     council_eligible=st.booleans(),
     inline_available=st.booleans(),

@@ -99,6 +99,7 @@ class Tool:
     direct_reply: bool = False
     metadata_json: str = ""
     min_level: int = 0
+    no_repair: bool = False
     schema_hash: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

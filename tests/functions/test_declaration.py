@@ -140,7 +140,15 @@ def test_a_positional_name_is_refused_with_the_right_spelling() -> None:
 
 
 def test_every_extra_reaches_the_tool() -> None:
-    flags = ("no_background", "allow_repeat", "council_eligible", "inline_available", "direct_reply", "validate")
+    flags = (
+        "no_background",
+        "allow_repeat",
+        "council_eligible",
+        "inline_available",
+        "direct_reply",
+        "validate",
+        "no_repair",
+    )
     options: dict[str, Any] = {
         "idempotent": True,
         "read_only": False,

@@ -20,8 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "__llm_tool__"
 # Options that go into the record as they are.
 _UNCHECKED = (
-    *("display_name", "validate", "no_background", "allow_repeat", "council_eligible", "inline_available"),
-    "direct_reply",
+    *("display_name", "validate", "no_repair", "no_background", "allow_repeat", "council_eligible"),
+    *("inline_available", "direct_reply"),
 )
 
 
@@ -46,6 +46,7 @@ class LlmToolMeta:
     direct_reply: bool = False
     metadata_json: str = ""
     min_level: int = 0
+    no_repair: bool = False
 
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class ToolTraits(TypedDict, total=False):
         display_name: a name for people.
         idle_timeout: seconds without progress or result that end a call; None means no such limit.
         validate: whether the bus checks arguments against the schema; None means that it does.
+        no_repair: arguments that break the schema are refused as they are, even where it is plain what was meant.
         no_background: a host must wait for the result.
         allow_repeat: the guard against repeated identical calls lets it pass.
         council_eligible: members of a council may be offered it.
@@ -42,6 +43,7 @@ class ToolTraits(TypedDict, total=False):
     display_name: str
     idle_timeout: float | None
     validate: bool | None
+    no_repair: bool
     no_background: bool
     allow_repeat: bool
     council_eligible: bool

@@ -150,6 +150,7 @@ class Tool(_message.Message):
     DIRECT_REPLY_FIELD_NUMBER: _builtins.int
     METADATA_JSON_FIELD_NUMBER: _builtins.int
     MIN_LEVEL_FIELD_NUMBER: _builtins.int
+    NO_REPAIR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that models and hosts call. 1 to 64 of `[A-Za-z0-9_.-]`; anything else is refused with INVALID_ARGUMENT.
     In a listing, a tool of a qualified source is named `source:name`.
@@ -198,6 +199,11 @@ class Tool(_message.Message):
     context, a whole number; without it the level is 0. For users below the level the tool does not exist: it is in
     no listing, and a call ends in NOT_FOUND. 0 means every user.
     """
+    no_repair: _builtins.bool
+    """Has the bus refuse arguments that break `parameters_json`, instead of repairing them first ("5" where an integer
+    is asked, null for an optional argument, a default for a missing one). Without effect where `validate` is false or
+    the bus repairs nothing.
+    """
     @_builtins.property
     def annotations(self) -> Global___ToolAnnotations:
         """What calling the tool may do. Unset means nothing is known."""
@@ -222,10 +228,11 @@ class Tool(_message.Message):
         direct_reply: _builtins.bool = ...,
         metadata_json: _builtins.str = ...,
         min_level: _builtins.int = ...,
+        no_repair: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "annotations", b"annotations", "role", b"role", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "no_background", b"no_background", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "no_background", b"no_background", "no_repair", b"no_repair", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
