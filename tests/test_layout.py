@@ -21,6 +21,7 @@ FLOORS = (
     "v1",
     "errors cancellation limits tool text newest reader mailbox lazy session local_users",
     "functions",  # a Python function as a tool; no connection, no bus
+    "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
     "search",
     "dialects.schemas",
@@ -68,6 +69,7 @@ LIBRARIES = {
     "reader": set[str](),
     "session": {"google.protobuf"},
     "functions": set[str](),
+    "neko": set[str](),
     "sdk": LIGHT,
     "search": set[str](),
     "dialects": set[str](),

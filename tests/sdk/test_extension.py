@@ -20,10 +20,10 @@ from tests.support.waiting import Stopwatch, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, SetupError, Stage
 from toolbus.functions.runner import run_handler
+from toolbus.neko.tool_definition import ToolDefinition
 from toolbus.sdk import CallContext, ContextMessage, Err, Extension, Host, Ok, Plugin, ToolInvocation, ToolScope, text
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.invocation import with_host_fields
-from toolbus.sdk.neko import ToolDefinition
 from toolbus.testing import running_bus
 from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire

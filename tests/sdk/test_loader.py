@@ -11,9 +11,9 @@ import pytest
 
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
+from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import PluginContext, ToolScope
 from toolbus.sdk.loader import load_plugin_file
-from toolbus.sdk.neko import start_plugin, stop_plugin
 
 # The two forms of the documents, as their authors write them; only the import line is ours.
 DECORATED = """

@@ -15,21 +15,16 @@ if TYPE_CHECKING:
     from toolbus.functions.declaration import LlmToolMeta, llm_tool
     from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, text
     from toolbus.functions.scope import ToolScope
+    from toolbus.neko.plugin_base import EntryConflictError, NekoPluginBase, neko_plugin, plugin
+    from toolbus.neko.plugin_context import PluginContext
+    from toolbus.neko.plugin_lifecycle import lifecycle
+    from toolbus.neko.tool_definition import ToolDefinition
     from toolbus.sdk.credential import Credential
     from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
     from toolbus.sdk.host import Host, SyncHost
     from toolbus.sdk.invocation import ToolInvocation
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
-    from toolbus.sdk.neko import (
-        EntryConflictError,
-        NekoPluginBase,
-        PluginContext,
-        ToolDefinition,
-        lifecycle,
-        neko_plugin,
-        plugin,
-    )
     from toolbus.sdk.plugin_client import Plugin
     from toolbus.tool import CallError, Progress, Result, Tool
 
@@ -95,15 +90,10 @@ _HOMES = {
     "functions.call_context": ("CallContext", "ContextMessage"),
     "functions.scope": ("ToolScope",),
     "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
-    "sdk.neko": (
-        "EntryConflictError",
-        "NekoPluginBase",
-        "PluginContext",
-        "ToolDefinition",
-        "lifecycle",
-        "neko_plugin",
-        "plugin",
-    ),
+    "neko.plugin_base": ("EntryConflictError", "NekoPluginBase", "neko_plugin", "plugin"),
+    "neko.plugin_context": ("PluginContext",),
+    "neko.plugin_lifecycle": ("lifecycle",),
+    "neko.tool_definition": ("ToolDefinition",),
     "tool": ("CallError", "Progress", "Result", "Tool"),
     "errors": ("CallFailed", "Code", "SetupError", "Stage", "ToolBusError"),
 }

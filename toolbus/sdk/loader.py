@@ -22,7 +22,8 @@ from typing import Any
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.declaration import meta_of
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
-from toolbus.sdk.neko import MARK, NekoPluginBase, PluginContext, safe_id, source_of, tools_of
+from toolbus.neko.plugin_base import MARK, NekoPluginBase, safe_id, source_of, tools_of
+from toolbus.neko.plugin_context import PluginContext
 
 log = logging.getLogger(__name__)
 

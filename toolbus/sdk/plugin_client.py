@@ -22,13 +22,15 @@ from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.threads import Workers
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
+from toolbus.neko.plugin_base import NekoPluginBase, source_of, tools_of
+from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
+from toolbus.neko.tool_definition import ToolDefinition
 from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
-from toolbus.sdk.neko import NekoPluginBase, ToolDefinition, source_of, start_plugin, stop_plugin, tools_of
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential

@@ -11,7 +11,7 @@ from toolbus.bus.local import LocalHandler
 from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.functions.tool_options import ToolTraits
 from toolbus.functions.tool_spec import ToolSpec, spec_of
-from toolbus.sdk.neko import ToolDefinition as DictTool
+from toolbus.neko.tool_definition import ToolDefinition as DictTool
 from toolbus.tool import is_source
 from toolbus.tools.backend import Backend
 from toolbus.tools.tool_definition import ToolDefinition

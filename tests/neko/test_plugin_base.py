@@ -9,6 +9,8 @@ import pytest
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
 from toolbus.functions.tool_spec import ToolSpec
+from toolbus.neko.plugin_base import safe_id, source_of, tools_of
+from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import (
     EntryConflictError,
     Err,
@@ -21,7 +23,6 @@ from toolbus.sdk import (
     neko_plugin,
     plugin,
 )
-from toolbus.sdk.neko import safe_id, source_of, start_plugin, stop_plugin, tools_of
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -67,7 +68,7 @@ def test_tools_come_and_go_at_run_time_and_the_listener_is_notified() -> None:
     made = Weather(None)
     told: list[tuple[str, ToolSpec | None]] = []
     tools_of(made).on_change = lambda name, spec: told.append((name, spec))
-    made.register_llm_tool("echo", "Says it again.", CITY, lambda city: city)
+    assert made.register_llm_tool("echo", "Says it again.", CITY, lambda city: city) is True
     assert [each["name"] for each in made.list_llm_tools()] == ["get_weather", "echo"]
     assert made.list_llm_tools()[1]["timeout_seconds"] == 30.0
     assert made.unregister_llm_tool("echo") is True
@@ -90,6 +91,8 @@ def test_a_name_twice_in_one_object_is_a_conflict() -> None:
     Weather(None).unregister_llm_tool("get_weather")  # another object's tools are its own
     assert len(made.list_llm_tools()) == 1
 
+
+def test_the_second_of_two_methods_of_one_name_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Twice(NekoPluginBase):
         @llm_tool(name="same")
         def one(self) -> None: ...
@@ -97,8 +100,12 @@ def test_a_name_twice_in_one_object_is_a_conflict() -> None:
         @llm_tool(name="same")
         def two(self) -> None: ...
 
-    with pytest.raises(EntryConflictError, match="same"):
-        Twice(None)
+        @llm_tool
+        def other(self) -> None: ...
+
+    made = Twice(None)
+    assert [each["name"] for each in made.list_llm_tools()] == ["same", "other"]
+    assert "Twice.two is not offered" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -184,8 +191,26 @@ async def test_a_failed_start_names_the_method_and_the_reason() -> None:
 
 
 def test_an_unknown_moment_is_refused() -> None:
-    with pytest.raises(ValueError, match="'startup' or 'shutdown'"):
-        lifecycle(id="reload")
+    with pytest.raises(ValueError, match="startup, shutdown"):
+        lifecycle(id="lunch")
+
+
+async def test_moments_that_only_the_other_system_has_are_taken_and_never_called() -> None:
+    called: list[str] = []
+
+    class Frozen(NekoPluginBase):
+        @lifecycle(id="config_change", name="On change", description="Reads it again.")
+        def changed(self, **_: Any) -> None:
+            called.append("config_change")
+
+        @lifecycle(id="freeze")
+        def freeze(self, **_: Any) -> None:
+            called.append("freeze")
+
+    made = Frozen(None)
+    await start_plugin(made, run_sync)
+    await stop_plugin(made, run_sync)
+    assert called == []
 
 
 def test_the_class_decorators_return_the_class_and_want_the_base() -> None:
