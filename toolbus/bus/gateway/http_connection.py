@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from toolbus.bus.gateway.request_parser import RequestParser
 from toolbus.local_users import Address
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -86,6 +87,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: BoundedConfig, *parts: Any, **more: Any) -> None:
         super().__init__(config, *parts, **more)
         self._bounds = config
+        self._requests = RequestParser(self)
+        self.parser = self._requests  # type: ignore[assignment]  # uvicorn names the class that it replaces
         self._uid: int | None = None  # of the peer; None until connected, and where the system does not say
         self._head_bytes = 0  # of a request line and headers that are not complete, about
         self._in_head = True  # whether the body has not begun yet
@@ -129,6 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Notes that the body begins."""
+        if self._requests.is_offer:  # it comes again, without the upgrade
+            return
         self._in_head = self._head_begun = False
         self._head_bytes = 0
         # A health probe must not fail because many other connections are open.
@@ -144,6 +149,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Notes that the next request begins."""
+        if self._requests.is_offer:
+            return
         self._in_head = self._request_ended = True
         super().on_message_complete()
 
@@ -154,7 +161,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_head_timer()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Keeps uvicorn's advice to install a WebSocket library out of the log: the bus has no WebSockets."""
+        """Keeps uvicorn's advice to install a WebSocket library out of the log of a CONNECT."""
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
