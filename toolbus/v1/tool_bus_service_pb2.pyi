@@ -275,8 +275,8 @@ class Attach(_message.Message):
     all_or_none: _builtins.bool
     """Whether one bad tool refuses all: the first attach then ends the stream with INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED and a text that names each mistake; in a later attach `Attached.refused` names all tools, and
-    everything stays as it was. Nothing is refused but the tools that it may not offer if the source or identity lacks
-    the right. False means tool by tool.
+    everything stays as it was. If the source or identity lacks the right to offer one of them, `Attached.refused` names
+    all, and the stream stays. False means tool by tool.
     """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
@@ -338,6 +338,7 @@ class Attached(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     EXPIRES_SECONDS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    REFUSED_TOTAL_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the session in Register, Unregister and Clear. It is a secret of 128 bits: a client that has it can change
     the session's tools.
@@ -362,6 +363,10 @@ class Attached(_message.Message):
     """The seconds until that key expires; 0 if it does not, or if none was needed. The bus then ends the stream with
     UNAUTHENTICATED. A client should warn its operator some days before, and use a renewed key when it attaches again.
     """
+    refused_total: _builtins.int
+    """How many tools of the attach were refused. `refused` has at most 1,000 of them, and at most as many as fit into a
+    quarter of what the peer receives. 0 if the attach itself was refused.
+    """
     @_builtins.property
     def limits(self) -> Global___Limits:
         """What the bus accepts from this session."""
@@ -370,14 +375,14 @@ class Attached(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
         """The tools of the attach that were refused, each with its own reason; the session offers the others. The bus keeps
         the refused declarations while the session lives, tries them again when a role, a right or a limit changes, and
-        tells the outcome by the event `tools_reviewed`. An entry without a name refuses the whole attach, and everything
-        stays as it was. A client shows each to its operator once, and stays attached.
+        tells the outcome by the event `tools_reviewed`. A single entry without a name refuses the attach itself, and
+        everything stays as it was. A client shows each to its operator once, and stays attached.
         """
 
     @_builtins.property
     def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names of the attach's tools that are offered. They are left out if they would fill more than half a message of
-        the peer.
+        """The names that this session now offers. They are left out if they would fill more than half a message of the
+        peer.
         """
 
     @_builtins.property
@@ -402,10 +407,11 @@ class Attached(_message.Message):
         identity: _builtins.str = ...,
         expires_seconds: _builtins.float = ...,
         waiting: _abc.Iterable[Global___WaitingTool] | None = ...,
+        refused_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "expires_seconds", b"expires_seconds", "heartbeat_seconds", b"heartbeat_seconds", "identity", b"identity", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "registered", b"registered", "revision", b"revision", "session_id", b"session_id", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "expires_seconds", b"expires_seconds", "heartbeat_seconds", b"heartbeat_seconds", "identity", b"identity", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "refused_total", b"refused_total", "registered", b"registered", "revision", b"revision", "session_id", b"session_id", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,7 +431,7 @@ class RefusedTool(_message.Message):
     """The tool's name as it was declared, at most 128 characters of it."""
     error: _builtins.str
     """The reason: the value, the rule and how to fix it. At most 1,000 characters. All reasons of one message have at
-    most 64 KiB together, and at most a quarter of what the peer receives; the later ones are then cut, or empty.
+    most 64 KiB together; the later ones are then cut, or empty.
     """
     source: _builtins.str
     """The source that declared it. Set in listings only."""
@@ -785,6 +791,9 @@ class ToolsReviewed(_message.Message):
     REGISTERED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    REFUSED_TOTAL_FIELD_NUMBER: _builtins.int
+    refused_total: _builtins.int
+    """How many tools are refused now; see Attached.refused_total."""
     @_builtins.property
     def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tools that are offered now, and were refused or waited before."""
@@ -803,10 +812,11 @@ class ToolsReviewed(_message.Message):
         registered: _abc.Iterable[_builtins.str] | None = ...,
         refused: _abc.Iterable[Global___RefusedTool] | None = ...,
         waiting: _abc.Iterable[Global___WaitingTool] | None = ...,
+        refused_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "registered", b"registered", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "refused_total", b"refused_total", "registered", b"registered", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -919,10 +929,13 @@ class RegisterResponse(_message.Message):
     OK_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    REFUSED_TOTAL_FIELD_NUMBER: _builtins.int
     ok: _builtins.bool
     """Whether every tool is offered in at least one role, or waits for roles that are added later. False if a tool was
     refused.
     """
+    refused_total: _builtins.int
+    """How many tools of the request were refused; see Attached.refused_total."""
     @_builtins.property
     def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names that are offered."""
@@ -954,10 +967,11 @@ class RegisterResponse(_message.Message):
         ok: _builtins.bool = ...,
         refused: _abc.Iterable[Global___RefusedTool] | None = ...,
         waiting: _abc.Iterable[Global___WaitingTool] | None = ...,
+        refused_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected_roles", b"affected_roles", "failed_roles", b"failed_roles", "ok", b"ok", "refused", b"refused", "registered", b"registered", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected_roles", b"affected_roles", "failed_roles", b"failed_roles", "ok", b"ok", "refused", b"refused", "refused_total", b"refused_total", "registered", b"registered", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
