@@ -157,7 +157,8 @@ def test_every_variable_is_read() -> None:
     ],
 )
 def test_the_http_port_follows_the_hosts_variables(environ: dict[str, str], http: str) -> None:
-    assert settle({}, environ).config.http == http
+    config = settle({}, environ).config
+    assert (config.http, config.http_fallback) == (http, False)
 
 
 UP = "http://127.0.0.1:48911"
@@ -175,17 +176,19 @@ UP = "http://127.0.0.1:48911"
 )
 def test_beside_a_main_server_the_http_port_is_the_plugin_hosts(environ: dict[str, str], http: str) -> None:
     """REST-51."""
-    assert settle({"upstream": UP}, environ).config.http == http
+    config = settle({"upstream": UP}, environ).config
+    assert (config.http, config.http_fallback) == (http, "TOOLBUS_HTTP" not in environ)
     said_by_variable = settle({}, {**environ, "TOOLBUS_UPSTREAM": UP}).config
     assert (said_by_variable.http, said_by_variable.upstream) == (http, UP)
 
 
 def test_an_http_address_that_was_given_wins_beside_a_main_server_too(tmp_path: Path) -> None:
     environ = {"NEKO_USER_PLUGIN_SERVER_PORT": "3"}
-    assert settle({"upstream": UP, "http": "127.0.0.1:5"}, environ).config.http == "127.0.0.1:5"
+    config = settle({"upstream": UP, "http": "127.0.0.1:5"}, environ).config
+    assert (config.http, config.http_fallback) == ("127.0.0.1:5", False)
     file = _file(tmp_path, f'upstream = "{UP}"\nhttp = "127.0.0.1:6"\n')
     config = settle({}, {}, file).config
-    assert (config.http, config.upstream) == ("127.0.0.1:6", UP)
+    assert (config.http, config.http_fallback, config.upstream) == ("127.0.0.1:6", False, UP)
     assert settle({}, {"NEKO_USER_PLUGIN_SERVER_PORT": "3"}, file).config.http == "127.0.0.1:3"
     with pytest.raises(SetupError, match="upstream needs http"):
         settle({"upstream": UP, "http": "off"}, environ)

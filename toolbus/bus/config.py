@@ -39,6 +39,7 @@ class Config:
         grpc: ``HOST:PORT`` or ``unix:PATH``; port 0 picks a free one. Beyond this machine ``tls:HOST:PORT``, where each
             RPC needs a token, and ``mtls:HOST:PORT``, where each connection needs a certificate.
         http: ``HOST:PORT``, or ``off``.
+        http_fallback: whether to listen on the next free port where that of ``http`` is taken.
         neighbours: the users of this machine that may connect, beside the bus's own and root: ``self``, ``any``,
             names or uids.
         https: ``HOST:PORT`` beyond this machine, where each request needs a key; None: HTTPS is not served.
@@ -75,6 +76,7 @@ class Config:
 
     grpc: tuple[str, ...] = (DEFAULT_GRPC,)
     http: str = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
+    http_fallback: bool = False
     neighbours: tuple[str, ...] = DEFAULT_NEIGHBOURS
     https: str | None = None
     keys: Path | None = None

@@ -185,12 +185,18 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return _apply_switches(settings, _variable)
 
 
-def _http_port(environ: Mapping[str, str], *, beside_upstream: bool, from_file: Mapping[str, Any]) -> dict[str, str]:
-    """Returns where HTTP listens by the variables of the systems that the contract comes from (REST-51)."""
+def _http_port(environ: Mapping[str, str], *, beside_upstream: bool, from_file: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns where HTTP listens by the variables of the systems that the contract comes from (REST-51).
+
+    The port beside a main server is that of its own plugin server, which may run as well: then the next one is taken.
+    """
     for variable in UPSTREAM_PORT_VARIABLES if beside_upstream else HTTP_PORT_VARIABLES:
         if environ.get(variable):
-            return {"http": f"127.0.0.1:{check_port(variable, environ[variable])}"}
-    return {"http": f"127.0.0.1:{DEFAULT_UPSTREAM_PORT}"} if beside_upstream and "http" not in from_file else {}
+            http = f"127.0.0.1:{check_port(variable, environ[variable])}"
+            return {"http": http, "http_fallback": beside_upstream}
+    if beside_upstream and "http" not in from_file:
+        return {"http": f"127.0.0.1:{DEFAULT_UPSTREAM_PORT}", "http_fallback": True}
+    return {}
 
 
 def _variable(name: str) -> str:

@@ -50,7 +50,8 @@ EPILOG = epilog(
 
     With --upstream the bus also registers its tools with a main server that implements the REST contract, which calls
     them back over HTTP. The main server uses the port 48911 then, so without --http and TOOLBUS_HTTP the HTTP port is
-    NEKO_USER_PLUGIN_SERVER_PORT, else that of the file, else 48916.
+    NEKO_USER_PLUGIN_SERVER_PORT, else that of the file, else 48916; where the variable's port or 48916 is taken, it is
+    the next free one, and a warning says so.
 
     The file sets which users may call what: [permissions.tools], [permissions.roles] and [permissions.sources], each
     with lines NAME = ["USER", ...]. `toolbus permit` changes the rules while the bus runs, and overrides the file from

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.gateway.callback_messages import callback_body, envelope, read_response
+from toolbus.bus.gateway.callback_messages import NO_REASON, callback_body, envelope, read_response
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
 from toolbus.functions.declaration import LlmToolMeta
@@ -298,9 +298,12 @@ def test_success_is_its_output(result: Result, output: Any) -> None:
     ("result", "output", "error"),
     [
         (_failed(Code.TOOL, "NO_CITY", "NO_CITY", '{"why":1}'), {"why": 1}, "NO_CITY"),
-        (_failed(Code.TOOL, "city: none", "city: none"), None, "city: none"),
-        (_failed(Code.TOOL, "a long sentence without a reason"), None, "a long sentence without a reason"),
-        (_failed(Code.TOOL, ""), None, ""),
+        (_failed(Code.TOOL, "city: none", "city: none"), {"error": "city: none"}, "city: none"),
+        (_failed(Code.TOOL, "a long sentence"), {"error": "a long sentence"}, "a long sentence"),
+        (_failed(Code.TOOL, ""), {"error": NO_REASON}, ""),
+        (Result("c", "null", is_error=True), {"error": NO_REASON}, ""),
+        (Result("c", "null", is_error=True, content=_words("why")), "why", ""),
+        (_failed(Code.INTERNAL, ""), {"error": "INTERNAL"}, "INTERNAL"),
         (Result("c", "1", is_error=True), 1, ""),
         (_failed(Code.TOOL, "ValueError: no such city", "ValueError"), {"error": "no such city"}, "ValueError"),
         (_failed(Code.TOOL, "ValueError: no", "ValueError", '{"kept":1}'), {"kept": 1}, "ValueError"),
@@ -332,15 +335,15 @@ def _raise(problem: BaseException) -> Any:
         ),
         (
             lambda: {"output": None, "is_error": True, "error": "a: b"},
-            {"output": None, "is_error": True, "error": "a: b"},
+            {"output": {"error": "a: b"}, "is_error": True, "error": "a: b"},
         ),
-        (lambda: Err("no"), {"output": None, "is_error": True, "error": "no"}),
+        (lambda: Err("no"), {"output": {"error": "no"}, "is_error": True, "error": "no"}),
         (lambda: Reply(1, error="no"), {"output": 1, "is_error": True, "error": "no"}),
         (
             lambda: _raise(ValueError("no: city")),
             {"output": {"error": "no: city"}, "is_error": True, "error": "ValueError"},
         ),
-        (lambda: _raise(ValueError()), {"output": None, "is_error": True, "error": "ValueError"}),
+        (lambda: _raise(ValueError()), {"output": {"error": "ValueError"}, "is_error": True, "error": "ValueError"}),
     ],
 )
 async def test_what_a_tool_of_the_sdk_did_is_told_apart(handler: Any, answer: dict[str, Any]) -> None:
@@ -355,7 +358,7 @@ def test_an_envelope_survives_the_way_through_both_hosts(output: Any, error: str
     word = error.encode("utf-8", "replace").decode()
     for told in (
         {"output": output, "is_error": False},
-        {"output": output, "is_error": True, "error": word},
+        {"output": {"error": word} if output is None else output, "is_error": True, "error": word},
     ):
         back = envelope(Result.from_wire(read_response(200, write_json(told), "utf-8", "t")))
         assert _same(back, told)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.upstream import Upstream
+from toolbus.bus.upstream.ownership import OwnershipFile
 from toolbus.bus.upstream.upstream_client import MAX_RESPONSE_BYTES
 from toolbus.bus.upstream.upstream_timings import UpstreamTimings
 from toolbus.tool import Tool
@@ -66,7 +68,7 @@ class Side:
         self._warned.set()
         self.changed()
 
-    async def connect(self, url: str, base: str = BASE) -> Upstream:
+    async def connect(self, url: str, base: str = BASE, directory: Path | None = None) -> Upstream:
         self.upstream = Upstream(
             url,
             self.registry,
@@ -75,6 +77,7 @@ class Side:
             bus_id="b1",
             changed=self.watch,
             on_warning=self._on_warning,
+            ownership_file=OwnershipFile(directory, url) if directory is not None else None,
             timings=self.timings,
             max_response_bytes=self.max_response_bytes,
         )

@@ -10,8 +10,9 @@ import pytest
 
 from tests.support.core_model import PeerDouble, offered, tool
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.upstream.ownership import Ownership
 from toolbus.bus.upstream.plan import make_plan
-from toolbus.bus.upstream.sync_state import RegisterStep, SyncState
+from toolbus.bus.upstream.sync_state import ClearStep, RegisterStep, SyncState, UnregisterStep
 from toolbus.bus.upstream.upstream_responses import UpstreamListing, UpstreamTool
 from toolbus.bus.upstream.upstream_timings import DEFAULT_TIMINGS
 
@@ -25,7 +26,7 @@ class Model:
     """Registry, sync_state and what the other side has, without a network between them."""
 
     registry: Registry = field(default_factory=lambda: Registry(ROLES))
-    sync_state: SyncState = field(default_factory=lambda: SyncState(BASE))
+    sync_state: SyncState = field(default_factory=lambda: SyncState(Ownership()))
     tools: dict[str, dict[str, UpstreamTool]] = field(default_factory=lambda: {role: {} for role in ROLES})
     full: set[str] = field(default_factory=set)  # roles that take nothing
     now: float = 0.0
@@ -43,6 +44,7 @@ class Model:
         self.sync_state.plan = make_plan(sorted(listings, key=lambda item: item.entry.place), BASE, UPSTREAM)
         theirs = self.theirs()
         steps = self.sync_state.decide(theirs, self.now)
+        self.sync_state.note_sending(steps, self.now)
         for step in steps:
             roles = [step.role] if step.role else list(self.tools)
             if isinstance(step, RegisterStep):
@@ -204,3 +206,32 @@ def test_names_of_sources_over_there_are_fit_for_a_log_however_long() -> None:
     text = model.sync_state.problems["t", None]
     assert "\n" not in text
     assert len(text) < 500
+
+
+def test_a_tool_for_all_roles_replaces_no_foreign_tool_in_a_role_that_has_its_own() -> None:
+    model = Model()
+    model.tools["r1"]["t"] = FOREIGN
+    offer(model, "a", tool("t"))
+    offer(model, "b", tool("t", role="r1"))
+    model.settle()
+    assert model.tools["r1"]["t"] is FOREIGN
+    assert model.missing() == []
+    del model.tools["r1"]["t"]
+    model.settle()
+    assert model.tools["r1"]["t"].source == "plugin:b"
+
+
+def test_the_closing_steps_withdraw_what_is_ours_and_nothing_else() -> None:
+    model = Model()
+    offer(model, "a", tool("t"), tool("u"), tool("v", role="r1"))
+    offer(model, "b", tool("w"))
+    model.settle()
+    model.tools["r2"]["x"] = UpstreamTool("plugin:a", "http://127.0.0.1:1/x", "")
+    model.tools["r2"]["u"] = FOREIGN
+    assert model.sync_state.closing(model.theirs()) == [
+        ClearStep("plugin:b"),
+        UnregisterStep("t", None),
+        UnregisterStep("u", "r1"),
+        UnregisterStep("u", "r3"),
+        UnregisterStep("v", None),
+    ]

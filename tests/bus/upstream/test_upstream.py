@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -17,8 +18,12 @@ from tests.support.waiting import Stopwatch
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.upstream import Upstream, sync
+from toolbus.bus.upstream.plan import CALLBACK_PATH
 from toolbus.bus.upstream.upstream_timings import UpstreamTimings
+from toolbus.errors import SetupError
+from toolbus.testing import running_bus
 
+ELSEWHERE = "http://127.0.0.1:48999"  # of another bus, or of ours in another run
 FOREIGN = {"name": "t", "description": "theirs", "source": "somebody", "callback_url": "http://127.0.0.1:1/x"}
 
 
@@ -352,27 +357,104 @@ async def test_in_other_roles_a_replaced_tool_is_put_back_role_by_role() -> None
         await upstream.stop()
 
 
-async def test_two_buses_with_one_tool_do_not_fight(server: MainServer, side: Side) -> None:
-    side.offer("a", tool("t"))
-    await side.connect(server.url)
-    await server.until(lambda: server.names() == ["t"])
-    await quiet(server)
+async def test_a_tool_of_the_same_source_and_name_is_not_replaced_and_registered_once_it_is_gone(
+    server: MainServer, side: Side
+) -> None:
     other = Side()
     other.offer("a", tool("t"))
-    second = await other.connect(server.url, "http://127.0.0.1:48999")
-    await server.until(lambda: server.tools["default"]["t"]["callback_url"].startswith("http://127.0.0.1:48999"))
+    first = await other.connect(server.url, ELSEWHERE)
+    await server.until(lambda: server.names() == ["t"])
+    side.offer("a", tool("t"), tool("u"))
+    await side.connect(server.url)
+    await server.until(lambda: server.names() == ["t", "u"])
     await quiet(server)
-    await second.stop()
-    await server.until(
-        lambda: server.names() == ["t"] and server.tools["default"]["t"]["callback_url"].startswith(BASE)
+    theirs = server.tools["default"]["t"]["callback_url"]
+    assert theirs.startswith(ELSEWHERE)
+    assert side.warning("t") == (
+        f"upstream {server.url}: the name is taken there by source 'plugin:a' at {theirs!r} (role 'default'): stop "
+        "that program, unregister its tool there, or rename one of the tools; the bus registers its own when the name "
+        "is free"
     )
+    await first.stop()
+    await server.until(lambda: server.tools["default"].get("t", {}).get("callback_url", "").startswith(BASE))
+    await quiet(server)
+    assert server.names() == ["u", "t"]
+    assert side.warning("t") == ""
 
 
-async def test_what_an_earlier_life_of_the_bus_left_behind_is_withdrawn(server: MainServer, side: Side) -> None:
-    left = {"name": "old", "source": "plugin:gone", "callback_url": f"{BASE}/api/llm-tools/callback/gone/old"}
+async def _stop_as_if_killed(side: Side, server: MainServer) -> None:
+    """Stops an upstream that cannot withdraw what it has registered."""
+    assert side.upstream is not None
+    server.misbehave["list"] = server.hang
+    await side.upstream.stop(0.05)
+    server.misbehave.clear()
+    server.release()
+
+
+@pytest.mark.parametrize("base", [BASE, ELSEWHERE])
+async def test_what_a_killed_bus_left_behind_is_taken_over_or_withdrawn_also_from_another_port(
+    base: str, server: MainServer, side: Side, tmp_path: Path
+) -> None:
+    killed = Side()
+    killed.offer("a", tool("t"), tool("old"))
+    killed.offer("gone", tool("older"))
+    await killed.connect(server.url, directory=tmp_path)
+    await server.until(lambda: server.names() == ["t", "old", "older"])
+    await quiet(server)
+    await _stop_as_if_killed(killed, server)
+    foreign = FOREIGN | {"name": "theirs", "source": "plugin:a", "callback_url": f"{BASE}{CALLBACK_PATH}a/theirs"}
+    server.tools["default"]["theirs"] = foreign
+    side.offer("a", tool("t"))
+    await side.connect(server.url, base, tmp_path)
+    await server.until(lambda: server.names() == ["t", "theirs"] and server.counted("register") == 4)
+    await quiet(server)
+    assert server.tools["default"]["t"]["callback_url"] == f"{base}{CALLBACK_PATH}a/t"
+    assert server.tools["default"]["theirs"] == foreign
+
+
+async def test_a_program_that_listens_at_our_former_port_keeps_the_tools_there(
+    server: MainServer, side: Side, tmp_path: Path
+) -> None:
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as plugin_server:
+        base = f"http://127.0.0.1:{plugin_server.sockets[0].getsockname()[1]}"
+        killed = Side()
+        killed.offer("a", tool("t"))
+        await killed.connect(server.url, base, tmp_path)
+        await server.until(lambda: server.names() == ["t"])
+        await quiet(server)
+        await _stop_as_if_killed(killed, server)
+        side.offer("a", tool("t"), tool("u"))
+        await side.connect(server.url, directory=tmp_path)
+        await server.until(lambda: server.names() == ["t", "u"])
+        await quiet(server)
+        assert server.tools["default"]["t"]["callback_url"].startswith(base)
+        assert "taken there by source 'plugin:a'" in side.warning("t")
+
+
+async def test_tools_that_lead_to_us_and_that_we_did_not_register_are_left_alone_and_logged_once(
+    server: MainServer, side: Side, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = {"name": "old", "source": "plugin:gone", "callback_url": f"{BASE}{CALLBACK_PATH}gone/old"}
     server.tools["default"] = {"old": left, "t": FOREIGN}
     await side.connect(server.url)
+    await server.until_asked("list", 1)
+    await quiet(server)
+    assert server.names() == ["old", "t"]
+    assert logged(caplog, "lists tools=old with a callback URL of this bus, which has not registered them") == 1
+
+
+async def test_a_file_that_cannot_be_written_is_logged_once_and_stops_nothing(
+    server: MainServer, side: Side, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    await side.connect(server.url, directory=directory)
+    directory.rmdir()
+    side.offer("a", tool("t"))
     await server.until(lambda: server.names() == ["t"])
+    side.offer("a", tool("u"))
+    await server.until(lambda: server.names() == ["t", "u"])
+    assert logged(caplog, "cannot write upstream.json") == 1
 
 
 async def test_the_tools_of_a_plugin_on_its_way_back_keep_their_place(server: MainServer) -> None:
@@ -424,6 +506,30 @@ async def test_a_real_bus_is_synchronized(server: MainServer, tmp_path: Path) ->
         assert bus.remove_tool("add")
         await server.until(lambda: server.names() == [])
         await upstream.stop()
+
+
+async def test_a_bus_whose_port_is_taken_listens_on_another_one_says_so_and_is_called_back_there(
+    server: MainServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = f"127.0.0.1:{server.port}"
+    async with MainServer() as main_server:
+        async with running_bus(http=taken, http_fallback=True, upstream=main_server.url, data_dir=None) as bus:
+
+            @bus.tool
+            def five() -> int:
+                return 5
+
+            await main_server.until(lambda: main_server.names() == ["five"])
+            url = main_server.tools["default"]["five"]["callback_url"]
+            assert bus.http_address not in (None, taken, main_server.url.removeprefix("http://"))
+            assert url == f"http://{bus.http_address}{CALLBACK_PATH}local/five"
+            async with aiohttp.ClientSession() as client, client.post(url, json={"arguments": {}}) as response:
+                assert await response.json() == {"output": 5, "is_error": False}
+        assert main_server.names() == []
+    assert logged(caplog, f"port {server.port} is taken, by another plugin server perhaps: listening on") == 1
+    with pytest.raises(SetupError, match="in use"):
+        async with running_bus(http=taken):
+            pass
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -695,6 +801,23 @@ async def test_at_the_end_each_source_is_cleared_once_and_others_stay(server: Ma
     assert upstream.state == "stopped"
     await upstream.stop()
     assert server.counted("clear") == 2
+
+
+async def test_at_the_end_a_source_that_others_use_too_is_not_cleared_and_keeps_their_tools(
+    server: MainServer, side: Side
+) -> None:
+    side.offer("a", tool("t"), tool("u"))
+    side.offer("b", tool("v"))
+    upstream = await side.connect(server.url)
+    await server.until(lambda: len(server.names()) == 3)
+    await quiet(server)
+    theirs = FOREIGN | {"name": "theirs", "source": "plugin:a"}
+    server.tools["default"] |= {"theirs": theirs, "u": FOREIGN | {"name": "u"}}
+    await quiet(server)
+    await upstream.stop()
+    assert server.names() == ["u", "theirs"]
+    assert server.bodies("clear") == [{"source": "plugin:b"}]
+    assert server.bodies("unregister") == [{"name": "t", "role": None}]
 
 
 async def test_a_stop_in_the_middle_of_a_registration_leaves_nothing_behind(server: MainServer, side: Side) -> None:

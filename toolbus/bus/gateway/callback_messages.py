@@ -22,6 +22,7 @@ from toolbus.v1 import tool_pb2 as pb
 MAX_BODY_ECHO = 200  # characters of an error page that a model is shown (REST-42)
 MAX_REASON = 128  # a code or a class name; a longer text is a sentence, and stands in the message
 MAX_MESSAGE = 4096  # as for tools of an SDK: a model needs a sentence, not a dump
+NO_REASON = "the tool failed and gave no reason"
 
 # The encodings of the web. Python knows more, and some of them (punycode) take quadratic time.
 _CHARSET = re.compile(
@@ -135,24 +136,23 @@ def _status_line(status: int) -> str:
 def envelope(result: Result) -> dict[str, Any]:
     """Returns the plugin host's response for a call that has ended (REST-50); `write_json` writes it.
 
+    A failure without an output has its text as the output: a main server shows its model nothing else.
+
     A client SDK tells an exception from an envelope that the tool returned by the message, which begins with the class
     of the exception; an exception without a text looks like an envelope whose error is the class.
     """
-    output = _output(result)
-    error = result.error
+    output, error = _output(result), result.error
     if error is None:
-        return {"output": output, "is_error": True, "error": ""} if result.is_error else _success(output)
+        if not result.is_error:
+            return {"output": output, "is_error": False}
+        error = CallError(Code.TOOL, "")
     if error.code is not Code.TOOL:
         code = _HOST_ERRORS.get(error.code, error.code.name)
-        return {"output": {"error": error.message}, "is_error": True, "error": code}
-    raised = error.reason and error.message.startswith(f"{error.reason}: ")
-    if raised and output is None:
-        output = {"error": error.message.removeprefix(f"{error.reason}: ")}
+        return {"output": {"error": error.message or code}, "is_error": True, "error": code}
+    if output is None:
+        text = error.message.removeprefix(f"{error.reason}: ") if error.reason else error.message
+        output = {"error": text or error.reason or NO_REASON}
     return {"output": output, "is_error": True, "error": error.reason or error.message}
-
-
-def _success(output: Any) -> dict[str, Any]:
-    return {"output": output, "is_error": False}
 
 
 def _output(result: Result) -> Any:

@@ -7,14 +7,10 @@ the file. A bus does not start with a file that it cannot read: tools that an op
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import tempfile
 from pathlib import Path
 
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.path_ownership import check_path
+from toolbus.bus.storage.state_file import read_state, write_state
 from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.text import shorten
 
@@ -49,8 +45,7 @@ class GrantsFile:
         """
         self._rules = rules
         try:
-            check_path(self._path, str(self._path))
-            self._changes = json.loads(self._path.read_text("utf-8"))
+            self._changes = read_state(self._path)
             self.denied = _check_denied(self._changes.pop(SILENCED, {}))
             for kind, table in self._changes.items():
                 for name, users in table.items():
@@ -89,7 +84,7 @@ class GrantsFile:
             return
         content = {**changes, SILENCED: denied} if denied else changes
         try:
-            self._write(json.dumps(content, ensure_ascii=False, indent=1))
+            write_state(self._path, content)
         except OSError as error:
             raise NotKept(
                 f"the permission is in force, but could not be written to {self._path} ({error.strerror}), so it ends "
@@ -101,20 +96,6 @@ class GrantsFile:
         """Returns a table without removed rules that the configuration does not have either."""
         configured = getattr(self._rules, kind)
         return {name: users for name, users in table.items() if users is not None or name in configured}
-
-    def _write(self, text: str) -> None:
-        """Replaces the file atomically; only its owner can read it."""
-        handle, name = tempfile.mkstemp(prefix=FILE, dir=self._path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
 
 
 def _check_denied(value: object) -> dict[str, bool]:

@@ -5,6 +5,8 @@ What serves is loaded when the address is bound, so a bus without HTTP does not 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import TYPE_CHECKING
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
@@ -12,11 +14,16 @@ from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.council_room import CouncilRoom
+from toolbus.errors import SetupError
 
 if TYPE_CHECKING:
     from toolbus.bus.gateway.http_server import HttpServer
     from toolbus.bus.gateway.remote_access import RemoteAccess
     from toolbus.bus.gateway.tls_context import TlsContext
+
+log = logging.getLogger("toolbus.http")
+
+FALLBACK_PORTS = 12  # ports after the configured one that are tried where that is taken
 
 
 class GatewayRoom(Room):
@@ -58,10 +65,42 @@ class GatewayRoom(Room):
 
         if config.http != "off":
             self._server = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
-            self._server.bind(config.http)
+            self._bind(self._server)
         if config.https is not None:
             self._secure = HttpServer(self.core.limits.sessions, self.core.timings.head_seconds, self.core.neighbours)
             self._secure.bind(config.https)
+
+    def _bind(self, server: HttpServer) -> None:
+        """Binds the address of HTTP, or the next free one where the configuration allows it.
+
+        Raises:
+            SetupError: it is taken.
+        """
+        config = self.core.config
+        try:
+            server.bind(config.http)
+            return
+        except SetupError:
+            if not config.http_fallback:
+                raise
+        host, _, port = config.http.rpartition(":")
+        # Those that follow, so that a restart finds the same one; at last any.
+        reserved = {
+            address.rpartition(":")[2]
+            for address in (*config.grpc, config.https or "", (config.upstream or "").rstrip("/"))
+        }
+        following = [str(each) for each in range(int(port) + 1, min(int(port) + 1 + FALLBACK_PORTS, 65536))]
+        for each in (*following, "0"):
+            if each not in reserved:
+                with contextlib.suppress(SetupError):
+                    server.bind(f"{host}:{each}")
+                    break
+        else:
+            server.bind(config.http)
+        log.warning(
+            "http port %s is taken, by another plugin server perhaps: listening on %s instead (--http chooses a port)",
+            port, server.address,
+        )  # fmt: skip
 
     async def start(self) -> None:
         """Serves."""

@@ -25,7 +25,7 @@ class UpstreamRoom(Room):
         """Checks the address; nothing is sent yet.
 
         Raises:
-            SetupError: it is this bus.
+            SetupError: it is this bus, or what an earlier run registered there cannot be read.
         """
         url = self.core.config.upstream
         gateway = self.core.rooms.find(GatewayRoom)
@@ -33,8 +33,10 @@ class UpstreamRoom(Room):
             return
         if parse_callback_url(url).meets(gateway.own_url):
             raise SetupError(f"upstream {url} is this bus: name the main server, or choose another port with --http")
+        from toolbus.bus.upstream.ownership import OwnershipFile
         from toolbus.bus.upstream.sync import Upstream
 
+        data_dir = self.core.config.data_dir
         self._upstream = Upstream(
             url,
             self.core.registry,
@@ -43,6 +45,7 @@ class UpstreamRoom(Room):
             bus_id=self.core.config.bus_id,
             changed=self.core.signals.watch,
             on_warning=self.core.signals.catalog_changed,
+            ownership_file=OwnershipFile(data_dir, url) if data_dir is not None else None,
         )
 
     async def start(self) -> None:

@@ -15,6 +15,7 @@ from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.upstream.ownership import Registration
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 
 PREFIX = "plugin:"  # of every source at the main server; set once, never doubled (REST-51)
@@ -59,6 +60,10 @@ class WantedTool:
     @property
     def fingerprint(self) -> Fingerprint:
         return self.source, self.callback_url, self.tool.schema_hash, self.timeout_seconds
+
+    def registration(self, role: str | None) -> Registration:
+        """Returns what identifies it at the main server; the role may be narrower than its own."""
+        return Registration(self.name, role, self.source, self.callback_url)
 
     def body(self, role: str | None, via: str) -> bytes:
         """Returns the body that registers it; the schema is in it byte for byte as its author wrote it.

@@ -18,8 +18,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.upstream.plan import UpstreamPlan, make_plan
-from toolbus.bus.upstream.sync_state import RegisterStep, Step, SyncState, UnregisterStep
+from toolbus.bus.gateway.callback import accepts_connections
+from toolbus.bus.upstream.ownership import Address, Ownership, OwnershipFile
+from toolbus.bus.upstream.plan import CALLBACK_PATH, UpstreamPlan, make_plan
+from toolbus.bus.upstream.sync_state import ClearStep, RegisterStep, Step, SyncState, UnregisterStep
 from toolbus.bus.upstream.upstream_client import MAX_RESPONSE_BYTES, UpstreamClient
 from toolbus.bus.upstream.upstream_responses import (
     ChangeResponse,
@@ -29,6 +31,7 @@ from toolbus.bus.upstream.upstream_responses import (
     read_listing,
 )
 from toolbus.bus.upstream.upstream_timings import DEFAULT_TIMINGS, UpstreamTimings
+from toolbus.text import list_names
 
 log = logging.getLogger("toolbus.upstream")
 
@@ -47,6 +50,7 @@ class Upstream:
         bus_id: sent with every registration, so that buses detect tools that came from a bus.
         changed: yields at once and after every change of the catalog; what it yields does not matter.
         on_warning: called after warnings of tools have changed.
+        ownership_file: where what is registered there is persisted; None: nowhere.
         max_response_bytes: a longer response of the main server is cut off, and its request has failed.
     """
 
@@ -60,6 +64,7 @@ class Upstream:
         bus_id: str,
         changed: Callable[[], AsyncIterator[object]],
         on_warning: Callable[[], None],
+        ownership_file: OwnershipFile | None = None,
         timings: UpstreamTimings = DEFAULT_TIMINGS,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
@@ -72,7 +77,11 @@ class Upstream:
         self._on_warning = on_warning
         self._timings = timings
         self._max_response_bytes = max_response_bytes
-        self._sync_state = SyncState(callback_base, timings=timings)
+        self._file = ownership_file
+        self._ownership = Ownership(ownership_file.earlier if ownership_file is not None else None)
+        self._saving: asyncio.Future[None] | None = None  # the write that runs, or ran last; None before the first
+        self._sync_state = SyncState(self._ownership, timings=timings)
+        self._unknown: list[str] = []  # tools with a callback URL of ours that were logged as not registered by us
         self._planned_revision = -1  # of the catalog that the plan shows
         self._warnings: dict[Entry, str] = {}  # that are set on tools now
         self._client: UpstreamClient | None = None  # None until started, and after the stop
@@ -101,7 +110,7 @@ class Upstream:
         """Starts to offer the tools. Never waits for the main server."""
         self._state = "connecting"
         settled_at = time.monotonic() + self._registry.grace_seconds
-        self._sync_state = SyncState(self._callback_base, settled_at, self._timings)
+        self._sync_state = SyncState(self._ownership, settled_at, self._timings)
         self._client = UpstreamClient(self._url, self._timings.request_seconds, self._max_response_bytes)
         self._tasks = [
             asyncio.create_task(self._synchronize(), name="toolbus upstream"),
@@ -109,7 +118,7 @@ class Upstream:
         ]
 
     async def stop(self, timeout: float = 2.0) -> None:
-        """Clears our tools at the main server and ends.
+        """Withdraws our tools at the main server, and no others, and ends.
 
         Args:
             timeout: seconds, in all, for a server that responds slowly.
@@ -121,18 +130,38 @@ class Upstream:
         self._stopping.set()
         self._wake.set()
         try:
-            # A request in flight may finish: cancelled, it could still arrive at the server after the clear.
-            await asyncio.wait(self._tasks[:1], timeout=timeout / 2)
+            # A request in flight may finish: cancelled, it could still arrive at the server after the others.
+            _, cut = await asyncio.wait(self._tasks[:1], timeout=timeout / 2)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             async with asyncio.timeout_at(deadline):
-                await asyncio.gather(*(_clear(client, source) for source in sorted(self._sync_state.sources)))
+                if self._ownership.registrations and await self._withdraw_all(client) and not cut:
+                    self._ownership.clear()
         except TimeoutError:
             log.info("upstream %s did not respond in %g s: it may still list tools of this bus", self._url, timeout)
         finally:
             self._state = "stopped"
             await client.close()
+            await self._save()
+
+    async def _withdraw_all(self, client: UpstreamClient) -> bool:
+        """Withdraws what the main server lists of ours. Returns whether nothing of ours is left there."""
+        try:
+            listing = read_listing(*await client.send("GET", "/api/tools"))
+        except UpstreamError as error:
+            log.info("upstream %s may still list tools of this bus: %s", self._url, error)
+            return False
+        return all(await asyncio.gather(*(_withdraw(client, step) for step in self._sync_state.closing(listing))))
+
+    async def _save(self) -> None:
+        """Persists what is registered, if that has changed."""
+        if self._saving is not None:
+            await asyncio.shield(self._saving)
+        if self._file is not None and self._ownership.take_changes():
+            saving = asyncio.to_thread(self._file.save, self._ownership.registrations)
+            self._saving = asyncio.ensure_future(saving)
+            await asyncio.shield(self._saving)
 
     async def _follow_changes(self) -> None:
         while True:
@@ -146,6 +175,7 @@ class Upstream:
     async def _synchronize(self) -> None:
         assert self._client is not None  # until `stop`, which ends this task
         client, failures = self._client, 0
+        await self._ownership.check_earlier(self._callback_base, _is_serving)
         while not self._stopping.is_set():
             self._wake.clear()
             try:
@@ -204,7 +234,9 @@ class Upstream:
             for step, error in failed:  # noted only now: an unreachable server has refused nothing
                 self._sync_state.note_refused(step, before, error, time.monotonic(), no_response=True)
             steps = self._sync_state.decide(listing, time.monotonic())
+        await self._save()
         self._warn()
+        self._log_unknown(listing)
 
     def _plan(self) -> UpstreamPlan:
         view = self._view
@@ -226,6 +258,8 @@ class Upstream:
         """Sends the steps one by one, so that the order there is ours. Returns registrations without a response."""
         failed: list[tuple[RegisterStep, str]] = []
         in_a_row = 0
+        self._sync_state.note_sending(steps, time.monotonic())
+        await self._save()  # first: without a response, or after a kill, a tool may be registered nevertheless
         for step in steps:
             if self._stopping.is_set():
                 break
@@ -245,7 +279,6 @@ class Upstream:
 
     async def _register(self, client: UpstreamClient, step: RegisterStep, listing: UpstreamListing) -> None:
         wanted = step.wanted
-        self._sync_state.sources.add(wanted.source)  # first: without a response, it may be registered nevertheless
         response = await _change(client, "register", wanted.body(step.role, self._bus_id))
         if response.ok:
             self._sync_state.note_accepted(step, listing, response.failed, response.problem, time.monotonic())
@@ -254,7 +287,7 @@ class Upstream:
 
     async def _unregister(self, client: UpstreamClient, step: UnregisterStep) -> None:
         first = self._sync_state.note_unregister(step, time.monotonic())
-        response = await _change(client, "unregister", json.dumps({"name": step.name, "role": step.role}).encode())
+        response = await _change(client, "unregister", _unregister_body(step))
         if response.problem and first:
             log.warning("upstream %s does not unregister tool=%r: %s", self._url, step.name, response.problem)
 
@@ -279,6 +312,18 @@ class Upstream:
         if changed:
             self._on_warning()
 
+    def _log_unknown(self, listing: UpstreamListing) -> None:
+        """Logs once which tools lead to this bus although it has not registered them: they are left alone."""
+        prefix = self._callback_base.rstrip("/") + CALLBACK_PATH
+        names = self._sync_state.unknown_callbacks(listing, prefix, time.monotonic())
+        if names and names != self._unknown:
+            log.warning(
+                "upstream %s lists tools=%s with a callback URL of this bus, which has not registered them: they are "
+                "left alone; if a run without a data directory left them there, unregister them there",
+                self._url, list_names(names),
+            )  # fmt: skip
+        self._unknown = names
+
     def _backoff(self, failures: int) -> float:
         longest = self._timings.max_backoff_seconds
         return min(longest, self._timings.first_backoff_seconds * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)
@@ -288,15 +333,26 @@ async def _change(client: UpstreamClient, verb: str, body: bytes) -> ChangeRespo
     return read_change_response(*await client.send("POST", f"/api/tools/{verb}", body))
 
 
-async def _clear(client: UpstreamClient, source: str) -> None:
-    """Clears one source, as a plugin that stops should (REST-52)."""
+async def _withdraw(client: UpstreamClient, step: UnregisterStep | ClearStep) -> bool:
+    """Withdraws one tool, or a source as a plugin that stops should (REST-52). Returns whether it was done."""
     try:
-        response = await _change(client, "clear", json.dumps({"source": source}).encode())
-        problem = response.problem
+        if isinstance(step, ClearStep):
+            problem = (await _change(client, "clear", json.dumps({"source": step.source}).encode())).problem
+        else:
+            problem = (await _change(client, "unregister", _unregister_body(step))).problem
     except UpstreamError as error:
         problem = str(error)
     if problem:
-        log.info("upstream did not clear source=%r: %s", source, problem)
+        log.info("upstream did not withdraw %s: %s", step, problem)
+    return not problem
+
+
+def _unregister_body(step: UnregisterStep) -> bytes:
+    return json.dumps({"name": step.name, "role": step.role}).encode()
+
+
+async def _is_serving(address: Address) -> bool:
+    return await accepts_connections(address, lambda uid: True)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

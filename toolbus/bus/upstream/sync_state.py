@@ -2,7 +2,8 @@
 
 Pure: a plan and a listing in, steps out; `sync` takes the steps and reports how each ended. A restarted server, one
 that lost registrations and a role that was added later all look alike here: something is missing, so it is registered
-again. Tools of other owners are never touched: two programs would replace each other's tool every two seconds.
+again. Tools of other owners are never touched: two programs would replace each other's tool every two seconds. Whose a
+tool is, its source does not tell: `ownership` remembers what we registered.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from toolbus.bus.upstream.plan import CALLBACK_PATH, PREFIX, Fingerprint, Key, UpstreamPlan, WantedTool
+from toolbus.bus.upstream.ownership import Ownership, Registration
+from toolbus.bus.upstream.plan import Fingerprint, Key, UpstreamPlan, WantedTool
 from toolbus.bus.upstream.upstream_responses import UpstreamListing, UpstreamTool, clean
 from toolbus.bus.upstream.upstream_timings import DEFAULT_TIMINGS, UpstreamTimings
 
+_HOW_TO_RESOLVE = (
+    "stop that program, unregister its tool there, or rename one of the tools; the bus registers its own when the name "
+    "is free"
+)
 MAX_TRIES = 2  # registrations of a tool that a role accepts and does not list; a restart in between is not a refusal
 
 
@@ -31,6 +37,13 @@ class UnregisterStep:
 
     name: str
     role: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClearStep:
+    """To withdraw all tools of a source."""
+
+    source: str
 
 
 Step = RegisterStep | UnregisterStep
@@ -65,16 +78,17 @@ class SyncState:
     """The state of our tools at one main server.
 
     Args:
-        callback_base: scheme and authority of our own gateway.
+        ownership: what we have registered there.
         settled_at: until then tools of unknown sources are left alone: after a restart of ours their plugins may be
             about to reconnect, and would lose their place.
     """
 
-    def __init__(self, callback_base: str, settled_at: float = 0.0, timings: UpstreamTimings = DEFAULT_TIMINGS) -> None:
+    def __init__(
+        self, ownership: Ownership, settled_at: float = 0.0, timings: UpstreamTimings = DEFAULT_TIMINGS
+    ) -> None:
         self.plan = UpstreamPlan()
         self.problems: dict[Key, str] = {}  # what is wrong with what is wanted, as of the last decision
-        self.sources: set[str] = set()  # that have, or may have, a registration there
-        self._prefix = callback_base.rstrip("/") + CALLBACK_PATH
+        self.ownership = ownership
         self._settled_at = settled_at
         self._timings = timings
         self._accepted: dict[Key, _Accepted] = {}
@@ -99,8 +113,42 @@ class SyncState:
             steps += self._withdrawals(name, holders, now)
         for by_role in self.plan.by_name.values():
             steps += self._registrations(by_role.values(), listing, now)
-        self._forget(listing)
+        self._forget(listing, now)
         return steps
+
+    def closing(self, listing: UpstreamListing) -> list[UnregisterStep | ClearStep]:
+        """Returns the steps that withdraw what is ours: a source at once where all that is listed of it is ours."""
+        shared: set[str] = set()
+        ours: dict[str, dict[str, UpstreamTool]] = {}
+        for name, holders in (listing.names or {}).items():
+            for role, held in holders.items():
+                if self._is_ours(name, role, held):
+                    ours.setdefault(name, {})[role] = held
+                else:
+                    shared.add(held.source)
+        sources = {held.source for holders in ours.values() for held in holders.values()}
+        steps: list[UnregisterStep | ClearStep] = [ClearStep(source) for source in sorted(sources - shared) if source]
+        cleared = {step.source for step in steps if isinstance(step, ClearStep)}
+        for name, holders in ours.items():
+            left = [role for role, held in holders.items() if held.source not in cleared]
+            if left and len(left) == len(listing.holders(name)):
+                steps.append(UnregisterStep(name, None))
+            else:
+                steps += [UnregisterStep(name, role) for role in left]
+        return steps
+
+    def unknown_callbacks(self, listing: UpstreamListing, callback_prefix: str, now: float) -> list[str]:
+        """Returns the names that are listed with a callback URL of ours although we did not register them."""
+        if now < self._settled_at:
+            return []
+        return [
+            name
+            for name, holders in (listing.names or {}).items()
+            if any(
+                held.callback_url.startswith(callback_prefix) and not self._is_ours(name, role, held)
+                for role, held in holders.items()
+            )
+        ]
 
     def _registrations(self, of_name: Iterable[WantedTool], listing: UpstreamListing, now: float) -> list[Step]:
         steps: list[Step] = []
@@ -129,28 +177,31 @@ class SyncState:
         if not waits:
             due += [role for role in roles if role in accepted.failed]
         self._update_problem(wanted, accepted, roles, listing, now)
-        if due and any(not self._is_ours(held) for held in holders.values()):
-            return [RegisterStep(wanted, role) for role in due]  # for all roles, it would replace others' tools
-        return [RegisterStep(wanted, wanted.role)] if due else []
+        return self._steps(wanted, due, holders) if due else []
 
     def _first_time(self, wanted: WantedTool, roles: Sequence[str], holders: dict[str, UpstreamTool]) -> list[Step]:
-        """Registers in every role; where others own the name in some roles, in the remaining ones.
+        """Registers in every role; where others own the name in some roles, in the remaining ones."""
+        taken = self._others(wanted.name, roles, holders)
+        if taken:
+            self.problems[wanted.key] = (
+                f"the name is taken there by {_owners(taken, wanted)} ({_roles(list(taken))}): {_HOW_TO_RESOLVE}"
+            )
+        return self._steps(wanted, [role for role in roles if role not in taken], holders)
 
-        A tool with our source is ours, perhaps from an earlier run at another port.
-        """
-        foreign = {role: held for role in roles if (held := holders.get(role)) and held.source != wanted.source}
-        taken = {role: held.source for role, held in foreign.items() if not self._is_ours(held)}
-        if not taken:
-            return [RegisterStep(wanted, wanted.role)]
-        by = clean(", ".join(sorted({repr(source) for source in taken.values()})))
-        self.problems[wanted.key] = (
-            f"the name is taken there by source {by} ({_roles(list(taken))}): rename one of the tools"
-        )
-        return [RegisterStep(wanted, role) for role in roles if role not in taken]
+    def _steps(self, wanted: WantedTool, roles: Sequence[str], holders: dict[str, UpstreamTool]) -> list[Step]:
+        """Registers for all roles at once where that replaces no tool of another owner, else role by role."""
+        if wanted.role is None and not self._others(wanted.name, holders, holders):
+            return [RegisterStep(wanted, None)]
+        return [RegisterStep(wanted, role) for role in roles]
+
+    def _others(self, name: str, roles: Iterable[str], holders: dict[str, UpstreamTool]) -> dict[str, UpstreamTool]:
+        """Returns the tools of other owners that some roles list under a name."""
+        listed = {role: holders[role] for role in roles if role in holders}
+        return {role: held for role, held in listed.items() if not self._is_ours(name, role, held)}
 
     def _is_due(self, wanted: WantedTool, accepted: _Accepted, role: str, held: UpstreamTool | None) -> bool:
         """Notes what one role lists; returns whether the tool should be registered again."""
-        if held is not None and not self._is_ours(held):
+        if held is not None and not self._is_ours(wanted.name, role, held):
             accepted.tries[role] = 0
             accepted.failed.discard(role)  # else a retry would replace another owner's tool
             return False
@@ -164,7 +215,7 @@ class SyncState:
         self, wanted: WantedTool, accepted: _Accepted, roles: Sequence[str], listing: UpstreamListing, now: float
     ) -> None:
         """Sets the problem of a registration that was accepted."""
-        key, holders = wanted.key, listing.holders(wanted.name)
+        key = wanted.key
         never = [role for role in roles if role not in accepted.failed and accepted.tries.get(role, 0) >= MAX_TRIES]
         if never:
             accepted.failed.update(never)
@@ -174,18 +225,21 @@ class SyncState:
             self.problems[key] = text
         elif not accepted.failed and key in self._refusals:  # the role that failed lists it now
             del self._refusals[key], self.problems[key]
-        lost = {role: held.source for role in roles if (held := holders.get(role)) and not self._is_ours(held)}
+        lost = self._others(wanted.name, roles, listing.holders(wanted.name))
         if lost:
-            by = clean(", ".join(sorted({repr(source) for source in lost.values()})))
-            text = f"replaced upstream by source {by} ({_roles(list(lost))}): rename one of the tools"
+            text = f"replaced upstream by {_owners(lost, wanted)} ({_roles(list(lost))}): {_HOW_TO_RESOLVE}"
             self.problems[key] = "; ".join(part for part in (self.problems.get(key), text) if part)
 
     def _withdrawals(self, name: str, holders: dict[str, UpstreamTool], now: float) -> list[Step]:
-        unwanted = [role for role, held in holders.items() if self._is_ours(held) and self._is_left(name, role, held)]
+        unwanted = [
+            role
+            for role, held in holders.items()
+            if self._is_ours(name, role, held) and self._is_left(name, role, held)
+        ]
         if not unwanted:
             self._withdrawing.pop(name, None)
             return []
-        known = self.sources | self.plan.sources
+        known = self.ownership.sources | self.plan.sources
         if now < self._settled_at and not any(holders[role].source in known for role in unwanted):
             return []
         earlier = self._withdrawing.get(name)
@@ -197,11 +251,20 @@ class SyncState:
 
     def _is_left(self, name: str, role: str, held: UpstreamTool) -> bool:
         """Returns whether a tool of ours is listed that should not be, and that no registration will replace."""
-        wanted = self.plan.wanted.get((name, role)) or self.plan.wanted.get((name, None))
-        return wanted is None or (held.source != wanted.source and wanted.key in self._refusals)
+        wanted = self._wanted(name, role)
+        return wanted is None or (wanted.key in self._refusals and not _is(held, wanted))
 
-    def _is_ours(self, held: UpstreamTool) -> bool:
-        return held.source.startswith(PREFIX) and held.callback_url.startswith(self._prefix)
+    def _is_ours(self, name: str, role: str, held: UpstreamTool) -> bool:
+        """Returns whether we have registered a tool, or would register the very same one."""
+        wanted = self._wanted(name, role)
+        return (wanted is not None and _is(held, wanted)) or self.ownership.owns(name, role, held)
+
+    def _wanted(self, name: str, role: str | None) -> WantedTool | None:
+        return self.plan.wanted.get((name, role)) or self.plan.wanted.get((name, None))
+
+    def _is_wanted(self, registration: Registration) -> bool:
+        wanted = self._wanted(registration.name, registration.role)
+        return wanted is not None and wanted.registration(registration.role) == registration
 
     def _roles_of(self, wanted: WantedTool, listing: UpstreamListing) -> list[str]:
         """The roles that a registration is responsible for."""
@@ -209,16 +272,21 @@ class SyncState:
             return [wanted.role]
         return [role for role in listing.roles if (wanted.name, role) not in self.plan.wanted]
 
-    def _forget(self, listing: UpstreamListing) -> None:
+    def _forget(self, listing: UpstreamListing, now: float) -> None:
         for key in (self._accepted.keys() | self._refusals.keys()) - self.plan.wanted.keys():
             self._accepted.pop(key, None)
             self._refusals.pop(key, None)
         for name in self._withdrawing.keys() - (listing.names or {}).keys():
             del self._withdrawing[name]
-        holds = {held.source for held_by in (listing.names or {}).values() for held in held_by.values()}
-        self.sources &= self.plan.sources | holds
+        self.ownership.forget(listing, self._is_wanted, now)
 
     # -- noting --------------------------------------------------------------------------------------------------
+
+    def note_sending(self, steps: Iterable[Step], now: float) -> None:
+        """Notes what is about to be registered."""
+        for step in steps:
+            if isinstance(step, RegisterStep):
+                self.ownership.add(step.wanted.registration(step.role), now)
 
     def note_accepted(
         self, step: RegisterStep, listing: UpstreamListing, failed: frozenset[str], problem: str, now: float
@@ -274,6 +342,15 @@ class SyncState:
 
 def _is(held: UpstreamTool, wanted: WantedTool) -> bool:
     return held.source == wanted.source and held.callback_url == wanted.callback_url
+
+
+def _owners(held: dict[str, UpstreamTool], wanted: WantedTool) -> str:
+    """Returns the sources of others' tools; the callback URLs too where a source is called like ours."""
+    owners = {
+        f"source {each.source!r}" + (f" at {each.callback_url!r}" if each.source == wanted.source else "")
+        for each in held.values()
+    }
+    return clean(", ".join(sorted(owners)))
 
 
 def _roles(roles: Sequence[str]) -> str:
