@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes import alive
 from tests.support.tool_folders import SECONDS, OfferedFolder, offered_folder, tool
 from tests.support.waiting import until_sync
-from toolbus.cli.serve_log import log_report
+from toolbus.bus.rooms.dropin_room import log_report
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 from toolbus.sdk import Host

@@ -20,7 +20,7 @@ from tests.support.waiting import Stopwatch, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, SetupError, Stage
 from toolbus.functions.runner import run_handler
-from toolbus.neko.tool_definition import ToolDefinition
+from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.sdk import CallContext, ContextMessage, Err, Extension, Host, Ok, Plugin, ToolInvocation, ToolScope, text
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.invocation import with_host_fields

@@ -17,9 +17,9 @@ from tests.support.waiting import Stopwatch, within
 from toolbus.errors import Code, SetupError
 from toolbus.functions.declaration import llm_tool
 from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.neko.plugin_base import NekoPluginBase
 from toolbus.neko.plugin_lifecycle import lifecycle
-from toolbus.neko.tool_definition import ToolDefinition
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus

@@ -12,7 +12,6 @@ from tests.tools.example_tools import ANYTHING, with_tools
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.functions.threads import LoopThread
 from toolbus.loop import RealtimeSession
-from toolbus.sdk import ToolDefinition as DictTool
 from toolbus.tools import ToolDefinition, ToolRegistry
 
 
@@ -37,8 +36,8 @@ class Session:
         self.synced.append(self._registry.tool_names())
 
 
-def plain(name: str) -> DictTool:
-    return DictTool(name, "d", ANYTHING, lambda arguments: name)
+def plain(name: str) -> ToolDefinition:
+    return ToolDefinition(name, "d", ANYTHING, lambda arguments: name)
 
 
 async def ours() -> str:
@@ -56,7 +55,7 @@ async def test_registering_returns_at_once_and_syncs_no_session() -> None:
 
 @pytest.mark.parametrize("definition", [plain("one"), ToolDefinition("one", "d", ANYTHING, ours)])
 async def test_registering_and_syncing_returns_when_every_session_has_the_tools(
-    definition: DictTool | ToolDefinition,
+    definition: ToolDefinition,
 ) -> None:
     registry = ToolRegistry()
     sessions = [Session(registry), Session(registry)]

@@ -6,7 +6,6 @@ import pytest
 
 from tests.tools.example_tools import ANYTHING, CITY, offer, with_tools
 from toolbus.errors import InvalidTool
-from toolbus.sdk import ToolDefinition as DictTool
 from toolbus.tools import TaskManager, ToolDefinition, ToolRegistry
 
 
@@ -107,8 +106,8 @@ async def test_both_kinds_of_definition_can_be_registered() -> None:
     async def takes_dict_too(arguments: dict[str, Any]) -> Any:
         return arguments["location"]
 
-    registry.register_tool(DictTool("plain", "d", CITY, takes_dict, metadata={"source": "pack"}))
-    registry.register_tool(DictTool("async", "d", CITY, takes_dict_too))
+    registry.register_tool(ToolDefinition("plain", "d", CITY, takes_dict, metadata={"source": "pack"}))
+    registry.register_tool(ToolDefinition("async", "d", CITY, takes_dict_too))
     assert await registry.call("weather", {"location": "Oslo"}) == "The weather in Oslo is sunny and 72°F."
     assert await registry.call("plain", {"location": "Oslo"}, ctx=object()) == '{"got":{"location":"Oslo"}}'
     assert await registry.call("async", {"location": "Rome"}) == "Rome"
@@ -122,14 +121,15 @@ def test_a_value_that_is_not_a_definition_is_refused_with_the_fix() -> None:
         with pytest.raises(TypeError, match="is not a tool: give a ToolDefinition"):
             registry.register_tool(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="has no handler"):
-        registry.register_tool(DictTool("plain"))
+        registry.register_tool(ToolDefinition("plain"))
     assert len(registry) == 0
 
 
 async def test_a_listed_definition_can_be_called_whatever_its_arguments_are_named() -> None:
     registry = ToolRegistry()
-    registry.register_tool(DictTool("greet", "d", ANYTHING, lambda arguments: sorted(arguments)))
+    registry.register_tool(ToolDefinition("greet", "d", ANYTHING, lambda arguments: sorted(arguments)))
     (definition,) = registry.list_tools()
+    assert definition.handler is not None
     assert await definition.handler(name="Bob", self=1) == '["name","self"]'
 
 
@@ -146,7 +146,7 @@ def test_tools_are_cleared_by_source_or_all() -> None:
     registry = with_tools("mine")
     for name, source in (("a", "pack"), ("b", "pack"), ("c", None)):
         metadata = {"source": source} if source else {}
-        registry.register_tool(DictTool(name, "d", ANYTHING, dict, metadata=metadata))
+        registry.register_tool(ToolDefinition(name, "d", ANYTHING, dict, metadata=metadata))
     assert registry.clear_tools("nobody") == 0
     assert registry.clear_tools("pack") == 2
     assert registry.tool_names() == {"mine", "c"}
@@ -159,7 +159,7 @@ def test_tools_are_cleared_by_source_or_all() -> None:
 def test_a_tool_that_changed_its_source_is_cleared_with_the_new_one() -> None:
     registry = ToolRegistry()
     for source in ("a", "b"):
-        registry.register_tool(DictTool("x", "d", ANYTHING, dict, metadata={"source": source}))
+        registry.register_tool(ToolDefinition("x", "d", ANYTHING, dict, metadata={"source": source}))
     assert registry.clear_tools("a") == 0
     assert registry.clear_tools("b") == 1
 
@@ -185,7 +185,7 @@ def test_an_invalid_source_and_the_source_of_the_bus_are_refused(source: str) ->
         ToolRegistry(source=source)
     if source:  # without one it is called external
         with pytest.raises(ValueError, match="name another"):
-            ToolRegistry().register_tool(DictTool("x", "d", ANYTHING, dict, metadata={"source": source}))
+            ToolRegistry().register_tool(ToolDefinition("x", "d", ANYTHING, dict, metadata={"source": source}))
 
 
 def test_a_registry_names_the_source_of_its_tools() -> None:

@@ -69,12 +69,14 @@ async def shout(word: str) -> str:
 async def test_its_tools_are_called_over_grpc(bus: Bus, registry: ToolRegistry) -> None:
     @registry.tool("weather", "Tells the weather.", CITY)
     async def weather(location: str, ctx: Any = None) -> str:
-        return f"{location} {ctx}"
+        return f"{location} {ctx.user_id} {ctx.channel_id} {ctx.platform}"
 
     async with Host(bus.grpc_addresses[0]) as host:
         (listed,) = await host.list()
         assert (listed.tool.name, listed.source, listed.tool.parameters) == ("weather", SOURCE, CITY)
-        assert (await host.call("weather", {"location": "Oslo"})).unwrap() == "Oslo None"
+        context = CallContext(user_id="ann", attributes={"channel_id": "7", "platform": "matrix"})
+        called = await host.call("weather", {"location": "Oslo"}, context=context)
+        assert called.unwrap() == "Oslo ann 7 matrix"
 
 
 async def test_its_tools_are_called_over_rest() -> None:
@@ -97,6 +99,7 @@ async def test_a_plugins_tools_are_listed_exported_and_called_here(bus: Bus, reg
         assert await within(registry.call("shout", {"word": "hey"})) == "HEY"
         definition = registry.list_tools()[1]
         assert (definition.description, definition.no_background) == ("Says a word loudly.", True)
+        assert definition.handler is not None
         assert await definition.handler(word="hey") == "HEY"
     await until(lambda: registry.tool_names() == {"one"}, "the plugin's tool to go")
 

@@ -237,3 +237,31 @@ async def test_one_task_manager_serves_calls_of_several_loops(registry: ToolRegi
 
     assert await asyncio.to_thread(lambda: asyncio.run(elsewhere())) == "released"
     assert await registry.call("waits", {}) == "released"
+
+
+async def test_a_task_manager_that_is_set_later_takes_the_calls_from_then_on() -> None:
+    registry, held = ToolRegistry(), BlockedTool()
+    registry.tool("waits", "d", ANYTHING)(held)
+    registry.tool("quick", "d", ANYTHING)(lambda: "quick")
+    assert await registry.call("quick", {}) == "quick"  # this loop's dispatcher exists by now
+    with pytest.raises(ValueError, match="has no task manager"):
+        registry.offer_task_tools()
+    first, second = TaskManager(timeout=SOON), TaskManager(timeout=SOON)
+    registry.task_manager = first
+    task_id = json.loads(await within(registry.call("waits", {}, "ann")))["task_id"]
+    assert task_id in await registry.call("list_tasks", {}, "ann")
+    registry.offer_task_tools()
+    registry.task_manager = second
+    assert registry.task_manager is second
+    assert task_id not in await registry.call("list_tasks", {}, "ann")
+    other = json.loads(await within(registry.call("waits", {}, "ann")))["task_id"]
+    assert [each.task_id for each in first.list_tasks("ann")] == [task_id]
+    assert [each.task_id for each in second.list_tasks("ann")] == [other]
+    registry.task_manager = None
+    assert registry.tool_names() == {"waits", "quick"}
+    call = asyncio.create_task(registry.call("waits", {}, "ann"))
+    await asyncio.sleep(SOON * 3)
+    held.release()
+    assert await within(call) == "released"
+    first.close()
+    second.close()

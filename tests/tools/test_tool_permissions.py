@@ -6,6 +6,7 @@ import pytest
 
 from tests.tools.example_tools import ANYTHING, BlockedTool, with_tools
 from toolbus.errors import InvalidRequest
+from toolbus.sdk import ToolScope
 from toolbus.tools import ToolRegistry
 
 RULES = {"everyones": ["*"], "anns": ["ann", "bob"], "mixed": ["ann", "*"], "nobodys": []}
@@ -161,3 +162,23 @@ async def test_a_tool_that_calls_another_calls_it_for_its_own_user() -> None:
     assert await registry.call("open", {}, "ann") == "passed"
     assert "may not call 'secret'" in await registry.call("open", {}, "eve")
     assert await registry.call("open", {}) == "passed"  # no user passes, as in Stargazer
+
+
+@pytest.mark.parametrize(("options", "answer"), [({}, "denied"), ({"inherit_user": False}, "done for ")])
+async def test_calls_that_a_tool_makes_itself_are_made_for_its_user_unless_the_registry_says_otherwise(
+    options: dict[str, Any], answer: str
+) -> None:
+    registry = ToolRegistry(**options)
+
+    @registry.tool("inner", "d", ANYTHING)
+    async def inner(scope: ToolScope) -> str:
+        return f"done for {scope.user_id}"
+
+    @registry.tool("outer", "d", ANYTHING)
+    async def outer() -> str:
+        return await registry.call("inner", {}, nested=True)
+
+    registry.set_permissions({"inner": ["bob"]})
+    text = await registry.call("outer", {}, "ann")
+    assert text == answer or (answer == "denied" and "user 'ann' may not call 'inner'" in text)
+    assert await registry.call("outer", {}, "bob") == ("done for bob" if answer == "denied" else answer)

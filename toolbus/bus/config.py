@@ -59,7 +59,7 @@ class Config:
         permissions: which users may call which tools, and those of which roles and sources.
         background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes
             a task.
-        tools_dir: a folder of drop-in tools to offer; ``toolbus serve`` runs them, in processes of their own.
+        tools_dir: a folder of drop-in tools to offer, in sandboxed processes of their own.
         require_manifest: whether such a folder offers nothing without a ``_manifest.json``.
         council: a file of members that run tools before a model is asked (`toolbus.council`), and of their settings;
             None: each request for a run brings its members.

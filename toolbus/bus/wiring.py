@@ -37,6 +37,7 @@ from toolbus.bus.room import AnyRoom, Room, Rooms
 from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.council_room import CouncilRoom
+from toolbus.bus.rooms.dropin_room import DropinRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.keys_room import KeysRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
@@ -63,6 +64,7 @@ ROOMS: tuple[type[Room], ...] = (
     TasksRoom,
     CouncilRoom,
     StreamsRoom,
+    DropinRoom,  # last: its processes attach to the streams
 )
 
 

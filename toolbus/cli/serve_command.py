@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import logging
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -18,7 +15,6 @@ from toolbus.cli import serve_log, terminal
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
-    from toolbus.bus import Bus
     from toolbus.bus.config import Config
     from toolbus.bus.serve_settings import ServeSettings
 
@@ -234,46 +230,15 @@ async def _serve(config: Config, as_json: bool) -> None:
             # all of them delays every call by 28 ms, a pass over the rest by 1 ms.
             gc.collect()
             gc.freeze()
-            async with _tools(config, bus, at_once):
-                await _wait_first(stopping.wait(), bus.wait_stopped())
-                stopping.set()  # also after a drain by an operator the next signal ends the bus at once
-                if as_json:
-                    terminal.print_json({"event": "draining"}, line=True)
-                await _wait_first(bus.drain(), at_once.wait())
+            await _wait_first(stopping.wait(), bus.wait_stopped())
+            stopping.set()  # also after a drain by an operator the next signal ends the bus at once
+            if as_json:
+                terminal.print_json({"event": "draining"}, line=True)
+            await _wait_first(bus.drain(), at_once.wait())
     except SetupError as error:
         terminal.fail(str(error))
     if as_json:
         terminal.print_json({"event": "stopped"}, line=True)
-
-
-@contextlib.asynccontextmanager
-async def _tools(config: Config, bus: Bus, at_once: asyncio.Event) -> AsyncIterator[None]:
-    """Runs the folder of drop-in tools, if there is one, for as long as the bus.
-
-    Args:
-        at_once: when set, calls in flight get no time at the end.
-    """
-    if config.tools_dir is None:
-        yield
-        return
-    from toolbus.dropin.tool_folder import ToolFolder
-
-    address = await bus.dropin_address()
-    folder = ToolFolder(config.tools_dir, address, serve_log.log_report, require_manifest=config.require_manifest)
-    running = asyncio.create_task(folder.run())
-    running.add_done_callback(_log_error)
-    try:
-        yield
-    finally:
-        folder.stop()
-        await _wait_first(asyncio.wait([running]), at_once.wait())
-        folder.stop()
-        await asyncio.wait([running])
-
-
-def _log_error(tools: asyncio.Task[bool]) -> None:
-    if not tools.cancelled() and (error := tools.exception()) is not None:
-        logging.getLogger("toolbus.dropin").error("drop-in tools have stopped: restart the bus", exc_info=error)
 
 
 async def _wait_first(*awaitables: Any) -> None:

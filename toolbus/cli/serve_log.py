@@ -16,9 +16,7 @@ from toolbus.text import clean_line, clean_lines, escape_unsafe
 
 if TYPE_CHECKING:
     from toolbus.bus.serve_settings import ServeSettings
-    from toolbus.processes.supervised_plugin import PluginReport
 
-_LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}
 _RECORD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
 
@@ -68,15 +66,3 @@ def log_to_stderr(settings: ServeSettings) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the bus logs its own start and stop
     logging.getLogger("httpx").setLevel(logging.WARNING)  # at info it has a line for each request to a sidecar
     logging.getLogger("asyncio").setLevel(logging.WARNING)  # at debug it logs which selector it uses
-
-
-def log_report(report: PluginReport) -> None:
-    """Logs a report of the drop-in tools' processes; a line of a process's own log keeps its level."""
-    from toolbus.processes.supervised_plugin import ReportKind
-
-    is_problem = report.stream == "stderr" or report.kind in (ReportKind.DIED, ReportKind.GIVEN_UP)
-    level, text = logging.WARNING if is_problem else logging.INFO, report.text
-    level_name, _, rest = text.partition(" ")
-    if report.stream == "stderr" and rest and level_name in _LEVELS:
-        level, text = _LEVELS[level_name], rest
-    logging.getLogger("toolbus.dropin").log(level, "%s: %s", report.plugin, text)

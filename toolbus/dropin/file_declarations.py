@@ -24,10 +24,10 @@ from toolbus.dropin.tool_env import env_of
 from toolbus.errors import InvalidTool
 from toolbus.functions import hints
 from toolbus.functions.declaration import LlmToolMeta, describe, meta_of
+from toolbus.functions.tool_definition import CTX
 from toolbus.functions.tool_options import OPTION_NAMES
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 
-CTX = "ctx"  # the parameter that gets the `ToolScope` and is never shown to a model
 _SCOPE = "the scope of this call"  # the key under which `execute` tools get theirs, among the arguments
 _INCOMPLETE = "llm_tool_register: spec needs {name, execute, def}"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -80,10 +80,23 @@ def register_tool(
         raise InvalidTool(
             [f"tool {name!r:.80}: register_tool works only while a file is loaded: call it at its top level"]
         )
-    description, parameters = _definition(name, definition)
-    meta = _meta(execute, name, entry | {"description": description, "parameters": parameters})
-    tool_spec = spec_of(execute, meta, takes_dict=True)
-    collected.append(replace(tool_spec, handler=_with_env(name, execute), scope=_SCOPE))
+    collected.append(_by_dict(name, execute, definition, entry))
+
+
+def spec_of_entry(entry: Mapping[str, Any]) -> ToolSpec:
+    """Returns a tool that a program writes as a file would: `{name, execute, def}`, or an entry of `TOOLS`.
+
+    Raises:
+        InvalidTool, TypeError, ValueError: naming what is wrong.
+    """
+    if "execute" not in entry:
+        return _by_keywords(f"tool {entry.get('name')!r:.80}", entry, {})
+    options = dict(entry)
+    name, execute, definition = (options.pop(key, None) for key in ("name", "execute", "definition"))
+    definition = options.pop("def", None) or definition
+    if not name or not callable(execute) or not definition:
+        raise InvalidTool([_INCOMPLETE])
+    return _by_dict(name, execute, definition, options)
 
 
 def specs_of(module: ModuleType, known: Sequence[Any] = ()) -> list[ToolSpec]:
@@ -223,6 +236,14 @@ def _count_parameters(name: str, execute: Callable[..., Any]) -> int:
             [f"tool {name!r:.80}: execute has the signature {signature}, it is called as execute(args, env): change it"]
         )
     return count
+
+
+def _by_dict(name: Any, execute: Callable[..., Any], definition: Any, options: dict[str, Any]) -> ToolSpec:
+    """Returns the tool of a function that is called as `execute(args, env)`."""
+    description, parameters = _definition(name, definition)
+    meta = _meta(execute, name, options | {"description": description, "parameters": parameters})
+    spec = spec_of(execute, meta, takes_dict=True)
+    return replace(spec, handler=_with_env(name, execute), scope=_SCOPE)
 
 
 def _by_keywords(where: str, entry: Any, flags: Mapping[str, bool]) -> ToolSpec:

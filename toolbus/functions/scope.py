@@ -135,6 +135,21 @@ class ToolScope:
         return self.cancel_reason is not None
 
     @property
+    def user_id(self) -> str:
+        """On whose behalf the call is made; empty if the host has not said so: then assume no user."""
+        return self.context.user_id
+
+    @property
+    def channel_id(self) -> str:
+        """The conversation that the call comes from: the attribute `channel_id`, else `channel`; empty if unknown."""
+        return self.context.attributes.get("channel_id") or self.context.attributes.get("channel", "")
+
+    @property
+    def platform(self) -> str:
+        """The service that the conversation takes place on: the attribute `platform`; empty if unknown."""
+        return self.context.attributes.get("platform", "")
+
+    @property
     def can_call(self) -> bool:
         """Whether it is connected to a bus, so that it can call other tools."""
         return self._caller is not None

@@ -16,9 +16,9 @@ from toolbus.errors import Code, Stage
 from toolbus.functions.declaration import describe
 from toolbus.functions.reply import Err, Ok, Reply, dump_output
 from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
-from toolbus.neko.tool_definition import ToolDefinition
 from toolbus.sdk.hooks import called
 from toolbus.sdk.invocation import CONTEXT, ToolInvocation, taking_host_fields
 from toolbus.sdk.plugin_client import Plugin, made_of

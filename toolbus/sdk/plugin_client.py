@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, overload
 from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.threads import Workers
+from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
 from toolbus.neko.plugin_base import NekoPluginBase, source_of, tools_of
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
-from toolbus.neko.tool_definition import ToolDefinition
 from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings

@@ -1,14 +1,17 @@
 """Offers the tools of a Python program in its own process: the public names of Stargazer's package ``tools``.
 
-``from toolbus.tools import ToolRegistry, ToolDefinition, TaskManager``
+``from toolbus.tools import ToolRegistry, ToolDefinition, TaskManager, load_tools, reload_tools``
 """
 
 from toolbus.bus.tasks import TaskManager
-from toolbus.tools.tool_definition import ToolDefinition
+from toolbus.functions.tool_definition import ToolDefinition
+from toolbus.tools.tool_loader import load_tools, reload_tools
 from toolbus.tools.tool_registry import ToolRegistry
 
 __all__ = [
     "ToolRegistry",
     "ToolDefinition",
     "TaskManager",
+    "load_tools",
+    "reload_tools",
 ]

@@ -27,7 +27,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, OnProgress
 from toolbus.bus.tasks import TaskManager
 from toolbus.cancellation import is_being_cancelled
-from toolbus.errors import Code, Stage
+from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.threads import Workers
 from toolbus.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -38,6 +38,9 @@ IDS_PER_LOOP = 1 << 40  # dispatchers share handlers, so they must not share ids
 UNLIMITED_CALLS = 1 << 30  # calls in flight: no peer can be overloaded, so a limit would only lose calls
 # Results are not sent, so one may be larger than a message, and one source holds all of them.
 STANDALONE_LIMITS = Limits(result_bytes=64 * MIB, held_bytes_per_source=Limits().held_bytes)
+BUS_HAS_TASKS = (
+    "a bus has a task manager of its own: leave task_manager out, and set background_after_seconds in its Config"
+)
 EVERYTHING = Principal(SOURCE, is_admin=False, may_omit_user=True)  # sees the tools of all users
 
 
@@ -49,6 +52,7 @@ class Backend(ABC):
         view: lists them.
         observer: lists on behalf of a user.
         run_sync: runs a plain function off the event loop.
+        tasks: turns calls into tasks; None: all calls run to their end.
         limits: for tools that are registered.
         slots: how many calls of a tool may be in flight.
     """
@@ -57,6 +61,7 @@ class Backend(ABC):
     view: CatalogView
     principal: Principal
     run_sync: Any
+    tasks: TaskManager | None
     limits: Limits
     slots: int
 
@@ -67,6 +72,14 @@ class Backend(ABC):
     @abstractmethod
     async def call(self, call: pb.ToolCall, on_progress: OnProgress | None) -> Result:
         """Makes a call, from any event loop."""
+
+    @abstractmethod
+    def set_tasks(self, tasks: TaskManager | None) -> None:
+        """Has calls from now on become tasks of another manager, or of none; from any thread.
+
+        Raises:
+            SetupError: the bus has one of its own.
+        """
 
     @abstractmethod
     def changed(self) -> None:
@@ -98,7 +111,7 @@ class Standalone(Backend):
     """
 
     def __init__(self, tasks: TaskManager | None, source: str, *, may_omit_user: bool) -> None:
-        self._tasks = tasks
+        self.tasks = tasks
         self._policy = Policy()
         self._lock = threading.Lock()
         self._dispatchers = 0  # dispatchers so far
@@ -119,6 +132,12 @@ class Standalone(Backend):
 
     async def call(self, call: pb.ToolCall, on_progress: OnProgress | None) -> Result:
         return await self._on_this_loop()[1].call(call, on_progress)
+
+    def set_tasks(self, tasks: TaskManager | None) -> None:
+        with self._lock:
+            self.tasks = tasks
+            for dispatcher, _ in self._callers.values():
+                dispatcher.background = tasks
 
     def changed(self) -> None:
         """Does nothing: it has no watchers, and listings are rebuilt for a new revision."""
@@ -142,7 +161,7 @@ class Standalone(Backend):
             self._records,
             self.limits,
             arm=timer.arm,
-            background=self._tasks,
+            background=self.tasks,
             first_id=1 + self._dispatchers * IDS_PER_LOOP,
         )
         timer.sweep = dispatcher.sweep
@@ -170,6 +189,7 @@ class OnBus(Backend):
         self.registry: Registry = bus.registry
         self.view: CatalogView = bus.dispatcher.view
         self.run_sync = bus.run_sync
+        self.tasks = bus.tasks
         self.principal = Principal(source, is_admin=False, may_omit_user=may_omit_user)
         self.limits = Limits()
         self.slots = self.limits.calls_in_flight
@@ -202,6 +222,9 @@ class OnBus(Backend):
                 raise
             # The loop cancels its tasks at its end, so the stage of this call is unknown.
             return _unavailable("the bus's event loop ended", Stage.UNKNOWN)
+
+    def set_tasks(self, tasks: TaskManager | None) -> None:
+        raise SetupError(BUS_HAS_TASKS)
 
     def changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the bus's loop is closed, so it has no watchers

@@ -21,17 +21,21 @@ from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
+from toolbus.functions.tool_definition import RunningCall, ToolDefinition, running_call
 from toolbus.functions.tool_options import ToolTraits
 from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments
-from toolbus.tools.backend import SOURCE, Backend, OnBus, Standalone
+from toolbus.tools.backend import BUS_HAS_TASKS, SOURCE, Backend, OnBus, Standalone
 from toolbus.tools.live_sessions import LiveSession, LiveSessions
 from toolbus.tools.openai_tools import OpenAITools
 from toolbus.tools.registered_tools import Definition, RegisteredTools, check_source
 from toolbus.tools.registry_source import RegistrySource
-from toolbus.tools.tool_definition import RunningCall, ToolDefinition, running_call
+from toolbus.tools.tool_loader import LoadedFolders
 from toolbus.tools.tool_permissions import ToolPermissions
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+PLACE = ("channel_id", "platform")  # what tools in other processes learn of a caller's ctx
+MAX_PLACE = 256  # characters of each
 
 MAX_NESTED = 8  # calls of tools by tools above one another
 MIN_BACKGROUND_SECONDS = 0.001  # 0 would mean that a call never becomes a task
@@ -42,10 +46,12 @@ class ToolRegistry:
 
     Args:
         task_manager: turns calls that take longer than its ``timeout`` into tasks, whose caller gets the task's id;
-            None: all calls run to their end.
+            None: all calls run to their end. The attribute may be set later.
         bus: a `toolbus.Bus` to be part of. Its tools are listed and called here too, and it offers these tools; calls
             become tasks of the bus's own task manager, see `Config.background_after_seconds`.
         source: the source of these tools, for listings and for permissions by source.
+        inherit_user: whether calls that a tool makes itself, and that name no user, are made for the user of the call
+            that it answers. False: they are made without a user, as in Stargazer.
         require_user: whether calls without a user are refused where a tool is for certain users. By default they pass,
             as in Stargazer; callers over the wire always need a user.
 
@@ -61,13 +67,11 @@ class ToolRegistry:
         bus: Any = None,
         source: str = SOURCE,
         require_user: bool = False,
+        inherit_user: bool = True,
     ) -> None:
         if bus is not None and task_manager is not None:
-            raise SetupError(
-                "a bus has a task manager of its own: leave task_manager out, and set background_after_seconds in its "
-                "Config"
-            )
-        self.task_manager = task_manager if bus is None else bus.tasks
+            raise SetupError(BUS_HAS_TASKS)
+        self._inherit_user = inherit_user
         source = check_source(source)
         self._backend: Backend
         if bus is None:
@@ -75,6 +79,7 @@ class ToolRegistry:
         else:
             self._backend = OnBus(bus, source, may_omit_user=not require_user)
         self._registered = RegisteredTools(self._backend, source)
+        self.folders = LoadedFolders(self._registered)
         self._openai = OpenAITools(self._backend)
         self._permissions = ToolPermissions(self._backend)
         self._sessions = LiveSessions()
@@ -83,6 +88,24 @@ class ToolRegistry:
 
     def __repr__(self) -> str:
         return f"<ToolRegistry tools={len(self)}>"
+
+    @property
+    def task_manager(self) -> TaskManager | None:
+        """Turns calls that take long into tasks; None: all calls run to their end. On a bus it is the bus's own.
+
+        Set it, and calls from now on become its tasks; those that are tasks already stay with the manager before.
+
+        Raises:
+            SetupError: it is set, and the registry is part of a bus.
+        """
+        return self._backend.tasks
+
+    @task_manager.setter
+    def task_manager(self, tasks: TaskManager | None) -> None:
+        self._backend.set_tasks(tasks)
+        self._registered.replace_task_tools(tasks)
+        if tasks is not None:
+            self._registered.register_task_tools(tasks, BUS_SOURCE, qualified=True)
 
     # -- registering ---------------------------------------------------------------------------------------------
 
@@ -112,7 +135,8 @@ class ToolRegistry:
         """Registers a tool; live sessions are told later, without waiting (REST-63).
 
         Args:
-            definition: ours, whose handler takes keywords, or that of `toolbus.sdk`, whose handler takes one dict.
+            definition: a `ToolDefinition`; a dict as tool files write it, `{"name", "description", "parameters",
+                "handler"}` or `{"name", "execute", "def"}`; or a `ToolSpec`.
 
         Raises:
             TypeError, ValueError, InvalidTool: naming what breaks a rule.
@@ -208,9 +232,11 @@ class ToolRegistry:
 
         Args:
             arguments: what JSON can hold, or JSON text.
-            user_id: on whose behalf. "" or None: inside a tool, the user of the call that it answers; else no user,
-                which passes every permission unless the registry requires a user.
-            ctx: passed to a handler that has a parameter of that name.
+            user_id: on whose behalf. "" or None: inside a tool, the user of the call that it answers, unless the
+                registry was made with ``inherit_user=False``; else no user, which passes every permission unless the
+                registry requires a user.
+            ctx: passed to a handler that has a parameter of that name. Tools elsewhere on a bus get its ``channel_id``
+                and ``platform``, if it has them, as attributes of the call's context.
             nested: whether a tool makes the call and needs the result itself: the call never becomes a task.
         """
         try:
@@ -251,9 +277,12 @@ class ToolRegistry:
             reason = f"tools called tools {MAX_NESTED} deep; the chain ends here: let a tool answer by itself"
             return Result(is_error=True, error=CallError(Code.PERMISSION_DENIED, reason, Stage.NOT_DISPATCHED))
         context = context or CallContext()
-        user_id = user_id or running_call.get().user_id
+        if self._inherit_user:
+            user_id = user_id or running_call.get().user_id
         if user_id and not context.user_id:
             context = replace(context, user_id=user_id)
+        if ctx is not None:
+            context = replace(context, attributes=_place_of(ctx) | dict(context.attributes))
         known_context = context if context != CallContext() else None
         options = CallOptions.of(timeout, None, known_context, schema_hash, None)
         message = options.to_wire(self._openai.bus_name(str(name)), dump_arguments(arguments))
@@ -328,3 +357,9 @@ class ToolRegistry:
 
     async def _call_with(self, name: str, /, **arguments: Any) -> str:
         return await self.call(name, arguments)
+
+
+def _place_of(ctx: Any) -> dict[str, str]:
+    """Returns the attributes of a call that a caller's ``ctx`` names: where its conversation takes place."""
+    texts = {name: getattr(ctx, name, "") for name in PLACE}
+    return {name: text[:MAX_PLACE] for name, text in texts.items() if isinstance(text, str) and text}

@@ -1,26 +1,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+import toolbus.sdk
 import toolbus.tools
 from tests.tools.example_tools import ANYTHING, CITY
-from toolbus.tools import ToolDefinition
+from toolbus.functions.scope import ToolScope
+from toolbus.functions.tool_definition import ToolDefinition
 
 
 async def handler(location: str = "") -> str:
     return location
 
 
-def test_the_package_has_three_names() -> None:
-    assert toolbus.tools.__all__ == ["ToolRegistry", "ToolDefinition", "TaskManager"]
+def test_both_packages_have_the_same_class() -> None:
+    assert toolbus.tools.ToolDefinition is toolbus.sdk.ToolDefinition is ToolDefinition
+    assert toolbus.tools.__all__ == ["ToolRegistry", "ToolDefinition", "TaskManager", "load_tools", "reload_tools"]
 
 
-def test_a_definition_has_six_fields_and_two_of_them_may_be_left_out() -> None:
+def test_a_definition_has_stargazers_six_fields_in_their_order_and_metadata() -> None:
     assert [field.name for field in dataclasses.fields(ToolDefinition)] == [
-        *("name", "description", "parameters", "handler", "no_background", "allow_repeat")
+        *("name", "description", "parameters", "handler", "no_background", "allow_repeat", "metadata", "dict_handler")
     ]
     definition = ToolDefinition("weather", "Tells the weather.", CITY, handler)
     assert (definition.no_background, definition.allow_repeat) == (False, False)
@@ -83,7 +87,7 @@ def test_a_property_ctx_belongs_to_the_model_where_the_handler_has_no_such_param
         (("n" * 65, "d", ANYTHING, handler), "tool name 'nnn"),
         ((5, "d", ANYTHING, handler), "name must be a str, not int"),
         (("w", 5, ANYTHING, handler), "'w': description must be a str, not int"),
-        (("w", "d", None, handler), "'w': parameters must be a dict, not NoneType"),
+        (("w", "d", ANYTHING), "'w' has no handler: pass handler="),
         (("w", "d", [], handler), "'w': parameters must be a dict, not list"),
         (("w", "d", {"type": {1}}, handler), "'w': parameters cannot be written as JSON"),
         (("w", "d", ANYTHING, "handler"), "not on 'handler'"),
@@ -101,3 +105,84 @@ def test_a_handler_whose_parameters_cannot_be_given_by_name_makes_no_tool() -> N
 
     with pytest.raises(TypeError, match="positional-only"):
         ToolDefinition("w", "d", ANYTHING, positional).spec()
+
+
+def _named(location):  # type: ignore[no-untyped-def]
+    return location
+
+
+def _one(arguments):  # type: ignore[no-untyped-def]
+    return arguments
+
+
+def _hinted(location: dict[str, Any]) -> Any:
+    return location
+
+
+def _object_argument(place: Mapping[str, Any]) -> Any:
+    return place
+
+
+def _text(place: str) -> Any:
+    return place
+
+
+def _two(a, b):  # type: ignore[no-untyped-def]
+    return a
+
+
+def _any_keyword(first, **others):  # type: ignore[no-untyped-def]
+    return first
+
+
+def _with_ctx(arguments, ctx):  # type: ignore[no-untyped-def]
+    return arguments
+
+
+def _with_scope(scope: ToolScope) -> str:
+    return scope.tool
+
+
+def _optional(arguments=None):  # type: ignore[no-untyped-def]
+    return arguments
+
+
+PLACE = {"type": "object", "properties": {"place": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters", "takes_dict"),
+    [
+        (_named, CITY, False),
+        (_one, CITY, True),
+        (_one, None, True),
+        (lambda args: args, ANYTHING, True),
+        (_hinted, CITY, True),  # a text there could not be a dict
+        (_object_argument, PLACE, False),
+        (_object_argument, CITY, True),
+        (_text, ANYTHING, False),
+        (_two, ANYTHING, False),
+        (_any_keyword, ANYTHING, False),
+        (_with_ctx, ANYTHING, False),
+        (_optional, ANYTHING, False),
+        (dict, ANYTHING, True),
+        (_with_scope, ANYTHING, False),
+        (lambda: 1, ANYTHING, False),
+        (lambda **keywords: 1, ANYTHING, False),
+    ],
+)
+def test_the_signature_of_a_handler_tells_whether_it_takes_one_dict(
+    function: Any, parameters: dict[str, Any] | None, takes_dict: bool
+) -> None:
+    definition = ToolDefinition("w", "d", parameters, function)
+    assert definition.takes_dict is takes_dict
+    assert definition.spec().takes_dict is takes_dict
+    assert ToolDefinition("w", "d", parameters, function, dict_handler=not takes_dict).takes_dict is not takes_dict
+
+
+def test_without_parameters_the_hints_of_a_handler_are_the_schema() -> None:
+    async def wants(city: str, days: int = 3, ctx: dict[str, Any] | None = None) -> str:
+        return city
+
+    schema = ToolDefinition("w", handler=wants).spec().tool.parameters
+    assert (list(schema["properties"]), schema["required"]) == (["city", "days"], ["city"])

@@ -1,0 +1,78 @@
+"""Offers the folder of drop-in tools that the configuration names, for as long as the bus runs.
+
+The files run in sandboxed processes of their own, which attach to the guarded listener; `toolbus.dropin` runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from toolbus.bus.core import Core
+from toolbus.bus.room import Room
+from toolbus.bus.rooms.streams_room import StreamsRoom
+from toolbus.errors import SetupError
+
+if TYPE_CHECKING:
+    from toolbus.dropin.tool_folder import ToolFolder
+    from toolbus.processes.supervised_plugin import PluginReport
+
+log = logging.getLogger("toolbus.dropin")
+
+STOP_SECONDS = 2.0  # for processes to end by themselves: the bus has ended their sessions, so they have no calls
+_LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}
+
+
+class DropinRoom(Room):
+    """The folder of drop-in tools of one bus; nothing where the configuration names none."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._folder: ToolFolder | None = None  # None until started, and where there is none
+        self._running: asyncio.Task[bool] | None = None  # runs the folder
+
+    async def start(self) -> None:
+        """Begins to follow the folder; the tools of its files are offered as soon as their processes have loaded them.
+
+        Raises:
+            SetupError: the bus has no streams that processes could attach to, or `watchfiles` is not installed.
+        """
+        config = self.core.config
+        if config.tools_dir is None:
+            return
+        streams = self.core.rooms.find(StreamsRoom)
+        if streams is None:
+            raise SetupError("tools_dir needs StreamsRoom, which this bus was made without: add it to its rooms")
+        from toolbus.dropin.tool_folder import ToolFolder
+
+        address = await streams.dropin_address()
+        self._folder = ToolFolder(config.tools_dir, address, log_report, require_manifest=config.require_manifest)
+        self._running = asyncio.create_task(self._folder.run(), name=f"drop-in tools of {config.tools_dir}")
+        self._running.add_done_callback(_log_error)
+
+    async def stop(self) -> None:
+        """Ends the processes; those that do not end by themselves are killed."""
+        if self._folder is None or self._running is None:
+            return
+        self._folder.stop()
+        await asyncio.wait([self._running], timeout=STOP_SECONDS)
+        self._folder.stop()
+        await asyncio.wait([self._running])
+
+
+def _log_error(running: asyncio.Task[bool]) -> None:
+    if not running.cancelled() and (error := running.exception()) is not None:
+        log.error("drop-in tools have stopped: restart the bus", exc_info=error)
+
+
+def log_report(report: PluginReport) -> None:
+    """Logs a report of a process; a line of its own log keeps its level."""
+    from toolbus.processes.supervised_plugin import ReportKind
+
+    is_problem = report.stream == "stderr" or report.kind in (ReportKind.DIED, ReportKind.GIVEN_UP)
+    level, text = logging.WARNING if is_problem else logging.INFO, report.text
+    level_name, _, rest = text.partition(" ")
+    if report.stream == "stderr" and rest and level_name in _LEVELS:
+        level, text = _LEVELS[level_name], rest
+    log.log(level, "%s: %s", report.plugin, text)
