@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus.errors import ProtocolError
+from toolbus.limits import Timings
 from toolbus.session import FRAME_BYTES, FRAME_ITEMS, READING_ORDER, Outbox, Pool, Pulse, Session, Side, State
 from toolbus.tool import KIB, MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -260,27 +261,68 @@ def ladder(session: Session[Any], until: float, step: float = 0.5) -> list[tuple
     return found
 
 
-def test_a_peer_with_pending_calls_is_suspect_8_s_and_gone_22_s_after_it_hung() -> None:
+def test_a_peer_with_pending_calls_is_suspect_after_3_s_hung_after_5_s_and_gone_after_21_s() -> None:
     session = live()
     session.pending["1"] = object()
-    expected = [(2.0 * n, Pulse.PROBE) for n in range(1, 11)] + [(22.0, Pulse.GONE)]
-    expected[3] = (8.0, Pulse.SUSPECT)
+    expected = [(1.0 * n, Pulse.PROBE) for n in range(1, 21)] + [(21.0, Pulse.GONE)]
+    expected[2], expected[4] = (3.0, Pulse.SUSPECT), (5.0, Pulse.HUNG)
     assert ladder(session, 60) == expected
     assert session.suspect
     assert not session.takes_calls
 
 
-@pytest.mark.parametrize("step", [0.499, 0.51, 0.7])
+@pytest.mark.parametrize("step", [0.3, 0.499, 0.51])
 def test_ticks_that_miss_the_moment_do_not_add_up(step: float) -> None:
     session = live()
     session.pending["1"] = object()
     when = {pulse: at for at, pulse in ladder(session, 60, step)}
-    assert when[Pulse.SUSPECT] <= 8.0 + step
-    assert when[Pulse.GONE] <= 22.0 + step
+    assert when[Pulse.SUSPECT] <= 3.0 + step
+    assert when[Pulse.HUNG] <= 5.0 + step
+    assert when[Pulse.GONE] <= 21.0 + step
 
 
-def test_an_idle_peer_gets_a_heartbeat_every_10_s_and_every_2_s_once_it_stops_answering() -> None:
-    assert [when for when, _ in ladder(live(), 60)] == [10.0 + 2.0 * n for n in range(11)]
+@pytest.mark.parametrize("idle_for", [0.0, 0.5, 4.0, 9.5])
+def test_a_call_on_a_peer_that_was_idle_has_4_to_6_s_whenever_it_hung(idle_for: float) -> None:
+    session = live()
+    assert ladder(session, idle_for) == []
+    session.pending["1"] = object()
+    moments = (idle_for + 0.5 * tick for tick in range(1, 20))
+    hung = next(now for now in moments if session.pulse(now) is Pulse.HUNG)
+    assert 4.0 <= hung - idle_for <= 5.5
+
+
+@pytest.mark.parametrize(
+    ("missed", "gone", "expected"),
+    [
+        (1, 1, [(1.0, Pulse.PROBE), (2.0, Pulse.GONE)]),
+        (1, 2, [(1.0, Pulse.PROBE), (2.0, Pulse.HUNG), (3.0, Pulse.GONE)]),
+        (2, 3, [(1.0, Pulse.PROBE), (2.0, Pulse.SUSPECT), (3.0, Pulse.HUNG), (4.0, Pulse.GONE)]),
+    ],
+)
+def test_how_many_heartbeats_may_be_missed_is_configured(
+    missed: int, gone: int, expected: list[tuple[float, Pulse]]
+) -> None:
+    timings = Timings(missed_heartbeats=missed, missed_heartbeats_gone=gone)
+    session = Session(Side.BUS, wire.InvokeResponse, 0.0, timings)
+    session.open(256, 0)
+    session.pending["1"] = object()
+    assert ladder(session, 60) == expected
+    assert session.suspect is (gone > 1)
+
+
+def test_a_process_that_was_late_itself_gives_its_peers_that_time() -> None:
+    session, delayed = live(), live()
+    for each in (session, delayed):
+        each.pending["1"] = object()
+        ladder(each, 3.0)
+    delayed.delay_pulse(2.0)
+    assert [at for at, pulse in ladder(session, 60) if pulse is Pulse.HUNG] == [5.0]
+    assert delayed.pulse(5.5) is Pulse.FINE
+    assert (delayed.pulse(6.0), delayed.pulse(7.0)) == (Pulse.PROBE, Pulse.HUNG)
+
+
+def test_an_idle_peer_gets_a_heartbeat_every_10_s_and_every_second_once_it_stops_answering() -> None:
+    assert [when for when, _ in ladder(live(), 60)] == [10.0 + 1.0 * n for n in range(21)]
 
 
 def test_an_idle_peer_that_answers_gets_a_heartbeat_every_10_s_only() -> None:
@@ -298,11 +340,11 @@ def test_any_frame_counts_as_an_answer_to_a_heartbeat(arm: str) -> None:
     session = live()
     session.pending["1"] = object()
     asked = []
-    for tick in range(1, 36):
-        if session.pulse(float(tick)) is not Pulse.FINE:
-            asked.append(tick)
+    for tick in range(1, 71):
+        if session.pulse(tick * 0.5) is not Pulse.FINE:
+            asked.append(tick * 0.5)
         assert session.missed == 0
-        session.receive(request(arm), float(tick))
+        session.receive(request(arm), tick * 0.5)
     assert asked == [10, 20, 30]  # so that the peer, which hears nothing else, knows that the bus is there
 
 
@@ -326,7 +368,7 @@ def test_a_hung_peer_is_gone_in_time_whether_or_not_the_writer_is_stuck() -> Non
                 break
             if not stuck:
                 frames(session.outbox)
-    assert ends == [22.0, 22.0]
+    assert ends == [21.0, 21.0]
 
 
 def test_a_frame_ends_the_suspicion_and_the_count_starts_anew() -> None:
@@ -336,8 +378,8 @@ def test_a_frame_ends_the_suspicion_and_the_count_starts_anew() -> None:
     session.receive(request("results"), 20.0)
     assert session.takes_calls
     assert session.missed == 0
-    pulses = [session.pulse(20.0 + tick * 0.5) for tick in range(1, 17)]
-    assert pulses.index(Pulse.SUSPECT) == 15
+    pulses = [session.pulse(20.0 + tick * 0.5) for tick in range(1, 7)]
+    assert pulses.index(Pulse.SUSPECT) == 5
 
 
 def test_a_half_closed_peer_gets_no_heartbeat() -> None:
@@ -359,8 +401,8 @@ def test_a_restarted_pulse_forgets_what_was_missed() -> None:
     session.pending["1"] = object()
     ladder(session, 20)
     session.restart_pulse(1_000.0)
-    assert session.pulse(1_001.5) is Pulse.FINE
-    assert session.pulse(1_002.0) is Pulse.PROBE
+    assert session.pulse(1_000.5) is Pulse.FINE
+    assert session.pulse(1_001.0) is Pulse.PROBE
     assert session.missed == 0
 
 

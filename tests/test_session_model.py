@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.examples import examples
 from toolbus.errors import ProtocolError
+from toolbus.limits import Timings
 from toolbus.session import MAX_ITEMS, Outbox, Pool, Pulse, Session, Side, State
 from toolbus.tool import KIB, MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -138,21 +139,22 @@ class SessionModel:
             return "fine"
         if self.taken != self.seen_taken:
             self.seen_taken, self.wrote = self.taken, now
-        patience = 2.0 if self.pending or self.unanswered else 10.0
+        patience = 1.0 if self.pending or self.unanswered else 10.0
         due = max(self.heard, self.probed) + patience
         overdue = now >= due
         if not overdue and now < self.wrote + 10.0:
             return "fine"
-        if overdue and self.unanswered >= 10:
+        if overdue and self.unanswered >= 20:
             return "gone"
-        newly = overdue and self.unanswered >= 3 and not self.suspect
+        hung = overdue and self.unanswered == 4
+        newly = overdue and self.unanswered >= 2 and not self.suspect
         self.suspect |= newly
         self.probes += 1
         self.unanswered += 1
         self.wrote = now
         self.probed = due if 0 <= now - due < patience / 2 else now  # late ticks do not add up
         self.put("heartbeat", str(self.probes), 0, 16)
-        return "suspect" if newly else "probe"
+        return "hung" if hung else "suspect" if newly else "probe"
 
 
 SIZES = st.sampled_from([0, 10, 10, 3_000, 9_000, 300_000, 900_000])
@@ -427,7 +429,7 @@ def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif fault == "a lost frame":
         monkeypatch.setattr(Outbox, "seal", lambda self: None)
     elif fault == "a hasty pulse":
-        monkeypatch.setattr("toolbus.session.MISSED_SUSPECT", 2)
+        monkeypatch.setattr(Session.__init__, "__defaults__", (Timings(missed_heartbeats=2),))
     elif fault == "an uncounted byte":
         monkeypatch.setattr(Pool, "count", lambda self, outbox, waiting, more: None)
     elif fault == "any arm":

@@ -63,9 +63,15 @@ class Timings:
     Attributes:
         tick_seconds: how often the silence of peers is judged, and grace periods are looked at.
         attach_seconds: timeout of the attach; a stream has no heartbeats before.
-        busy_heartbeat_seconds: between heartbeats while calls are pending, so that a dead plugin fails them soon.
+        busy_heartbeat_seconds: between heartbeats while calls are pending, so that a hung plugin fails them soon; also
+            how long the echo of a heartbeat may take before it counts as missed.
         idle_heartbeat_seconds: between heartbeats of an idle session, which gets fewer: an exchange costs the bus
             about 300 µs.
+        missed_heartbeats: in a row, after which the calls of a session end or move; after half as many it gets no new
+            ones. With the default a call on a stopped process ends within 6 s, and a tool may keep its process from
+            echoing for 4 s.
+        missed_heartbeats_gone: in a row, after which a session ends: until then a peer that was only busy is back
+            without a new stream.
         watch_seconds: how often a watcher is notified at most: 1,000 attaches before 1,000 watchers stay 1,000 frames.
         stuck_seconds: how long a call that ended early may keep its slot while the plugin has not confirmed the end:
             a bus that forgets what is still running would overload the plugin.
@@ -84,8 +90,10 @@ class Timings:
 
     tick_seconds: float = 0.5
     attach_seconds: float = 30.0
-    busy_heartbeat_seconds: float = 2.0
+    busy_heartbeat_seconds: float = 1.0
     idle_heartbeat_seconds: float = 10.0
+    missed_heartbeats: int = 4
+    missed_heartbeats_gone: int = 20
     watch_seconds: float = 0.02
     stuck_seconds: float = 60.0
     quiet_seconds: float = 1.0

@@ -31,10 +31,6 @@ MAX_ITEMS = 4096  # of one kind in a frame that arrives: a frame of 2 MB can hol
 DEFAULT_MESSAGE_BYTES = 4 * MIB  # what a gRPC client receives unless it is configured otherwise
 ITEM_OVERHEAD_BYTES = 4 * KIB  # reserved in a frame for everything about an item but its JSON
 
-# Heartbeats in a row without an answer: the peer gets no new calls, and then counts as lost.
-MISSED_SUSPECT = 3
-MISSED_GONE = 10
-
 
 class State(Enum):
     """Where a stream is in its life."""
@@ -239,6 +235,7 @@ class Pulse(Enum):
     FINE = "fine"
     PROBE = "probe"
     SUSPECT = "suspect"
+    HUNG = "hung"
     GONE = "gone"
 
 
@@ -386,30 +383,46 @@ class Session(Generic[Frame]):
         None is due after a frame in the interval, after a half-close or before the stream is open. After a heartbeat
         without answer the next ones follow at the busy interval. A peer that only sends gets one at the idle interval,
         so that it can tell a quiet bus from a dead one.
+
+        Returns:
+            HUNG once, when the calls of the peer are to end; a peer that is not suspect yet becomes so with it.
         """
         if self.half_closed or self.state in (State.OPENING, State.CLOSED):
             return Pulse.FINE
         if self.outbox.taken != self._taken_before:
             self._taken_before, self._last_sent = self.outbox.taken, now
         waiting = self.last_probe > self.last_heard
-        idle = self.timings.idle_heartbeat_seconds
-        interval = self.timings.busy_heartbeat_seconds if self.pending or waiting else idle
+        timings = self.timings
+        idle = timings.idle_heartbeat_seconds
+        interval = timings.busy_heartbeat_seconds if self.pending or waiting else idle
         due = max(self.last_heard, self.last_probe) + interval
         if now < due and now < self._last_sent + idle:
             return Pulse.FINE
         if waiting and now >= due:
             self.missed += 1
-            if self.missed >= MISSED_GONE:
+            if self.missed >= timings.missed_heartbeats_gone:
                 return Pulse.GONE
-        self._probes += 1
-        self._last_sent = now
+        self.send_heartbeat(now)
         self.last_probe = due if 0 <= now - due < interval / 2 else now  # late ticks do not add up
-        self.outbox.room(16).heartbeat.CopyFrom(wire.Heartbeat(sequence=self._probes))
-        if self.missed >= MISSED_SUSPECT and not self.suspect:
+        suspect = self.missed >= max(1, timings.missed_heartbeats // 2)
+        pulse = Pulse.SUSPECT if suspect and not self.suspect else Pulse.PROBE
+        if suspect and not self.suspect:
             self.suspect = True
             self._update()
-            return Pulse.SUSPECT
-        return Pulse.PROBE
+        return Pulse.HUNG if waiting and self.missed == timings.missed_heartbeats else pulse
+
+    def send_heartbeat(self, now: float) -> int:
+        """Sends a heartbeat; returns its sequence number."""
+        self._probes += 1
+        self.last_probe = self._last_sent = now
+        self.outbox.room(16).heartbeat.CopyFrom(wire.Heartbeat(sequence=self._probes))
+        return self._probes
+
+    def delay_pulse(self, seconds: float) -> None:
+        """Moves every moment by which the peer is judged, because this process was late itself."""
+        self.last_heard += seconds
+        self.last_probe += seconds
+        self._last_sent += seconds
 
     def restart_pulse(self, now: float) -> None:
         """Starts counting anew, because this process stood still itself (a suspended machine, a debugger)."""

@@ -22,7 +22,7 @@ SLACK = 2.5  # after a call's deadline: an SDK waits 1 s for a bus that is late,
 DELIVERY = 1.0  # from the end of a run to its result at the caller
 PIPE = 2.0  # between a call's way out of its host and its run, where nothing may have happened either
 DEATH = 1.0  # that nothing else may happen after a death for its notice to be timed
-SUSPECT, GONE = 9.5, 23.5  # the same after a hang: 8 s and 22 s by the protocol, and a busy machine
+SUSPECT, GONE = 5.0, 23.5  # the same after a hang: 4 s and 22 s by the protocol, and a busy machine
 
 Finding = Iterator[str | None]
 

@@ -186,7 +186,8 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
     for name, row in _ROWS.items():
         assert row[2] == f"`TOOLBUS_{name.upper()}`"
         flip = "no" if name in ("grpc_reflection", "audit") else "yes"
-        value = samples.get(name, "7" if name.endswith("_seconds") else flip)
+        number = name.endswith("_seconds") or name.startswith("missed_")
+        value = samples.get(name, "7" if number else flip)
         assert settle({}, {f"TOOLBUS_{name.upper()}": value}) != before, name
 
 

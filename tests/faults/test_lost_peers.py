@@ -117,7 +117,8 @@ async def test_a_nested_call_sent_again_after_a_restart_does_not_run_as_another_
 
 @bystander
 @pytest.mark.parametrize(
-    "timings", [Timings(tick_seconds=0.05, busy_heartbeat_seconds=0.2, idle_heartbeat_seconds=0.2)]
+    "timings",
+    [Timings(tick_seconds=0.05, busy_heartbeat_seconds=0.2, idle_heartbeat_seconds=0.2, missed_heartbeats=6)],
 )
 async def test_a_stopped_plugin_becomes_suspect_then_gone_and_a_continued_one_recovers(
     address: str, connect: Connect

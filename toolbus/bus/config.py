@@ -21,13 +21,14 @@ from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
 from toolbus.bus.loopback import is_loopback_host, mask
 from toolbus.errors import InvalidRequest, SetupError
-from toolbus.limits import Limits
+from toolbus.limits import DEFAULT_TIMINGS, Limits, Timings
 from toolbus.tool import is_source
 
 DEFAULT_GRPC = "127.0.0.1:48930"
 DEFAULT_HTTP_PORT = 48911
 MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
 MAX_SECONDS = 3600.0
+MIN_HEARTBEAT_SECONDS = 0.1  # below, the bus would do little else
 OFFERED = ("tasks", "search")  # groups of the bus's own tools that are made for models
 
 
@@ -51,6 +52,8 @@ class Config:
         limits: see `Limits`.
         grace_seconds: how long the tools of a broken session wait for it to come back.
         drain_seconds: how long calls in flight may take when the bus is asked to stop.
+        heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone: how soon a hung peer is
+            noticed, see `Timings`.
         silenced: sources that may attach and call, but not offer tools.
         guarded: sources whose results are withheld where they hold something named like a secret; one that ends with
             ``*`` stands for all that begin so.
@@ -87,6 +90,10 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     grace_seconds: float = 5.0
     drain_seconds: float = 30.0
+    heartbeat_seconds: float = DEFAULT_TIMINGS.busy_heartbeat_seconds
+    idle_heartbeat_seconds: float = DEFAULT_TIMINGS.idle_heartbeat_seconds
+    missed_heartbeats: int = DEFAULT_TIMINGS.missed_heartbeats
+    missed_heartbeats_gone: int = DEFAULT_TIMINGS.missed_heartbeats_gone
     silenced: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ("dropin", "dropin:*")
     tripwire: str = "default"
@@ -151,10 +158,35 @@ class Config:
             seconds = getattr(self, name)
             if not 0 <= seconds <= MAX_SECONDS:  # NaN fails this too
                 raise SetupError(f"{name} is {seconds:g}, it must be from 0 to {MAX_SECONDS:g} seconds")
+        self._check_heartbeats()
         for limit in fields(Limits):
             value = getattr(self.limits, limit.name)
             if value < 1:
                 raise SetupError(f"limits.{limit.name} is {value}, it must be at least 1")
+
+    @property
+    def timings(self) -> Timings:
+        """The timings of a bus with the heartbeats that are configured."""
+        return Timings(
+            busy_heartbeat_seconds=self.heartbeat_seconds,
+            idle_heartbeat_seconds=self.idle_heartbeat_seconds,
+            missed_heartbeats=self.missed_heartbeats,
+            missed_heartbeats_gone=self.missed_heartbeats_gone,
+        )
+
+    def _check_heartbeats(self) -> None:
+        for name in ("heartbeat_seconds", "idle_heartbeat_seconds"):
+            seconds = getattr(self, name)
+            if not MIN_HEARTBEAT_SECONDS <= seconds <= MAX_SECONDS:  # NaN fails this too
+                rule = f"it must be from {MIN_HEARTBEAT_SECONDS:g} to {MAX_SECONDS:g} seconds"
+                raise SetupError(f"{name} is {seconds:g}, {rule}")
+        if self.missed_heartbeats < 1:
+            raise SetupError(f"missed_heartbeats is {self.missed_heartbeats}, it must be at least 1")
+        if self.missed_heartbeats_gone < self.missed_heartbeats:
+            raise SetupError(
+                f"missed_heartbeats_gone is {self.missed_heartbeats_gone}, less than missed_heartbeats = "
+                f"{self.missed_heartbeats}: a session ends after its calls, so give at least as many"
+            )
 
     def _check_audit(self) -> None:
         for name in ("audit_required", "audit_calls"):

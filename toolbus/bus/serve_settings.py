@@ -125,6 +125,10 @@ _READ: dict[str, Read] = {
     "ephemeral": Reader.flag,
     "grace_seconds": Reader.number,
     "drain_seconds": Reader.number,
+    "heartbeat_seconds": Reader.number,
+    "idle_heartbeat_seconds": Reader.number,
+    "missed_heartbeats": Reader.whole,
+    "missed_heartbeats_gone": Reader.whole,
     "upstream": Reader.text,
     "silenced": _texts,
     "background_after_seconds": Reader.number,
@@ -168,6 +172,7 @@ _FROM_TEXT: dict[Read, Callable[[str], Any]] = {
     _users: _items_of,
     Reader.flag: lambda text: _SWITCH_WORDS.get(text.lower(), text),
     Reader.number: _number_of,
+    Reader.whole: lambda text: int(text) if text.isdecimal() else text,
 }
 
 

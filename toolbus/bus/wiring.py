@@ -101,7 +101,7 @@ class Bus(EmbeddedBus):
     Args:
         config: what to listen on and what to accept; by default what ``toolbus serve`` does.
         rooms: the parts that it has; by default all of them.
-        timings: lengths of time that are not configuration.
+        timings: lengths of time, most of them no configuration; by default with the heartbeats of the configuration.
         neighbours: the check of who may use the bus; by default the one that the configuration describes.
 
     Raises:
@@ -116,7 +116,8 @@ class Bus(EmbeddedBus):
         timings: Timings | None = None,
         neighbours: Neighbours | None = None,
     ) -> None:
-        config, timings = config or Config(), timings or Timings()
+        config = config or Config()
+        timings = timings or config.timings
         limits = config.limits
         registry = _registry(config)
         self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded)

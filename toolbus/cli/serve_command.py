@@ -33,9 +33,10 @@ EPILOG = epilog(
     Settings: a flag overrides the environment, which overrides the file, which overrides the default. Each setting has
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
     the file: grpc, http, https, keys, neighbours, roles, no_roles, data_dir, ephemeral, upstream, grace_seconds,
-    drain_seconds, silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit,
-    audit_required, audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, the tables [limits],
-    [permissions] and [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is
+    drain_seconds, heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone, silenced,
+    guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit, audit_required,
+    audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, the tables [limits], [permissions] and
+    [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is
     NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, and the rules of
@@ -136,6 +137,14 @@ def serve(
             "--record-contents", help="Record arguments and outputs of the newest calls, shortened and without secrets."
         ),
     ] = False,
+    heartbeat_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Between heartbeats of a peer that runs calls (default: 1)."),
+    ] = None,
+    missed_heartbeats: Annotated[
+        int | None,
+        typer.Option(metavar="COUNT", help="After so many without an echo the calls of a peer end (default: 4)."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from this TOML file.")] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error (default: info).")
@@ -162,6 +171,8 @@ def serve(
         tools_dir=tools_dir,
         require_manifest=require_manifest,
         record_contents=record_contents,
+        heartbeat_seconds=heartbeat_seconds,
+        missed_heartbeats=missed_heartbeats,
         log_level=log_level,
         log_json=log_json,
     )

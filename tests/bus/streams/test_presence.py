@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, codes, error_of, names, tool
-from toolbus.errors import Code
+from tests.support.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, codes, error_of, names, outputs, tool
+from toolbus.errors import Code, Stage
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -444,8 +444,8 @@ def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> No
     watcher = core.attached("watcher", subscribe=CATALOG)
     watcher.written()
     call_id = core.call(host, "t", timeout_seconds=60)
-    hung.written()
-    ticks(core, 8.0, well, watcher)
+    (running,) = hung.read("calls")
+    ticks(core, 3.0, well, watcher)
     assert hung.peer.suspect
     assert core.refusal(host, "t").code is Code.UNAVAILABLE
     assert core.presence.serving("hung") is False
@@ -453,11 +453,16 @@ def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> No
     (event,) = watcher.read("events")
     assert [item.session_state for item in event.catalog.changed] == [wire.SESSION_STATE_SUSPECT]
     assert call_id in host.in_flight
-    ticks(core, 14.0, well, watcher)
+    ticks(core, 2.0, well, watcher)
+    error = error_of(host, call_id)
+    assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.DISPATCHED, False)
+    assert "answered no heartbeat for 5 s; it may have run" in error.message
+    assert [cancel.call_id for cancel in hung.read("cancels")] == [running.call_id]
+    assert (hung.status, core.dispatcher.stuck) == (None, 1)
+    ticks(core, 16.0, well, watcher)
     assert hung.status is not None
     assert hung.status[0] == "UNAVAILABLE"
     assert "heartbeat" in hung.status[1]
-    assert error_of(host, call_id).code is Code.UNAVAILABLE
     assert well.status is watcher.status is None
 
 
@@ -467,7 +472,7 @@ def test_a_suspect_plugin_that_answers_again_gets_calls_again() -> None:
     stream = core.attached("plugin", tool("t"))
     core.call(host, "t", timeout_seconds=60)
     (running,) = stream.read("calls")
-    ticks(core, 9.0)
+    ticks(core, 4.0)
     assert stream.peer.suspect
     answer(stream, running.call_id)
     assert core.presence.serving("plugin") is True
@@ -479,13 +484,45 @@ def test_a_machine_that_stood_still_restarts_the_count_of_missed_heartbeats() ->
     core = Core()
     stream = core.attached("plugin", tool("t"))
     core.call(core.peer("host"), "t", timeout_seconds=300)
-    ticks(core, 7.0)
-    assert stream.peer.missed == 2
+    ticks(core, 2.5)
+    assert stream.peer.missed == 1
     core.now += 120.0
     core.presence.tick(core.now)
     assert (stream.peer.missed, stream.peer.suspect, stream.status) == (0, False, None)
-    ticks(core, 7.5)
+    ticks(core, 2.5)
     assert not stream.peer.suspect
+
+
+def test_a_bus_that_is_late_all_the_time_gives_its_peers_that_time() -> None:
+    core = Core()
+    host = core.peer("host")
+    core.attached("plugin", tool("t"))
+    call_id = core.call(host, "t", timeout_seconds=300)
+    core.presence.tick(core.now)
+    started = core.now
+    while call_id in host.in_flight:
+        core.now += 0.9  # each tick is 0.4 s late
+        core.presence.tick(core.now)
+    assert 9.0 <= round(core.now - started, 3) <= 9.9  # 5 s and 5.5 s, without what the bus was late
+
+
+def test_a_call_of_a_hung_plugin_moves_where_that_is_safe_and_its_late_result_changes_nothing() -> None:
+    core = Core()
+    host = core.peer("host")
+    safe = tool("t", annotations=IDEMPOTENT)
+    hung = core.attached("plugin", safe, instance="one")
+    call_id = core.call(host, "t", timeout_seconds=60)
+    (first,) = hung.read("calls")
+    well = core.attached("plugin", safe, instance="two")
+    ticks(core, 4.5, well)
+    ticks(core, 0.5)
+    (second,) = well.read("calls")
+    assert [cancel.call_id for cancel in hung.read("cancels")] == [first.call_id]
+    answer(hung, first.call_id, "1")
+    assert call_id in host.in_flight
+    answer(well, second.call_id, "2")
+    assert outputs(host) == ["2"]
+    assert (core.dispatcher.active, core.dispatcher.stuck, core.dispatcher.held_bytes) == (0, 0, 0)
 
 
 def test_a_half_closed_peer_that_waits_for_an_answer_is_never_gone() -> None:

@@ -543,18 +543,9 @@ class Dispatcher:
                 continue
             stage = self._stage(call)
             safe = stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
-            same = call.entry.declarations.get(call.declaration.tool.schema_hash)
-            other = same.pick() if safe and same is not None and now < call.deadline else None
-            if other is not None and call.size * 4 <= other.max_item_bytes:
-                self._end_children(call, now)  # they belong to the run that was lost
-                if stage is not Stage.NOT_DISPATCHED:
-                    self.retried[call] = stage
-                call.handler.slots.release(call.caller.budget, 1)
-                other.slots.take(call.caller.budget, 1)
-                call.handler = other
-                call.accepted = False
-                other.pending[call.id] = call
-                other.send([call], now)
+            other = self._other_handler(call, now) if safe else None
+            if other is not None:
+                self._move(call, other, stage, now)
                 continue
             self._let_go(call)
             call.active = False
@@ -562,11 +553,46 @@ class Dispatcher:
             self.soft_deadlines.pop(call, None)
             if call.children:
                 self._end_children(call, now)
-            message = f"tool {call.entry.name!r} was lost: {why}"
-            if not safe:
-                message += "; it may have run, so it was not tried again"
-            self._fail(call, CallError(Code.UNAVAILABLE, message, stage=stage, retry_safe=safe))
+            error = CallError(Code.UNAVAILABLE, _lost(call, why, safe=safe), stage=stage, retry_safe=safe)
+            self._fail(call, error)
             self._record(call, Code.UNAVAILABLE, now)
+
+    def handler_hangs(self, handler: Handler, why: str, now: float) -> None:
+        """A handler is connected and shows no life: its calls are retried elsewhere where that is safe, or end.
+
+        Each is cancelled at the handler, which may go on later. One that ends keeps its slot until then.
+        """
+        for call in list(handler.pending.values()):
+            if not call.active:
+                continue
+            stage = self._stage(call)
+            safe = stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
+            other = self._other_handler(call, now) if safe else None
+            if other is None:
+                self._abandon(call, Code.UNAVAILABLE, _lost(call, why, safe=safe), "no heartbeat", now)
+                continue
+            del handler.pending[call.id]
+            handler.cancel(call, "no heartbeat")
+            self._move(call, other, stage, now)
+
+    @staticmethod
+    def _other_handler(call: Call, now: float) -> Handler | None:
+        """Returns a handler that declares the tool of a call in the same way and has room for it now."""
+        same = call.entry.declarations.get(call.declaration.tool.schema_hash)
+        other = same.pick() if same is not None and now < call.deadline else None
+        return other if other is not None and call.size * 4 <= other.max_item_bytes else None
+
+    def _move(self, call: Call, other: Handler, stage: Stage, now: float) -> None:
+        """Sends a call to another handler; it has left the table of the one before."""
+        self._end_children(call, now)  # they belong to the run that was lost
+        if stage is not Stage.NOT_DISPATCHED:
+            self.retried[call] = stage
+        call.handler.slots.release(call.caller.budget, 1)
+        other.slots.take(call.caller.budget, 1)
+        call.handler = other
+        call.accepted = False
+        other.pending[call.id] = call
+        other.send([call], now)
 
     def caller_ended(self, calls: Iterable[Call], now: float) -> None:
         """A caller disconnected: its calls are cancelled at their handlers, without an answer."""
@@ -650,3 +676,9 @@ class Dispatcher:
         if when < self._armed_at:
             self._armed_at = when
             self._arm(when)
+
+
+def _lost(call: Call, why: str, *, safe: bool) -> str:
+    """Returns the text that the handler of a call was lost."""
+    text = f"tool {call.entry.name!r} was lost: {why}"
+    return text if safe else f"{text}; it may have run, so it was not tried again"

@@ -69,8 +69,7 @@ class Presence(SessionTable):
         self._limits = limits
         self._on_source = on_source
         self._on_change = on_change
-        # A longer pause between two ticks means that the process itself stood still.
-        self._max_tick_pause = timings.tick_seconds + timings.busy_heartbeat_seconds
+        self._timings = timings
         self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self)
         self.watchers = CatalogWatchers(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
@@ -259,8 +258,10 @@ class Presence(SessionTable):
 
     def tick(self, now: float) -> None:
         """Sends heartbeats, ends sessions that answer none, and drops tools whose grace period has ended."""
-        # The process itself stood still (a suspended machine, a debugger): that is not the silence of the peers.
-        stood_still = self._last_tick is not None and now - self._last_tick > self._max_tick_pause
+        # What this process was late itself (a suspended machine, a debugger, too much load) is no silence of the peers.
+        tick, before = self._timings.tick_seconds, self._last_tick
+        late = 0.0 if before is None else now - before - tick
+        stood_still = late > self._timings.busy_heartbeat_seconds
         self._last_tick = now
         self.watchers.clear_cache()
         for peer in list(self.sessions.values()):
@@ -269,6 +270,8 @@ class Presence(SessionTable):
             elif stood_still:
                 peer.restart_pulse(now)
             else:
+                if late > tick / 2:
+                    peer.delay_pulse(late)
                 self._judge_silence(peer, now)
         if self._registry.expire(now):
             self._on_change()
@@ -277,12 +280,16 @@ class Presence(SessionTable):
             self._on_source(source)
 
     def _judge_silence(self, peer: Peer, now: float) -> None:
-        pulse = peer.pulse(now)
-        if pulse is Pulse.SUSPECT:
-            log.warning("suspect source=%s silent=%.1fs", peer.source, now - peer.last_heard)
+        suspect, pulse = peer.suspect, peer.pulse(now)
+        silent = now - peer.last_heard
+        if pulse in (Pulse.SUSPECT, Pulse.HUNG):
+            log.warning("%s source=%s silent=%.1fs", pulse.value, peer.source, silent)
+        if peer.suspect is not suspect:
             self._state_changed(peer)
+        if pulse is Pulse.HUNG:
+            self._dispatcher.handler_hangs(peer, f"it answered no heartbeat for {silent:.0f} s", now)
         elif pulse is Pulse.GONE:
-            self.end(peer, f"it answered no heartbeat for {now - peer.last_heard:.0f} s", now)
+            self.end(peer, f"it answered no heartbeat for {silent:.0f} s", now)
 
     def recovered(self, peer: Peer) -> None:
         """A suspect session answers again."""
