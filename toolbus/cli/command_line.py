@@ -18,6 +18,7 @@ from toolbus.cli import (
     catalog_commands,
     credential_commands,
     drain_command,
+    explain_command,
     export_command,
     health_command,
     keys_command,
@@ -76,6 +77,7 @@ app.command("list", epilog=catalog_commands.LIST_EPILOG)(catalog_commands.list_)
 app.command(epilog=catalog_commands.WATCH_EPILOG)(catalog_commands.watch)
 app.command(epilog=search_command.EPILOG)(search_command.search)
 app.command(epilog=export_command.EPILOG)(export_command.export)
+app.command(epilog=explain_command.EPILOG)(explain_command.explain)
 app.command(epilog=call_command.EPILOG)(call_command.call)
 app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)

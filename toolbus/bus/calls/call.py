@@ -26,24 +26,29 @@ class Budget:
         self.held = 0  # bytes of arguments
 
 
-class Caller(Protocol):
+class Asker(Protocol):
+    """Asks whether it may call: the part of a caller that decides which tool a call reaches."""
+
+    principal: Principal  # who it is, for the policy
+    allowed: set[Entry]  # cache: what the policy lets it call, see Caller.allowed_at
+
+    @property
+    def may_set_context(self) -> bool:
+        """Whether it may set the context of a call."""
+
+
+class Caller(Asker, Protocol):
     """Makes calls: a stream, a program in this process, the gateway."""
 
     source: str  # the principal's
-    principal: Principal  # who it is, for the policy
     budget: Budget  # shared by the callers of a source, see Dispatcher.budget
     quota: Quota | None  # shared by the callers of an identity; None: its calls are not limited
-    allowed: set[Entry]  # cache: what the policy lets it call, at the revision allowed_at
-    allowed_at: int
+    allowed_at: int  # the catalog's revision for which `allowed` is true
     max_in_flight: int
     in_flight: dict[str, Any]  # its active calls, by the call_id that it chose
     pending: dict[str, Any]  # calls that it runs as a handler; empty for one that only calls
     longest_timeout: float  # seconds; a call that asks for more gets this
     max_item_bytes: int  # the largest result that it can receive
-
-    @property
-    def may_set_context(self) -> bool:
-        """Whether it may set the context of a call."""
 
     def deliver(self, results: Sequence[tuple[str, str]]) -> None:
         """Takes plain successful results: (call_id, output_json) of each."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
-from toolbus.bus.calls.call import Call, Caller
+from toolbus.bus.calls.call import Asker, Call, Caller
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
@@ -38,7 +38,16 @@ class CallAdmission:
         self.current: Callable[[Identity], Identity] = _as_it_was  # see `Doorman.current`
         self.settled_at = 0.0  # until then a tool with an unknown name may reconnect: the bus has restarted
 
-    def find(self, caller: Caller, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
+    def decide(self, principal: Principal, call: pb.ToolCall, now: float) -> Entry:
+        """Returns the entry that a top-level call of a host would reach, without making the call.
+
+        Raises:
+            Refused: it would be refused.
+        """
+        asker = _Asker(principal)
+        return self.authorize(asker, self.find(asker, call, None, now), call, None, now)
+
+    def find(self, caller: Asker, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
         """Returns the entry that offers a name now.
 
         Raises:
@@ -78,7 +87,7 @@ class CallAdmission:
             )
         return parent
 
-    def authorize(self, caller: Caller, entry: Entry, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
+    def authorize(self, caller: Asker, entry: Entry, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
         """Returns the entry that a caller may call: the one found, or another role's if the call names no role.
 
         Raises:
@@ -122,7 +131,7 @@ class CallAdmission:
             return principal
 
     def _missing(
-        self, caller: Caller, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
+        self, caller: Asker, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
     ) -> Refused:
         name, role, (user_id, level) = call.name, call.role, _user_of(caller, call, parent)
         if entry is not None and not self._policy.hides(caller.principal, entry, level):
@@ -204,6 +213,16 @@ class CallAdmission:
         return text
 
 
+class _Asker:
+    """Asks for a host that is not attached."""
+
+    may_set_context = True
+
+    def __init__(self, principal: Principal) -> None:
+        self.principal = principal
+        self.allowed: set[Entry] = set()
+
+
 def _as_it_was(identity: Identity) -> Identity:
     """Stands in until a bus has set how to ask for an identity of now."""
     return identity
@@ -244,7 +263,7 @@ def _check_claims(principal: Principal, user_id: str, level: int) -> None:
         )
 
 
-def _user_of(caller: Caller, call: pb.ToolCall, parent: Call | None) -> tuple[str, int]:
+def _user_of(caller: Asker, call: pb.ToolCall, parent: Call | None) -> tuple[str, int]:
     """Returns the user of a call and their level: a nested call has its parent's, and only hosts may set them."""
     if parent is not None:
         context = parent.context

@@ -37,7 +37,7 @@ from toolbus.bus.calls.refusals import (
 )
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.catalog.entry import Declaration
+from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
@@ -138,6 +138,10 @@ class Dispatcher:
     def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
         """Asks from now on for the identity of now of a caller whose call goes on as a task: `Doorman.current`."""
         self._admission.current = current
+
+    def decide(self, principal: Principal, call: pb.ToolCall, now: float) -> Entry:
+        """Returns the entry that a host's call would reach, without making it; raises `Refused` as the call would."""
+        return self._admission.decide(principal, call, now)
 
     # -- the hot path ----------------------------------------------------------------------------------------------
     # `calls` and `results` are flat on purpose: one more function call per call would take a twentieth of the time.

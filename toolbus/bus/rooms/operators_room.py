@@ -7,6 +7,7 @@ from typing import Any
 
 from toolbus.bus.core import Core
 from toolbus.bus.operators.admin_tools import AdminTools
+from toolbus.bus.operators.explainer import Explainer
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.operators.key_tools import KeyTools
 from toolbus.bus.room import Room
@@ -19,11 +20,12 @@ class OperatorsRoom(Room):
         super().__init__(core)
         self.grants = Grants(core.registry, core.policy, core.view, core.presence, core.signals, core.audit)
         self._tools = AdminTools(core, self.grants)
+        self._explainer = Explainer(core)
         self._key_tools = KeyTools(core.config.keys_dir, core.audit)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools."""
-        return [*self._tools.tools(), *self._key_tools.tools()]
+        return [*self._tools.tools(), *self._key_tools.tools(), self._explainer.explain]
 
     def offered(self, group: str) -> Iterable[Callable[..., Any]]:
         """Returns the search for models."""

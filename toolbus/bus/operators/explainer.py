@@ -1,0 +1,176 @@
+"""Explains step by step why a tool is seen and can be called, or not, by the rules that decide it for calls.
+
+Each step asks the part that decides: the registry, the access rules, the scopes of an identity, the handlers of the
+tool. The verdict is what a call would get: `Dispatcher.decide`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.access.principal import OBSERVER, Principal
+from toolbus.bus.calls.refusals import Refused
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.handler import BUS_SOURCE, has_room
+from toolbus.bus.catalog.policy import EVERYONE
+from toolbus.bus.core import Core
+from toolbus.bus.streams.catalog_messages import best_state
+from toolbus.dialects import find_dialect
+from toolbus.errors import InvalidRequest, NotPermitted, UnknownRole
+from toolbus.sdk import llm_tool
+from toolbus.text import list_names, quote
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+MAX_SIMILAR = 3
+MAX_LOSSES = 3  # of a dialect that are shown
+_STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
+
+# A step: what is decided, whether it lets the call pass (None: it does not decide), and why.
+Step = tuple[str, bool | None, str]
+
+
+class Explainer:
+    """The explanations of one bus."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @llm_tool(
+        description="Says step by step why a tool is or is not seen and callable for a user, role, access level, "
+        "identity or dialect.",
+        read_only=True,
+    )
+    def explain(
+        self, tool: str, user: str = "", role: str = "", level: int = 0, dialect: str = "", identity: str = ""
+    ) -> dict[str, Any]:
+        """Explains what a call would meet.
+
+        Args:
+            tool: its name as in a listing, or the bare name of a qualified tool.
+            user: for whom the call would be made; "" for none.
+            role: where it would be called; "" for all roles, in order.
+            level: the user's access level.
+            dialect: the format of a provider, whose name and losses are added; "" for none.
+            identity: of a peer of another machine, by its name in keys.toml; "" for a program of this machine.
+
+        Returns:
+            ``callable``; ``verdict``, the error that a call would get or where it would run; ``steps``, each with
+            ``step``, ``passed`` (null where it decides nothing) and ``why``.
+        """
+        call = pb.ToolCall(name=tool, role=role)
+        call.context.user_id, call.context.attributes["level"] = user, str(level)
+        principal = self._principal(identity)
+        try:
+            entry = self._core.dispatcher.decide(principal, call, time.monotonic())
+        except Refused as refused:
+            verdict, entry = f"{refused.error.code.name}: {refused}", self._nearest(tool, role)
+            can_call = False
+        else:
+            verdict, can_call = f"a call reaches {entry.name!r} of source {entry.source!r}", self._core.takes_calls
+        steps = [*self._registered(tool, role, entry)]
+        if entry is not None:
+            steps += self._may_call(principal, entry, user, level)
+            steps += self._reachable(entry)
+            if dialect:
+                steps += _exported(entry, dialect)
+        return {
+            "tool": tool,
+            "callable": can_call,
+            "verdict": verdict if self._core.takes_calls else "UNAVAILABLE: the bus is draining and takes no new calls",
+            "steps": [{"step": step, "passed": passed, "why": why} for step, passed, why in steps],
+        }
+
+    def _principal(self, name: str) -> Principal:
+        if not name:
+            return OBSERVER
+        identities = self._core.keyring.identities if self._core.keyring is not None else {}
+        if name not in identities:
+            have = list_names(identities) or "no identity"
+            raise InvalidRequest(f"identity {quote(name)} does not exist: keys.toml has {have}")
+        return Principal(identity=Identity(name, identities[name]))
+
+    def _nearest(self, name: str, role: str) -> Entry | None:
+        """Returns the entry that a refused call was meant for; None where no entry has the name."""
+        try:
+            return self._core.registry.find(name, role)
+        except UnknownRole:
+            return self._core.registry.find(name)
+
+    def _registered(self, name: str, role: str, entry: Entry | None) -> Iterator[Step]:
+        registry, policy = self._core.registry, self._core.policy
+        if role:
+            known = role in registry.roles
+            have = f"the bus has {list_names(registry.roles)}"
+            yield "role", known, f"{quote(role)} is configured" if known else f"{quote(role)} does not exist: {have}"
+        if entry is not None:
+            roles = [other.table.role for other in registry.entries_of(entry.source, entry.bare_name)]
+            where = f" for {list_names(filter(None, roles))}" if any(roles) else ""
+            yield "registered", True, f"source {entry.source!r} has registered {entry.name!r}{where}"
+            return
+        withdrawn = policy.withdrawn_from(name)
+        if withdrawn is not None:
+            yield "registered", False, f"source {withdrawn!r} may not offer tools: `toolbus grant {withdrawn}` lets it"
+            return
+        names = dict.fromkeys(listing.tool.name for listing in registry.listings(None, include_offline=True))
+        similar = difflib.get_close_matches(name, names, MAX_SIMILAR, cutoff=0.5)
+        near = f"; similar names: {list_names(similar)}" if similar else ""
+        where = f" in role {quote(role)}" if role else ""
+        yield "registered", False, f"no source has registered {quote(name)}{where}{near}"
+
+    def _may_call(self, principal: Principal, entry: Entry, user: str, level: int) -> Iterator[Step]:
+        identity, policy = principal.identity, self._core.policy
+        if entry.source == BUS_SOURCE:
+            denial = policy.denial(principal, entry)
+            yield "administers", denial is None, denial or "it is a tool of the bus itself, and the caller may use it"
+            return
+        if identity.scopes is not None:
+            names = entry.name, entry.bare_name, entry.source, entry.table.role
+            reaches = identity.scopes.reaches(*names)
+            scopes = f"the scopes of {identity.name!r} {'include' if reaches else 'do not include'} it"
+            yield "identity", reaches, scopes if reaches else f"{scopes}: change call, never or roles in keys.toml"
+            try:
+                identity.check_claims(user, level)
+            except NotPermitted as denial:
+                yield "claims", False, str(denial)
+        enough = level >= entry.min_level
+        yield "level", enough, f"it needs access level {entry.min_level}, the user has {level}"
+        rules = policy.permissions.rules_for(entry)
+        if not rules:
+            yield "users", True, "no rule restricts its users"
+        for kind, name, users in rules:
+            passes = EVERYONE in users or user in users
+            open_to = "everyone" if EVERYONE in users else list_names(sorted(users)) or "no user"
+            who = quote(user) if user else "a call without a user"
+            text = f"{kind[:-1]} {quote(name)} is open to {open_to}"
+            yield f"rule {kind}", passes, text if passes else f"{text}, not to {who}: see `toolbus permit {kind}`"
+
+    def _reachable(self, entry: Entry) -> Iterator[Step]:
+        handlers = entry.handlers()
+        if entry.current is None:
+            why = f": {entry.last_error}" if entry.last_error else ""
+            yield "online", False, f"its plugin is not reachable{why}"
+            return
+        state = _STATES[best_state(handlers)]  # type: ignore[index]  # protoc's enums are ints
+        room = sum(has_room(handler) for handler in handlers)
+        in_flight = sum(len(handler.pending) for handler in handlers)
+        most = sum(handler.max_in_flight for handler in handlers)
+        yield "online", state == "live", f"{state}, offered by {len(handlers)} session{'s'[: len(handlers) != 1]}"
+        yield "room", room > 0, f"{in_flight} of {most} calls are in flight"
+        validated = entry.current.checker is not None
+        yield "arguments", None, f"are {'validated against its schema' if validated else 'not validated'}"
+
+
+def _exported(entry: Entry, name: str) -> Iterator[Step]:
+    export = find_dialect(name).export([entry.tool.renamed(entry.name)])
+    if export.left_out:
+        yield "dialect", False, f"{name} cannot express it: {export.left_out[0].why}"
+        return
+    losses = [f"{loss.keyword}: {loss.why}" for loss in export.losses]
+    more = f"; and {len(losses) - MAX_LOSSES} more" if len(losses) > MAX_LOSSES else ""
+    loses = f"; its schema loses {'; '.join(losses[:MAX_LOSSES])}{more}" if losses else ""
+    yield "dialect", True, f"{name} offers it as {quote(export.names.to_wire[entry.name])}{loses}"

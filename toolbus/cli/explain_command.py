@@ -1,0 +1,60 @@
+"""Implements ``toolbus explain``: why a tool is seen and can be called, or not, step by step."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from toolbus.cli import terminal
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
+from toolbus.cli.call_command import call_bus_tool
+from toolbus.cli.help_text import epilog
+
+EPILOG = epilog(
+    (
+        "toolbus explain get_weather",
+        "toolbus explain get_weather --user u-17 --level 50",
+        "toolbus explain files.read --dialect gemini",
+        "toolbus explain get_weather --identity laptop --json",
+    ),
+    """
+    Asks the parts of the bus that decide about calls, in their order: whether the tool is registered, whether the
+    caller may use it, and whether its plugin can be reached. The last line is what a call would get. With --dialect it
+    adds the name under which a model sees the tool, and what its schema loses.
+    """,
+    "0 a call would reach the tool, 1 it would not, or the bus refused, 2 wrong usage, 3 no bus found.",
+)
+_MARKS = {True: "yes", False: "NO", None: "-"}
+
+
+def explain(
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="Name of the tool, as in `toolbus list`.")],
+    bus: BusOption = None,
+    credential: CredentialOption = None,
+    user: Annotated[str, typer.Option(metavar="ID", help="For this user (default: no user).")] = "",
+    role: Annotated[str, typer.Option(metavar="NAME", help="In this role (default: all roles).")] = "",
+    level: Annotated[int, typer.Option(min=0, metavar="N", help="With this access level (default: 0).")] = 0,
+    dialect: Annotated[str, typer.Option(metavar="NAME", help="As this provider's models see it.")] = "",
+    identity: Annotated[
+        str, typer.Option(metavar="NAME", help="For this identity of keys.toml (default: a program of this machine).")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Say why a tool is seen and callable, or not."""
+    from toolbus.dialects import DIALECTS
+
+    if dialect and dialect not in DIALECTS:
+        terminal.fail(f"--dialect is {dialect!r}, it must be one of {', '.join(DIALECTS)}", terminal.USAGE)
+    question = {"tool": tool, "user": user, "role": role, "level": level, "dialect": dialect, "identity": identity}
+    explained = call_bus_tool(BusTarget(bus, credential), "explain", question)
+    if as_json:
+        terminal.print_json(explained)
+    else:
+        rows = [(_MARKS[each["passed"]], each["step"], each["why"]) for each in explained["steps"]]
+        terminal.print_table(
+            ("PASSES", "STEP", "WHY"), rows, {place for place, row in enumerate(rows) if row[0] == "NO"}
+        )
+        terminal.print_lines(explained["verdict"])
+    if not explained["callable"]:
+        raise typer.Exit(terminal.REFUSED)
