@@ -118,4 +118,4 @@ async def test_the_scopes_of_an_identity_decide_for_it(bus: Bus, tmp_path: Path)
     assert "may not act for user" in stops(explainer.explain("of_ann", user="bob", identity="laptop"))["claims"]
     hidden = explainer.explain("of_staff", user="ann", level=50, identity="laptop")
     assert "change call, never or roles in keys.toml" in stops(hidden)["identity"]
-    assert hidden["verdict"].startswith("NOT_FOUND")
+    assert not hidden["callable"]

@@ -65,11 +65,11 @@ class Explainer:
         call = pb.ToolCall(name=tool, role=role)
         call.context.user_id, call.context.attributes["level"] = user, str(level)
         principal = self._principal(identity)
+        entry, can_call = self._nearest(tool, role), False
         try:
             entry = self._core.dispatcher.decide(principal, call, time.monotonic())
         except Refused as refused:
-            verdict, entry = f"{refused.error.code.name}: {refused}", self._nearest(tool, role)
-            can_call = False
+            verdict = f"{refused.error.code.name}: {refused}"
         else:
             verdict, can_call = f"a call reaches {entry.name!r} of source {entry.source!r}", self._core.takes_calls
         steps = [*self._registered(tool, role, entry)]
