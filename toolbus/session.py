@@ -374,8 +374,20 @@ class Session(Generic[Frame]):
             self.outbox.seal()
 
     def echo(self, heartbeat: wire.Heartbeat) -> None:
-        """Echoes a heartbeat of the bus."""
+        """Echoes a heartbeat of the other side, behind everything that was sent before."""
+        self._send_alone(heartbeat)
+
+    def ask(self) -> int:
+        """Sends a heartbeat of the peer's own (peer side only); returns its sequence number."""
+        self._probes += 1
+        self._send_alone(wire.Heartbeat(sequence=self._probes, from_peer=True))
+        return self._probes
+
+    def _send_alone(self, heartbeat: wire.Heartbeat) -> None:
+        """Puts a heartbeat into a frame that no other heartbeat replaces: a frame holds one."""
+        self.outbox.seal()
         self.outbox.room(16).heartbeat.CopyFrom(heartbeat)
+        self.outbox.seal()
 
     def pulse(self, now: float) -> Pulse:
         """Checks whether the peer is alive, and sends a heartbeat if one is due (bus side only).

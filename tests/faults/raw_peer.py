@@ -62,6 +62,7 @@ class RawPeer:
         self.events: list[wire.Event] = []
         self.drains: list[wire.Drain] = []
         self.heartbeats = 0
+        self.echoed: list[wire.Heartbeat] = []  # the echoes of its own heartbeats
         self.attached: wire.Attached | None = None  # the newest one
         self.code: grpc.StatusCode | None = None  # None while the stream is open
         self.details = ""
@@ -188,7 +189,9 @@ class RawPeer:
         self.code = await self._stream.code()
 
     async def _take(self, frame: wire.InvokeResponse) -> None:
-        if frame.HasField("heartbeat"):
+        if frame.heartbeat.from_peer:
+            self.echoed.append(frame.heartbeat)
+        elif frame.HasField("heartbeat"):
             self.heartbeats += 1
             if self.echoes:
                 await self.send(heartbeat=frame.heartbeat)

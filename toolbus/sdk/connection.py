@@ -75,7 +75,7 @@ class Connection:
             "progress": lambda attempt, items: self.calls.progress(attempt.session, items),
             "results": lambda attempt, items: self.calls.results(attempt.session, items),
             "cancels": self._on_cancels,
-            "heartbeat": lambda attempt, heartbeat: attempt.session.echo(heartbeat),
+            "heartbeat": self._on_heartbeat,
             "drain": self._on_drain,
         }
 
@@ -298,6 +298,10 @@ class Connection:
             in_flight: IncomingCall | None = attempt.session.in_flight.get(cancel.call_id)
             if in_flight is not None:
                 in_flight.cancel(cancel.reason)
+
+    def _on_heartbeat(self, attempt: Attempt, heartbeat: wire.Heartbeat) -> None:
+        if not heartbeat.from_peer:
+            attempt.session.echo(heartbeat)
 
     def _on_events(self, attempt: Attempt, events: Iterable[wire.Event]) -> None:
         for event in events:

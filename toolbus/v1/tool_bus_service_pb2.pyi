@@ -131,7 +131,7 @@ class InvokeRequest(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """The echo of a heartbeat of the bus."""
+        """The echo of a heartbeat of the bus, or a heartbeat of the peer's own with `from_peer`."""
 
     @_builtins.property
     def drain(self) -> Global___Drain:
@@ -200,7 +200,9 @@ class InvokeResponse(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """Asks for an echo: the peer sends it back unchanged, at once."""
+        """Asks for an echo: the peer sends it back unchanged, at once. With `from_peer` it is the echo of the peer's own
+        heartbeat, and is not sent back.
+        """
 
     @_builtins.property
     def drain(self) -> Global___Drain:
@@ -339,6 +341,7 @@ class Attached(_message.Message):
     EXPIRES_SECONDS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     REFUSED_TOTAL_FIELD_NUMBER: _builtins.int
+    ECHOES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the session in Register, Unregister and Clear. It is a secret of 128 bits: a client that has it can change
     the session's tools.
@@ -367,6 +370,8 @@ class Attached(_message.Message):
     """How many tools of the attach were refused. `refused` has at most 1,000 of them, and at most as many as fit into a
     quarter of what the peer receives. 0 if the attach itself was refused.
     """
+    echoes: _builtins.bool
+    """Whether the bus echoes heartbeats with `from_peer`. Unset from a bus that ignores them: a peer does not wait then."""
     @_builtins.property
     def limits(self) -> Global___Limits:
         """What the bus accepts from this session."""
@@ -408,10 +413,11 @@ class Attached(_message.Message):
         expires_seconds: _builtins.float = ...,
         waiting: _abc.Iterable[Global___WaitingTool] | None = ...,
         refused_total: _builtins.int = ...,
+        echoes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "expires_seconds", b"expires_seconds", "heartbeat_seconds", b"heartbeat_seconds", "identity", b"identity", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "refused_total", b"refused_total", "registered", b"registered", "revision", b"revision", "session_id", b"session_id", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bus_id", b"bus_id", "bus_version", b"bus_version", "echoes", b"echoes", "expires_seconds", b"expires_seconds", "heartbeat_seconds", b"heartbeat_seconds", "identity", b"identity", "limits", b"limits", "protocol_version", b"protocol_version", "refused", b"refused", "refused_total", b"refused_total", "registered", b"registered", "revision", b"revision", "session_id", b"session_id", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,21 +830,29 @@ Global___ToolsReviewed: _TypeAlias = ToolsReviewed  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """Proves that a stream is alive. The bus sends it after a silence, the peer echoes it."""
+    """Proves that a stream is alive. The bus sends it after a silence, the peer echoes it. A peer that stood still itself may
+    send one as well: whatever comes before the echo may be older than the heartbeat, what comes after it is newer.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    FROM_PEER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """A number that the echo repeats."""
+    from_peer: _builtins.bool
+    """Whether the peer sent it first. The bus echoes such a heartbeat unchanged, behind everything that it has sent
+    before, if `Attached.echoes` is set; an older bus ignores it.
+    """
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
+        from_peer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_peer", b"from_peer", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

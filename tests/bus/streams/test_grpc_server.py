@@ -49,6 +49,17 @@ async def test_attached_says_who_the_bus_is_and_what_it_takes(connect: Connect) 
     assert limits.grace_seconds == pytest.approx(0.3)
 
 
+async def test_a_heartbeat_of_the_peers_own_is_echoed_behind_what_the_bus_has_sent_before(connect: Connect) -> None:
+    peer = await connect("peer")
+    assert peer.attached is not None
+    assert peer.attached.echoes
+    asked = wire.Heartbeat(sequence=2**64 - 1, from_peer=True)
+    await peer.send(calls=[peer.ask("none")], heartbeat=asked)
+    await until(lambda: peer.echoed, "the echo")
+    assert peer.echoed == [asked]
+    assert [result.error.code for result in peer.results] == [pb.ERROR_CODE_NOT_FOUND]
+
+
 async def test_no_session_gets_more_calls_in_flight_than_the_bus_grants(connect: Connect) -> None:
     peer = await connect("peer", max_in_flight=1_000_000)
     assert peer.attached is not None

@@ -203,9 +203,13 @@ class _InvokeStream:
             "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
             "results": lambda results, now: dispatcher.results(peer, results, now),
             "cancels": lambda cancels, now: dispatcher.cancels(peer, cancels, now),
-            "heartbeat": _ignore,  # any frame shows that the peer is alive; an echo is never answered
+            "heartbeat": self._heartbeat,
             "drain": lambda drain, now: presence.drain_received(peer),
         }
+
+    def _heartbeat(self, heartbeat: wire.Heartbeat, now: float) -> None:
+        if heartbeat.from_peer:  # any other is an echo: like every frame it shows that the peer is alive
+            self._peer.echo(heartbeat)
 
     async def run(self) -> None:
         """Runs both loops until the session has ended, then ends the RPC.
@@ -457,7 +461,3 @@ async def _abort(context: Context, error: BaseException) -> None:
     if status == "INTERNAL":
         log.error("a fault of the bus", exc_info=error)
     await context.abort(grpc.StatusCode[status], text)
-
-
-def _ignore(value: object, now: float) -> None:
-    """Handles a field that needs nothing."""

@@ -240,6 +240,7 @@ class Handshake:
             bus_version=version,
             protocol_version=PROTOCOL_VERSIONS[-1],
             heartbeat_seconds=peer.timings.idle_heartbeat_seconds,
+            echoes=True,
             revision=self._registry.revision,
             registered=names if sum(map(len, names)) < peer.max_item_bytes // 2 else (),
             refused=refused,
