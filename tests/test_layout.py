@@ -41,7 +41,7 @@ FLOORS = (
     "bus.storage",
     "bus.tasks",
     "bus.config bus.local bus.serve_settings",
-    "bus.signals",
+    "bus.signals bus.roles",
     "bus.embedded",
     "bus.core bus.room",
     "bus.operators",

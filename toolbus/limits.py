@@ -30,6 +30,7 @@ class Limits:
         description_bytes: one tool's description.
         tools: tools of one session.
         tools_per_role: tools that one role has.
+        unconfigured_roles: roles that are adopted, and as many again that do not exist and that tools wait for.
         http_body_bytes: the body of one HTTP request.
         callback_bytes: the body of a callback's answer.
         sessions: sessions of the bus, zombies included.
@@ -50,6 +51,7 @@ class Limits:
     description_bytes: int = 16 * KIB
     tools: int = 100_000
     tools_per_role: int = 250_000
+    unconfigured_roles: int = 100
     http_body_bytes: int = 1 * MIB
     callback_bytes: int = 4 * MIB
     sessions: int = 10_000

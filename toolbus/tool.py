@@ -31,6 +31,7 @@ SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
 INSTANCE = re.compile(r"[!-~]{0,128}", re.ASCII)  # printable ASCII without blanks: it appears in logs
 USER_KEYS = frozenset({"userId", "__userId", "__user_id"})  # set by hosts of extension systems, never by a model
 MAX_NAME = 64
+MAX_ROLE = 128  # characters of a role that is added or waited for
 MAX_CALL_ID = 128
 DEFAULT_TIMEOUT_SECONDS = 30.0
 MAX_TIMEOUT_SECONDS = 300.0
@@ -387,6 +388,11 @@ def _copies(blocks: Iterable[pb.ContentBlock]) -> tuple[pb.ContentBlock, ...]:
 def is_source(text: str) -> bool:
     """Tells whether a text may name a source."""
     return SOURCE.fullmatch(text) is not None
+
+
+def is_role(text: str) -> bool:
+    """Tells whether a text may name a role: printable characters, Chinese ones and blanks inside included."""
+    return 0 < len(text) <= MAX_ROLE and text.isprintable() and text == text.strip()
 
 
 def _hash(name: str, description: str, parameters: Mapping[str, Any]) -> str:

@@ -172,6 +172,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
         "https": "127.0.0.1:0",
         "upstream": "http://127.0.0.1:1",
         "tripwire": "synchronet",
+        "adopt_roles": "first-use",
     }
     samples |= {"tools_dir": str(tmp_path), "council": str(tmp_path / "council.toml"), "log_level": "debug"}
     samples |= {

@@ -43,6 +43,8 @@ class KeptMachine(RuleBasedStateMachine):
         self.tables: dict[str, Table] = {}
         self.absent: dict[str, Table] = {}  # of roles that the last bus was not told of
         self.to_come: Table = {}
+        self.configured: tuple[str, ...] = ()  # of the bus that runs, or ran last
+        self.added: dict[str, None] = {}  # roles that were added at run time, in order
 
     @property
     def bus(self) -> Bus:
@@ -63,7 +65,7 @@ class KeptMachine(RuleBasedStateMachine):
 
     def _start(self) -> None:
         config = Config(
-            grpc=("127.0.0.1:0",), http="off", roles=tuple(self.tables), data_dir=self._folder, grace_seconds=0
+            grpc=("127.0.0.1:0",), http="off", roles=self.configured, data_dir=self._folder, grace_seconds=0
         )
 
         async def start() -> Bus:
@@ -86,6 +88,7 @@ class KeptMachine(RuleBasedStateMachine):
     @initialize(roles=st.sets(ROLES, min_size=1))
     def begin(self, roles: set[str]) -> None:
         self.tables = {role: {} for role in sorted(roles)}
+        self.configured = tuple(self.tables)
         self._start()
 
     @rule(name=NAMES, source=SOURCES, role=SOME_ROLE)
@@ -122,6 +125,8 @@ class KeptMachine(RuleBasedStateMachine):
     def role_add(self, role: str) -> None:
         self.bus.add_role(role)
         self._configure(role)
+        if role not in self.configured:
+            self.added[role] = None
 
     @precondition(lambda self: len(self.tables) > 1)
     @rule(role=ROLES)
@@ -129,6 +134,7 @@ class KeptMachine(RuleBasedStateMachine):
         if role in self.tables:
             self.bus.remove_role(role)
             del self.tables[role]
+            self.added.pop(role, None)
 
     @rule(roles=st.sets(ROLES, min_size=1), as_before=st.booleans())
     def restart(self, roles: set[str], as_before: bool) -> None:
@@ -136,11 +142,11 @@ class KeptMachine(RuleBasedStateMachine):
         for table in self._of(None):
             for name in [name for name, source in table.items() if source == LOCAL]:
                 del table[name]
-        if not as_before:
-            self.absent.update(self.tables)
-            self.tables = {}
-            for role in sorted(roles):
-                self._configure(role)
+        self.configured = tuple(self.tables) if as_before else tuple(sorted(roles))
+        self.absent.update(self.tables)
+        self.tables = {}
+        for role in dict.fromkeys((*self.configured, *self.added)):
+            self._configure(role)
         self._start()
 
     def _configure(self, role: str) -> None:

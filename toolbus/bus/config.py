@@ -29,6 +29,7 @@ DEFAULT_HTTP_PORT = 48911
 MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
 MAX_SECONDS = 3600.0
 MIN_HEARTBEAT_SECONDS = 0.1  # below, the bus would do little else
+ADOPT_ROLES = ("off", "first-use", "upstream")
 OFFERED = ("tasks", "search")  # groups of the bus's own tools that are made for models
 
 
@@ -47,6 +48,8 @@ class Config:
         keys: the directory of the keys; None: ``keys`` in the data directory.
         issuers: whose tokens (JWT) prove identities as well, for hosts with an OIDC token.
         roles: the personas that tools can be for, in order; empty: none yet.
+        adopt_roles: whether roles that are not configured are added when programs name them: ``off``; ``first-use``, by
+            the first registration of a tool and by the main server of ``upstream``; ``upstream``, by that alone.
         data_dir: the directory in which what survives a restart is persisted; None: nothing survives.
         upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: there is no such server.
         limits: see `Limits`.
@@ -85,6 +88,7 @@ class Config:
     keys: Path | None = None
     issuers: tuple[Issuer, ...] = ()
     roles: tuple[str, ...] = ("default",)
+    adopt_roles: str = "off"
     data_dir: Path | None = None
     upstream: str | None = None
     limits: Limits = field(default_factory=Limits)
@@ -138,6 +142,10 @@ class Config:
             check_upstream(self.upstream)
             if self.http == "off":
                 raise SetupError("upstream needs http, since the main server calls tools back over it: drop http off")
+        if self.adopt_roles not in ADOPT_ROLES:
+            raise SetupError(f"adopt_roles is {self.adopt_roles!r}, it must be one of {', '.join(ADOPT_ROLES)}")
+        if self.adopt_roles == "upstream" and self.upstream is None:
+            raise SetupError("adopt_roles upstream needs a main server whose roles are taken: set upstream")
         if self.tools_dir is not None and not self.tools_dir.is_dir():
             raise SetupError(f"tools_dir {str(self.tools_dir)!r} is not a folder: create it or name another one")
         if self.council is not None and not self.council.is_file():

@@ -16,6 +16,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.roles import Roles
 from toolbus.bus.room import Rooms
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
@@ -31,6 +32,7 @@ class Core:
         neighbours: which users of this machine may use the bus.
         keyring: the keys of identities beyond this machine; None where no address needs them.
         doorman: who asks beyond this machine.
+        roles: adds and removes roles.
         registry: what is offered, by which source.
         policy: who may offer and call what.
         view: what each caller sees of the registry.
@@ -51,6 +53,7 @@ class Core:
     timings: Timings
     keyring: Keyring | None
     doorman: Doorman
+    roles: Roles
     registry: Registry
     policy: Policy
     view: CatalogView

@@ -117,17 +117,3 @@ class EmbeddedBus:
             since: the revision that is known already; only what changed after it is yielded, if that is still known.
         """
         return self._signals.watch(since)
-
-    def add_role(self, role: str) -> None:
-        """Adds a role; it gets every tool that was registered for all roles."""
-        self.registry.add_role(role)
-        self.catalog_changed()
-
-    def remove_role(self, role: str) -> None:
-        """Removes a role.
-
-        Raises:
-            UnknownRole: there is no such role.
-        """
-        self.registry.remove_role(role)
-        self.catalog_changed()

@@ -121,6 +121,7 @@ _READ: dict[str, Read] = {
     "keys": _path,
     "roles": _texts,
     "no_roles": Reader.flag,
+    "adopt_roles": Reader.text,
     "data_dir": _path,
     "ephemeral": Reader.flag,
     "grace_seconds": Reader.number,

@@ -33,6 +33,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.operators.grants import Grants
+from toolbus.bus.roles import Roles
 from toolbus.bus.room import AnyRoom, Room, Rooms
 from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
@@ -147,6 +148,7 @@ class Bus(EmbeddedBus):
             timings=timings,
             keyring=(keyring := _keyring(config)),
             doorman=Doorman(keyring, _issuers(config, keyring)),
+            roles=Roles(registry, config, audit, signals.catalog_changed),
             registry=registry,
             policy=self.policy,
             view=dispatcher.view,
@@ -289,6 +291,14 @@ class Bus(EmbeddedBus):
             SetupError: the bus does not listen, or nothing can be bound.
         """
         return await self._room(StreamsRoom).dropin_address(port)
+
+    def add_role(self, role: str) -> None:
+        """Adds a role: `Roles.add`."""
+        self.core.roles.add(role)
+
+    def remove_role(self, role: str) -> None:
+        """Removes a role: `Roles.remove`."""
+        self.core.roles.remove(role)
 
     def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
         """Says which users may call tools: `Grants.permit`."""

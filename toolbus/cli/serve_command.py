@@ -32,12 +32,12 @@ EPILOG = epilog(
     """
     Settings: a flag overrides the environment, which overrides the file, which overrides the default. Each setting has
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
-    the file: grpc, http, https, keys, neighbours, roles, no_roles, data_dir, ephemeral, upstream, grace_seconds,
-    drain_seconds, heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone, silenced,
-    guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit, audit_required,
+    the file: grpc, http, https, keys, neighbours, roles, no_roles, adopt_roles, data_dir, ephemeral, upstream,
+    grace_seconds, drain_seconds, heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone,
+    silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit, audit_required,
     audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, the tables [limits], [permissions] and
-    [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is
-    NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
+    [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else
+    MAIN_SERVER_PORT, else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, and the rules of
     `toolbus permit`; they are restored after a restart. Only one bus may use a data directory: give each bus its own
@@ -100,6 +100,14 @@ def serve(
         ),
     ] = None,
     no_roles: Annotated[bool, typer.Option("--no-roles", help="Start without any role.")] = False,
+    adopt_roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="off|first-use|upstream",
+            help="Add roles that are not configured: first-use, when a tool is registered for one or the main server "
+            "has it; upstream, when the main server has it (default: off).",
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
@@ -165,6 +173,7 @@ def serve(
         https=https,
         keys=keys,
         neighbours=tuple(neighbours or ()),
+        adopt_roles=adopt_roles,
         upstream=upstream,
         offered=tuple(offer or ()),
         council=council,

@@ -60,6 +60,7 @@ class Registrations:
         self._unsaved: dict[CallbackHandler, None] = {}  # whose last change the store could not write
         self._retry_at = 0.0  # when the next change may retry that, by the monotonic clock
         self._audit = core.audit
+        self._adopt = core.roles.first_use
         self._roles = core.registry.roles  # as of the last `persist`
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._answers_saved_at = time.time()  # when the times of the last answers were last persisted
@@ -168,8 +169,10 @@ class Registrations:
     def _register(
         self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False
     ) -> list[Outcome]:
-        self._registry.check_roles([tool for tool, _ in items])
         self._audit.check()
+        for role in dict.fromkeys(tool.tool.role for tool, _ in items if tool.tool.role):
+            self._adopt(role, Principal(source))
+        self._registry.check_roles([tool for tool, _ in items])
         outcomes = []
         for tool, target in items:
             handler = self._handler(source, tool, target, secrets.token_hex(8), time.time())

@@ -16,7 +16,6 @@ from toolbus.bus.calls.call_records import RecordBatch, RecordFilter
 from toolbus.bus.core import Core
 from toolbus.bus.operators.grants import TOOLS, Grants
 from toolbus.bus.operators.introspection import Introspection
-from toolbus.errors import ToolBusError
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
 from toolbus.text import quote
@@ -50,7 +49,6 @@ class AdminTools:
         self._presence = core.presence
         self._records = core.records
         self._view = core.view
-        self._changed = core.signals.catalog_changed
         self._grants = grants
         self._audit = core.audit
         self._introspection = Introspection(core.presence, core.records, core.view)
@@ -138,22 +136,16 @@ class AdminTools:
             "outcomes": records.counts(),
         }
 
-    @llm_tool(description="Adds a role; it gets every tool that is registered for all roles.")
+    @llm_tool(description="Adds a role, for later runs too; it gets every tool that is registered for all roles.")
     async def role_add(self, scope: ToolScope, role: str) -> list[str]:
         """Adds a role."""
-        if not role:
-            raise ToolBusError("role is empty: name the role to add")
-        with self._audit.operation("role", principal_of(scope), target=role, why="added"):
-            self._registry.add_role(role)
-        self._changed()
+        self._core.roles.add(role, principal_of(scope))
         return list(self._registry.roles)
 
     @llm_tool(description="Removes a role and the tools that it alone has.")
     async def role_remove(self, scope: ToolScope, role: str) -> list[str]:
         """Removes a role."""
-        with self._audit.operation("role", principal_of(scope), target=role, why="removed"):
-            self._registry.remove_role(role)
-        self._changed()
+        self._core.roles.remove(role, principal_of(scope))
         return list(self._registry.roles)
 
     @llm_tool(description="Sets which users may call a tool, the tools of a role, or those of a source.")

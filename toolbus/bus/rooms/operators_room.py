@@ -32,6 +32,7 @@ class OperatorsRoom(Room):
         return [self._tools.search_tools] if group == "search" else []
 
     async def open(self) -> None:
-        """Restores the grants of the data directory and persists those to come."""
+        """Restores the roles and grants of the data directory and persists those to come."""
         if self.core.config.data_dir is not None:
+            self.core.roles.open(self.core.config.data_dir)
             self.grants.persist_in(self.core.config.data_dir, self.core.config.permissions)

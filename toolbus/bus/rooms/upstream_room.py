@@ -45,6 +45,7 @@ class UpstreamRoom(Room):
             bus_id=self.core.config.bus_id,
             changed=self.core.signals.watch,
             on_warning=self.core.signals.catalog_changed,
+            on_roles=self.core.roles.from_upstream,
             ownership_file=OwnershipFile(data_dir, url) if data_dir is not None else None,
         )
 

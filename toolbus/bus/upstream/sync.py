@@ -50,6 +50,7 @@ class Upstream:
         bus_id: sent with every registration, so that buses detect tools that came from a bus.
         changed: yields at once and after every change of the catalog; what it yields does not matter.
         on_warning: called after warnings of tools have changed.
+        on_roles: called with the roles of the main server whenever it has listed them.
         ownership_file: where what is registered there is persisted; None: nowhere.
         max_response_bytes: a longer response of the main server is cut off, and its request has failed.
     """
@@ -64,6 +65,7 @@ class Upstream:
         bus_id: str,
         changed: Callable[[], AsyncIterator[object]],
         on_warning: Callable[[], None],
+        on_roles: Callable[[Sequence[str]], object] = lambda roles: None,
         ownership_file: OwnershipFile | None = None,
         timings: UpstreamTimings = DEFAULT_TIMINGS,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
@@ -75,6 +77,7 @@ class Upstream:
         self._bus_id = bus_id
         self._changed = changed
         self._on_warning = on_warning
+        self._on_roles = on_roles
         self._timings = timings
         self._max_response_bytes = max_response_bytes
         self._file = ownership_file
@@ -225,6 +228,7 @@ class Upstream:
         """
         self._sync_state.plan = self._plan()
         listing = read_listing(*await client.send("GET", "/api/tools"))
+        self._on_roles(listing.roles)  # what changes with them follows in the next round, at once
         steps = self._sync_state.decide(listing, time.monotonic())
         for _ in range(MAX_PASSES):
             if not steps or self._stopping.is_set():

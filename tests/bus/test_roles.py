@@ -1,0 +1,132 @@
+"""Roles that come and go at run time: by operators, by programs that name them, by a main server; and over restarts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.bus.upstream.main_server import MainServer
+from tests.support.waiting import until
+from toolbus.bus import Bus
+from toolbus.bus.roles import FILE
+from toolbus.errors import InvalidRequest, NotKept, SetupError, UnknownRole
+from toolbus.limits import Limits
+from toolbus.testing import running_bus
+
+PLUGIN_ROLE = "小八"
+CALLBACK = "http://127.0.0.1:9/call"
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[tuple[Bus, httpx.AsyncClient]]:
+    async with (
+        running_bus(http="127.0.0.1:0", **settings) as bus,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}/api") as http,
+    ):
+        yield bus, http
+
+
+async def register(http: httpx.AsyncClient, role: str, name: str = "t") -> httpx.Response:
+    return await http.post("/tools/register", json={"name": name, "callback_url": CALLBACK, "role": role})
+
+
+# -- over restarts -------------------------------------------------------------------------------------------------
+
+
+async def test_added_roles_come_after_those_of_the_configuration_and_outlive_the_bus(tmp_path: Path) -> None:
+    async with running_bus(data_dir=tmp_path, roles=("a", "b")) as bus:
+        for role in ("z", "b", "y", "x"):
+            assert (await bus.call("toolbus:role_add", {"role": role})).error is None
+        bus.remove_role("y")
+        bus.remove_role("b")
+    async with running_bus(data_dir=tmp_path, roles=("c", "b", "x")) as bus:
+        assert bus.registry.roles == ("c", "b", "x", "z")
+        assert (await bus.call("toolbus:role_remove", {"role": "z"})).output == ["c", "b", "x"]
+    async with running_bus(data_dir=tmp_path, roles=("a",)) as bus:
+        assert bus.registry.roles == ("a", "x")
+
+
+@pytest.mark.parametrize("role", ["", " a", "a\n", "a\x7f", "x" * 129, "\ud800"])
+async def test_what_is_not_the_name_of_a_role_is_not_added(role: str) -> None:
+    async with running_bus() as bus:
+        with pytest.raises(InvalidRequest, match="is not the name of a role"):
+            bus.add_role(role)
+        assert bus.registry.roles == ("default",)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"roles": [["a"]]}', '{"roles": [["a", "x"]]}'])
+async def test_a_damaged_file_keeps_the_bus_from_starting_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(SetupError, match="is damaged"):
+        async with running_bus(data_dir=tmp_path):
+            pass
+    assert (tmp_path / FILE).read_text() == text
+
+
+async def test_a_role_that_cannot_be_written_down_is_in_force_and_the_error_says_so(tmp_path: Path) -> None:
+    async with running_bus(data_dir=tmp_path / "data") as bus:
+        (tmp_path / "data").rename(tmp_path / "away")
+        with pytest.raises(NotKept, match="could not be written"):
+            bus.add_role("a")
+        assert bus.registry.roles == ("default", "a")
+        (tmp_path / "away").rename(tmp_path / "data")
+    with pytest.raises(UnknownRole):
+        bus.remove_role("nobody")
+
+
+# -- adopted -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_role_is_a_404_unless_roles_are_adopted() -> None:
+    async with serving() as (bus, http):
+        answer = await register(http, PLUGIN_ROLE)
+        assert (answer.status_code, answer.json()) == (404, {"detail": f"unknown role: {PLUGIN_ROLE}"})
+        assert bus.registry.roles == ("default",)
+
+
+async def test_the_first_registration_for_a_role_adopts_it_for_good(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path, adopt_roles="first-use", audit=True) as (bus, http):
+        answer = await register(http, PLUGIN_ROLE)
+        wanted = {"ok": True, "registered": "t", "affected_roles": [PLUGIN_ROLE], "failed_roles": []}
+        assert (answer.status_code, answer.json()) == (200, wanted)
+        [listed] = (await http.get("/tools", params={"role": PLUGIN_ROLE})).json()["tools_by_role"][PLUGIN_ROLE]
+        assert listed["name"] == "t"
+        for verb, field in (("unregister", "name"), ("clear", "source")):
+            assert (await http.post(f"/tools/{verb}", json={field: "t", "role": "x"})).status_code == 404
+        for invalid in (" a", "x" * 200):
+            assert (await register(http, invalid)).status_code == 404
+        assert "adopted: first-use" in "".join(each.read_text() for each in (tmp_path / "audit").iterdir())
+    async with running_bus(data_dir=tmp_path) as bus:
+        assert bus.registry.roles == ("default", PLUGIN_ROLE)
+    assert json.loads((tmp_path / FILE).read_text()) == {"roles": [[PLUGIN_ROLE, "first-use"]]}
+
+
+async def test_only_so_many_roles_are_adopted_and_an_operator_may_add_more(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(adopt_roles="first-use", limits=Limits(unconfigured_roles=2)) as (bus, http):
+        statuses = [(await register(http, f"r{number}")).status_code for number in range(4)]
+        assert statuses == [200, 200, 404, 404]
+        bus.add_role("r3")
+        assert (await register(http, "r3")).status_code == 200
+        bus.remove_role("r0")
+        assert (await register(http, "r2")).status_code == 200
+    assert sum("as many as the limit unconfigured_roles" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(("mode", "status"), [("first-use", 200), ("upstream", 404), ("off", 404)])
+async def test_the_roles_of_a_main_server_are_adopted_and_tools_for_them_offered_there(mode: str, status: int) -> None:
+    async with (
+        MainServer("default", PLUGIN_ROLE, " bad ") as server,
+        serving(adopt_roles=mode, upstream=server.url) as (bus, http),
+    ):
+        await server.until_asked("list", 1)
+        if mode != "off":
+            await until(lambda: bus.registry.roles == ("default", PLUGIN_ROLE))
+            assert (await register(http, PLUGIN_ROLE)).status_code == 200
+        assert (await register(http, "another")).status_code == status
+        assert (PLUGIN_ROLE in bus.registry.roles) == (mode != "off")
