@@ -1,4 +1,4 @@
-"""Finds out which user of this machine a TCP socket on loopback belongs to, and names users for messages.
+"""Finds out which user of this machine a TCP socket on loopback belongs to, and names users and listeners.
 
 Linux answers an exact question about one socket (``NETLINK_SOCK_DIAG``, see sock_diag(7)) to any program, in a few
 microseconds however many connections there are. Other systems do not; there every answer is None.
@@ -6,6 +6,7 @@ microseconds however many connections there are. Other systems do not; there eve
 
 from __future__ import annotations
 
+import functools
 import socket
 import struct
 from pathlib import Path
@@ -21,8 +22,10 @@ _PORTS = struct.Struct("!HH")
 # kernel would find no socket that is bound to any interface. The cookie says that we know none.
 _SOCKET = struct.pack("=LLL", 1, 0xFFFFFFFF, 0xFFFFFFFF)
 _STATE = _HEADER.size + 1  # offsets in the answer
+_ITS_COOKIE = _HEADER.size + 44
 _ITS_PORTS = _HEADER.size + 4
 _UID = struct.Struct("=LL")  # uid, inode
+_COOKIE = struct.Struct("=Q")  # a number that no other socket gets until the machine restarts
 _ITS_UID = _HEADER.size + 64
 _LISTENS = 10  # TCP_LISTEN
 
@@ -41,7 +44,7 @@ def owner_of(end: Address, other: Address) -> int | None:
     answer = _ask(end, other)
     if answer is None:
         return None
-    state, port, uid, inode = answer
+    state, port, uid, inode, _ = answer
     # A socket that listens is what the kernel falls back to where it finds no such connection.
     return uid if inode and state != _LISTENS and port == other[1] else None
 
@@ -51,8 +54,29 @@ def listener_owner(address: Address) -> int | None:
     answer = _ask(address, (address[0], 0))
     if answer is None:
         return None
-    state, _, uid, inode = answer
+    state, _, uid, inode, _ = answer
     return uid if inode and state == _LISTENS else None
+
+
+def listener_id(address: Address) -> str:
+    """Returns an id of the socket that listens on a TCP address of this machine; empty where none is known.
+
+    The same id later means the same socket: the program that listened there has not restarted meanwhile. The id holds
+    until the machine restarts, and no other socket gets it.
+    """
+    answer = _ask(address, (address[0], 0))
+    if answer is None:
+        return ""
+    state, _, _, inode, cookie = answer
+    return f"{_boot_id()}:{inode}:{cookie}" if inode and state == _LISTENS else ""
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 def server_owner(end: Address, other: Address) -> int | None:
@@ -69,8 +93,8 @@ def server_owner(end: Address, other: Address) -> int | None:
     return listener_owner(other) if owner is None else owner
 
 
-def _ask(end: Address, other: Address) -> tuple[int, int, int, int] | None:
-    """Returns state, port of the other end, uid and inode of a socket; None where the kernel finds or tells none."""
+def _ask(end: Address, other: Address) -> tuple[int, int, int, int, int] | None:
+    """Returns state, port of the other end, uid, inode and cookie of a socket; None where the kernel tells none."""
     try:
         hosts = [host.removeprefix("::ffff:") if "." in host else host for host, _ in (end, other)]
         family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
@@ -92,7 +116,9 @@ def _ask(end: Address, other: Address) -> tuple[int, int, int, int] | None:
         return None
     if len(answer) < _ITS_UID + _UID.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         return None
-    return answer[_STATE], _PORTS.unpack_from(answer, _ITS_PORTS)[1], *_UID.unpack_from(answer, _ITS_UID)
+    uid, inode = _UID.unpack_from(answer, _ITS_UID)
+    (cookie,) = _COOKIE.unpack_from(answer, _ITS_COOKIE)
+    return answer[_STATE], _PORTS.unpack_from(answer, _ITS_PORTS)[1], uid, inode, cookie
 
 
 def unmapped_uid() -> int | None:

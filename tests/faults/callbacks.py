@@ -32,12 +32,16 @@ class CallbackPlugin:
     Attributes:
         connections: how many were accepted.
         requests: the head (lower case) and the body of each.
+        answers: status line and body of what it answers at a path, where that is not the arguments of the call.
+        prove: what it answers to a GET: its headers, made of the head of the request.
     """
 
     def __init__(self) -> None:
         self.connections = 0
         self.bytes = 0
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.answers: dict[str, tuple[str, bytes]] = {}
+        self.prove: Callable[[str], str] = lambda head: ""
         self._listener = self._bound(0)  # bound and not listening: refuses, and nobody else gets the port
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()  # connections
@@ -121,11 +125,17 @@ class CallbackPlugin:
                     continue
                 length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
                 if len(rest) >= length:
-                    self.requests.append((head.decode().lower(), json.loads(rest[:length])))
-                    body = json.dumps({"output": self.requests[-1][1]["arguments"]}).encode()
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+                    connection.sendall(self._answer(head.decode(), rest[:length]))
                     heard = rest[length:]
         self._open.discard(connection)
+
+    def _answer(self, head: str, body: bytes) -> bytes:
+        self.requests.append((head.lower(), json.loads(body or b"{}")))
+        if head.startswith("GET "):
+            return f"HTTP/1.1 204 No Content\r\n{self.prove(head)}\r\n".encode()
+        output = json.dumps({"output": self.requests[-1][1]["arguments"]}).encode()
+        status, said = self.answers.get(head.split(" ")[1].removeprefix("/"), ("200 OK", output))
+        return f"HTTP/1.1 {status}\r\nContent-Length: {len(said)}\r\n\r\n".encode() + said
 
 
 class Legacy:
@@ -159,6 +169,11 @@ class Legacy:
         """Posts to the contract's endpoint of a verb."""
         assert self._http is not None
         return await self._http.post(f"/api/tools/{verb}", json=body)
+
+    async def send(self, verb: str, body: bytes, content_type: str) -> httpx.Response:
+        """Posts bytes to the contract's endpoint of a verb."""
+        assert self._http is not None
+        return await self._http.post(f"/api/tools/{verb}", content=body, headers={"Content-Type": content_type})
 
     async def ask(self, verb: str, **body: Any) -> dict[str, Any]:
         """As `post`; it has to be done."""

@@ -51,7 +51,7 @@ def days_silent(folder: Path) -> dict[str, float]:
 async def test_a_tool_that_has_not_answered_for_thirty_days_expires_with_a_log_line(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with CallbackPlugin() as old, CallbackPlugin() as recent, CallbackPlugin() as back:
+    with CallbackPlugin() as old, CallbackPlugin() as recent, CallbackPlugin().come() as back:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="old", callback_url=old.url(user="me:secret@"), source="plugin:old")
             await legacy.ask("register", name="old-b", callback_url=old.url(), source="plugin:old", role="B")
@@ -59,7 +59,6 @@ async def test_a_tool_that_has_not_answered_for_thirty_days_expires_with_a_log_l
             await legacy.ask("register", name="back", callback_url=back.url(), source="plugin:back")
         set_back(tmp_path / "data", 30.1, "old", "old-b", "back")
         set_back(tmp_path / "data", 29.9, "recent")
-        back.come()
         caplog.set_level(logging.INFO, "toolbus")
         async with start("A") as bus:
             await until(lambda: names(bus) == ["recent", "back"], "the old ones to be dropped")
@@ -78,23 +77,23 @@ async def test_a_tool_that_has_not_answered_for_thirty_days_expires_with_a_log_l
         assert silent["back"] < 0.1
 
 
-@pytest.mark.parametrize("how", ["called", "probed", "there"])
+@pytest.mark.parametrize("how", ["called", "registered", "there"])
 async def test_an_answer_is_persisted(start: Start, tmp_path: Path, how: str) -> None:
-    with CallbackPlugin() as plugin:
+    with CallbackPlugin().come() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="x", callback_url=plugin.url())
             await legacy.ask("register", name="y", callback_url=plugin.url())
         set_back(tmp_path / "data", 20, "x", "y")
-        if how != "probed":
-            plugin.come()
-        async with start() as bus:
+        if how == "registered":
+            plugin.leave()
+        async with start() as bus, Legacy.of(bus) as legacy:
             if how == "called":
                 assert not (await bus.call("x")).is_error
                 plugin.leave()  # away when the bus ends, but it did answer
-            elif how == "probed":
+            elif how == "registered":
                 assert names(bus, away=False) == []
-                plugin.come()
-                await until(lambda: names(bus, away=False) == ["x", "y"], "the probe to find it")
+                await legacy.ask("register", name="x", callback_url=plugin.url())
+                await legacy.ask("register", name="y", callback_url=plugin.url())
         assert all(days < 0.1 for days in days_silent(tmp_path / "data").values())
 
 

@@ -16,6 +16,7 @@ from toolbus.cli import (
     call_command,
     calls_command,
     catalog_commands,
+    confirm_command,
     credential_commands,
     drain_command,
     explain_command,
@@ -86,6 +87,7 @@ app.command(epilog=permission_commands.EPILOG)(permission_commands.permissions)
 app.command(epilog=permission_commands.PERMIT_EPILOG)(permission_commands.permit)
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
+app.command(epilog=confirm_command.EPILOG)(confirm_command.confirm)
 app.command(epilog=drain_command.EPILOG)(drain_command.drain)
 keys_command.app.command(epilog=credential_commands.SHOW_EPILOG)(credential_commands.show)
 keys_command.app.command(epilog=credential_commands.EXPORT_EPILOG)(credential_commands.export)

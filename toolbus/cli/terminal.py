@@ -29,6 +29,7 @@ _STYLES = {
     "completed": "green",
     "suspect": "yellow",
     "draining": "yellow",
+    "unconfirmed": "yellow",
     "offline": "red",
     "failed": "red",
     "not_serving": "red",

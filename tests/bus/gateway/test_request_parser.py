@@ -1,4 +1,4 @@
-"""A request that offers an upgrade is served as if it had not: Java's default client and ``curl --http2`` send such."""
+"""A request that offers an upgrade is served as if it had not (REST-13): Java and ``curl --http2`` send such."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ FULL = Tool(
     direct_reply=True,
     metadata_json='{"a":1}',
     min_level=50,
+    no_repair=True,
 )
 
 
@@ -129,7 +130,8 @@ def edit(directory: Path, *statements: str) -> None:
 
 
 def test_every_field_of_a_registration_comes_back_as_it_was(tmp_path: Path) -> None:
-    row = StoredRegistration("鍵", "", FULL, URL, True, (("猫", 7), (None, 3), ("", 4)), 1_700_000_000.123456)
+    offers = (("猫", 7), (None, 3), ("", 4))
+    row = StoredRegistration("鍵", "", FULL, URL, True, offers, 1_700_000_000.123456, "boot:1:2", "s" * 16)
     with opened(tmp_path) as store:
         store.apply([row], ())
         assert store.load() == [row]
@@ -439,15 +441,18 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "one byte short": (cut(lambda size: size - 1), "it is damaged"),
     "another program's": (other_database, "SQLite file of another program (application_id 0x0)"),
     "another id": (filled_then("PRAGMA application_id = 77"), "another program (application_id 0x4d)"),
-    "newer": (filled_then("PRAGMA user_version = 99"), "newer toolbus (version 99 of the file; this one knows 1)"),
+    "newer": (
+        filled_then("PRAGMA user_version = 99"),
+        f"newer toolbus (version 99 of the file; this one knows {len(MIGRATIONS)})",
+    ),
     "version 0": (filled_then("PRAGMA user_version = 0"), "not those of version 0"),
-    "another table": (filled_then("CREATE TABLE notes (text)"), "not those of version 1"),
+    "another table": (filled_then("CREATE TABLE notes (text)"), f"not those of version {len(MIGRATIONS)}"),
     "a trigger": (
         filled_then("CREATE TRIGGER t AFTER INSERT ON offers BEGIN DELETE FROM registrations; END"),
-        "not those of version 1",
+        f"not those of version {len(MIGRATIONS)}",
     ),
-    "a table less": (filled_then("DROP TABLE offers"), "not those of version 1"),
-    "another column": (filled_then("ALTER TABLE offers ADD COLUMN x TEXT"), "not those of version 1"),
+    "a table less": (filled_then("DROP TABLE offers"), f"not those of version {len(MIGRATIONS)}"),
+    "another column": (filled_then("ALTER TABLE offers ADD COLUMN x TEXT"), f"not those of version {len(MIGRATIONS)}"),
     "an edited row": (
         filled_then("UPDATE registrations SET source = 'x'"),
         "row 1 of registrations fails its checksum",
@@ -459,6 +464,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
         "offers without their registration",
     ),
     "an edited time": (filled_then("UPDATE registrations SET answered_at = 0"), "answered_at in row 1"),
+    "an edited proof": (filled_then("UPDATE proofs SET listener = 'x'"), "row 1 of proofs fails its checksum"),
     "no UTF-8": (
         filled_then(f"UPDATE registrations SET callback_url = CAST(x'ff' || '{PASSWORD}' AS TEXT)"),
         "fails its checksum",
@@ -590,7 +596,19 @@ def test_a_file_of_an_older_version_is_migrated_with_everything_in_it(
             assert old.execute(question).fetchall() == new.execute(question).fetchall()
         assert old.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
     monkeypatch.undo()
-    assert "newer toolbus (version 2 of the file; this one knows 1)" in refusal(tmp_path)
+    versions = f"version {len(MIGRATIONS) + 1} of the file; this one knows {len(MIGRATIONS)}"
+    assert f"newer toolbus ({versions})" in refusal(tmp_path)
+
+
+def test_a_file_of_the_first_version_has_registrations_without_listener_and_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = fill(tmp_path)
+    edit(tmp_path, "DROP TABLE proofs", "PRAGMA user_version = 1")
+    assert loaded(tmp_path) == rows
+    with opened(tmp_path) as store:
+        store.apply([kept(1, listener="boot:1:2", secret="s" * 16)], ())
+    assert [(row.listener, len(row.secret)) for row in loaded(tmp_path)] == [("", 0), ("boot:1:2", 16), ("", 0)]
 
 
 def test_a_file_that_cannot_be_migrated_stays_as_it_was_and_the_error_says_so(
@@ -601,7 +619,9 @@ def test_a_file_that_cannot_be_migrated_stays_as_it_was_and_the_error_says_so(
     with monkeypatch.context() as patch:
         patch.setattr(room, "MIGRATIONS", (*MIGRATIONS, bad))
         text = refusal(tmp_path)
-    assert "cannot be migrated from version 1 to 2 (no such table: nowhere) and stays at 1" in text
+    version = len(MIGRATIONS)
+    why = f"from version {version} to {version + 1} (no such table: nowhere) and stays at {version}"
+    assert f"cannot be migrated {why}" in text
     assert loaded(tmp_path) == rows
 
 

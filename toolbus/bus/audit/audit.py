@@ -25,6 +25,7 @@ Act = Literal[
     "denied",
     "rate",
     "drain",
+    "confirm",
     "permit",
     "grant",
     "revoke",

@@ -27,7 +27,7 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     "stats": "metrics",
     "role_add": "roles",
     "role_remove": "roles",
-    **dict.fromkeys(("permit", "permissions", "grant", "revoke", "explain"), "permit"),
+    **dict.fromkeys(("permit", "permissions", "grant", "revoke", "explain", "confirm"), "permit"),
     "dropin_address": "catalog",
     **dict.fromkeys(("keys", "key_revoke"), "keys"),
     "audit_head": "audit",

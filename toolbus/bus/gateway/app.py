@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_plus
@@ -41,6 +42,8 @@ from toolbus.text import shorten
 log = logging.getLogger("toolbus.http")
 
 MAX_ECHO = 1024  # characters of a refused text that its error repeats
+SECRET = "callback_secret"  # a field that no answer repeats
+_SECRET = re.compile(rf"({SECRET}\W{{0,8}})[^\s\"'&,}}]+")  # the same in a body that was not read as JSON
 _DESCRIPTION = """
 Tools for language models, registered with a callback URL by plugins of any language and called by hosts.
 
@@ -122,8 +125,16 @@ def _endpoints(has_council: bool) -> FastAPI:
 async def _validation_response(request: Request, error: Exception) -> Response:
     """Returns the 422 for a request that breaks rules (REST-2)."""
     assert isinstance(error, RequestValidationError)
-    faults = [{key: _echo(value) for key, value in fault.items() if key != "url"} for fault in error.errors()]
+    faults = [
+        {key: _echo(value) for key, value in {**fault, **_hidden(fault)}.items() if key != "url"}
+        for fault in error.errors()
+    ]
     return _response(422, {"detail": faults})
+
+
+def _hidden(fault: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what replaces the input of a fault: a secret is not repeated."""
+    return {"input": "***"} if SECRET in fault["loc"] else {}
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
@@ -157,11 +168,13 @@ def _echo(value: Any, depth: int = 0) -> Any:
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):
         # A form, where JSON was meant, hides colon and @ behind percent signs.
-        return shorten(mask(unquote_plus(value) if "%3a" in value.lower() else value), MAX_ECHO)
+        text = unquote_plus(value) if "%3a" in value.lower() else value
+        return shorten(_SECRET.sub(r"\1***", mask(text)), MAX_ECHO)
     if depth > 8:
         return "…"
     if isinstance(value, Mapping):
-        return {shorten(mask(str(key)), MAX_ECHO): _echo(each, depth + 1) for key, each in list(value.items())[:64]}
+        shown = ((key, "***" if key == SECRET else each) for key, each in list(value.items())[:64])
+        return {shorten(mask(str(key)), MAX_ECHO): _echo(each, depth + 1) for key, each in shown}
     if isinstance(value, Sequence):
         return [_echo(each, depth + 1) for each in value[:64]]
     return {}  # an exception, as FastAPI itself shows one

@@ -1,8 +1,7 @@
 """Runs calls by callback URL: each call is one POST to the URL that a plugin registered (REST-40 to REST-43).
 
-A `CallbackHandler` is one registration. An `Origin` is scheme, host and port of one source's callbacks; it counts
-connect failures in a row, and its tools go offline and online together. `Callbacks` does the network part for all of
-them: the exchanges over keep-alive connections, and the probes of offline origins.
+`Callbacks` does the network part for all callback handlers (see callback_handler.py): the exchanges over keep-alive
+connections, and the probes of origins that are offline or whose plugins have yet to show that they are there.
 
 The deadline of a call is the dispatcher's. It cancels the exchange at whatever step it is, so that one limit holds for
 connecting, sending and reading together (REST-41).
@@ -20,21 +19,17 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import aiohttp
-from yarl import URL
 
-from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.slots import Slots
-from toolbus.bus.gateway import callback_messages
+from toolbus.bus.gateway import callback_messages, callback_proof
+from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
 from toolbus.bus.outbound import open_session, refusal_of
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
 from toolbus.tool import MIB, CallError, Limits, Result
-from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.callbacks")
@@ -44,102 +39,30 @@ FIRST_PROBE_SECONDS = 0.25
 MAX_PROBE_SECONDS = 30.0
 PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, at most MAX_PROBE_SECONDS later
 CONNECT_SECONDS = 2.0  # of a probe
+PROOF_SECONDS = 5.0  # for the answer to a challenge
+PROBES = 64  # at the same time
+GONE = (404, 410)  # statuses with which a restored tool's first answer says that its plugin does not have it
+ANOTHER = "another program may listen there than registered the tool: let its plugin register again"
+NOBODY = "no program listens there any more: let its plugin register again"
 _OUT_OF_SOCKETS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # this process's fault
 
 
-class Origin:
-    """Scheme, host and port of one source's callbacks.
+@dataclass(frozen=True, slots=True)
+class CallbackSignals:
+    """Whom `Callbacks` tells what it has found out.
 
     Attributes:
-        handlers: the registrations with a URL of this origin.
-        online: whether their tools are offered.
-        failures: connect failures in a row.
-        answered_at: when it last accepted a connection or answered, in seconds since the epoch.
+        moved: an origin went offline or came back online.
+        judged: a plugin has shown that it is there, or that it may be another program; the text says why, and is empty
+            where it is there.
+        learned: an exchange has shown with which socket its plugin listens, where that was not known.
+        disowned: a restored tool is no longer its plugin's; the text is how it said so.
     """
 
-    __slots__ = ("address", "answered_at", "failures", "handlers", "last_failure", "online", "probing", "source")
-
-    def __init__(self, source: str, address: tuple[str, str, int], answered_at: float) -> None:
-        self.source = source
-        self.address = address
-        self.handlers: dict[CallbackHandler, None] = {}
-        self.online = True
-        self.failures = 0
-        self.answered_at = answered_at
-        self.last_failure = ""  # why the last connection was not accepted; empty before the first failure
-        self.probing: asyncio.Task[None] | None = None  # None while online
-
-    def __repr__(self) -> str:
-        state = "online" if self.online else "offline"
-        return f"<Origin {self} of {self.source!r} {state} failures={self.failures} tools={len(self.handlers)}>"
-
-    def __str__(self) -> str:
-        scheme, host, port = self.address
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-    def reset_failures(self) -> None:
-        """Begins the count of failures anew, since it accepted a connection or answered in any way (REST-43)."""
-        self.failures = 0
-        self.answered_at = time.time()
-
-
-class CallbackHandler:
-    """One registration: a tool with the URL that runs it.
-
-    Attributes:
-        key: identifies the registration in the store.
-    """
-
-    __slots__ = (
-        *("_callbacks", "headers", "key", "max_in_flight", "offered", "origin", "pending", "slots", "source", "stuck"),
-        *("target", "url"),
-    )
-
-    instance = ""
-    shares = False
-    remote = True
-    persisted = True
-    max_item_bytes = 1 << 62
-    takes_calls = True
-
-    def __init__(
-        self, key: str, offered: CompiledTool, target: CallbackUrl, origin: Origin, callbacks: Callbacks, in_flight: int
-    ) -> None:
-        self.key = key
-        self.source = origin.source
-        self.offered = offered
-        self.target = target
-        self.url = URL(target.url, encoded=True)  # as it was registered: parsing it anew would requote it
-        self.headers = target.headers
-        self.origin = origin
-        self.max_in_flight = in_flight
-        self.pending: dict[str, Any] = {}
-        self.slots = Slots()
-        self.stuck = 0
-        self._callbacks = callbacks
-        origin.handlers[self] = None
-
-    def __repr__(self) -> str:
-        return f"<CallbackHandler {self.offered.tool.name} of {self.source!r} at {self.target.shown}>"
-
-    @property
-    def session_state(self) -> int:
-        """Live, or offline while the origin accepts no connection."""
-        return wire.SESSION_STATE_LIVE if self.origin.online else wire.SESSION_STATE_OFFLINE
-
-    def send(self, calls: Sequence[Call], now: float) -> None:
-        """Starts an exchange for each call, in a task of its own."""
-        for call in calls:
-            self._callbacks.start(self, call)
-
-    def cancel(self, call: Call, reason: str) -> bool:
-        """Cancels the exchange; the slot is free as soon as that is done."""
-        self._callbacks.cancel(call)
-        return False
-
-    def stage(self, call: Call) -> Stage:
-        """Returns DISPATCHED: a request may have reached the plugin as soon as it is sent."""
-        return Stage.DISPATCHED
+    moved: Callable[[Origin], None]
+    judged: Callable[[Sequence[CallbackHandler], str], None]
+    learned: Callable[[CallbackHandler], None]
+    disowned: Callable[[CallbackHandler, str], None]
 
 
 class Callbacks:
@@ -148,7 +71,6 @@ class Callbacks:
     Args:
         may_serve: tells whether a user's programs may get calls, by uid. The port of a plugin that has ended may be
             taken by a program of another user.
-        moved: called with an origin that went offline or came back online.
     """
 
     def __init__(
@@ -156,12 +78,12 @@ class Callbacks:
         dispatcher: Dispatcher,
         limits: Limits,
         may_serve: Callable[[int], bool],
-        moved: Callable[[Origin], None],
+        signals: CallbackSignals,
     ) -> None:
         self.may_serve = may_serve
         self._dispatcher = dispatcher
         self._limits = limits
-        self._moved = moved
+        self._signals = signals
         self._session: aiohttp.ClientSession | None = None  # None until the first call
         self._running: dict[str, asyncio.Task[None]] = {}  # exchanges, by the bus's call id
 
@@ -211,12 +133,21 @@ class Callbacks:
         """Posts one call and reads the response (REST-40, REST-42)."""
         name, origin = call.entry.bare_name, handler.origin
         body = callback_messages.callback_body(name, call.arguments_json, call.call_id)
+        headers = handler.headers
+        if handler.secret:
+            nonce = callback_proof.nonce()
+            signature = callback_proof.signature(handler.secret, nonce, body)
+            headers = {**headers, callback_proof.SIGNATURE: f"{nonce}:{signature}"}
         try:
+            doubt = await self._doubt(handler)
+            if doubt:
+                message = f"tool {name!r}: nothing was sent to {origin}: {doubt}"
+                return _failure(Code.UNAVAILABLE, message, Stage.NOT_DISPATCHED, retry_safe=True)
             async with self._open_session().post(
                 handler.url,
                 # aiohttp warns of large bodies in one piece: each is at most twice the limit of arguments.
                 data=body if len(body) < MIB else io.BytesIO(body),
-                headers=handler.headers,
+                headers=headers,
                 allow_redirects=False,
             ) as response:
                 origin.reset_failures()
@@ -232,7 +163,9 @@ class Callbacks:
                 content = await _read(response.content, limit)
                 if content is None:
                     return _too_large(name, limit)
-                return callback_messages.read_response(response.status, content, response.charset or "utf-8", name)
+                result = callback_messages.read_response(response.status, content, response.charset or "utf-8", name)
+                self._weigh(handler, response.status, result)
+                return result
         except aiohttp.ClientConnectorError as error:
             return self._not_connected(handler, name, error)
         except aiohttp.ClientResponseError as error:
@@ -252,6 +185,63 @@ class Callbacks:
                 "tool may have run, so the call was not retried",
                 Stage.DISPATCHED,
             )
+
+    def _weigh(self, handler: CallbackHandler, status: int, result: pb.ToolResult) -> None:
+        """Notes what an answer says about the registration: whether the plugin still has the tool.
+
+        What was registered in this run of the bus is the plugin's own business (REST-42).
+        """
+        reason = result.error.reason
+        if handler.is_restored:
+            if reason == callback_messages.NOT_REGISTERED:
+                self._signals.disowned(handler, reason)
+            elif status in GONE and not handler.has_answered:
+                self._signals.disowned(handler, f"HTTP {status}")
+        if 200 <= status < 300 and reason not in callback_messages.NOT_THERE:
+            handler.has_answered = handler.origin.has_served = True
+            if not handler.listener:
+                self._signals.learned(handler)
+
+    async def _doubt(self, handler: CallbackHandler) -> str:
+        """Returns why the program at a handler's URL may not be its plugin; empty where it may get the call."""
+        if not handler.secret and not handler.is_restored:
+            return ""
+        listener = handler.origin.listener()
+        if handler.recognizes(listener):
+            return ""
+        doubt = await self._challenge(handler) if handler.secret else ANOTHER if listener else NOBODY
+        if doubt and handler.is_confirmed:
+            handler.is_confirmed = False
+            self._signals.judged([handler], doubt)
+            self.probe(handler.origin)
+        return doubt
+
+    async def _challenge(self, handler: CallbackHandler) -> str:
+        """Lets the plugin prove that it knows the secret; sends neither arguments nor credentials.
+
+        Returns:
+            Why the program there may not be the plugin; empty where it has proven that it is.
+
+        Raises:
+            aiohttp.ClientConnectorError: nobody accepts a connection.
+        """
+        nonce, listener = callback_proof.nonce(), handler.origin.listener()
+        try:
+            async with (
+                asyncio.timeout(PROOF_SECONDS),
+                self._open_session().get(
+                    handler.url, headers={callback_proof.CHALLENGE: nonce}, allow_redirects=False
+                ) as response,
+            ):
+                answer = response.headers.get(callback_proof.PROOF, "")
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            return f"the proof of its callback_secret did not come ({str(error) or type(error).__name__})"
+        if not callback_proof.is_proof(answer, handler.secret, nonce, handler.target.text):
+            return f"the program there did not prove that it knows the callback_secret ({callback_proof.PROOF})"
+        handler.proven_by = listener
+        return ""
 
     def _not_connected(self, handler: CallbackHandler, name: str, error: aiohttp.ClientConnectorError) -> pb.ToolResult:
         origin, reason = handler.origin, _reason(error)
@@ -283,31 +273,92 @@ class Callbacks:
             self.take_offline(origin)
 
     def take_offline(self, origin: Origin) -> None:
-        """Takes the tools of an origin offline and probes it until it accepts a connection."""
+        """Takes the tools of an origin offline, and probes it until it accepts a connection."""
         origin.online = False
-        self._moved(origin)
-        origin.probing = asyncio.get_running_loop().create_task(self._probe_until_online(origin))
+        self._signals.moved(origin)
+        self.probe(origin)
 
     def bring_online(self, origin: Origin) -> None:
-        """Offers the tools of an origin again."""
-        probing, origin.probing = origin.probing, None
-        if probing is not None and probing is not asyncio.current_task():
-            probing.cancel()
+        """Offers the tools of an origin again, as far as their plugin is known to be there."""
         origin.failures = 0
+        self._judge(origin)
         if not origin.online:
             origin.online = True
-            self._moved(origin)
+            self._signals.moved(origin)
+        if origin.probing is not None and not origin.waits():
+            probing, origin.probing = origin.probing, None
+            if probing is not asyncio.current_task():
+                probing.cancel()
 
-    async def _probe_until_online(self, origin: Origin) -> None:
-        offline_since = time.monotonic()
-        while origin.handlers:
-            if await accepts_connections(origin.address, self.may_serve):
-                origin.reset_failures()
-                self.bring_online(origin)
+    def confirm(self, handlers: Sequence[CallbackHandler]) -> None:
+        """Trusts whoever listens at the URLs of some handlers of one origin, as if they registered now."""
+        for handler in handlers:
+            handler.is_restored, handler.is_confirmed = False, True
+            handler.listener = handler.origin.listener()
+        self._signals.judged(handlers, "")
+
+    def _judge(self, origin: Origin) -> None:
+        """Confirms the restored tools of the plugin that listens at an origin, and doubts those of another.
+
+        Those with a secret are judged by their proofs alone.
+        """
+        listener = origin.listener()
+        known: list[CallbackHandler] = []
+        foreign: list[CallbackHandler] = []
+        for handler in origin.handlers:
+            recognized = handler.is_confirmed if handler.secret else handler.recognizes(listener)
+            if recognized != handler.is_confirmed:
+                (known if recognized else foreign).append(handler)
+                handler.is_confirmed = recognized
+        if known:
+            self._signals.judged(known, "")
+        if foreign:
+            self._signals.judged(foreign, ANOTHER)
+
+    async def ask(self, origins: Iterable[Origin]) -> None:
+        """Asks many origins once, side by side, whether they are there, and offers the tools of those that are."""
+        slots = asyncio.Semaphore(PROBES)
+
+        async def ask(origin: Origin) -> None:
+            async with slots:
+                if await accepts_connections(origin.address, self.may_serve):
+                    await self._welcome(origin)
+
+        await asyncio.gather(*map(ask, origins))
+
+    async def _welcome(self, origin: Origin) -> None:
+        """Offers the tools of an origin that has accepted a connection."""
+        listener = origin.listener()
+        for handler in [each for each in origin.handlers if each.secret and not each.recognizes(listener)]:
+            try:
+                doubt = await self._challenge(handler)
+            except aiohttp.ClientConnectorError:  # it has gone again
                 return
-            backoff = (time.monotonic() - offline_since) * PROBE_SHARE
-            backoff = min(max(backoff, FIRST_PROBE_SECONDS), MAX_PROBE_SECONDS)
-            await asyncio.sleep(backoff * random.uniform(0.8, 1.2))  # else all origins are probed at the same time
+            handler.is_confirmed = not doubt
+            self._signals.judged([handler], doubt)
+        self.bring_online(origin)
+        if origin.is_serving:
+            origin.reset_failures()
+
+    def probe(self, origin: Origin) -> None:
+        """Begins to probe an origin, unless no probe could bring any of its tools back."""
+        if origin.probing is None and origin.waits():
+            origin.probing = asyncio.get_running_loop().create_task(self._probe_until_back(origin))
+
+    async def _probe_until_back(self, origin: Origin) -> None:
+        offline_since = time.monotonic()
+        try:
+            while origin.waits():
+                if await accepts_connections(origin.address, self.may_serve):
+                    await self._welcome(origin)
+                    if not origin.waits():
+                        return
+                backoff = (time.monotonic() - offline_since) * PROBE_SHARE
+                backoff = min(max(backoff, FIRST_PROBE_SECONDS), MAX_PROBE_SECONDS)
+                await asyncio.sleep(backoff * random.uniform(0.8, 1.2))  # else all are probed at the same time
+        finally:
+            if origin.probing is asyncio.current_task():
+                origin.probing = None
 
 
 async def accepts_connections(address: tuple[str, str, int], may_serve: Callable[[int], bool]) -> bool:
@@ -324,18 +375,6 @@ async def accepts_connections(address: tuple[str, str, int], may_serve: Callable
             if not itself and not refused:
                 return True
     return False
-
-
-async def probe_once(origins: Iterable[Origin], may_serve: Callable[[int], bool]) -> None:
-    """Probes many origins once, side by side, and notes which of them accept a connection."""
-    slots = asyncio.Semaphore(64)
-
-    async def probe(origin: Origin) -> None:
-        async with slots:
-            if await accepts_connections(origin.address, may_serve):
-                origin.reset_failures()
-
-    await asyncio.gather(*map(probe, origins))
 
 
 async def _read(content: aiohttp.StreamReader, limit: int) -> bytes | None:

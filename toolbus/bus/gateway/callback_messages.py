@@ -47,10 +47,13 @@ def finite(digits: str) -> float:
 # Not orjson: it reads large integers as floats. Made once: `json.loads` with options makes one per call.
 _DECODER = json.JSONDecoder(parse_float=finite, parse_constant=refuse_constant)
 
+NOT_REGISTERED, NOT_RUNNING = "TOOL_NOT_REGISTERED", "PLUGIN_NOT_RUNNING"
+NOT_THERE = {NOT_REGISTERED, NOT_RUNNING}  # a plugin host's errors that do not come from the tool
+
 # REST-50: the plugin host's error for a call that did not reach its tool, or did not come back.
 _HOST_ERRORS = {
-    Code.NOT_FOUND: "TOOL_NOT_REGISTERED",
-    Code.UNAVAILABLE: "PLUGIN_NOT_RUNNING",
+    Code.NOT_FOUND: NOT_REGISTERED,
+    Code.UNAVAILABLE: NOT_RUNNING,
     Code.DEADLINE_EXCEEDED: "TOOL_TIMEOUT",
 }
 

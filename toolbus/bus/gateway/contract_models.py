@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from toolbus.bus.callback_url import parse_callback_url
+from toolbus.bus.gateway.callback_proof import MAX_SECRET, MIN_SECRET, is_secret
 from toolbus.text import is_utf8
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
 
@@ -32,6 +33,18 @@ def _check_name(name: str) -> str:
             "string_too_long", "String should have at most {max_length} characters", {"max_length": MAX_NAME}
         )
     return name
+
+
+def _check_secret(secret: str) -> str:
+    """Refuses a secret that is easily guessed, or that could not be told from the text around it."""
+    if secret and not is_secret(secret):
+        raise PydanticCustomError(
+            "callback_secret",
+            "It is not {least} to {most} characters of A-Z, a-z, 0-9 and ._~+/=:-. Draw one at random: 32 bytes in "
+            "hexadecimal digits.",
+            {"least": MIN_SECRET, "most": MAX_SECRET},
+        )
+    return secret
 
 
 def _check_utf8(text: str) -> str:
@@ -82,6 +95,16 @@ class RegisterBody(BaseModel):
     timeout_seconds: Annotated[
         float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, description="How long a call may take, in seconds.")
     ] = DEFAULT_TIMEOUT_SECONDS
+    callback_secret: Annotated[
+        str | None,
+        Field(
+            description="Bus and plugin prove themselves to each other with it, and send it never again; null and "
+            '"": they do not.',
+            examples=[None],
+            repr=False,
+        ),
+        AfterValidator(lambda secret: _check_secret(secret or "")),
+    ] = None
     via: Annotated[Any, Field(description="Buses that the tool has come through; set by `serve --upstream` only.")] = (
         None
     )

@@ -89,7 +89,7 @@ class GatewayParts:
         identity = principal.identity
         return LocalCaller(principal.source, self.core.dispatcher, is_admin=is_admin, identity=identity)
 
-    def register(self, source: str, tool: Tool, target: CallbackUrl) -> Outcome:
+    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str) -> Outcome:
         """Registers a tool with a callback URL: `Registrations.register`.
 
         Raises:
@@ -97,7 +97,7 @@ class GatewayParts:
         """
         if self.registrations is None:
             raise NotOffered("this bus takes no tools with a callback_url: register over gRPC, in a session")
-        return self.registrations.register(source, tool, target)
+        return self.registrations.register(source, tool, target, secret)
 
     def persist(self) -> None:
         """Persists what was registered or withdrawn.

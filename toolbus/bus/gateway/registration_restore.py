@@ -1,6 +1,6 @@
 """Restores callback tools after a restart: offers them again, in their places and roles, as they were persisted.
 
-Restored tools are suspended until their origin accepts a connection; probing them is the job of `Registrations`.
+Restored tools are suspended and unconfirmed until their plugin has shown that it is there: the business of `Callbacks`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.gateway.callback import CallbackHandler
+from toolbus.bus.gateway.callback_handler import CallbackHandler
 from toolbus.bus.storage.registration_store import StoredRegistration
 from toolbus.errors import InvalidTool
 from toolbus.limits import Limits
@@ -20,6 +20,7 @@ from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.callbacks")
 
+UNCONFIRMED = "the bus has restarted, and the plugin has not shown yet that it is there and still has the tool"
 ABSENT = -1  # as a place: the role existed, and a tool for all roles was not in it
 
 MakeHandler = Callable[[str, CompiledTool, CallbackUrl, str, float], CallbackHandler]
@@ -50,7 +51,9 @@ def restore_handlers(
             log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, why)
             continue
         handler = make_handler(record.source, tool, target, record.key, record.answered_at)
-        handler.origin.online = False
+        handler.origin.online = handler.is_confirmed = False
+        handler.is_restored = True
+        handler.listener, handler.secret = record.listener, record.secret
         handlers[record.key] = handler
         offers = dict(record.offers)
         if None in offers:  # REST-12: also for roles that are new since
@@ -70,7 +73,7 @@ def _register(places: list[tuple[int, str | None, CallbackHandler]], registry: R
         for _, name, error in registry.register(handler, [handler.offered], roles=[role]).failed:
             why = clean_line(error)
             log.warning("not restored tool=%r source=%r role=%r why=%s", name, handler.source, role or "", why)
-    registry.suspend([handler for _, _, handler in places], "the bus has restarted")
+    registry.suspend([handler for _, _, handler in places], UNCONFIRMED)
 
 
 def unchecked(tool: Tool) -> CompiledTool:

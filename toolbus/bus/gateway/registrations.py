@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from toolbus.bus.access.principal import Principal
@@ -22,11 +22,13 @@ from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.core import Core
-from toolbus.bus.gateway.callback import CallbackHandler, Callbacks, Origin, probe_once
-from toolbus.bus.gateway.registration_restore import ABSENT, restore_handlers, unchecked
+from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
+from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
+from toolbus.bus.gateway.registration_restore import restore_handlers, unchecked
+from toolbus.bus.gateway.registration_writer import RegistrationWriter
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
 from toolbus.bus.streams.withdrawal import notify_owners
-from toolbus.errors import InvalidRequest, InvalidTool, NotKept, NotPermitted
+from toolbus.errors import InvalidRequest, InvalidTool, NotPermitted
 from toolbus.text import quote
 from toolbus.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -52,17 +54,16 @@ class Registrations:
         self._timings = core.timings
         self._on_source = core.signals.source_changed
         self._changed = core.signals.catalog_changed
-        self._store = store
-        self._callbacks = Callbacks(core.dispatcher, core.limits, core.neighbours.allows, self._origin_moved)
+        self._writer = RegistrationWriter(core.registry, store, core.timings, self._left)
+        signals = CallbackSignals(self._origin_moved, self._judged, self._learned, self._disowned)
+        self._callbacks = Callbacks(core.dispatcher, core.limits, core.neighbours.allows, signals)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
-        self._unsaved: dict[CallbackHandler, None] = {}  # whose last change the store could not write
-        self._retry_at = 0.0  # when the next change may retry that, by the monotonic clock
         self._audit = core.audit
         self._adopt = core.roles.first_use
-        self._roles = core.registry.roles  # as of the last `persist`
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
+        self._restoring = False  # whether it is still open which of the restored origins are there
         self._answers_saved_at = time.time()  # when the times of the last answers were last persisted
 
     def __repr__(self) -> str:
@@ -72,39 +73,42 @@ class Registrations:
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def restore(self, records: Iterable[StoredRegistration]) -> None:
-        """Restores what was persisted, and offers at once what accepts a connection."""
+        """Restores what was persisted, and offers at once what its plugin still listens for."""
+        self._restoring = True
         stored = {record.key: record for record in records}
         self._handlers.update(restore_handlers(stored.values(), self._registry, self._limits, self._handler))
         if stored:
             self._registry.take_unsaved()  # all of them; most are as they were persisted
             changed = [
-                each for each in self._handlers.values() if set(self._places(each)) != set(stored[each.key].offers)
+                each
+                for each in self._handlers.values()
+                if set(self._writer.places(each)) != set(stored[each.key].offers)
             ]
-            self._write(changed, gone=stored.keys() - self._handlers.keys())
+            self._writer.write(changed, gone=stored.keys() - self._handlers.keys())
         if self._origins:
             offline = [origin for origin in self._origins.values() if not origin.online]
-            probed_at = time.time()
-            probes = asyncio.ensure_future(probe_once(offline, self._callbacks.may_serve))
+            asking = asyncio.ensure_future(self._callbacks.ask(offline))
             try:
-                await asyncio.wait([probes], timeout=self._timings.reachable_seconds)
+                await asyncio.wait([asking], timeout=self._timings.reachable_seconds)
             finally:
-                probes.cancel()
+                asking.cancel()
             for origin in offline:
-                if origin.answered_at >= probed_at:
-                    self._callbacks.bring_online(origin)
+                if origin.online:
+                    self._callbacks.probe(origin)  # for those of its tools that have not proven their plugin yet
                 else:
                     origin.last_failure = "not since the bus started"
                     self._callbacks.take_offline(origin)
-            self._expire()
+        self._restoring = False
+        self._expire()
 
     def start(self) -> None:
         """Starts the housekeeping: probes of silent origins, and the expiry of those that never answer."""
         self._housekeeping = asyncio.get_running_loop().create_task(self._keep_house(), name="toolbus callbacks")
 
     def serving(self, source: str) -> bool | None:
-        """Returns whether an origin of a source is online; None where it has no tool with a callback URL."""
+        """Returns whether a source's tools at any origin are offered; None where it has none with a callback URL."""
         origins = self._by_source.get(source)
-        return None if origins is None else any(origin.online for origin in origins)
+        return None if origins is None else any(origin.is_serving for origin in origins)
 
     @property
     def sources(self) -> Iterable[str]:
@@ -119,14 +123,16 @@ class Registrations:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._callbacks.stop()
-        self._retry_at = 0.0
-        self.persist()  # what the store could not write before
+        self._writer.retry(self._handlers.values())
         self._persist_answers()
 
     # -- registering ---------------------------------------------------------------------------------------------
 
-    def register(self, source: str, tool: Tool, target: CallbackUrl) -> Outcome:
+    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str = "") -> Outcome:
         """Registers one tool by REST: arguments are not checked (REST-40), and some role has to accept it (REST-4).
+
+        Args:
+            secret: its `callback_secret`; empty where its plugin set none.
 
         Raises:
             UnknownRole: the tool is for a role that is not configured.
@@ -138,7 +144,7 @@ class Registrations:
             f"{BUS_SOURCE}:"
         ):  # REST-3 allows a colon, and a later registration replaces an earlier
             raise NotPermitted(f"name {tool.name!r} is reserved for the bus's own tools: choose another")
-        return self._register(source, [(unchecked(tool), target)], needs_role=True)[0]
+        return self._register(source, [(unchecked(tool), target)], needs_role=True, secret=secret)[0]
 
     def register_by_grpc(self, request: wire.RegisterRequest) -> list[Outcome]:
         """Registers the tools of a Register without a session, all or none.
@@ -167,7 +173,7 @@ class Registrations:
         return self._register(source, list(zip(compile_tools(tools, self._limits), targets, strict=True)))
 
     def _register(
-        self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False
+        self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False, secret: str = ""
     ) -> list[Outcome]:
         self._audit.check()
         for role in dict.fromkeys(tool.tool.role for tool, _ in items if tool.tool.role):
@@ -176,6 +182,7 @@ class Registrations:
         outcomes = []
         for tool, target in items:
             handler = self._handler(source, tool, target, secrets.token_hex(8), time.time())
+            handler.secret, handler.listener = secret, handler.origin.listener()
             outcome = self._registry.register(handler, [tool], needs_role=needs_role)
             notify_owners(outcome)
             outcomes.append(outcome)
@@ -216,83 +223,30 @@ class Registrations:
     # -- persisting ----------------------------------------------------------------------------------------------
 
     def persist(self, *, strict: bool = False) -> None:
-        """Persists what has changed since the last time, whatever changed it.
-
-        Args:
-            strict: whether a failed write is an error; else it is logged and retried later.
+        """Persists what has changed since the last time, whatever changed it: `RegistrationWriter.persist`.
 
         Raises:
             NotKept: see strict.
         """
-        changed = [each for each in self._registry.take_unsaved() if isinstance(each, CallbackHandler)]
-        if self._roles != self._registry.roles:
-            if not set(self._roles) <= set(self._registry.roles):  # a stored place may name a role that was removed
-                changed = [*self._handlers.values(), *changed]
-            self._roles = self._registry.roles
-        if changed or (self._unsaved and (strict or time.monotonic() >= self._retry_at)):
-            self._write(changed, strict=strict)
-
-    def _write(self, handlers: Iterable[CallbackHandler], gone: Iterable[str] = (), *, strict: bool = False) -> None:
-        changed: list[StoredRegistration] = []
-        dropped = list(gone)
-        unsaved = {**self._unsaved, **dict.fromkeys(handlers)}
-        for handler in unsaved:
-            if self._registry.places(handler):
-                changed.append(self._to_record(handler))
-            else:
-                dropped.append(handler.key)
-                self._handlers.pop(handler.key, None)
-                self._leave_origin(handler)
-        if self._store is None:
-            return
-        try:
-            self._store.apply(changed, dropped)
-            self._unsaved.clear()
-        except Exception as error:
-            self._unsaved, self._retry_at = unsaved, time.monotonic() + self._timings.store_retry_seconds
-            log.error("cannot persist registrations tools=%d why=%s", len(unsaved), error)
-            if strict:
-                raise NotKept(
-                    f"the change could not be written down ({error}): it is in force until the bus stops. Make the "
-                    "data directory writable, then retry"
-                ) from error
-
-    def _places(self, handler: CallbackHandler) -> tuple[tuple[str | None, int], ...]:
-        places = dict(self._registry.places(handler))
-        if None in places:  # else a role without a place would pass for a new role at the next start
-            for role in self._registry.known_roles:
-                places.setdefault(role, ABSENT)
-        return tuple(places.items())
-
-    def _to_record(self, handler: CallbackHandler) -> StoredRegistration:
-        return StoredRegistration(
-            key=handler.key,
-            source=handler.source,
-            tool=handler.offered.tool,
-            callback_url=handler.target.text,
-            checked=handler.offered.checker is not None,
-            offers=self._places(handler),
-            answered_at=handler.origin.answered_at,
-        )
+        self._writer.persist(self._handlers.values(), strict=strict)
 
     def _persist_answers(self) -> None:
-        if self._store is None:
-            return
         since, self._answers_saved_at = self._answers_saved_at, time.time()
         origins = [origin for origin in self._origins.values() if origin.answered_at >= since]
-        try:
-            keys = [handler.key for origin in origins for handler in origin.handlers]
-            self._store.save_answers(keys, self._answers_saved_at)
-        except Exception as error:
+        if not self._writer.save_answers(origins, self._answers_saved_at):
             self._answers_saved_at = since
-            log.error("cannot persist which callback URLs answered why=%s", error)
+
+    def _left(self, handler: CallbackHandler) -> None:
+        """Forgets a handler that offers nothing any more."""
+        self._handlers.pop(handler.key, None)
+        self._leave_origin(handler)
 
     # -- origins -------------------------------------------------------------------------------------------------
 
     def _origin_moved(self, origin: Origin) -> None:
         """Suspends the tools of an origin that went offline, or resumes them when it is back online."""
         if origin.online:
-            names = self._registry.resume(origin.handlers)
+            names = self._registry.resume([handler for handler in origin.handlers if handler.is_confirmed])
             log.info("online source=%r origin=%s tools=%d", origin.source, origin, len(names))
         else:
             self._registry.suspend(origin.handlers, f"{origin} accepts no connection ({origin.last_failure})")
@@ -301,6 +255,47 @@ class Registrations:
             log.warning("offline source=%r origin=%s tools=%d why=%s", origin.source, origin, tools, reason)
         self._on_source(origin.source)
         self._changed()
+
+    def _judged(self, handlers: Sequence[CallbackHandler], doubt: str) -> None:
+        """Offers tools whose plugin has shown that it is there, or suspends those that may be another program's."""
+        origin = handlers[0].origin
+        if doubt:
+            self._registry.suspend(handlers, f"{origin}: {doubt}, or trust it with `toolbus confirm {origin.source}`")
+            log.warning("unconfirmed source=%r origin=%s tools=%d why=%s", origin.source, origin, len(handlers), doubt)
+        else:
+            log.info("confirmed source=%r origin=%s tools=%d", origin.source, origin, len(handlers))
+            if origin.online:
+                self._registry.resume(handlers)
+        self._on_source(origin.source)
+        self._changed()
+
+    def _learned(self, handler: CallbackHandler) -> None:
+        self._writer.save_listener(handler.origin)
+
+    def _disowned(self, handler: CallbackHandler, answer: str) -> None:
+        """Withdraws a restored tool whose plugin has answered that it does not have it."""
+        self._registry.withdraw(handler)
+        tool = handler.offered.tool.name
+        log.warning("withdrawn tool=%r source=%r why=its plugin answered %s", tool, handler.source, answer)
+        self._on_source(handler.source)
+        self.persist()
+        self._changed()
+
+    def confirm(self, source: str) -> list[str]:
+        """Trusts whoever listens at the URLs of a source's unconfirmed tools. Returns their names.
+
+        Raises:
+            NotKept: it could not be persisted; it is in force until the bus stops.
+        """
+        confirmed: list[CallbackHandler] = []
+        for origin in list(self._by_source.get(source, ())):
+            unconfirmed = [handler for handler in origin.handlers if not handler.is_confirmed]
+            if unconfirmed:
+                self._callbacks.confirm(unconfirmed)
+                self._callbacks.bring_online(origin)
+                confirmed += unconfirmed
+        self._writer.write(confirmed, strict=True)
+        return [handler.offered.tool.name for handler in confirmed]
 
     def _leave_origin(self, handler: CallbackHandler) -> None:
         origin = handler.origin
@@ -318,9 +313,8 @@ class Registrations:
         while True:
             try:
                 silent_since = time.time() - self._timings.note_seconds
-                await probe_once(
-                    [each for each in self._origins.values() if each.online and each.answered_at < silent_since],
-                    self._callbacks.may_serve,
+                await self._callbacks.ask(
+                    [each for each in self._origins.values() if each.is_serving and each.answered_at < silent_since]
                 )
                 self._expire()
                 self._persist_answers()
@@ -331,14 +325,16 @@ class Registrations:
 
     def _expire(self) -> None:
         """Drops the tools of origins that did not answer for 30 days."""
+        if self._restoring:
+            return
         oldest = time.time() - EXPIRE_SECONDS
-        offline = [each for each in self._origins.values() if each.probing is not None]  # probed at least once
-        for origin in [each for each in offline if each.answered_at < oldest]:
+        silent = [each for each in self._origins.values() if not each.is_serving]
+        for origin in [each for each in silent if each.answered_at < oldest]:
             handlers = list(origin.handlers)
             for handler in handlers:
                 self._registry.withdraw(handler)
             log.warning(
                 "dropped source=%r origin=%s tools=%d why=no answer for 30 days", origin.source, origin, len(handlers)
             )
-            self._write(handlers)
+            self._writer.write(handlers)
             self._changed()

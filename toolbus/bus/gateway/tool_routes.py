@@ -62,7 +62,7 @@ def router() -> APIRouter:
         tool, target = _tool(body, parts.core.limits), parse_callback_url(body.callback_url)
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
             refuse_own_address(parts, "callback_url", target)
-        outcome = parts.register(body.source, tool, target)
+        outcome = parts.register(body.source, tool, target, body.callback_secret or "")
         response: dict[str, Any] = {
             "ok": bool(outcome.roles),
             "registered": body.name,

@@ -17,7 +17,7 @@ from toolbus.bus.calls.call_records import CallRecords, RecordFilter
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.catalog.listing import ToolListing
-from toolbus.bus.streams.catalog_messages import best_state
+from toolbus.bus.streams.catalog_messages import NOT_THERE, best_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.tool import level_of
@@ -121,6 +121,6 @@ def _plugin(source: str, handlers: Collection[Handler]) -> Row:
     return {
         "source": source,
         "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
-        "sessions": sum(each.session_state != wire.SESSION_STATE_OFFLINE for each in handlers),
+        "sessions": sum(each.session_state not in NOT_THERE for each in handlers),
         "in_flight": sum(len(each.pending) - each.stuck for each in handlers),
     }

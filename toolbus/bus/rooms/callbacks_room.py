@@ -5,13 +5,15 @@ The room is light: what posts to callback URLs is loaded when the first such too
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from toolbus.bus.access.principal import principal_of
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.storage.registration_store import RegistrationStore
+from toolbus.sdk import ToolScope, llm_tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
@@ -37,8 +39,22 @@ class CallbacksRoom(Room):
             self._registrations.start()
         return self._registrations
 
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the operators' tool of this room."""
+        return [self.confirm]
+
+    @llm_tool(
+        description="Trusts the programs that listen at the callback URLs of a source's unconfirmed tools, as if they "
+        "had just registered them."
+    )
+    async def confirm(self, scope: ToolScope, source: str) -> dict[str, Any]:
+        """Confirms the tools of a source that were restored and whose plugin has not shown that it is there."""
+        with self.core.audit.operation("confirm", principal_of(scope), target=source):
+            confirmed = self._registrations.confirm(source) if self._registrations is not None else []
+        return {"source": source, "confirmed": confirmed}
+
     async def open(self) -> None:
-        """Locks the data directory and restores its registrations; offers at once what accepts a connection."""
+        """Locks the data directory and restores its registrations; offers at once what its plugin listens for."""
         if self.core.config.data_dir is None:
             return
         self._store = RegistrationStore(self.core.config.data_dir)

@@ -9,8 +9,8 @@ tools must not vanish silently. Every row has a checksum, because SQLite's own c
 a flipped byte inside a value. Damage inside the write-ahead log of a killed bus cannot be told from a power cut: SQLite
 restores what comes before it.
 
-Callback URLs are stored with their passwords, so only the owner can read the file (0600). The registry is not known
-here.
+Callback URLs are stored with their passwords and secrets, so only the owner can read the file (0600). The registry is
+not known here.
 """
 
 from __future__ import annotations
@@ -59,6 +59,14 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (key, number)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE proofs (
+        key TEXT NOT NULL PRIMARY KEY REFERENCES registrations (key) ON DELETE CASCADE,
+        listener TEXT NOT NULL,
+        secret TEXT NOT NULL,
+        checksum INTEGER NOT NULL  -- of the columns above
+    ) STRICT;
+    """,
 )
 
 _TOOL_FIELDS = tuple(item.name for item in dataclasses.fields(Tool) if item.name != "schema_hash")
@@ -81,6 +89,8 @@ _PUT = """
         answered_at = excluded.answered_at, answered_checksum = excluded.answered_checksum
 """
 
+_PUT_PROOF = "INSERT OR REPLACE INTO proofs (key, listener, secret, checksum) VALUES (?, ?, ?, ?)"
+
 Offers = tuple[tuple[str | None, int], ...]
 
 
@@ -96,6 +106,8 @@ class StoredRegistration:
         checked: whether arguments are checked against the schema.
         offers: role, or None for roles still to come; place in the list, below 0 where it is not in that role's.
         answered_at: when its origin last answered, in seconds since the epoch.
+        listener: the id of the socket that its plugin listens with; empty where it is not known.
+        secret: its `callback_secret`; empty where its plugin set none.
 
     Raises:
         InvalidRequest: from the constructor; a text cannot be written as UTF-8.
@@ -108,6 +120,8 @@ class StoredRegistration:
     checked: bool
     offers: Offers
     answered_at: float
+    listener: str = ""
+    secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         # Detected here and not by the encoder, whose exception would carry the text, password included.
@@ -180,6 +194,7 @@ class RegistrationStore:
         with self._transaction() as connection:
             connection.executemany("DELETE FROM registrations WHERE key = ?", deleted)
             connection.executemany(_PUT, rows)
+            connection.executemany(_PUT_PROOF, [_proof(record) for record in latest.values()])
             connection.executemany("DELETE FROM offers WHERE key = ?", [(key,) for key in latest])
             connection.executemany("INSERT INTO offers (key, number, role, place) VALUES (?, ?, ?, ?)", offers)
 
@@ -300,7 +315,7 @@ def _create(path: Path) -> None:
 def _inspect(file: Database) -> None:
     """Refuses a damaged or foreign file over a read-only connection, before anything is written to it."""
     file.check_owner()
-    file.make_private()  # it holds passwords
+    file.make_private()  # it holds passwords and secrets
     with file.errors(), closing(file.connect("ro")) as connection:
         version = file.version(connection, "integrity_check")
         if version < 1 or connection.execute(_SHAPE).fetchall() != _shape(version):
@@ -334,7 +349,7 @@ def _open(file: Database) -> sqlite3.Connection:
     return connection
 
 
-_Row = tuple[int, str, str, str, str, int, float, Offers]
+_Row = tuple[int, str, str, str, str, int, float, Offers, tuple[str, str]]
 
 
 def _rows(file: Database, connection: sqlite3.Connection) -> Iterator[_Row]:
@@ -342,6 +357,11 @@ def _rows(file: Database, connection: sqlite3.Connection) -> Iterator[_Row]:
     offers: dict[str, list[tuple[str | None, int]]] = {}
     for key, role, place in connection.execute("SELECT key, role, place FROM offers ORDER BY key, number"):
         offers.setdefault(key, []).append((role, place))
+    proofs: dict[str, tuple[str, str]] = {}
+    for rowid, key, listener, secret, checksum in connection.execute("SELECT rowid, * FROM proofs"):
+        if checksum != _proof_checksum(key, listener, secret):
+            raise file.damaged(f"row {rowid} of proofs fails its checksum")
+        proofs[key] = (listener, secret)
     for rowid, key, source, tool, url, checked, checksum, answered_at, answered_checksum in connection.execute(
         "SELECT rowid, key, source, tool, callback_url, checked, checksum, answered_at, answered_checksum "
         "FROM registrations ORDER BY rowid"
@@ -351,13 +371,14 @@ def _rows(file: Database, connection: sqlite3.Connection) -> Iterator[_Row]:
             raise file.damaged(f"row {rowid} of registrations fails its checksum")
         if answered_checksum != _time_checksum(answered_at):
             raise file.damaged(f"answered_at in row {rowid} of registrations fails its checksum")
-        yield rowid, key, source, tool, url, checked, answered_at, own_offers
+        proof = proofs.get(key, ("", ""))  # none: the row is of the first version
+        yield rowid, key, source, tool, url, checked, answered_at, own_offers, proof
 
 
 def _record(file: Database, row: _Row) -> StoredRegistration:
-    rowid, key, source, tool, url, checked, answered_at, offers = row
+    rowid, key, source, tool, url, checked, answered_at, offers, proof = row
     try:
-        return StoredRegistration(key, source, _tool(json.loads(tool)), url, bool(checked), offers, answered_at)
+        return StoredRegistration(key, source, _tool(json.loads(tool)), url, bool(checked), offers, answered_at, *proof)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidRequest, InvalidTool) as error:
         raise file.damaged(f"the tool in row {rowid} of registrations cannot be read: {error}") from None
 
@@ -376,6 +397,15 @@ def _row(record: StoredRegistration) -> tuple[str, str, str, str, bool, int, flo
     checksum = _checksum(record.key, record.source, tool, record.callback_url, record.checked, record.offers)
     url, answered_at = record.callback_url, record.answered_at
     return record.key, record.source, tool, url, record.checked, checksum, answered_at, _time_checksum(answered_at)
+
+
+def _proof(record: StoredRegistration) -> tuple[str, str, str, int]:
+    key, listener, secret = record.key, record.listener, record.secret
+    return key, listener, secret, _proof_checksum(key, listener, secret)
+
+
+def _proof_checksum(key: str, listener: str, secret: str) -> int:
+    return checksum_of(dump_json([key, listener, secret]).encode())
 
 
 def _checksum(key: str, source: str, tool: str, url: str, checked: int, offers: Offers) -> int:

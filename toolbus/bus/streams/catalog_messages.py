@@ -27,8 +27,10 @@ _BEST_FIRST = (
     wire.SESSION_STATE_LIVE,
     wire.SESSION_STATE_SUSPECT,
     wire.SESSION_STATE_DRAINING,
+    wire.SESSION_STATE_UNCONFIRMED,
     wire.SESSION_STATE_OFFLINE,
 )
+NOT_THERE = {wire.SESSION_STATE_UNCONFIRMED, wire.SESSION_STATE_OFFLINE}  # states in which a handler takes no call
 
 
 def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool = False) -> list[CompiledTool]:
@@ -134,7 +136,7 @@ def listed(listing: ToolListing) -> wire.ListedTool:
         roles=listing.roles,
         schema_hash=listing.tool.schema_hash,
         last_error=entry.last_error if entry.current is None else "",
-        sessions=sum(handler.session_state != wire.SESSION_STATE_OFFLINE for handler in handlers),
+        sessions=sum(handler.session_state not in NOT_THERE for handler in handlers),
         in_flight=sum(len(handler.pending) for handler in handlers) - stuck,
         stuck=stuck,
         warnings=entry.warnings.values(),

@@ -1,0 +1,219 @@
+"""A restored registration counts only after its plugin has shown that it is there, and still has the tool (REST-44)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.bus.gateway.calling import client
+from tests.faults.callbacks import CallbackPlugin, Legacy, Start, names, starting
+from toolbus.bus import Bus
+from toolbus.errors import Code, Stage
+from toolbus.sdk import Host
+from toolbus.tool import CallError
+
+NOT_REGISTERED = b'{"output": {"error": "gone"}, "is_error": true, "error": "TOOL_NOT_REGISTERED"}'
+DISOWNED = {
+    "TOOL_NOT_REGISTERED": ("200 OK", NOT_REGISTERED),
+    "404": ("404 Not Found", b"no such route"),
+    "410": ("410 Gone", b""),
+}
+SILENT = (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts a bus on this test's data directory."""
+    return starting(tmp_path / "data")
+
+
+def restart(plugin: CallbackPlugin) -> None:
+    """Ends whoever listens there, and lets another program take the port."""
+    plugin.leave()
+    plugin.come()
+    plugin.requests.clear()
+
+
+async def error_of(bus: Bus, name: str = "x") -> CallError:
+    error = (await bus.call(name, {"private": 1})).error
+    assert error is not None
+    return error
+
+
+async def unconfirmed(bus: Bus) -> list[str]:
+    """What `toolbus list --all` shows as unconfirmed."""
+    async with Host(bus.grpc_addresses[0]) as host:
+        return [each.name for each in await host.list(include_offline=True) if each.state == "unconfirmed"]
+
+
+async def kind_and_text(bus: Bus) -> tuple[Any, str]:
+    error = await error_of(bus)
+    return (error.code, error.stage, error.retry_safe), error.message
+
+
+async def test_a_plugin_that_outlives_the_bus_and_registers_once_has_its_tools_back_at_once(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+        for _ in range(2):
+            async with start() as bus:
+                assert names(bus, away=False) == ["x"]
+                assert plugin.bytes == 0, "nothing was sent to find that out"
+        async with start() as bus:
+            assert (await bus.call("x", {"n": 1})).output == {"n": 1}
+
+
+async def test_another_program_on_the_port_gets_nothing_and_its_tool_is_in_no_list(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url(user="me:secret@"))
+        restart(plugin)
+        async with start() as bus, Legacy.of(bus) as legacy:
+            assert names(bus, away=False) == []
+            assert await legacy.listed() == {"A": [], "B": []}
+            async with client(bus) as http:
+                exported = (await http.get("/api/tools/export?dialect=openai")).json()
+            assert exported["tools"] == []
+            assert await unconfirmed(bus) == ["x"]
+            kind, text = await kind_and_text(bus)
+            assert kind == SILENT
+            assert "has not shown" in text
+        assert (plugin.requests, plugin.bytes) == ([], 0)
+
+
+async def test_a_watchdog_that_misses_its_tool_in_the_list_registers_it_again_and_has_it_back(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            for name in ("x", "y"):
+                await legacy.ask("register", name=name, callback_url=plugin.url())
+        restart(plugin)
+        async with start() as bus, Legacy.of(bus) as legacy:
+            assert await legacy.listed() == {"A": [], "B": []}
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+            assert names(bus, away=False) == ["x"], "the other one may be gone"
+            assert await unconfirmed(bus) == ["y"]
+            assert (await bus.call("x", {"n": 1})).output == {"n": 1}
+        async with start() as bus:
+            assert names(bus, away=False) == ["x"]
+
+
+@pytest.mark.parametrize("answer", DISOWNED.values(), ids=DISOWNED.keys())
+async def test_a_plugin_that_answers_that_it_has_no_such_tool_loses_it_until_it_registers(
+    start: Start, answer: tuple[str, bytes]
+) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            for name in ("x", "y"):
+                await legacy.ask("register", name=name, callback_url=plugin.url(name))
+        plugin.answers["x"] = answer
+        async with start() as bus:
+            assert names(bus, away=False) == ["x", "y"]
+            assert (await error_of(bus)).code is Code.TOOL
+            assert names(bus) == ["y"]
+        async with start() as bus, Legacy.of(bus) as legacy:
+            assert names(bus) == ["y"]
+            await legacy.ask("register", name="x", callback_url=plugin.url("x"))
+            for _ in range(2):  # within one run it is the plugin's own business (REST-42)
+                assert (await error_of(bus)).code is Code.TOOL
+            assert names(bus, away=False) == ["y", "x"]
+
+
+async def test_a_404_after_a_result_is_the_answer_of_the_tool(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url("x"))
+        async with start() as bus:
+            assert not (await bus.call("x")).is_error
+            plugin.answers["x"] = DISOWNED["404"]
+            await error_of(bus)
+            assert names(bus, away=False) == ["x"]
+            plugin.answers["x"] = DISOWNED["TOOL_NOT_REGISTERED"]
+            await error_of(bus)
+            assert names(bus) == []
+
+
+async def test_a_restored_tool_whose_plugin_ends_trusts_nobody_who_takes_its_port(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+        async with start() as bus, Legacy.of(bus) as legacy:
+            assert not (await bus.call("x")).is_error
+            restart(plugin)
+            kind, text = await kind_and_text(bus)
+            assert kind == SILENT
+            assert "nothing was sent" in text
+            assert "register again" in text
+            assert names(bus, away=False) == []
+            assert await unconfirmed(bus) == ["x"]
+            assert plugin.requests == []
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+            restart(plugin)  # what is registered in this run comes back by itself (REST-43)
+            assert not (await bus.call("x")).is_error
+
+
+async def test_a_restored_tool_whose_plugin_has_ended_is_not_probed(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+        async with start() as bus:
+            plugin.leave()
+            kind, text = await kind_and_text(bus)
+            assert kind == SILENT
+            assert "no program listens there any more" in text
+            handler: Any = bus.list(include_offline=True)[0].entry.handlers()[0]
+            assert handler.origin.probing is None
+
+
+async def test_an_operator_confirms_a_source(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            for name, source in (("x", "one"), ("y", "one"), ("z", "two")):
+                await legacy.ask("register", name=name, callback_url=plugin.url(), source=source)
+        restart(plugin)
+        async with start() as bus:
+            assert (await bus.call("toolbus:confirm", {"source": "one"})).output == {
+                "source": "one",
+                "confirmed": ["x", "y"],
+            }
+            assert names(bus, away=False) == ["x", "y"]
+            assert not (await bus.call("x")).is_error
+            assert (await bus.call("toolbus:confirm", {"source": "one"})).output == {"source": "one", "confirmed": []}
+        async with start() as bus:
+            assert names(bus, away=False) == ["x", "y"], "with the socket that the operator trusted"
+
+
+async def test_a_plugin_that_listens_only_after_it_registered_is_known_by_its_first_result(start: Start) -> None:
+    with CallbackPlugin() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+            plugin.come()
+            assert not (await bus.call("x")).is_error
+        async with start() as bus:
+            assert names(bus, away=False) == ["x"]
+
+
+async def test_a_plugin_that_was_started_again_in_one_run_is_known_in_the_next_by_its_results(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+            restart(plugin)
+            assert not (await bus.call("x")).is_error
+        async with start() as bus:
+            assert names(bus, away=False) == ["x"]
+
+
+async def test_a_source_without_a_confirmed_tool_is_not_serving(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url(), source="shy")
+        restart(plugin)
+        async with start() as bus, Legacy.of(bus) as legacy, grpc.aio.insecure_channel(bus.grpc_addresses[0]) as line:
+            health = health_pb2_grpc.HealthStub(line)
+            asked = health_pb2.HealthCheckRequest(service="toolbus.source.shy")
+            assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            await legacy.ask("register", name="x", callback_url=plugin.url(), source="shy")
+            assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING

@@ -1,0 +1,173 @@
+"""Holds the registrations by callback URL: a `CallbackHandler` for each, and the `Origin` that some of them share.
+
+An origin is scheme, host and port of one source's callbacks. It counts connect failures in a row, and its tools go
+offline and come back together (REST-43). A restored registration is *unconfirmed* until its plugin has shown that it is
+there: see `CallbackHandler.recognizes`. Nothing here sends anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from yarl import URL
+
+from toolbus.bus.callback_url import CallbackUrl
+from toolbus.bus.calls.call import Call
+from toolbus.bus.catalog.compiled_tool import CompiledTool
+from toolbus.bus.catalog.slots import Slots
+from toolbus.errors import Stage
+from toolbus.local_users import listener_id
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+if TYPE_CHECKING:
+    from toolbus.bus.gateway.callback import Callbacks
+
+
+class Origin:
+    """Scheme, host and port of one source's callbacks.
+
+    Attributes:
+        handlers: the registrations with a URL of this origin.
+        online: whether it accepts connections, as far as the bus knows; its confirmed tools are then offered.
+        failures: connect failures in a row.
+        answered_at: when it last accepted a connection or answered, in seconds since the epoch.
+        has_served: whether a tool there gave a result since `listener` was last persisted.
+    """
+
+    __slots__ = (
+        *("address", "answered_at", "failures", "handlers", "has_served", "last_failure", "online", "probing"),
+        "source",
+    )
+
+    def __init__(self, source: str, address: tuple[str, str, int], answered_at: float) -> None:
+        self.source = source
+        self.address = address
+        self.handlers: dict[CallbackHandler, None] = {}
+        self.online = True
+        self.failures = 0
+        self.answered_at = answered_at
+        self.has_served = False
+        self.last_failure = ""  # why the last connection was not accepted; empty before the first failure
+        self.probing: asyncio.Task[None] | None = None  # None while no tool waits for an answer
+
+    def __repr__(self) -> str:
+        state = "online" if self.online else "offline"
+        return f"<Origin {self} of {self.source!r} {state} failures={self.failures} tools={len(self.handlers)}>"
+
+    def __str__(self) -> str:
+        scheme, host, port = self.address
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether any of its tools is offered."""
+        return self.online and any(handler.is_confirmed for handler in self.handlers)
+
+    def listener(self) -> str:
+        """Returns the id of the socket that listens there now; empty where the system does not say."""
+        _, host, port = self.address
+        hosts = ("127.0.0.1", "::1") if host == "localhost" else (host,)
+        return next(filter(None, (listener_id((each, port)) for each in hosts)), "")
+
+    def waits(self) -> bool:
+        """Tells whether a probe could bring any of its tools back."""
+        listener = self.listener()
+        return any(handler.waits(listener) for handler in self.handlers)
+
+    def reset_failures(self) -> None:
+        """Begins the count of failures anew, since it accepted a connection or answered in any way (REST-43)."""
+        self.failures = 0
+        self.answered_at = time.time()
+
+
+class CallbackHandler:
+    """One registration: a tool with the URL that runs it.
+
+    Attributes:
+        key: identifies the registration in the store.
+        secret: what its plugin and the bus prove themselves to each other with; empty where the plugin set none.
+        listener: the id of the socket that its plugin listens with; empty where it is not known.
+        is_restored: whether it is from before this run of the bus, and its plugin has not registered it since.
+        is_confirmed: whether its plugin is known to be there. Else it is not offered, and nothing is posted.
+        proven_by: the id of the socket whose program proved that it knows the secret; empty where none did.
+        has_answered: whether the tool gave a result since it was restored.
+    """
+
+    __slots__ = (
+        *("_callbacks", "has_answered", "headers", "is_confirmed", "is_restored", "key", "listener", "max_in_flight"),
+        *("offered", "origin", "pending", "proven_by", "secret", "slots", "source", "stuck", "target", "url"),
+    )
+
+    instance = ""
+    shares = False
+    remote = True
+    persisted = True
+    max_item_bytes = 1 << 62
+    takes_calls = True
+
+    def __init__(
+        self, key: str, offered: CompiledTool, target: CallbackUrl, origin: Origin, callbacks: Callbacks, in_flight: int
+    ) -> None:
+        self.key = key
+        self.source = origin.source
+        self.offered = offered
+        self.target = target
+        self.url = URL(target.url, encoded=True)  # as it was registered: parsing it anew would requote it
+        self.headers = target.headers
+        self.origin = origin
+        self.secret = ""
+        self.listener = ""
+        self.proven_by = ""
+        self.is_restored = False
+        self.is_confirmed = True
+        self.has_answered = False
+        self.max_in_flight = in_flight
+        self.pending: dict[str, Any] = {}
+        self.slots = Slots()
+        self.stuck = 0
+        self._callbacks = callbacks
+        origin.handlers[self] = None
+
+    def __repr__(self) -> str:
+        return f"<CallbackHandler {self.offered.tool.name} of {self.source!r} at {self.target.shown}>"
+
+    @property
+    def session_state(self) -> int:
+        """Live; offline while the origin accepts no connection; unconfirmed until the plugin has shown itself."""
+        if not self.is_confirmed:
+            return wire.SESSION_STATE_UNCONFIRMED
+        return wire.SESSION_STATE_LIVE if self.origin.online else wire.SESSION_STATE_OFFLINE
+
+    def recognizes(self, listener: str) -> bool:
+        """Tells whether the program behind a listening socket may get calls without another proof.
+
+        What was registered in this run of the bus trusts whoever listens at its URL (REST-43). What was restored trusts
+        the socket that it was registered with: as long as that one is open, its program has not ended. With a secret
+        only a proof counts.
+        """
+        if self.secret:
+            return listener != "" and listener == self.proven_by
+        return not self.is_restored or (listener != "" and listener == self.listener)
+
+    def waits(self, listener: str) -> bool:
+        """Tells whether a probe could bring the tool back; `listener` is the id of the socket that listens now."""
+        if self.is_confirmed and self.origin.online:
+            return False
+        return bool(self.secret) or self.recognizes(listener)
+
+    def send(self, calls: Sequence[Call], now: float) -> None:
+        """Starts an exchange for each call, in a task of its own."""
+        for call in calls:
+            self._callbacks.start(self, call)
+
+    def cancel(self, call: Call, reason: str) -> bool:
+        """Cancels the exchange; the slot is free as soon as that is done."""
+        self._callbacks.cancel(call)
+        return False
+
+    def stage(self, call: Call) -> Stage:
+        """Returns DISPATCHED: a request may have reached the plugin as soon as it is sent."""
+        return Stage.DISPATCHED
