@@ -97,6 +97,9 @@ class Author:
     def event(self, event: wire.Event) -> None:
         self.events += 1
 
+    def notifications_after(self) -> int:
+        return 0
+
     def subscriptions(self) -> Sequence[Any]:
         return ()
 

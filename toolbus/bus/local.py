@@ -100,6 +100,7 @@ class LocalHandler:
             send_progress=functools.partial(self._progress, here),
             caller=functools.partial(self._call, here),
             principal=call.root.caller.principal,
+            caller_source=call.caller.source,
         )
         task = here.loop.create_task(self._run(here, call.id, call.arguments_json, scope))
         self._running[call.id] = (task, scope)

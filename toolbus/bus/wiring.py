@@ -41,6 +41,7 @@ from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.dropin_room import DropinRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.keys_room import KeysRoom
+from toolbus.bus.rooms.notifications_room import NotificationsRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.rooms.tasks_room import TasksRoom
@@ -61,6 +62,7 @@ ROOMS: tuple[type[Room], ...] = (
     KeysRoom,
     OperatorsRoom,
     GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
+    NotificationsRoom,
     UpstreamRoom,
     TasksRoom,
     CouncilRoom,

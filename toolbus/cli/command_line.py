@@ -23,6 +23,7 @@ from toolbus.cli import (
     export_command,
     health_command,
     keys_command,
+    notification_commands,
     permission_commands,
     run_command,
     search_command,
@@ -76,6 +77,8 @@ app.command(epilog=serve_command.EPILOG)(serve_command.serve)
 app.command(epilog=run_command.EPILOG)(run_command.run)
 app.command("list", epilog=catalog_commands.LIST_EPILOG)(catalog_commands.list_)
 app.command(epilog=catalog_commands.WATCH_EPILOG)(catalog_commands.watch)
+app.command(epilog=notification_commands.EPILOG)(notification_commands.notifications)
+app.command(epilog=notification_commands.NOTIFY_EPILOG)(notification_commands.notify)
 app.command(epilog=search_command.EPILOG)(search_command.search)
 app.command(epilog=export_command.EPILOG)(export_command.export)
 app.command(epilog=explain_command.EPILOG)(explain_command.explain)

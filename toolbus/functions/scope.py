@@ -36,6 +36,7 @@ class ToolScope:
     Attributes:
         call_id: the bus's id of this call.
         request_id: the id that the caller gave it, where the plugin is a qualified one; else the bus's.
+        caller_source: the source that made this call, where the tool runs in the bus's own process; else "".
         tool: the name under which the tool was called.
         context: what the host states about the circumstances.
         deadline: when the caller stops waiting, by `time.monotonic()`; None without a timeout.
@@ -49,6 +50,7 @@ class ToolScope:
         "_event",
         "_send_progress",
         "call_id",
+        "caller_source",
         "cancel_reason",
         "context",
         "deadline",
@@ -70,6 +72,7 @@ class ToolScope:
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
         caller: NestedCaller | None = None,
         principal: object = None,
+        caller_source: str = "",
         request_id: str = "",
     ) -> None:
         """Makes a scope; the connection does, and tests of handlers may: `ToolScope()` is enough for one.
@@ -86,6 +89,7 @@ class ToolScope:
         self.context = context
         self.deadline = deadline
         self.principal = principal
+        self.caller_source = caller_source
         self.cancel_reason: str | None = None
         self._send_progress = send_progress
         self._caller = caller
@@ -100,6 +104,7 @@ class ToolScope:
         send_progress: Callable[[pb.ToolProgress], None] | None = None,
         caller: NestedCaller | None = None,
         principal: object = None,
+        caller_source: str = "",
     ) -> ToolScope:
         """Makes the scope of a call that just arrived; it keeps nothing of its frame."""
         return cls(
@@ -110,6 +115,7 @@ class ToolScope:
             send_progress=send_progress,
             caller=caller,
             principal=principal,
+            caller_source=caller_source,
             request_id=call.request_id,
         )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from toolbus.sdk.host import Host, SyncHost
     from toolbus.sdk.invocation import ToolInvocation
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
+    from toolbus.sdk.notification import Notification
     from toolbus.sdk.plugin_client import Plugin
     from toolbus.tool import CallError, Progress, Result, Tool
 
@@ -58,6 +59,7 @@ __all__ = [
     "Listing",
     "ListedTool",
     "CatalogChange",
+    "Notification",
     "ToolRef",
     # plugins as N.E.K.O. writes them
     "NekoPluginBase",
@@ -82,6 +84,7 @@ _HOMES = {
     "sdk.plugin_client": ("Plugin",),
     "sdk.host": ("Host", "SyncHost"),
     "sdk.credential": ("Credential",),
+    "sdk.notification": ("Notification",),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
     "functions.declaration": ("LlmToolMeta", "llm_tool"),
     "sdk.delegate": ("Permissions",),

@@ -66,6 +66,9 @@ class PluginDelegate:
     def tools(self) -> Sequence[pb.Tool]:
         return [spec.tool.to_wire() for spec in self._tools]
 
+    def notifications_after(self) -> int:
+        return 0
+
     def subscriptions(self) -> Sequence[Any]:
         return (wire.SUBSCRIPTION_CATALOG,) if self._hooks.wants("tools_changed") else ()
 

@@ -64,6 +64,7 @@ class Handshake:
         self.refusals = ()
         first, *attempt.remaining_tools = portions(self._delegate.tools())
         attach = attach_of(self._settings, first, self._delegate.subscriptions())
+        attach.notifications_after = self._delegate.notifications_after()
         attempt.attaching = True
         outbox = attempt.session.outbox
         outbox.seal()

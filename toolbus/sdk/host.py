@@ -12,26 +12,27 @@ import logging
 import os
 import queue
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from toolbus.errors import Code, PeerLost, Stage
+from toolbus.errors import PeerLost
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
 from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
+from toolbus.sdk.host_delegate import Feed, HostDelegate, Reader
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, list_request
-from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
-from toolbus.sdk.peer_delegate import Delegate
-from toolbus.tool import CallError, Progress, Result, dump_arguments
+from toolbus.sdk.notification import Notification
+from toolbus.sdk.outgoing_calls import OutgoingCall
+from toolbus.tool import Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
@@ -43,49 +44,6 @@ CLOSE_SECONDS = 10.0
 
 OnProgress = Callable[[Progress], object]
 Arguments = Mapping[str, Any] | str | None
-
-
-class _HostDelegate(Delegate):
-    """The `Delegate` of a host: mirrors the catalog once it is watched. Everything runs on the connection's loop."""
-
-    def __init__(self) -> None:
-        self.watched = False  # whether the catalog has ever been watched
-        self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
-        self._revision = -1  # below 0 until the bus has sent a full list
-        self._watchers: set[Callable[[CatalogChange], object]] = set()
-
-    def tools(self) -> Sequence[pb.Tool]:
-        return ()
-
-    def subscriptions(self) -> Sequence[Any]:
-        return (wire.SUBSCRIPTION_CATALOG,) if self.watched else ()
-
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
-        error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
-        connection.answer(session, Result(call.call_id, is_error=True, error=error))
-
-    def event(self, event: wire.Event) -> None:
-        if event.WhichOneof("kind") != "catalog":
-            return
-        change = CatalogChange.from_wire(event.catalog)
-        if change.full:
-            self._mirror.clear()
-        for gone in change.removed:
-            self._mirror.pop((gone.name, gone.source), None)
-        for listed in (*change.added, *change.changed):
-            self._mirror[listed.name, listed.source] = listed
-        self._revision = change.revision
-        for notify in self._watchers:
-            notify(change)
-
-    def watch(self, notify: Callable[[CatalogChange], object]) -> None:
-        """Sends a watcher the whole catalog if it is known, then each change."""
-        self._watchers.add(notify)
-        if self._revision >= 0:
-            notify(CatalogChange(self._revision, True, tuple(self._mirror.values())))
-
-    def unwatch(self, notify: Callable[[CatalogChange], object]) -> None:
-        self._watchers.discard(notify)
 
 
 class _Base:
@@ -124,7 +82,7 @@ class _Base:
             token=token or "",
             credential=find_credential(credential),
         )
-        self._delegate = _HostDelegate()
+        self._delegate = HostDelegate()
         self._connection = Connection(settings, self._delegate)
         self._began = False
         self._closed = False
@@ -151,12 +109,10 @@ class _Base:
         """Returns the error that no bus answered within so many seconds: its address, why, and how to fix it."""
         return self._connection.unanswered(seconds)
 
-    def _begin(self, *, watching: bool = False) -> Connection:
+    def _begin(self, feed: Feed | None = None) -> Connection:
         if self._closed:
             raise PeerLost(f"host {self.source!r} is closed: make a new one")
-        subscribe = watching and not self._delegate.watched
-        if subscribe:
-            self._delegate.watched = True
+        subscribe = feed is not None and self._delegate.subscribe(feed)
         if not self._began:
             self._began = True
             self._connection.start()
@@ -308,25 +264,40 @@ class Host(_Base):
         Raises:
             PeerLost, RequestError: the connection has ended for good.
         """
-        connection = self._begin(watching=True)
-        changes: asyncio.Queue[CatalogChange | None] = asyncio.Queue()
+        async with aclosing(self._feed("catalog")) as changes:
+            async for change in changes:
+                yield change
+
+    async def notifications(self) -> AsyncIterator[Notification]:
+        """Yields what plugins say to users outside calls, for ever; after a new connection also what it missed.
+
+        Raises:
+            PeerLost, RequestError: the connection has ended for good.
+        """
+        async with aclosing(self._feed("notifications")) as notifications:
+            async for notification in notifications:
+                yield notification
+
+    async def _feed(self, feed: Feed) -> AsyncGenerator[Any]:
+        connection = self._begin(feed)
+        items: asyncio.Queue[Any] = asyncio.Queue()
         inbox = Inbox(asyncio.get_running_loop())
 
-        def notify(change: CatalogChange | None) -> None:
-            inbox.put(changes.put_nowait, change)
+        def put(item: Any) -> None:
+            inbox.put(items.put_nowait, item)
 
         ended = connection.submit(connection.ended())
-        ended.add_done_callback(lambda _: notify(None))
-        await self._run(_watch(self._delegate, notify))
+        ended.add_done_callback(lambda _: put(None))
+        await self._run(_read(self._delegate, feed, put))
         try:
-            while (change := await changes.get()) is not None:
-                yield change
+            while (item := await items.get()) is not None:
+                yield item
             if not self._closed:
                 ended.result()  # raises what ended it
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(_unwatch(self._delegate, notify))
+                connection.submit(_unread(self._delegate, feed, put))
 
     async def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """Waits for the calls in flight, at most this long, then closes. New calls may still be made meanwhile."""
@@ -429,23 +400,30 @@ class SyncHost(_Base):
         listing: Listing = self._run(self._list(request, timeout))
         return listing
 
-    def watch(self) -> Iterator[CatalogChange]:
+    def watch(self) -> Generator[CatalogChange]:
         """As `Host.watch`."""
-        connection = self._begin(watching=True)
-        changes: queue.SimpleQueue[CatalogChange | None] = queue.SimpleQueue()
-        notify = changes.put
+        return self._feed("catalog")
+
+    def notifications(self) -> Generator[Notification]:
+        """As `Host.notifications`."""
+        return self._feed("notifications")
+
+    def _feed(self, feed: Feed) -> Generator[Any]:
+        connection = self._begin(feed)
+        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        put = items.put
         ended = connection.submit(connection.ended())
-        ended.add_done_callback(lambda _: notify(None))
-        self._run(_watch(self._delegate, notify))
+        ended.add_done_callback(lambda _: put(None))
+        self._run(_read(self._delegate, feed, put))
         try:
-            while (change := changes.get()) is not None:
-                yield change
+            while (item := items.get()) is not None:
+                yield item
             if not self._closed:
                 ended.result()
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(_unwatch(self._delegate, notify))
+                connection.submit(_unread(self._delegate, feed, put))
 
     def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """As `Host.drain`."""
@@ -492,9 +470,9 @@ def _set(out: OutgoingCall, came: Result | Progress) -> None:
     out.target.set_result(came)
 
 
-async def _watch(delegate: _HostDelegate, notify: Callable[[Any], object]) -> None:
-    delegate.watch(notify)
+async def _read(delegate: HostDelegate, feed: Feed, reader: Reader) -> None:
+    delegate.read(feed, reader)
 
 
-async def _unwatch(delegate: _HostDelegate, notify: Callable[[Any], object]) -> None:
-    delegate.unwatch(notify)
+async def _unread(delegate: HostDelegate, feed: Feed, reader: Reader) -> None:
+    delegate.unread(feed, reader)

@@ -40,5 +40,9 @@ class Delegate(Protocol):
     def event(self, event: wire.Event) -> None:
         """Takes an event of the catalog or about this peer."""
 
+    def notifications_after(self) -> int:
+        """Returns the number of the last notification that it has; 0 for none."""
+        return 0
+
     def subscriptions(self) -> Sequence[Any]:
         """Returns the events to subscribe to."""

@@ -31,6 +31,7 @@ from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, Connect
 from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
+from toolbus.sdk.notification import notify
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
@@ -246,6 +247,30 @@ class Plugin:
         """
         connection = self._started()
         await asyncio.wrap_future(connection.submit(connection.ready()))
+
+    async def notify(self, user: str, text: str, data: Any = None) -> int:
+        """Says something to a user outside a call; hosts that follow show it, or give it to the model.
+
+        Waits up to 10 s for a connection. For a plain function that runs on a thread there is `notify_sync`.
+
+        Args:
+            user: whom it is for; "" for everyone.
+            text: what the user should read, 1 to 16,384 bytes.
+            data: JSON for programs, at most 262,144 bytes; None for none.
+
+        Returns:
+            How many hosts it was sent to; 0: no host follows notifications, or none may see this user.
+
+        Raises:
+            CallFailed: the bus refuses it (too large, too often, a user who may not use this source), or no bus took it
+                in time.
+            TypeError, ValueError: JSON cannot hold the data.
+        """
+        return await asyncio.wrap_future(notify(self._started(), user, text, data))
+
+    def notify_sync(self, user: str, text: str, data: Any = None) -> int:
+        """As `notify`, from any thread but that of the loop; blocks until the bus has answered."""
+        return notify(self._started(), user, text, data).result()
 
     async def ended(self) -> None:
         """Waits until the connection has ended for good; raises as `run` does."""

@@ -32,6 +32,8 @@ class _SubscriptionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Subscrip
     """Nothing."""
     SUBSCRIPTION_CATALOG: _Subscription.ValueType  # 1
     """Tools added, removed and changed, anywhere: a full list first, then changes."""
+    SUBSCRIPTION_NOTIFICATIONS: _Subscription.ValueType  # 2
+    """Notifications of plugins for users. A host subscribes and passes them on."""
 
 class Subscription(_Subscription, metaclass=_SubscriptionEnumTypeWrapper):
     """Names the events that a peer can subscribe to. Events about its own tools and rights come without a subscription."""
@@ -40,6 +42,8 @@ SUBSCRIPTION_UNSPECIFIED: Subscription.ValueType  # 0
 """Nothing."""
 SUBSCRIPTION_CATALOG: Subscription.ValueType  # 1
 """Tools added, removed and changed, anywhere: a full list first, then changes."""
+SUBSCRIPTION_NOTIFICATIONS: Subscription.ValueType  # 2
+"""Notifications of plugins for users. A host subscribes and passes them on."""
 Global___Subscription: _TypeAlias = Subscription  # noqa: Y015
 
 class _SessionState:
@@ -247,6 +251,7 @@ class Attach(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     ALL_OR_NONE_FIELD_NUMBER: _builtins.int
+    NOTIFICATIONS_AFTER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """The version of the protocol that the peer speaks. The current version is 1; any other ends the stream with
     FAILED_PRECONDITION and a text with the versions that the bus speaks.
@@ -280,6 +285,10 @@ class Attach(_message.Message):
     everything stays as it was. If the source or identity lacks the right to offer one of them, `Attached.refused` names
     all, and the stream stays. False means tool by tool.
     """
+    notifications_after: _builtins.int
+    """The number of the last notification that the peer has, with SUBSCRIPTION_NOTIFICATIONS. The bus sends the later ones
+    that it still has: at most 1,000, and 4 MiB of them. 0 means only those to come.
+    """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
         """The tools of this session. They replace those that this source and instance offered before. Each is judged on its
@@ -312,10 +321,11 @@ class Attach(_message.Message):
         token: _builtins.str = ...,
         notices: _abc.Iterable[_builtins.str] | None = ...,
         all_or_none: _builtins.bool = ...,
+        notifications_after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_or_none", b"all_or_none", "instance", b"instance", "max_in_flight", b"max_in_flight", "max_message_bytes", b"max_message_bytes", "notices", b"notices", "protocol_version", b"protocol_version", "qualified", b"qualified", "source", b"source", "subscribe", b"subscribe", "token", b"token", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_or_none", b"all_or_none", "instance", b"instance", "max_in_flight", b"max_in_flight", "max_message_bytes", b"max_message_bytes", "notices", b"notices", "notifications_after", b"notifications_after", "protocol_version", b"protocol_version", "qualified", b"qualified", "source", b"source", "subscribe", b"subscribe", "token", b"token", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,6 +563,7 @@ class Event(_message.Message):
     PERMISSION_DENIED_FIELD_NUMBER: _builtins.int
     PERMISSION_CHANGED_FIELD_NUMBER: _builtins.int
     TOOLS_REVIEWED_FIELD_NUMBER: _builtins.int
+    NOTIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def catalog(self) -> Global___CatalogChange:
         """The catalog changed. It needs SUBSCRIPTION_CATALOG."""
@@ -577,6 +588,10 @@ class Event(_message.Message):
     def tools_reviewed(self) -> Global___ToolsReviewed:
         """The standing of this session's own tools changed without its asking."""
 
+    @_builtins.property
+    def notification(self) -> Global___Notification:
+        """A plugin has something to say to a user outside a call. It needs SUBSCRIPTION_NOTIFICATIONS."""
+
     def __init__(
         self,
         *,
@@ -586,16 +601,65 @@ class Event(_message.Message):
         permission_denied: Global___PermissionDenied | None = ...,
         permission_changed: Global___PermissionChanged | None = ...,
         tools_reviewed: Global___ToolsReviewed | None = ...,
+        notification: Global___Notification | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed", "tools_reviewed", b"tools_reviewed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "notification", b"notification", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed", "tools_reviewed", b"tools_reviewed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed", "tools_reviewed", b"tools_reviewed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "kind", b"kind", "notification", b"notification", "permission_changed", b"permission_changed", "permission_denied", b"permission_denied", "tool_overwritten", b"tool_overwritten", "tool_removed", b"tool_removed", "tools_reviewed", b"tools_reviewed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["catalog", "tool_overwritten", "tool_removed", "permission_denied", "permission_changed", "tools_reviewed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["catalog", "tool_overwritten", "tool_removed", "permission_denied", "permission_changed", "tools_reviewed", "notification"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class Notification(_message.Message):
+    """What a plugin says to a user outside a call. A host shows it to the user, or gives it to the user's model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    DATA_JSON_FIELD_NUMBER: _builtins.int
+    TIME_SECONDS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Rises with each notification, also over restarts of the bus. The largest that a peer has seen belongs into
+    Attach.notifications_after.
+    """
+    source: _builtins.str
+    """The plugin's source, as the bus knows it."""
+    user_id: _builtins.str
+    """Whom it is for. Empty means everyone."""
+    text: _builtins.str
+    """The text: 1 to 16,384 bytes."""
+    data_json: _builtins.str
+    """JSON beside the text for programs, at most 262,144 bytes. Empty means none."""
+    time_seconds: _builtins.float
+    """When the bus got it, in seconds since the epoch."""
+    lost: _builtins.int
+    """How many notifications before this one the peer will not get: it read too slowly, or was away too long."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        source: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        text: _builtins.str = ...,
+        data_json: _builtins.str = ...,
+        time_seconds: _builtins.float = ...,
+        lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_json", b"data_json", "lost", b"lost", "number", b"number", "source", b"source", "text", b"text", "time_seconds", b"time_seconds", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Notification: _TypeAlias = Notification  # noqa: Y015
 
 @_typing.final
 class CatalogChange(_message.Message):

@@ -19,7 +19,9 @@ from toolbus.text import is_utf8, quote, shorten
 EVERYONE = "*"
 EVERYTHING = "*"  # the verb of what no other verb covers
 # Those of the bus's own tools that show each caller only what is its own: every caller may call them.
-PUBLIC_TOOLS = frozenset({"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus"})
+PUBLIC_TOOLS = frozenset(
+    {"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus", "notify"}
+)
 # What an identity's scope `administer` has to hold for each of the others; one that is not named here needs all of it.
 VERBS_OF_TOOLS: Mapping[str, str] = {
     "drain": "drain",

@@ -27,6 +27,7 @@ from toolbus.bus.gateway import (
     catalog_event_routes,
     council_routes,
     export_routes,
+    notification_routes,
     record_routes,
     task_routes,
     tool_routes,
@@ -111,7 +112,7 @@ def _endpoints(has_council: bool) -> FastAPI:
         ready = parts_of(request).core.takes_calls
         return JSONResponse({"status": "ready" if ready else "draining"}, status_code=200 if ready else 503)
 
-    for routes in (tool_routes, catalog_event_routes, export_routes, call_routes, task_routes):
+    for routes in (tool_routes, catalog_event_routes, export_routes, call_routes, task_routes, notification_routes):
         app.include_router(routes.router())
     if has_council:
         app.include_router(council_routes.router())

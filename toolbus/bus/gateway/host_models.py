@@ -165,6 +165,25 @@ class RecordedCall(BaseModel):
     output: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
 
 
+class ShownNotification(BaseModel):
+    """What a plugin said to a user outside a call."""
+
+    number: Annotated[int, Field(description="Rises with each, also over restarts of the bus.")]
+    source: str
+    user_id: Annotated[str, Field(description="Whom it is for; empty: everyone.")]
+    text: str
+    data: Annotated[Any, Field(description="JSON for programs; null: none.")]
+    time_seconds: Annotated[float, Field(description="When the bus got it, since the epoch.")]
+
+
+class Notifications(BaseModel):
+    """The newest notifications."""
+
+    ok: bool
+    newest: Annotated[int, Field(description="The number of the newest that the bus has had: the next `since`.")]
+    notifications: list[ShownNotification]
+
+
 class RecordedCalls(BaseModel):
     """Records of ended calls."""
 

@@ -30,6 +30,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/api/tasks/{task_id}", ANY),
     ("GET", "/api/tasks/{task_id}/await", ANY),
     ("DELETE", "/api/tasks/{task_id}", ANY),
+    ("GET", "/api/notifications", ANY),
     ("GET", "/api/calls", "calls"),
     # The dispatcher asks the verb of the tool that is called.
     ("POST", "/api/bus/{name}", ANY),

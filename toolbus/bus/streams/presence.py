@@ -22,6 +22,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.catalog_watchers import CatalogWatchers
 from toolbus.bus.streams.handshake import Handshake, deny
+from toolbus.bus.streams.notification_board import NotificationBoard
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.session_table import SessionTable
 from toolbus.bus.streams.withdrawal import Withdrawal, notify_owners
@@ -72,6 +73,7 @@ class Presence(SessionTable):
         self._timings = timings
         self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self)
         self.watchers = CatalogWatchers(dispatcher.view)
+        self.notifications = NotificationBoard(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
         self.withdrawal = Withdrawal(registry, on_change, self.audit)
 
@@ -91,7 +93,7 @@ class Presence(SessionTable):
                 offers = self._registry.offers(peer)
                 names, tools = list_names(offers), len(offers)
                 self.audit.record("register", peer.principal, target=names, peer=peer.session_id, tools=tools)
-                self.watchers.follow(peer, wire.SUBSCRIPTION_CATALOG in attach.subscribe)
+                self._subscribe(peer, attach)
                 self._on_change()
             return
         try:
@@ -109,9 +111,14 @@ class Presence(SessionTable):
         if older is not None:  # a takeover: after the answer, since calls of the older session may move to this one
             older.send_drain("replaced")
             self.end(older, "replaced by a newer session of the same instance", now, status="OK")
-        self.watchers.follow(peer, wire.SUBSCRIPTION_CATALOG in attach.subscribe)
+        self._subscribe(peer, attach)
         self._on_source(peer.source)
         self._on_change()
+
+    def _subscribe(self, peer: Peer, attach: wire.Attach) -> None:
+        self.watchers.follow(peer, wire.SUBSCRIPTION_CATALOG in attach.subscribe)
+        follows = wire.SUBSCRIPTION_NOTIFICATIONS in attach.subscribe
+        self.notifications.follow(peer, follows, attach.notifications_after)
 
     # -- changes of the catalog ------------------------------------------------------------------------------------
 
@@ -239,6 +246,7 @@ class Presence(SessionTable):
         if opened:
             self.remove(peer)
             self.watchers.drop(peer)
+            self.notifications.drop(peer)
             self._on_source(peer.source)
             self.audit.record("end", peer.principal, why=why, peer=peer.session_id, instance=peer.instance)
             log.info("ended source=%s instance=%s why=%s", peer.source, peer.instance or "-", clean_line(why))

@@ -1,0 +1,127 @@
+"""Tests of notifications from a plugin to hosts: over gRPC, over HTTP, and after a lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.waiting import until, within
+from toolbus.bus import Bus
+from toolbus.errors import CallFailed
+from toolbus.sdk import Host, Notification, Plugin, SyncHost
+from toolbus.testing import running_bus
+
+
+@pytest_asyncio.fixture
+async def bus() -> AsyncIterator[Bus]:
+    async with running_bus(http="127.0.0.1:0") as bus:
+        yield bus
+
+
+@pytest_asyncio.fixture
+async def plugin(bus: Bus) -> AsyncIterator[Plugin]:
+    async with Plugin("kitchen", address=bus.grpc_addresses[0]) as plugin:
+        yield plugin
+
+
+class Following:
+    """A host that collects notifications until it is left."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.host = Host(bus.grpc_addresses[0])
+        self.got: list[Notification] = []
+        self._board = bus.core.presence.notifications
+
+    async def __aenter__(self) -> Following:
+        await self.host.__aenter__()
+        self._task = asyncio.create_task(self._collect())
+        await until(lambda: "followers=0" not in repr(self._board), "the host to follow")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await self.host.close()
+
+    async def _collect(self) -> None:
+        async for each in self.host.notifications():
+            self.got.append(each)
+
+
+async def test_a_plugin_reaches_a_host_outside_any_call(bus: Bus, plugin: Plugin) -> None:
+    assert await plugin.notify("ann", "nobody follows yet") == 0
+    async with Following(bus) as following:
+        assert await plugin.notify("ann", "The timer has ended.", {"timer": 1}) == 1
+        assert await asyncio.to_thread(plugin.notify_sync, "", "All is well.") == 1
+        await until(lambda: len(following.got) == 2, "both to arrive")
+    assert [(each.source, each.user, each.text, each.data, each.lost) for each in following.got] == [
+        ("kitchen", "ann", "The timer has ended.", {"timer": 1}, 0),
+        ("kitchen", "", "All is well.", None, 0),
+    ]
+
+
+async def test_a_host_that_reconnects_gets_what_it_missed(bus: Bus, plugin: Plugin) -> None:
+    async with Following(bus) as following:
+        await plugin.notify("ann", "one")
+        await until(lambda: following.got, "the first to arrive")
+        (peer,) = bus.core.presence.by_source[following.host.source].values()
+        bus.core.presence.end(peer, "test", asyncio.get_running_loop().time())
+        assert await plugin.notify("ann", "two") == 0
+        await until(lambda: len(following.got) == 2, "the one that came while the host was away")
+    assert [each.text for each in following.got] == ["one", "two"]
+
+
+async def test_what_the_bus_refuses_raises_in_the_plugin(plugin: Plugin) -> None:
+    with pytest.raises(CallFailed, match="text is empty"):
+        await plugin.notify("ann", "")
+
+
+async def test_the_source_is_that_of_the_caller_also_within_a_call(bus: Bus, plugin: Plugin) -> None:
+    @plugin.tool
+    async def ring(ctx) -> Any:  # type: ignore[no-untyped-def]
+        return (await ctx.call("toolbus:notify", {"text": "from within", "user": ctx.user_id})).output
+
+    await plugin.ready()
+    async with Following(bus) as following:
+        assert (await bus.call("ring")).output["hosts"] == 1
+        await until(lambda: following.got, "it to arrive")
+    assert following.got[0].source == "kitchen"
+
+
+async def test_a_blocking_host_follows_too(bus: Bus, plugin: Plugin) -> None:
+    host = SyncHost(bus.grpc_addresses[0])
+    feed = host.notifications()
+    first = asyncio.ensure_future(asyncio.to_thread(next, feed))
+    await until(lambda: "followers=1" in repr(bus.core.presence.notifications), "the host to follow")
+    await plugin.notify("", "hello")
+    assert (await within(first)).text == "hello"
+    await asyncio.to_thread(feed.close)
+    await asyncio.to_thread(host.close)
+
+
+async def test_http_lists_the_newest_and_follows_them_from_a_number_on(bus: Bus, plugin: Plugin) -> None:
+    for user, text in (("ann", "one"), ("bob", "two"), ("", "three")):
+        await plugin.notify(user, text)
+    async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as client:
+        listed = (await client.get("/api/notifications", params={"user_id": "ann"})).json()
+        assert [each["text"] for each in listed["notifications"]] == ["one", "three"]
+        assert listed["newest"] == listed["notifications"][-1]["number"]
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(listed["notifications"][0]["number"])}
+        async with client.stream("GET", "/api/notifications", headers=headers) as stream:
+            events = _events(stream.aiter_lines())
+            assert [(await within(anext(events)))["text"] for _ in range(2)] == ["two", "three"]
+            posted = await client.post("/api/bus/notify", json={"text": "four", "data": [1]})
+            assert posted.json()["output"]["hosts"] == 1
+            fourth = await within(anext(events))
+            assert (fourth["source"], fourth["text"], fourth["data"]) == ("http", "four", [1])
+
+
+async def _events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    async for line in lines:
+        if line.startswith("data: "):
+            yield json.loads(line[6:])

@@ -1,0 +1,57 @@
+"""Offers the tool by which plugins say something to users outside a call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from toolbus.bus.calls.tripwire import Tripwire
+from toolbus.bus.core import Core
+from toolbus.bus.room import Room
+from toolbus.errors import InvalidRequest
+from toolbus.sdk import ToolScope, llm_tool
+from toolbus.text import dump_json
+
+
+class NotificationsRoom(Room):
+    """The notifications of one bus: `NotificationBoard` passes them on."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._board = core.presence.notifications
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the tool that notifies."""
+        return [self.notify]
+
+    async def stop(self) -> None:
+        """Ends the streams of those who follow."""
+        self._board.close()
+
+    @llm_tool(
+        description="Says something to a user outside a call: hosts that follow show it, or give it to the model."
+    )
+    async def notify(self, scope: ToolScope, text: str, user: str = "", data: Any = None) -> dict[str, Any]:
+        """Notifies hosts.
+
+        Args:
+            text: what the user should read, 1 to 16,384 bytes.
+            user: whom it is for; "" for everyone.
+            data: JSON for programs, at most 262,144 bytes; null for none.
+
+        Returns:
+            ``number``, and ``hosts``: how many it was sent to; 0: no host follows, or none may see this user.
+        """
+        source = scope.caller_source
+        data_json = "" if data is None else dump_json(data)
+        if self.core.policy.is_untrusted(source):
+            self._check_secrets(source, data_json)
+        hosts = self._board.publish(source, user, text, data_json, time.monotonic())
+        return {"number": self._board.newest, "hosts": hosts}
+
+    def _check_secrets(self, source: str, data_json: str) -> None:
+        tripwire: Tripwire | None = self.core.dispatcher.tripwire
+        blocked = tripwire.check("notify", data_json) if tripwire is not None and data_json else None
+        if blocked:
+            raise InvalidRequest(f"the data of untrusted source {source!r} may hold a secret: {blocked}")

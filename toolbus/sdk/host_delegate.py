@@ -1,0 +1,86 @@
+"""Follows, for a host, the catalog of the bus and what plugins say to users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from toolbus.errors import Code, Stage
+from toolbus.sdk.listing import CatalogChange, ListedTool
+from toolbus.sdk.notification import Notification
+from toolbus.sdk.outgoing_calls import PeerSession
+from toolbus.sdk.peer_delegate import Delegate
+from toolbus.tool import CallError, Result
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from toolbus.sdk.connection import Connection
+
+Feed = Literal["catalog", "notifications"]
+Reader = Callable[[Any], object]
+_SUBSCRIPTIONS = {"catalog": wire.SUBSCRIPTION_CATALOG, "notifications": wire.SUBSCRIPTION_NOTIFICATIONS}
+
+
+class HostDelegate(Delegate):
+    """The `Delegate` of a host. Everything runs on the connection's loop, but for `subscribe`."""
+
+    def __init__(self) -> None:
+        self._subscribed: dict[Feed, None] = {}  # the feeds that have ever been read
+        self._readers: dict[Feed, set[Reader]] = {"catalog": set(), "notifications": set()}
+        self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
+        self._revision = -1  # below 0 until the bus has sent a full list
+        self._newest = 0  # the number of the last notification; 0 before the first
+
+    def subscribe(self, feed: Feed) -> bool:
+        """Subscribes to a feed from the next attach on; returns whether that is new."""
+        if feed in self._subscribed:
+            return False
+        self._subscribed[feed] = None
+        return True
+
+    def tools(self) -> Sequence[pb.Tool]:
+        return ()
+
+    def subscriptions(self) -> Sequence[Any]:
+        return [_SUBSCRIPTIONS[feed] for feed in list(self._subscribed)]
+
+    def notifications_after(self) -> int:
+        return self._newest
+
+    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
+        error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
+        connection.answer(session, Result(call.call_id, is_error=True, error=error))
+
+    def event(self, event: wire.Event) -> None:
+        match event.WhichOneof("kind"):
+            case "catalog":
+                self._tell("catalog", self._mirrored(CatalogChange.from_wire(event.catalog)))
+            case "notification":
+                notification = Notification.from_wire(event.notification)
+                self._newest = max(self._newest, notification.number)
+                self._tell("notifications", notification)
+
+    def read(self, feed: Feed, reader: Reader) -> None:
+        """Passes a feed on to a reader; that of the catalog begins with the whole of it, if it is known."""
+        self._readers[feed].add(reader)
+        if feed == "catalog" and self._revision >= 0:
+            reader(CatalogChange(self._revision, True, tuple(self._mirror.values())))
+
+    def unread(self, feed: Feed, reader: Reader) -> None:
+        """Passes nothing more on to a reader."""
+        self._readers[feed].discard(reader)
+
+    def _tell(self, feed: Feed, item: Any) -> None:
+        for reader in self._readers[feed]:
+            reader(item)
+
+    def _mirrored(self, change: CatalogChange) -> CatalogChange:
+        if change.full:
+            self._mirror.clear()
+        for gone in change.removed:
+            self._mirror.pop((gone.name, gone.source), None)
+        for listed in (*change.added, *change.changed):
+            self._mirror[listed.name, listed.source] = listed
+        self._revision = change.revision
+        return change

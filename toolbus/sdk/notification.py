@@ -1,0 +1,77 @@
+"""Defines what a plugin says to a user outside a call, and sends it to the bus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolbus.errors import CallFailed
+from toolbus.functions.call_options import CallOptions
+from toolbus.sdk.outgoing_calls import OutgoingCall
+from toolbus.tool import Result, dump_arguments
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+if TYPE_CHECKING:
+    from toolbus.sdk.connection import Connection
+
+NOTIFY_SECONDS = 10.0  # for the bus to take one, waiting for a connection included
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """What a plugin says to a user outside a call.
+
+    Attributes:
+        source: the plugin's, as the bus knows it.
+        user: whom it is for; "" for everyone.
+        text: what the user should read.
+        data: JSON beside the text, for programs; None where there is none.
+        time_seconds: when the bus got it, since the epoch.
+        number: rises with each, also over restarts of the bus.
+        lost: how many before it this host will not get, because it read too slowly or was away too long.
+    """
+
+    source: str
+    user: str
+    text: str
+    data: Any
+    time_seconds: float
+    number: int
+    lost: int = 0
+
+    @classmethod
+    def from_wire(cls, message: wire.Notification) -> Notification:
+        """Copies it out of its message."""
+        data = json.loads(message.data_json) if message.data_json else None
+        return cls(
+            message.source, message.user_id, message.text, data, message.time_seconds, message.number, message.lost
+        )
+
+
+def notify(connection: Connection, user: str, text: str, data: Any) -> Future[int]:
+    """Sends a notification; the future ends in how many hosts got it, or in the exceptions of `Plugin.notify`.
+
+    Raises:
+        TypeError, ValueError: JSON cannot hold the data.
+    """
+    arguments: Mapping[str, Any] = {"user": user, "text": text, "data": data}
+    arrived: Future[Result] = Future()
+    hosts: Future[int] = Future()
+
+    def answer(done: Future[Result]) -> None:
+        try:
+            hosts.set_result(done.result().unwrap()["hosts"])
+        except CallFailed as failure:
+            hosts.set_exception(failure)
+
+    arrived.add_done_callback(answer)
+    out = OutgoingCall("toolbus:notify", dump_arguments(arguments), _set, arrived, CallOptions(timeout=NOTIFY_SECONDS))
+    connection.begin(out)
+    return hosts
+
+
+def _set(out: OutgoingCall, came: Any) -> None:
+    out.target.set_result(came)
