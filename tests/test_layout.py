@@ -19,7 +19,7 @@ PACKAGE = ROOT / "toolbus"
 # From the ground up: a module imports from its own floor and from those above it in this list, never from one below.
 FLOORS = (
     "v1",
-    "errors cancellation limits tool text newest reader mailbox lazy session local_users",
+    "errors cancellation limits tool text newest reader mailbox lazy stall session local_users",
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -66,6 +66,7 @@ LIBRARIES = {
     "mailbox": set[str](),
     "limits": set[str](),
     "local_users": set[str](),
+    "stall": set[str](),
     "reader": set[str](),
     "session": {"google.protobuf"},
     "functions": set[str](),

@@ -64,6 +64,8 @@ class Timings:
 
     Attributes:
         tick_seconds: how often the silence of peers is judged, and grace periods are looked at.
+        stall_seconds: how late the bus's own clock may tick without meaning that the bus stood still, so that what it
+            reads next may be older than its callers' patience.
         attach_seconds: timeout of the attach; a stream has no heartbeats before.
         busy_heartbeat_seconds: between heartbeats while calls are pending, so that a hung plugin fails them soon; also
             how long the echo of a heartbeat may take before it counts as missed.
@@ -91,6 +93,7 @@ class Timings:
     """
 
     tick_seconds: float = 0.5
+    stall_seconds: float = 0.5
     attach_seconds: float = 30.0
     busy_heartbeat_seconds: float = 1.0
     idle_heartbeat_seconds: float = 10.0

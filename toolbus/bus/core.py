@@ -22,6 +22,7 @@ from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.limits import Limits, Timings
+from toolbus.stall import StallWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Core:
         tasks: calls that outlived their soft deadline.
         local: the bus as its own process uses it.
         signals: what changed, and who listens.
+        stalls: tells when the bus stood still.
         rooms: the rooms of this bus, this one included.
         request_stop: requests the end of the whole bus; the program that runs it drains and stops it.
     """
@@ -64,6 +66,7 @@ class Core:
     tasks: TaskManager
     local: EmbeddedBus
     signals: Signals
+    stalls: StallWatch
     rooms: Rooms
     request_stop: Callable[[], None]
 

@@ -52,6 +52,7 @@ from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import spec_of_method
 from toolbus.limits import Timings
+from toolbus.stall import StallWatch
 
 log = logging.getLogger("toolbus")
 
@@ -161,6 +162,7 @@ class Bus(EmbeddedBus):
             tasks=self.tasks,
             local=self,
             signals=signals,
+            stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
             rooms=Rooms(),
             request_stop=self._stopped.set,
         )
@@ -204,6 +206,7 @@ class Bus(EmbeddedBus):
         """
         self.loop = asyncio.get_running_loop()
         self._sweeps.start(self.dispatcher.sweep)
+        self.core.stalls.start()
         self.core.signals.start()
         self.core.neighbours.check_system()
         self.dispatcher.settled_at = time.monotonic() + self.core.config.grace_seconds
@@ -245,6 +248,7 @@ class Bus(EmbeddedBus):
             self.core.presence.end(peer, "the bus stopped", now)
         self.dispatcher.stop(now)
         self._sweeps.cancel()
+        self.core.stalls.stop()
         await asyncio.sleep(0)  # lets the streams end with the status that says why
         try:
             await self._running.aclose()

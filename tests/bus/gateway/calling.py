@@ -71,6 +71,10 @@ class Connection:
                 text += piece
         return text
 
+    def leave(self) -> None:
+        """Closes the connection behind what was sent."""
+        self._writer.close()
+
     def cut(self) -> None:
         """Hangs up."""
         self._writer.transport.abort()

@@ -473,6 +473,18 @@ async def test_a_disconnect_cancels_the_call_at_its_plugin(tools: Tools, accept:
     await until(lambda: tools.bus.records.outcomes[Code.CANCELLED] == cancelled + 1, "the record of the call")
 
 
+@pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
+async def test_a_client_that_left_while_the_bus_stood_still_has_its_tool_not_run(tools: Tools, accept: str) -> None:
+    ran = len(tools.scopes)
+    tools.bus.core.stalls.notice()
+    async with Connection(tools.bus) as left, Connection(tools.bus) as waits:
+        await left.ask("POST", "/api/tools/invoke", {"name": "nap", "arguments": {}}, Accept=accept)
+        left.leave()
+        await waits.ask("POST", "/api/tools/invoke", {"name": "local", "arguments": {"value": 3}}, Accept=accept)
+        await waits.read_until(b'"output":3')
+    assert len(tools.scopes) == ran
+
+
 async def test_a_disconnect_cancels_the_exchange_with_a_callback(tools: Tools) -> None:
     cancelled = tools.bus.records.outcomes[Code.CANCELLED]
     posted = asyncio.Event()

@@ -205,12 +205,12 @@ class Dispatcher:
                     size += context.ByteSize()
                 if len(in_flight) >= caller.max_in_flight:
                     caller_full = caller_full or window_full(caller.source, caller.max_in_flight)
-                    self._refuse(caller, call, caller_full, now)
+                    self.refuse(caller, call, caller_full, now)
                     continue
                 if self._held + size > limits.held_bytes or budget.held + size > limits.held_bytes_per_source:
                     raise self._over_budget(caller, size)
                 if tool_full is not None and declaration is full_tool:  # no call ends while these are taken
-                    self._refuse(caller, call, tool_full, now)
+                    self.refuse(caller, call, tool_full, now)
                     continue
                 handler = declaration.pick()
                 if handler is not to or not share:  # once for a run of calls of the same handler
@@ -225,7 +225,7 @@ class Dispatcher:
                     to = handler
                 if handler is None:
                     full_tool, tool_full = declaration, no_room(entry, declaration, caller)
-                    self._refuse(caller, call, tool_full, now)
+                    self.refuse(caller, call, tool_full, now)
                     continue
                 if size * 4 > handler.max_item_bytes or context is not None:
                     must_fit(text, context, name, handler.max_item_bytes)
@@ -264,7 +264,7 @@ class Dispatcher:
                 batch.append(record)
                 share -= 1
             except Refused as refused:
-                self._refuse(caller, call, refused, now)
+                self.refuse(caller, call, refused, now)
             except BaseException as fault:
                 self._fault(caller, call_id, name, fault, now)
         if to is not None and batch:
@@ -375,7 +375,7 @@ class Dispatcher:
 
     # -- a call that is refused -----------------------------------------------------------------------------------
 
-    def _refuse(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
+    def refuse(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
         """Answers a call that is not sent, and records it, shortened: what is refused may be of any length."""
         text, result, code = call.arguments_json, refused.result, refused.error.code
         result.call_id = call.call_id
@@ -408,7 +408,7 @@ class Dispatcher:
         if self._on_limited is not None:
             self._on_limited(caller.principal, len(calls) - first, refused.error.message)
         for call in calls[first:]:
-            self._refuse(caller, call, refused, now)
+            self.refuse(caller, call, refused, now)
         del calls[first:]
 
     def _fault(self, caller: Caller, call_id: str, name: str, fault: BaseException, now: float) -> None:

@@ -20,7 +20,7 @@ from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.call_response import call_body, describe_result
-from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
+from toolbus.bus.gateway.client_disconnect import disconnected_response, left_in_stall, unless_disconnected
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
 from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
@@ -69,6 +69,8 @@ def _for_hosts(routes: APIRouter) -> None:
         call = _call(body)
         caller = parts.caller(request)
         if wants_events(request):
+            if await left_in_stall(request):
+                return disconnected_response()
             stream = _stream(caller, call, parts.core.limits.result_bytes)
             return EventStream(stream, parts.core.timings.ping_seconds)
         result = await unless_disconnected(request, caller.call(call))

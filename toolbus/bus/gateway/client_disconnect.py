@@ -9,6 +9,9 @@ from typing import TypeVar
 
 from fastapi import Request, Response
 
+from toolbus.bus.gateway.gateway_parts import parts_of
+
+GONE_SECONDS = 0.05  # until the loop has read the end of a connection that follows a request
 STATUS_DISCONNECTED = 499  # what servers log for a client that left; it never arrives anywhere
 
 T = TypeVar("T")
@@ -16,6 +19,9 @@ T = TypeVar("T")
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T | None:
     """Waits for the work; cancels it, and returns None, when the client disconnects first."""
+    if await left_in_stall(request):
+        asyncio.ensure_future(work).cancel()
+        return None
     running = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(request))
     try:
@@ -26,6 +32,22 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T | None:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+
+
+async def left_in_stall(request: Request) -> bool:
+    """Tells whether the client has disconnected, where its request may have arrived while the bus stood still.
+
+    The end of its connection is then behind the request in the socket.
+    """
+    stalls = parts_of(request).core.stalls
+    if stalls.clock() > stalls.due:
+        stalls.notice()
+    if not stalls.unsettled:
+        return False
+    watching = asyncio.ensure_future(_disconnected(request))
+    await asyncio.wait((watching,), timeout=GONE_SECONDS)
+    watching.cancel()
+    return watching.done() and not watching.cancelled()
 
 
 def disconnected_response() -> Response:

@@ -35,10 +35,9 @@ class StreamsRoom(Room):
             self._hides_source,
             core.doorman.current,
         )
-        service = ToolBusService(core.dispatcher, core.presence, core.limits, core.timings, core.rooms.register)
-        untrusted = UntrustedService(
-            core.dispatcher, core.presence, core.limits, core.timings, core.policy.is_untrusted
-        )
+        shared = core.dispatcher, core.presence, core.limits, core.timings
+        service = ToolBusService(*shared, core.rooms.register, core.stalls)
+        untrusted = UntrustedService(*shared, core.policy.is_untrusted, core.stalls)
         doors = Doors(core.neighbours, core.doorman, core.audit)
         reflection = core.config.grpc_reflection
         self.listeners = Listeners(service, untrusted, self.health, core.limits, doors, reflection=reflection)

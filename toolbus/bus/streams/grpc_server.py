@@ -1,13 +1,11 @@
 """Serves the RPCs of the bus over gRPC: the shell around the sessions.
 
-One read loop and one write loop per stream; everything between them is decided by session, presence and dispatcher,
-which never wait. Unary RPCs change and read the catalog. ``_abort`` is the one place where an error becomes a gRPC
-status.
+`InvokeStream` serves one stream; unary RPCs change and read the catalog. ``_abort`` is the one place where an error
+becomes a gRPC status.
 """
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 import os
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from toolbus.bus.access.doorman import split_secure
@@ -31,12 +28,15 @@ from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor
 from toolbus.bus.streams.health import SERVICE, Health
+from toolbus.bus.streams.held_calls import HeldCalls
+from toolbus.bus.streams.invoke_stream import InvokeStream
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.rpc_identity import rpc_identity
-from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, SetupError, ToolBusError, grpc_status
+from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, SetupError, grpc_status
 from toolbus.limits import Timings
-from toolbus.session import Pool, State
+from toolbus.session import Pool
+from toolbus.stall import StallWatch
 from toolbus.tool import Limits, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
@@ -73,12 +73,17 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         limits: Limits,
         timings: Timings,
         register_callbacks: Callable[[wire.RegisterRequest], Sequence[Outcome]],
+        stalls: StallWatch,
     ) -> None:
         self._register_callbacks = register_callbacks  # registers tools that have a callback_url
         self._dispatcher = dispatcher
         self._presence = presence
         self._limits = limits
         self._timings = timings
+        self._stalls = stalls
+        self._open: set[InvokeStream] = set()  # the streams that are served now
+        self._holding: set[InvokeStream] = set()  # those among them that hold calls since the newest stall
+        stalls.listen(self._stalled, self._settled)
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
         self._streams_of: Counter[str] = Counter()  # the same by identity
@@ -166,7 +171,16 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             peer = Peer(self._limits, time.monotonic(), self._timings, identity)
             peer.address = context.peer()
             peer.outbox.pool = self._pool
-            await _InvokeStream(self._presence, self._dispatcher, peer, context, self._attach).run()
+            held = HeldCalls(peer, self._dispatcher, self._stalls)
+            stream = InvokeStream(self._presence, self._dispatcher, peer, context, self._attach, held, self._stalls)
+            self._open.add(stream)
+            if self._stalls.unsettled:
+                self._hold(stream)
+            try:
+                await stream.run()
+            finally:
+                self._open.discard(stream)
+                self._holding.discard(stream)
         finally:
             self._streams -= 1
             self._streams_of[identity.name] -= 1
@@ -176,153 +190,19 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
     def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
         self._presence.attach(peer, attach, now)
 
+    def _stalled(self) -> None:
+        """Holds the calls of every stream, since what it reads next may be old."""
+        for stream in self._open:
+            self._hold(stream)
 
-class _InvokeStream:
-    """One Invoke RPC: reads frames into the session, writes what waits in its outbox."""
+    def _hold(self, stream: InvokeStream) -> None:
+        if stream.hold():
+            self._holding.add(stream)
 
-    def __init__(
-        self,
-        presence: Presence,
-        dispatcher: Dispatcher,
-        peer: Peer,
-        context: Context,
-        attach: Callable[[Peer, wire.Attach, float], None],
-    ) -> None:
-        self._presence = presence
-        self._peer = peer
-        self._context = context
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()  # how the RPC is to end
-        self._idle: asyncio.Future[None] | None = None  # what the writer waits for while the outbox is empty
-        peer.close = self._close
-        peer.outbox.wake = self._wake
-        peer.outbox.flooded = self._flooded
-        self._handle: dict[str, Callable[[Any, float], None]] = {
-            "attach": lambda frame, now: attach(peer, frame, now),
-            "calls": lambda calls, now: dispatcher.calls(peer, calls, now),
-            "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
-            "results": lambda results, now: dispatcher.results(peer, results, now),
-            "cancels": lambda cancels, now: dispatcher.cancels(peer, cancels, now),
-            "heartbeat": self._heartbeat,
-            "drain": lambda drain, now: presence.drain_received(peer),
-        }
-
-    def _heartbeat(self, heartbeat: wire.Heartbeat, now: float) -> None:
-        if heartbeat.from_peer:  # any other is an echo: like every frame it shows that the peer is alive
-            self._peer.echo(heartbeat)
-
-    async def run(self) -> None:
-        """Runs both loops until the session has ended, then ends the RPC.
-
-        Not a TaskGroup: it would cancel a blocked write, which poisons every later one, and wait for it. A writer that
-        is stuck on a peer that never reads is left behind; the RPC ends with the connection.
-        """
-        reading = self._loop.create_task(self._read())
-        writing = self._loop.create_task(self._write())
-        opening = self._loop.call_later(self._peer.timings.attach_seconds, self._never_attached)
-        try:
-            status, text = await self._ended
-            reading.cancel()
-            # A status sent beside a pending write fails (TOO_MANY_OPERATIONS), and the RPC would never end.
-            await asyncio.shield(writing)
-            if status != "OK":
-                await self._context.abort(grpc.StatusCode[status], text)
-        except asyncio.CancelledError:
-            self._disconnected("its connection broke")
-            raise
-        finally:
-            opening.cancel()
-            reading.cancel()
-            self._peer.outbox.discard()
-            self._wake()
-
-    async def _read(self) -> None:
-        peer, read, handle = self._peer, self._context.read, self._handle
-        clock = time.monotonic
-        try:
-            while True:
-                frame = await read()
-                now = clock()
-                if frame is grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag behind
-                    break
-                suspect = peer.suspect
-                for field, value in peer.receive(frame, now):
-                    handle[field](value, now)
-                if suspect:
-                    self._presence.recovered(peer)
-                if peer.state is State.LEAVING:
-                    self._leave_if_done()
-            if peer.state is State.OPENING:
-                self._end("INVALID_ARGUMENT", "the stream ended before its first message: send attach first")
-            elif peer.state is not State.CLOSED:
-                self._presence.half_closed(peer, clock())
-                self._leave_if_done()
-        except ToolBusError as error:
-            self._end(*grpc_status(error))
-        except DecodeError as error:
-            self._end("INVALID_ARGUMENT", f"a message cannot be decoded as InvokeRequest: {error}")
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            if type(error).__module__.startswith("grpc"):
-                self._disconnected("its connection broke")
-            else:
-                log.exception("a fault of the bus ended the session of %s", peer.source or "a new peer")
-                self._end(*grpc_status(error))
-
-    async def _write(self) -> None:
-        outbox, write = self._peer.outbox, self._context.write
-        try:
-            while True:
-                frame = outbox.take()
-                if frame is not None:
-                    await write(frame)
-                    continue
-                if self._peer.state is State.LEAVING:
-                    self._leave_if_done()
-                if self._peer.state is State.CLOSED:
-                    return
-                self._idle = self._loop.create_future()
-                await self._idle
-        except Exception:  # whatever a write raises means that the peer has disconnected
-            self._disconnected("its connection broke")
-
-    def _wake(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-
-    def _never_attached(self) -> None:
-        if self._peer.state is State.OPENING:
-            seconds = self._peer.timings.attach_seconds
-            self._disconnected(f"no attach arrived within {seconds:g} s: send it as the first message")
-
-    def _leave_if_done(self) -> None:
-        if self._peer.idle:
-            self._end("OK", "its stream ended" if self._peer.half_closed else "it left")
-
-    def _flooded(self) -> None:
-        outbox = self._peer.outbox
-        if outbox.waiting_bytes > outbox.max_bytes:
-            limit, why = "waiting_bytes", f"more than {outbox.max_bytes} bytes wait for it"
-        else:
-            limit, why = (
-                "held_bytes",
-                f"more than {outbox.pool.max_bytes} bytes wait for all peers, most for it",
-            )
-        text = f"the peer reads too slowly: {why} (limit {limit})"
-        # Later: the dispatcher is in the middle of a frame.
-        self._loop.call_soon(self._end, "RESOURCE_EXHAUSTED", text)
-
-    def _disconnected(self, why: str) -> None:
-        self._end("UNAVAILABLE", why)
-
-    def _end(self, status: str, text: str) -> None:
-        self._presence.end(self._peer, text, time.monotonic(), status=status)
-
-    def _close(self, status: str, text: str) -> None:
-        if not self._ended.done():
-            self._ended.set_result((status, text))
-        self._wake()
+    def _settled(self) -> None:
+        for stream in self._holding:
+            stream.settle()
+        self._holding.clear()  # the others wait for an echo
 
 
 class GrpcServer:

@@ -18,6 +18,7 @@ from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import NotPermitted
 from toolbus.limits import Timings
+from toolbus.stall import StallWatch
 from toolbus.text import quote
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -40,9 +41,10 @@ class UntrustedService(ToolBusService):
         limits: Limits,
         timings: Timings,
         is_untrusted: Callable[[str], bool],
+        stalls: StallWatch,
     ) -> None:
         limits = replace(limits, sessions=max(1, limits.sessions // SHARE))
-        super().__init__(dispatcher, presence, limits, timings, _refuse)
+        super().__init__(dispatcher, presence, limits, timings, _refuse, stalls)
         self._is_untrusted = is_untrusted
 
     def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:

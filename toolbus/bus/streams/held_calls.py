@@ -1,0 +1,127 @@
+"""Holds the calls of one peer that may be older than the end of a stall, until the peer has answered a heartbeat.
+
+A bus that was stopped finds in its sockets calls that their callers may have given up meanwhile. Their cancels, or the
+ends of their streams, come behind them and before the echo of a heartbeat that the bus sends now. So what is not
+cancelled when the echo comes is still wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.calls.refusals import Refused, bad_call_id
+from toolbus.bus.streams.peer import Peer
+from toolbus.errors import Code
+from toolbus.session import State
+from toolbus.stall import StallWatch
+from toolbus.tool import MIB
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+HELD_BYTES = 4 * MIB  # of one peer; what comes beyond it is refused, and may be sent again
+
+
+class HeldCalls:
+    """The held calls of one peer. Its methods stand in for those of the dispatcher while `holding`.
+
+    Attributes:
+        holding: whether calls of the peer are held now.
+    """
+
+    __slots__ = ("_asked", "_bytes", "_calls", "_dispatcher", "_peer", "_watch", "holding")
+
+    def __init__(self, peer: Peer, dispatcher: Dispatcher, watch: StallWatch) -> None:
+        self._peer = peer
+        self._dispatcher = dispatcher
+        self._watch = watch
+        self._calls: dict[str, pb.ToolCall] = {}  # by call_id, oldest first
+        self._bytes = 0
+        self._asked = 0  # the heartbeat whose echo ends it; 0: none is asked for yet
+        self.holding = False
+
+    def __repr__(self) -> str:
+        return f"<HeldCalls {len(self._calls)}{' holding' if self.holding else ''}>"
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def begin(self, now: float) -> None:
+        """Holds what comes from now on; only the echo of a heartbeat of now ends it."""
+        self.holding = True
+        self._asked = 0
+        if (self._calls or self._watch.suspended) and self._peer.state in (State.LIVE, State.LEAVING):
+            self._asked = self._peer.send_heartbeat(now)
+
+    def settle(self, now: float) -> None:
+        """Ends it where nothing came: all that had arrived when the stall ended has been read by now."""
+        if not self._asked and not self._calls:
+            self.release(now)
+
+    def calls(self, calls: Iterable[pb.ToolCall], now: float) -> None:
+        """Holds calls; refuses those beyond the bounds."""
+        if not self._asked:
+            self._asked = self._peer.send_heartbeat(now)
+        for call in calls:
+            size = call.ByteSize()
+            if call.call_id in self._calls:
+                self._dispatcher.refuse(self._peer, call, bad_call_id(call.call_id), now)
+            elif len(self._calls) >= self._peer.max_in_flight or self._bytes + size > HELD_BYTES:
+                self._dispatcher.refuse(self._peer, call, self._outlived(), now)
+            else:
+                self._calls[call.call_id] = call
+                self._bytes += size
+
+    def cancels(self, cancels: Iterable[pb.ToolCancel], now: float) -> None:
+        """Ends held calls that their caller cancels; any other goes to the dispatcher."""
+        for cancel in cancels:
+            call = self._calls.pop(cancel.call_id, None)
+            if call is None:
+                self._dispatcher.cancels(self._peer, [cancel], now)
+                continue
+            self._bytes -= call.ByteSize()
+            reason = cancel.reason[:200] or "cancelled"
+            self._dispatcher.refuse(
+                self._peer, call, Refused(Code.CANCELLED, f"the caller cancelled the call: {reason}"), now
+            )
+
+    def echo(self, heartbeat: wire.Heartbeat, now: float) -> None:
+        """Ends it where an echo is that of the heartbeat which was sent for it, or of a newer one."""
+        if self._asked and heartbeat.sequence >= self._asked:
+            self.release(now)
+
+    def release(self, now: float) -> None:
+        """Hands over what is held, with the time that is left of it at least, and holds nothing more.
+
+        A call whose time may be over is refused: its caller sends it again, if it still waits.
+        """
+        calls, age = self._calls, self._watch.age
+        self._calls, self._bytes, self._asked, self.holding = {}, 0, 0, False
+        wanted = []
+        for call in calls.values():
+            if _take_time(call, age, self._peer.longest_timeout):
+                wanted.append(call)
+            else:
+                self._dispatcher.refuse(self._peer, call, self._outlived(), now)
+        if wanted:
+            self._dispatcher.calls(self._peer, wanted, now)
+
+    def _outlived(self) -> Refused:
+        return Refused(
+            Code.UNAVAILABLE,
+            f"the bus stood still for up to {self._watch.age:.1f} s and cannot tell whether the caller still waits: "
+            "send the call again",
+            retry_safe=True,
+        )
+
+
+def _take_time(call: pb.ToolCall, seconds: float, longest: float) -> bool:
+    """Takes time off the limits that a call states; returns whether some is left. Invalid limits are left to others."""
+    for limit in ("timeout_seconds", "background_after_seconds"):
+        stated = getattr(call, limit)
+        if stated > 0.0:
+            left = (stated if call.background_after_seconds else min(stated, longest)) - seconds
+            if left <= 0.0:
+                return False
+            setattr(call, limit, left)
+    return True
