@@ -1,4 +1,4 @@
-"""`toolbus run`: what plugins get of the operator's environment, and what they cannot take from each other."""
+"""`toolbus run`: which plugins it runs, what they get of the environment, what they cannot take from each other."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.cli.served_bus import address_of, start_grpc_bus
+from tests.neko.folders import copied
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 
@@ -110,6 +111,41 @@ def test_plugins_get_neither_the_operators_keys_nor_those_of_the_bus(tmp_path: P
         assert SECRET not in "".join(f"{each.environ()} {each.cmdline()}" for each in children)
         assert "shows * reads" not in running.err
         assert "shows | reads OPENAI_API_KEY, which is set here but not handed on to plugins: add --env" in running.err
+
+
+def test_a_folder_of_n_e_k_o_plugins_runs_as_it_is_and_a_broken_one_stops_no_other(tmp_path: Path) -> None:
+    plugins = tmp_path / "plugins"
+    for name in ("weather", "no_such_import", "disabled"):
+        copied(name, plugins)
+    with (
+        start_grpc_bus(tmp_path, "--ephemeral") as serving,
+        Running(tmp_path, "run", plugins, "--bus", (address := address_of(serving))) as running,
+    ):
+        until_sync(lambda: "no_such_import * cannot start" in running.err, "the broken one")
+
+        def listed() -> list[tuple[str, str]]:
+            tools = json.loads(toolbus("list", "--json", "--bus", address).stdout)["tools"]
+            return [(each["name"], each["source"]) for each in tools]
+
+        until_sync(lambda: listed() == [("get_weather", "plugin:weather")], "the other's tool")
+        called = toolbus("call", "get_weather", '{"city": "Beijing"}', "--bus", address).stdout
+        assert json.loads(called) == {"city": "Beijing", "temp_c": 22, "weather": "sunny"}
+    assert "part of its main program" in running.err
+    assert "disabled is not run, since its plugin.toml says enabled = false" in running.err
+    assert "weather * ended (exit code 0)" in re.sub(" +", " ", running.err)
+
+
+def test_folders_that_cannot_run_together_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "off").mkdir()
+    copied("disabled", tmp_path / "off")
+    weather = copied("weather", tmp_path)
+    for words, reason in (
+        ((weather, tmp_path / "tools"), "tools is a folder of drop-in tools"),
+        ((tmp_path / "off",), "every plugin in"),
+    ):
+        ran = toolbus("run", *words)
+        assert (ran.returncode, reason in ran.stderr) == (2, True), ran.stderr
 
 
 def test_env_hands_a_variable_on(tmp_path: Path) -> None:

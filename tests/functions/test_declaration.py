@@ -68,6 +68,18 @@ def test_without_hints_the_schema_is_an_empty_object() -> None:
     assert meta.parameters == {"type": "object", "properties": {}}
 
 
+def test_an_empty_name_means_that_of_the_function_and_no_description_the_docstring() -> None:
+    as_written: Any = {"name": "", "description": None}
+
+    def echo() -> None:
+        """Says it again."""
+
+    llm_tool(**as_written)(echo)
+    meta = meta_of(echo)
+    assert meta is not None
+    assert (meta.name, meta.description) == ("echo", "Says it again.")
+
+
 def test_an_empty_role_means_every_role() -> None:
     meta = meta_of(llm_tool(role="")(lambda_named("a")))
     assert meta is not None
@@ -91,7 +103,6 @@ def test_legal_names_pass(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"name": ""}, ValueError, "''"),
         ({"name": "a b"}, ValueError, "'a b'"),
         ({"name": "a/b"}, ValueError, "a/b"),
         ({"name": "天气"}, ValueError, "天气"),

@@ -13,7 +13,7 @@ from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import PluginContext, ToolScope
-from toolbus.sdk.loader import load_plugin_file
+from toolbus.sdk.loader import load_plugin
 
 # The two forms of the documents, as their authors write them; only the import line is ours.
 DECORATED = """
@@ -86,11 +86,11 @@ async def run_sync(job: Callable[[], Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def clean_imports() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
+    path, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
     yield
-    sys.path[:] = path
+    sys.path[:], sys.meta_path[:] = path, finders
     for name in set(sys.modules) - modules:
-        if name.startswith("toolbus_plugin_") or name == "neighbour":
+        if name.startswith("toolbus_plugin_") or name.partition(".")[0] in ("neighbour", "plugin"):
             del sys.modules[name]
 
 
@@ -108,7 +108,7 @@ Write = Callable[..., Path]
 
 
 async def test_the_documents_decorated_plugin_runs_with_its_import_line_changed(write: Write) -> None:
-    loaded = load_plugin_file(write(DECORATED))
+    loaded = load_plugin(write(DECORATED))
     assert loaded.source == "plugin:weather"
     assert loaded.neko is not None
     assert loaded.neko.plugin_id == "weather"
@@ -122,8 +122,16 @@ async def test_the_documents_decorated_plugin_runs_with_its_import_line_changed(
     await stop_plugin(loaded.neko, run_sync)
 
 
+@pytest.mark.parametrize("module", ["plugin.sdk.plugin", "plugin.sdk", "plugin.sdk.shared.core.base"])
+def test_the_documents_plugin_runs_with_the_import_line_of_the_documents(write: Write, module: str) -> None:
+    loaded = load_plugin(write(DECORATED.replace("from toolbus.sdk", f"from {module}")))
+    assert loaded.source == "plugin:weather"
+    assert loaded.tools is not None
+    assert [each.tool.name for each in loaded.tools] == ["get_weather"]
+
+
 async def test_the_documents_plugin_with_hooks_runs_with_its_import_line_changed(write: Write) -> None:
-    loaded = load_plugin_file(str(write(HOOKS, "hooks.py")))
+    loaded = load_plugin(str(write(HOOKS, "hooks.py")))
     assert loaded.neko is not None
     assert loaded.tools is not None
     assert (loaded.source, len(loaded.tools)) == ("plugin:hooks", 0)
@@ -134,7 +142,7 @@ async def test_the_documents_plugin_with_hooks_runs_with_its_import_line_changed
 
 async def test_a_file_of_functions_is_a_plugin(write: Write) -> None:
     write("PREFIX = 'in '", "neighbour.py")
-    loaded = load_plugin_file(write(FUNCTIONS, "my tools.py"))
+    loaded = load_plugin(write(FUNCTIONS, "my tools.py"))
     assert (loaded.source, loaded.neko, loaded.plugin) == ("plugin:my_tools", None, None)
     assert loaded.tools is not None
     assert [each.tool.name for each in loaded.tools] == ["where", "second"]
@@ -145,7 +153,7 @@ async def test_a_file_of_functions_is_a_plugin(write: Write) -> None:
 
 def test_a_plugin_object_is_found_first(write: Write) -> None:
     source = "class P:\n    __toolbus_plugin__ = True\n    source = 'mine'\np = P()\nsame = p\n" + DECORATED
-    loaded = load_plugin_file(write(source))
+    loaded = load_plugin(write(source))
     assert loaded.plugin is loaded.module.p
     assert (loaded.source, loaded.neko, loaded.tools) == ("mine", None, None)
 
@@ -168,19 +176,19 @@ CLASS = "from toolbus.sdk import NekoPluginBase, plugin, llm_tool\n"
     ],
 )
 def test_the_plugin_class_and_its_id_are_found(write: Write, body: str, source: str, class_name: str) -> None:
-    loaded = load_plugin_file(write(CLASS + body))
+    loaded = load_plugin(write(CLASS + body))
     assert (loaded.source, type(loaded.neko).__name__) == (source, class_name)
 
 
 def test_an_imported_plugin_class_counts_where_the_file_has_none(write: Write) -> None:
     write(DECORATED, "neighbour.py")
-    loaded = load_plugin_file(write("from neighbour import WeatherPlugin", "main.py"))
+    loaded = load_plugin(write("from neighbour import WeatherPlugin", "main.py"))
     assert loaded.source == "plugin:main"
 
 
 def test_functions_beside_a_class_are_not_dropped_in_silence(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        load_plugin_file(write(DECORATED + "\n@llm_tool\ndef lonely(): ...\n"))
+        load_plugin(write(DECORATED + "\n@llm_tool\ndef lonely(): ...\n"))
     assert "lonely" in caplog.text
 
 
@@ -193,7 +201,9 @@ def test_functions_beside_a_class_are_not_dropped_in_silence(write: Write, caplo
         ("def f(): return 1 / 0\nf()", ["could not be imported", "ZeroDivisionError", "line 1", "line 2"]),
         ("def f(:\n", ["SyntaxError", "line 1"]),
         ("import no_such_module_here", ["install no_such_module_here"]),
-        ("from plugin.sdk.plugin import llm_tool", ["from toolbus.sdk import"]),
+        ("from plugin.server.runtime import llm_tool", ["plugin server", "only plugin.sdk"]),
+        ("from plugin.sdk.plugin import no_such_name", ["plugin.sdk.plugin.no_such_name", "copy what it does"]),
+        ("from main_logic.tool_calling import ToolDefinition", ["main program", "plugin's folder"]),
         ("raise SystemExit(1)", ["__main__"]),
         (CLASS + "@llm_tool(timeout=900)\ndef f(): ...", ["ValueError", "300"]),
         (CLASS + "@llm_tool\ndef a(): ...\n@llm_tool(name='a')\ndef b(): ...", ["two tools named 'a'"]),
@@ -204,31 +214,29 @@ def test_functions_beside_a_class_are_not_dropped_in_silence(write: Write, caplo
 )
 def test_an_error_in_a_file_names_the_file_and_the_fix(write: Write, body: str, words: list[str]) -> None:
     file = write(body)
-    before = list(sys.path), set(sys.modules)
+    before = list(sys.path), set(sys.modules), list(sys.meta_path)
     with pytest.raises(SetupError) as caught:
-        load_plugin_file(file)
+        load_plugin(file)
     told = str(caught.value)
     assert str(file) in told
     assert all(each in told for each in words), told
     assert "loader.py" not in told
     if "imported" in told:
-        assert (list(sys.path), {each for each in sys.modules if each.startswith("toolbus_plugin_")} - before[1]) == (
-            before[0],
-            set(),
-        )
+        left = {each for each in sys.modules if each.startswith(("toolbus_plugin_", "plugin."))} - before[1]
+        assert (list(sys.path), list(sys.meta_path), left) == (before[0], before[2], set())
 
 
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="does not exist"):
-        load_plugin_file(tmp_path / "no.py")
-    with pytest.raises(SetupError, match="is a folder"):
-        load_plugin_file(tmp_path)
+        load_plugin(tmp_path / "no.py")
+    with pytest.raises(SetupError, match=r"folder without plugin\.toml"):
+        load_plugin(tmp_path)
 
 
 def test_two_files_of_one_name_are_two_modules(write: Write, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    one = load_plugin_file(write(DECORATED))
-    two = load_plugin_file(write(DECORATED, "sub/weather.py"))
+    one = load_plugin(write(DECORATED))
+    two = load_plugin(write(DECORATED, "sub/weather.py"))
     assert one.module is not two.module
     assert one.module.__name__ in sys.modules
     assert two.module.__name__ in sys.modules

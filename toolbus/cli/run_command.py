@@ -1,4 +1,4 @@
-"""Implements ``toolbus run``: runs plugin files, or a folder of drop-in tools, as supervised processes."""
+"""Implements ``toolbus run``: runs plugins, or a folder of drop-in tools, as supervised processes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ EPILOG = epilog(
         "toolbus run weather.py",
         "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
         "toolbus run weather.py --env WEATHER_URL --secrets secrets.toml",
+        "toolbus run plugins/weather/",
         "toolbus run tools/",
     ),
     """
-    Each plugin file runs in its own process; its output is printed with its name. A plugin that dies is restarted after
-    a backoff, which doubles from 0.25 s to 30 s. One that dies 5 times within 30 s, or cannot start, is given up, and
-    the others continue. A plugin that ends by itself with exit code 0 is not restarted.
+    A plugin is a Python file, or a folder with a plugin.toml as N.E.K.O. has them; of a folder of such folders, each
+    runs whose plugin.toml does not say enabled = false. Each plugin runs in its own process; its output is printed with
+    its name. A plugin that dies is restarted after a backoff, which doubles from 0.25 s to 30 s. One that dies 5 times
+    within 30 s, or cannot start, is given up, and the others continue. A plugin that ends by itself with exit code 0 is
+    not restarted.
 
     A plugin gets the variables that programs need (PATH, HOME, languages, proxies, Python's own and others) and those
     that --env names; a plugin that reads another one is reported. --secrets names a TOML file that only you can read,
-    with a table for each plugin, by its file's name without .py: its keys become variables of that plugin alone. They
-    are in no list of processes and in no /proc/PID/environ.
+    with a table for each plugin, by its file's name without .py or its folder's name: its keys become variables of that
+    plugin alone. They are in no list of processes and in no /proc/PID/environ.
 
-    A folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding, changing or
-    removing a file takes effect at once; calls in flight finish on the old code. Without a grant in _manifest.json a
-    file can write no file, start no process, and connect only to the bus's port for drop-in tools.
+    Any other folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding,
+    changing or removing a file takes effect at once; calls in flight finish on the old code. Without a grant in
+    _manifest.json a file can write no file, start no process, and connect only to the bus's port for drop-in tools.
 
     SIGINT and SIGTERM shut all plugins down gracefully: each withdraws its tools and finishes its calls. After
     --stop-seconds those that still run get SIGTERM, with all processes that they started, and SIGKILL 5 s later. A
@@ -54,7 +57,9 @@ EPILOG = epilog(
 
 FilesArgument = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE...|DIR", help="Python files, one plugin each; or one folder of drop-in tools."),
+    typer.Argument(
+        metavar="FILE...|DIR...", help="Python files and folders of plugins; or one folder of drop-in tools."
+    ),
 ]
 EnvOption = Annotated[
     list[str] | None,
@@ -95,8 +100,8 @@ def run(
         bool, typer.Option("--json", help="Print output and events as JSON lines to standard output.")
     ] = False,
 ) -> None:
-    """Run plugin files or a folder of drop-in tools, and restart what dies."""
-    folder = _folder(files)
+    """Run plugins or a folder of drop-in tools, and restart what dies."""
+    plugin_paths, folder = _found(files)
     if folder is not None and (env or secrets):
         terminal.fail(
             f"{'--env' if env else '--secrets'} is for plugin files: name the variables of a tool in the folder's "
@@ -113,7 +118,7 @@ def run(
     plugins: Supervisor | ToolFolder
     if folder is None:
         plugins = Supervisor(emit, **options)
-        for name, command in _commands(files, target, env or (), secrets, emit).items():
+        for name, command in _commands(plugin_paths, target, env or (), secrets, emit).items():
             plugins.add(name, command)
     else:
         plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **options)
@@ -203,12 +208,30 @@ async def _following_address(
             following.result()
 
 
-def _folder(files: list[Path]) -> Path | None:
-    """Returns the folder of drop-in tools; None if plugin files were named."""
-    folders = [file for file in files if file.is_dir()]
-    if folders and len(files) > 1:
-        terminal.fail(f"{folders[0]} is a folder: name one folder of drop-in tools, or files", terminal.USAGE)
-    for file in files:
-        if not file.is_dir() and not file.is_file():
-            terminal.fail(f"{file} does not exist: check the path", terminal.USAGE)
-    return folders[0] if folders else None
+def _found(paths: list[Path]) -> tuple[list[Path], Path | None]:
+    """Returns the files and folders of plugins; or the folder of drop-in tools, and None if plugins were named."""
+    from toolbus.neko.plugin_folder import plugin_folders, wanted_folders
+
+    plugins: list[Path] = []
+    tools: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            if not path.is_file():
+                terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
+            plugins.append(path)
+        elif not (folders := plugin_folders(path)):
+            tools.append(path)
+        else:
+            wanted = wanted_folders(path, folders)
+            plugins += wanted
+            for each in (each for each in folders if each not in wanted):
+                terminal.print_note(f"{each} is not run, since its plugin.toml says enabled = false: name it to run it")
+            if not wanted:
+                terminal.fail(f"every plugin in {path} is disabled: name the folder of one", terminal.USAGE)
+    if tools and len(paths) > 1:
+        terminal.fail(
+            f"{tools[0]} is a folder of drop-in tools, since neither it nor a folder in it has a plugin.toml: "
+            "name it alone",
+            terminal.USAGE,
+        )
+    return plugins, tools[0] if tools else None

@@ -77,7 +77,7 @@ def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ll
     _check_name(name)
     check_option_names(name, options)
     for label, value in (
-        ("description", options.get("description", "")),
+        ("description", options.get("description") or ""),
         ("display_name", options.get("display_name", "")),
         ("role", options.get("role") or ""),
     ):
@@ -116,10 +116,12 @@ def llm_tool(function: Callable[..., Any] | None = None, /, **options: Unpack[To
         TypeError: `parameters` is not a dict, an option does not exist, or the decorator stands on something that
             cannot be called.
     """
+    if options.get("name") == "":
+        del options["name"]  # the function's name, as in N.E.K.O.
     if function is not None:
         return _mark(function, options)
     # Checks the options on the line where they are written; the name is the function's where none is given.
-    describe(lambda: None, **options if options.get("name") is not None else {**options, "name": "unnamed"})
+    describe(lambda: None, **options if options.get("name") else {**options, "name": "unnamed"})
     return lambda function: _mark(function, options)
 
 

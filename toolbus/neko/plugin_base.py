@@ -13,9 +13,12 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from toolbus.errors import SetupError, ToolBusError
+from toolbus.errors import SetupError
 from toolbus.functions.declaration import describe
 from toolbus.functions.tool_spec import ToolSet, collect, spec_of
+from toolbus.neko.absences import warn_once
+from toolbus.neko.plugin_services import PluginServices
+from toolbus.neko.sdk_errors import EntryConflictError
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, is_source
 
 log = logging.getLogger(__name__)
@@ -26,27 +29,13 @@ PREFIX = "plugin:"
 MARK = "__toolbus_class__"  # on a decorated class: the id it was given, empty for none
 
 
-class EntryConflictError(ToolBusError):
-    """A plugin object already has a tool of that name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(name)
-
-    def __str__(self) -> str:
-        return f"this plugin already has a tool {self.name!r}: unregister_llm_tool({self.name!r}) first, or rename one"
-
-
-class NekoPluginBase:
+class NekoPluginBase(PluginServices):
     """Base of plugin classes; methods with `llm_tool` are its tools.
 
     Attributes:
         plugin_id: names the plugin; set it in the class, or the program that runs the plugin sets it.
         ctx: whatever the constructor was given.
     """
-
-    plugin_id: str = ""
-    ctx: Any = None
 
     def __init__(self, ctx: Any = None) -> None:
         """Registers the decorated methods; they run when a model calls them, not before.
@@ -55,6 +44,8 @@ class NekoPluginBase:
             ctx: anything; kept as `self.ctx`.
         """
         self.ctx = ctx
+        if not self.plugin_id:
+            self.plugin_id = str(getattr(ctx, "plugin_id", "") or "")
         tools_of(self)
 
     async def on_start(self) -> None:
@@ -71,6 +62,7 @@ class NekoPluginBase:
         handler: Callable[..., Any],
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         role: str | None = None,
+        **unknown: Any,
     ) -> bool:
         """Adds a tool at run time; a bus that the plugin is attached to gets it at once. Returns True.
 
@@ -79,6 +71,7 @@ class NekoPluginBase:
             handler: gets the arguments as keywords; sync or async.
             timeout: seconds a call may take, more than 0 and at most 300.
             role: the persona that it is for; None or empty means all.
+            unknown: options of newer versions of N.E.K.O. They have no effect, which is logged.
 
         Raises:
             EntryConflictError: this object has a tool of that name.
@@ -86,6 +79,8 @@ class NekoPluginBase:
         """
         if not callable(handler):
             raise TypeError(f"tool {name!r}: handler must be a function, not {type(handler).__name__}")
+        for option in unknown:
+            warn_once(self, f"register_llm_tool({option}=…)", "toolbus has no such option.")
         meta = describe(handler, name=name, description=description, parameters=parameters, timeout=timeout, role=role)
         if not tools_of(self).add(spec_of(handler, meta)):
             raise EntryConflictError(name)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from toolbus.neko.absences import find_absent, warn_once
+from toolbus.neko.plugin_logger import PluginLogger
+
+_SECTIONS_OF_THE_PLUGIN = ("plugin", "plugin_runtime", "plugin_state")  # of plugin.toml; the others are configuration
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PluginContext:
     """What `toolbus run` hands to a plugin's constructor as `ctx`.
 
@@ -15,8 +21,39 @@ class PluginContext:
         plugin_id: the plugin's id.
         logger: a logger of the plugin's own.
         folder: where the plugin's file lies.
+        manifest: what its plugin.toml says; empty where it has none.
     """
 
     plugin_id: str
-    logger: logging.Logger
+    logger: PluginLogger
     folder: Path
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return find_absent(self, name)
+
+    @property
+    def config_path(self) -> Path:
+        """The plugin's plugin.toml, whether or not it has one."""
+        return self.folder / "plugin.toml"
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder for what the plugin writes."""
+        return self.folder / "data"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The section ``[plugin]`` of plugin.toml."""
+        section = self.manifest.get("plugin")
+        return dict(section) if isinstance(section, Mapping) else {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The sections of plugin.toml that are the plugin's own."""
+        return {key: value for key, value in self.manifest.items() if key not in _SECTIONS_OF_THE_PLUGIN}
+
+    def push_message(self, **message: Any) -> dict[str, Any]:
+        """Says that the message was not sent, as a main server does that is not reachable; logs why, once."""
+        warn_once(self, "push_message()", "Nothing on the bus takes messages outside a call: return the text.")
+        return {"submitted": False, "reason": "transport_unavailable"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from toolbus.errors import SetupError
@@ -18,6 +20,15 @@ RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 MOMENTS = ("startup", "shutdown", "reload", "freeze", "unfreeze", "config_change")
 NEVER_CALLED = MOMENTS[2:]  # moments that only N.E.K.O. has
 _MOMENT = "__toolbus_lifecycle__"  # on a method: one of MOMENTS
+_TIMER = "__toolbus_timer__"  # on a method: a _Timer
+_RUNNING = "_toolbus_timers"  # on a plugin object: the tasks of its timers
+_ON_LOOP = "_on_command_loop_start"  # a method that N.E.K.O. calls on the loop of the handlers before the first call
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    seconds: float
+    auto_start: bool
 
 
 def lifecycle(*, id: str, **shown: Any) -> Callable[[F], F]:
@@ -41,11 +52,39 @@ def lifecycle(*, id: str, **shown: Any) -> Callable[[F], F]:
     return mark
 
 
-async def start_plugin(plugin: object, run_sync: RunSync) -> None:
-    """Runs what a plugin wants run before its first call, in the order in which it is written.
+def moment_of(method: object) -> str:
+    """Returns the moment that `lifecycle` gave a method; empty where it gave none."""
+    return getattr(method, _MOMENT, None) or ""
+
+
+def timer_interval(*, seconds: float, id: str = "", auto_start: bool = True, **shown: Any) -> Callable[[F], F]:
+    """Makes a method run again and again while the plugin runs: at its start, and some seconds after each end.
+
+    Args:
+        seconds: between two runs, more than 0.
+        id: names it; not used.
+        auto_start: a timer without it never runs.
+        shown: what N.E.K.O. shows about it; not used.
+
+    Raises:
+        ValueError: `seconds` breaks its rule.
+    """
+    if not seconds > 0:
+        raise ValueError(f"timer_interval: seconds is {seconds!r}, it must be more than 0")
+
+    def mark(method: F) -> F:
+        setattr(method, _TIMER, _Timer(seconds, auto_start))
+        return method
+
+    return mark
+
+
+async def start_plugin(plugin: object, run_sync: RunSync, run_timer: RunSync | None = None) -> None:
+    """Runs what a plugin wants run before its first call, in the order in which it is written, and starts its timers.
 
     Args:
         run_sync: runs a method that is a plain function off the loop.
+        run_timer: runs a timer's method that is a plain function off the loop; None means `run_sync`.
 
     Raises:
         SetupError: a method raised or returned `Err`; the plugin must not start.
@@ -58,10 +97,17 @@ async def start_plugin(plugin: object, run_sync: RunSync) -> None:
             raise SetupError(f"{shown} raised {type(problem).__name__}: {problem}") from problem
         if isinstance(returned, Err):
             raise SetupError(f"{shown} returned Err: {returned.error}")
+    plugin.__dict__[_RUNNING] = [
+        asyncio.create_task(_repeat(getattr(plugin, name), timer, run_timer or run_sync))
+        for name, raw in routines_of(type(plugin)).items()
+        if isinstance(timer := getattr(raw, _TIMER, None), _Timer) and timer.auto_start
+    ]
 
 
 async def stop_plugin(plugin: object, run_sync: RunSync) -> None:
     """Runs what a plugin wants run after its last call, the newest method first; failures are logged, never raised."""
+    for task in plugin.__dict__.pop(_RUNNING, ()):
+        task.cancel()
     for name, method in reversed(_methods(plugin, "shutdown")):
         try:
             returned = await _run(method, run_sync)
@@ -74,14 +120,29 @@ async def stop_plugin(plugin: object, run_sync: RunSync) -> None:
 
 def _methods(plugin: object, moment: str) -> list[tuple[str, Callable[..., Any]]]:
     """Returns the methods for a moment: those with `lifecycle` as written, base classes first, then `on_…`."""
-    names: dict[str, bool] = {}
-    for kind in reversed(type(plugin).__mro__):
+    routines = routines_of(type(plugin))
+    last = {"startup": ("on_start", _ON_LOOP), "shutdown": ("on_shutdown",)}[moment]
+    marked = [name for name, raw in routines.items() if moment_of(raw) == moment and name not in last]
+    return [(name, getattr(plugin, name)) for name in [*marked, *(each for each in last if each in routines)]]
+
+
+def routines_of(cls: type) -> dict[str, Any]:
+    """Returns a class's methods, base classes first; what overrides one takes its place, whatever it is."""
+    found: dict[str, Any] = {}
+    for kind in reversed(cls.__mro__):
         for name, raw in vars(kind).items():
-            if name in names or inspect.isroutine(raw):
-                names[name] = getattr(raw, _MOMENT, None) == moment
-    last = {"startup": "on_start", "shutdown": "on_shutdown"}[moment]
-    marked = [name for name, is_marked in names.items() if is_marked and name != last]
-    return [(name, getattr(plugin, name)) for name in [*marked, last]]
+            if name in found or inspect.isroutine(raw):
+                found[name] = raw
+    return found
+
+
+async def _repeat(method: Callable[..., Any], timer: _Timer, run_sync: RunSync) -> None:
+    while True:
+        try:
+            await _run(method, run_sync)
+        except Exception:
+            log.exception("timer %s failed; it runs again in %g s", method.__qualname__, timer.seconds)
+        await asyncio.sleep(timer.seconds)
 
 
 async def _run(method: Callable[..., Any], run_sync: RunSync) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hmac
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What proves who this process is, or pays for its model. A plugin has a token of its own.
 NEVER_PASSED_ON = frozenset({"TOOLBUS_TOKEN", "TOOLBUS_TOKEN_FD", "TOOLBUS_CREDENTIAL", "TOOLBUS_SIDECAR_API_KEY"})
 MAX_SCANNED_BYTES = 1024 * 1024  # of a plugin file that is searched for names of variables
+MAX_SCANNED_FILES = 200  # of a plugin's folder
 _LIKE_A_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -112,9 +114,12 @@ def requested_variables(requests: Iterable[str], environment: Mapping[str, str])
 def mentioned_variables(file: Path) -> set[str]:
     """Returns the variables that a Python file reads by name (`os.environ["X"]`, `os.getenv("X")`).
 
-    Only the file itself is read, not what it imports. One that cannot be parsed mentions nothing here: its own process
-    reports why.
+    Only the file itself is read, not what it imports; of a folder, all files in it. One that cannot be parsed mentions
+    nothing here: its own process reports why.
     """
+    if file.is_dir():
+        inner = itertools.islice(file.rglob("*.py"), MAX_SCANNED_FILES)
+        return {name for each in inner if each.is_file() for name in mentioned_variables(each)}
     try:
         with file.open("rb") as opened:
             tree = ast.parse(opened.read(MAX_SCANNED_BYTES))

@@ -20,7 +20,7 @@ from toolbus.processes.child_environment import (
 )
 from toolbus.processes.secrets_file import read_secrets
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
-from toolbus.processes.supervisor import plugin_names
+from toolbus.processes.supervisor import plugin_name, plugin_names
 from toolbus.text import quote
 
 
@@ -62,12 +62,12 @@ def plugin_commands(
 
 
 def _tables(files: Sequence[Path]) -> list[str]:
-    """Returns the name of each file's table: its stem, or the plugin's name where another file has the same stem."""
+    """Returns the name of each file's table: `plugin_name`, or the plugin's name where another file has the same."""
     names: dict[Path, str] = {}  # of each file, without the numbers of further processes
     for name, file in zip(plugin_names(files), files, strict=True):
         names.setdefault(file.resolve(), name)
-    stems = Counter(file.stem for file in names)
-    return [file.stem if stems[file.resolve().stem] == 1 else names[file.resolve()] for file in files]
+    counts = Counter(plugin_name(file) for file in names)
+    return [name if counts[name := plugin_name(file)] == 1 else names[file.resolve()] for file in files]
 
 
 def _explain(variable: str, table: str) -> str:

@@ -1,9 +1,9 @@
-"""Runs one plugin file: ``python -m toolbus.processes.plugin_process FILE``, started and supervised by `toolbus run`.
+"""Runs one plugin: ``python -m toolbus.processes.plugin_process PATH``, started and supervised by `toolbus run`.
 
-It loads the file and runs the plugin until a signal ends it, and ends when its supervisor does. The supervisor sends
-variables that nobody else may read over standard input: the environment that a process starts with stays readable in
-``/proc/PID/environ``. Its exit code tells the supervisor what to do: 0 means that the plugin ended by itself,
-`CANNOT_START` that a restart would not help, anything else that it died.
+It loads the file or folder and runs the plugin until a signal ends it, and ends when its supervisor does. The
+supervisor sends variables that nobody else may read over standard input: the environment that a process starts with
+stays readable in ``/proc/PID/environ``. Its exit code tells the supervisor what to do: 0 means that the plugin ended by
+itself, `CANNOT_START` that a restart would not help, anything else that it died.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ def _watch_parent(supervisor: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Loads and runs the plugin of a file; returns the exit code."""
+    """Loads and runs the plugin of a file or folder; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if supervisor:
         end_with(int(supervisor))
         os.environ.update(json.loads(sys.stdin.read() or "{}"))
     if len(arguments) != 1:
-        print("usage: python -m toolbus.processes.plugin_process FILE", file=sys.stderr)
+        print("usage: python -m toolbus.processes.plugin_process PATH", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     from toolbus.errors import PeerLost, RequestError, SetupError
-    from toolbus.sdk.loader import load_plugin_file
+    from toolbus.sdk.loader import load_plugin
 
     try:
-        _run(load_plugin_file(arguments[0]))
+        _run(load_plugin(arguments[0]))
     except (SetupError, RequestError) as error:
         print(error, file=sys.stderr)
         return CANNOT_START

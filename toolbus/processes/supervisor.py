@@ -198,10 +198,17 @@ class Supervisor:
                 await asyncio.wait_for(plugin.stopping.wait(), backoff)
 
 
+def plugin_name(path: Path) -> str:
+    """Returns what a plugin is called in its output: a file's name without .py, a folder's name."""
+    return path.resolve().name if path.is_dir() else path.stem
+
+
 def plugin_names(files: Sequence[Path]) -> list[str]:
-    """Returns plugins' names: the file's stem, with the folder where stems are equal, numbered where both are."""
-    stems = Counter(file.stem for file in files)
-    names = [file.stem if stems[file.stem] == 1 else f"{file.resolve().parent.name}/{file.stem}" for file in files]
+    """Returns plugins' names: `plugin_name`, with the parent folder where it is not unique, numbered where both are."""
+    counts = Counter(plugin_name(file) for file in files)
+    names = [
+        name if counts[name := plugin_name(file)] == 1 else f"{file.resolve().parent.name}/{name}" for file in files
+    ]
     seen: Counter[str] = Counter()
     for index, name in enumerate(names):
         seen[name] += 1

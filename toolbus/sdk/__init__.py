@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, text
     from toolbus.functions.scope import ToolScope
     from toolbus.functions.tool_definition import ToolDefinition
-    from toolbus.neko.plugin_base import EntryConflictError, NekoPluginBase, neko_plugin, plugin
+    from toolbus.neko.plugin_base import NekoPluginBase, neko_plugin, plugin
     from toolbus.neko.plugin_context import PluginContext
     from toolbus.neko.plugin_lifecycle import lifecycle
+    from toolbus.neko.sdk_errors import EntryConflictError
     from toolbus.sdk.credential import Credential
     from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
@@ -94,9 +95,10 @@ _HOMES = {
     "functions.scope": ("ToolScope",),
     "functions.tool_definition": ("ToolDefinition",),
     "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
-    "neko.plugin_base": ("EntryConflictError", "NekoPluginBase", "neko_plugin", "plugin"),
+    "neko.plugin_base": ("NekoPluginBase", "neko_plugin", "plugin"),
     "neko.plugin_context": ("PluginContext",),
     "neko.plugin_lifecycle": ("lifecycle",),
+    "neko.sdk_errors": ("EntryConflictError",),
     "tool": ("CallError", "Progress", "Result", "Tool"),
     "errors": ("CallFailed", "Code", "SetupError", "Stage", "ToolBusError"),
 }

@@ -1,13 +1,15 @@
-"""Finds the plugin in a Python file, for ``toolbus run FILE``.
+"""Finds the plugin in a Python file or in a folder with a plugin.toml, for ``toolbus run``.
 
 A file is a plugin in one of three ways, looked for in this order: it makes a `Plugin`, it defines a class as N.E.K.O.
-plugins do, or it has functions with `llm_tool`. The file is imported as a module of its own; whatever is
-wrong with it ends in a `SetupError` that names the file, the problem and how to fix it.
+plugins do, or it has functions with `llm_tool`. The file is imported as a module of its own; a folder is a plugin of
+N.E.K.O., and imported as the package that it is there. ``import plugin.sdk`` finds toolbus from then on. Whatever is
+wrong ends in a `SetupError` that names the file, the problem and how to fix it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -22,20 +24,28 @@ from typing import Any
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.declaration import meta_of
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
+from toolbus.neko import plugin_base
+from toolbus.neko.marks import describe_unused
 from toolbus.neko.plugin_base import MARK, NekoPluginBase, safe_id, source_of, tools_of
 from toolbus.neko.plugin_context import PluginContext
+from toolbus.neko.plugin_folder import MANIFEST, is_plugin_folder, plugin_class, read_manifest
+from toolbus.neko.plugin_logger import plugin_logger
+from toolbus.neko.sdk_errors import ModuleNotProvided
+from toolbus.neko.sdk_finder import use_sdk
 
 log = logging.getLogger(__name__)
 
+# Files whose part of a traceback says nothing to the author: those that only led to the import.
+_NOT_THE_AUTHORS = (__file__, str(Path(plugin_base.__file__).parent), importlib.__file__, "<frozen")
 _FRAMES = 4  # of the author's traceback: enough to see the line and who led there
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugin:
-    """What a file holds. Exactly one of `plugin` and `neko` is set, or neither where it only has functions.
+    """What a file or folder holds. Exactly one of `plugin` and `neko` is set, or neither where it only has functions.
 
     Attributes:
-        path: the file.
+        path: the file or folder.
         source: whose tools these are.
         plugin: a `Plugin` that the file made; it brings its own tools and knows how to run.
         neko: an instance of the file's plugin class.
@@ -51,19 +61,28 @@ class LoadedPlugin:
     module: ModuleType
 
 
-def load_plugin_file(path: str | Path) -> LoadedPlugin:
-    """Imports a file and returns the plugin that it holds.
+def load_plugin(path: str | Path) -> LoadedPlugin:
+    """Imports a file, or the package of a folder with a plugin.toml, and returns the plugin that it holds.
 
-    The file's folder goes to the front of `sys.path` and stays there: a plugin may import its neighbours at any time.
+    The folder goes to `sys.path` and stays there: a plugin may import its neighbours at any time.
 
     Raises:
         SetupError: no such file, an import that raised, no plugin or several in it, an id that breaks its rule.
     """
     file = Path(path).expanduser().resolve()
     if file.is_dir():
-        raise SetupError(f"{file} is a folder: name the plugin's file in it")
+        return _load_folder(file)
     if not file.is_file():
         raise SetupError(f"{file} does not exist: check the path")
+    undo = use_sdk()
+    try:
+        return _load_file(file)
+    except BaseException:
+        undo()
+        raise
+
+
+def _load_file(file: Path) -> LoadedPlugin:
     module = _import(file)
     own = _distinct([each for each in vars(module).values() if _is_plugin(each)])
     if own:
@@ -83,6 +102,32 @@ def load_plugin_file(path: str | Path) -> LoadedPlugin:
         f"{file} holds no plugin: make a Plugin, decorate a class that derives from NekoPluginBase with @plugin, or "
         "put @llm_tool above a function (all from toolbus.sdk)"
     )
+
+
+def _load_folder(folder: Path) -> LoadedPlugin:
+    if not is_plugin_folder(folder):
+        raise SetupError(f"{folder} is a folder without {MANIFEST}: name the plugin's file in it")
+    manifest = read_manifest(folder)
+    undo = use_sdk(manifest.package, folder)
+    added = str(folder) not in sys.path
+    if added:
+        sys.path.append(str(folder))  # behind the standard library: a package's module may be called types.py
+    try:
+        module, cls = plugin_class(manifest)
+        plugin = _made(folder, cls, manifest.context())
+        source = source_of(manifest.id)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as problem:
+        undo()
+        if added:
+            sys.path.remove(str(folder))
+        if isinstance(problem, SetupError):
+            raise
+        raise SetupError(_import_text(folder, problem)) from problem
+    if text := describe_unused(plugin, {getattr(each.handler, "__name__", "") for each in tools_of(plugin)}):
+        log.warning("%s: %s", manifest.id, text)
+    return LoadedPlugin(folder, source, None, plugin, tools_of(plugin), module)
 
 
 def _import(file: Path) -> ModuleType:
@@ -112,14 +157,14 @@ def _import(file: Path) -> ModuleType:
 def _import_text(file: Path, problem: BaseException) -> str:
     """Returns why a file could not be imported, with the author's part of the traceback."""
     trace = traceback.TracebackException.from_exception(problem, compact=True)
-    frames = [each for each in trace.stack if each.filename != __file__ and not each.filename.startswith("<frozen")]
+    frames = [each for each in trace.stack if not each.filename.startswith(_NOT_THE_AUTHORS)]
     lines = traceback.StackSummary.from_list(frames[-_FRAMES:]).format()
     shown = "".join([*lines, *trace.format_exception_only()]).rstrip()
     fix = "correct it and start again"
     if isinstance(problem, ModuleNotFoundError):
         fix = f"install {problem.name}, or put it beside the file"
-        if (problem.name or "").split(".")[0] == "plugin":
-            fix = "replace `from plugin.sdk.plugin import …` by `from toolbus.sdk import …`"
+        if isinstance(problem, ModuleNotProvided):
+            fix = problem.absence.remedy[0].lower() + problem.absence.remedy[1:].rstrip(".")
     elif isinstance(problem, SystemExit):
         fix = 'it ends the process while it is imported: guard that part with `if __name__ == "__main__":`'
     return f"{file} could not be imported: {fix}\n{shown}"
@@ -170,15 +215,20 @@ def _neko(file: Path, module: ModuleType, cls: type[NekoPluginBase]) -> LoadedPl
     ]
     plugin_id = next((each for each in named if isinstance(each, str) and each), safe_id(file.stem))
     source = _source(file, plugin_id)
-    context = PluginContext(plugin_id, logging.getLogger(f"toolbus.plugin.{plugin_id}"), file.parent)
+    plugin = _made(file, cls, PluginContext(plugin_id, plugin_logger(plugin_id), file.parent))
+    return LoadedPlugin(file, source, None, plugin, tools_of(plugin), module)
+
+
+def _made(path: Path, cls: type[NekoPluginBase], context: PluginContext) -> NekoPluginBase:
+    """Returns an object of a plugin class, with its id and its tools."""
     try:
         plugin = cls(context) if _takes_one(cls) else cls()
-        tools = tools_of(plugin)
+        tools_of(plugin)
         if not plugin.plugin_id:
-            plugin.plugin_id = plugin_id
+            plugin.plugin_id = context.plugin_id
     except Exception as problem:
-        raise SetupError(_import_text(file, problem).replace("imported", f"started: {cls.__name__}()", 1)) from problem
-    return LoadedPlugin(file, source, None, plugin, tools, module)
+        raise SetupError(_import_text(path, problem).replace("imported", f"started: {cls.__name__}()", 1)) from problem
+    return plugin
 
 
 def _takes_one(cls: type) -> bool:

@@ -228,7 +228,7 @@ class Plugin:
         if self._connection is not None or self._closed:
             raise SetupError(f"plugin {self.source!r} was started before: make a new one")
         if self._owner is not None:
-            await start_plugin(self._owner, self._lifecycle.run)
+            await start_plugin(self._owner, self._lifecycle.run, self._workers.run)
         loop = asyncio.get_running_loop()
         self._hooks.open(loop)
         runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MAX_IN_FLIGHT)

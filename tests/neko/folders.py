@@ -1,0 +1,33 @@
+"""Copies the plugin folders of these tests, since a plugin writes into its own, and loads them as a process would."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from toolbus.sdk.loader import LoadedPlugin, load_plugin
+
+PLUGINS = Path(__file__).parent / "plugins"
+
+
+def copied(name: str, place: Path, as_name: str = "") -> Path:
+    """Returns a copy of a folder of `plugins/`."""
+    return Path(
+        shutil.copytree(PLUGINS / name, place / (as_name or name), ignore=shutil.ignore_patterns("__pycache__"))
+    )
+
+
+@contextmanager
+def loaded(folder: Path) -> Iterator[LoadedPlugin]:
+    """Yields a loaded plugin, and removes what its import left in this process."""
+    path, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
+    try:
+        yield load_plugin(folder)
+    finally:
+        sys.path[:], sys.meta_path[:] = path, finders
+        for name in set(sys.modules) - modules:
+            if name.partition(".")[0] in ("plugin", "utils", "helper"):
+                del sys.modules[name]

@@ -1,0 +1,5 @@
+from plugin.sdk.plugin import NekoPluginBase, plugin
+
+
+@plugin
+class Disabled(NekoPluginBase): ...

@@ -1,0 +1,167 @@
+"""Provides what a N.E.K.O. plugin finds in itself: logger, configuration, store, files and texts."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from toolbus.neko.absences import find_absent
+from toolbus.neko.plugin_config import PluginConfig
+from toolbus.neko.plugin_context import PluginContext
+from toolbus.neko.plugin_i18n import PluginI18n
+from toolbus.neko.plugin_logger import PluginLogger, plugin_logger
+from toolbus.neko.plugin_router import PluginRouter
+from toolbus.neko.plugin_store import PluginStore
+
+
+class PluginServices:
+    """What the base class of plugins has beside tools. Each part is made when it is first used.
+
+    Attributes:
+        plugin_id: names the plugin.
+        ctx: whatever the constructor was given.
+    """
+
+    plugin_id: str = ""
+    ctx: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return find_absent(self, name)
+
+    @cached_property
+    def logger(self) -> Any:
+        """The plugin's logger; takes `{}` and `%s`."""
+        return getattr(self.ctx, "logger", None) or self.get_logger()
+
+    @property
+    def sdk_logger(self) -> Any:
+        """The same as `logger`."""
+        return self.logger
+
+    @property
+    def file_logger(self) -> Any:
+        """The same as `logger`: what it writes is in the output of `toolbus run`."""
+        return self.logger
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration: what plugin.toml says, and what the plugin has set."""
+        return PluginConfig(self._context.config, self._context.data_dir / "config.json")
+
+    @cached_property
+    def store(self) -> Any:
+        """Keys and values that are there in the next run."""
+        return PluginStore(self._context.data_dir / "store.json")
+
+    @cached_property
+    def i18n(self) -> Any:
+        """The plugin's texts in several languages."""
+        return PluginI18n.of_folder(self._context.folder, self._context.metadata.get("i18n"))
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The section ``[plugin]`` of plugin.toml."""
+        return self._context.metadata
+
+    @property
+    def plugin_dir(self) -> Path:
+        """The plugin's folder."""
+        return self._context.folder
+
+    @property
+    def config_dir(self) -> Path:
+        """The plugin's folder."""
+        return self._context.folder
+
+    @property
+    def storage_dir(self) -> Path:
+        """The folder for what the plugin writes."""
+        return self.data_path()
+
+    @property
+    def runtime_config_path(self) -> Path:
+        """The plugin's plugin.toml."""
+        return self._context.config_path
+
+    def data_path(self, *parts: str) -> Path:
+        """Returns a path in the folder ``data`` of the plugin's folder, which is made."""
+        return self._written("", parts)
+
+    def cache_path(self, *parts: str) -> Path:
+        """Returns a path for what can be made again, in ``data/cache``, which is made."""
+        return self._written("cache", parts)
+
+    def logger_component(self, suffix: str | None = None) -> str:
+        """Returns the name of the plugin's logger."""
+        return str(self.get_logger(suffix).logger.name)
+
+    def get_logger(self, suffix: str | None = None) -> PluginLogger:
+        """Returns the logger of a part of the plugin."""
+        return plugin_logger(self._context.plugin_id, suffix)
+
+    def setup_logger(self, *, suffix: str | None = None, **options: Any) -> PluginLogger:
+        """Returns the logger; its level is that of the process."""
+        return self.get_logger(suffix)
+
+    def enable_file_logging(self, **options: Any) -> Any:
+        """Returns the logger: what it writes is in the output of `toolbus run`."""
+        return self.logger
+
+    def get_input_schema(self) -> dict[str, Any]:
+        """Returns the class's `input_schema`, if it is a dict."""
+        schema = getattr(self, "input_schema", None)
+        return schema if isinstance(schema, dict) else {}
+
+    def push_message(self, **message: Any) -> Any:
+        """Hands a message to the context, which says whether it was sent."""
+        return self._sender.push_message(**message)
+
+    async def finish(self, *, data: Any = None, message: str = "", **options: Any) -> Any:
+        """Returns what a tool returns: the data, with the message where there is one."""
+        if data is None:
+            return message or None
+        return {"message": message, "data": data} if message else data
+
+    def include_router(self, router: PluginRouter, *, prefix: str = "") -> None:
+        """Gives a router its plugin."""
+        router.bind(self, prefix)
+        self._routers.append(router)
+
+    def exclude_router(self, router: PluginRouter | str) -> bool:
+        """Takes a router off; returns whether it was there."""
+        found = router if isinstance(router, PluginRouter) else self.get_router(router)
+        if found not in self._routers:
+            return False
+        self._routers.remove(found)
+        return True
+
+    def get_router(self, name: str) -> Any:
+        """Returns the router of a name; None where there is none."""
+        return next((each for each in self._routers if each.name() == name), None)
+
+    def list_routers(self) -> list[str]:
+        """Returns the names of the routers."""
+        return [each.name() for each in self._routers]
+
+    @cached_property
+    def _routers(self) -> list[PluginRouter]:
+        return []
+
+    @cached_property
+    def _context(self) -> PluginContext:
+        """The context; where the plugin was made with another one, what that has of it."""
+        if isinstance(self.ctx, PluginContext):
+            return self.ctx
+        plugin_id = str(getattr(self.ctx, "plugin_id", "") or self.plugin_id or type(self).__name__)
+        path = getattr(self.ctx, "config_path", None)
+        return PluginContext(plugin_id, plugin_logger(plugin_id), Path(path).parent if path else Path.cwd())
+
+    @property
+    def _sender(self) -> Any:
+        return self.ctx if callable(getattr(self.ctx, "push_message", None)) else self._context
+
+    def _written(self, folder: str, parts: tuple[str, ...]) -> Path:
+        base = self._context.data_dir / folder
+        base.mkdir(parents=True, exist_ok=True)
+        return base.joinpath(*parts)

@@ -1,0 +1,137 @@
+"""Makes `import plugin.sdk…` find toolbus in this process, and `plugin.plugins.NAME` the folder of a plugin.
+
+Nothing is installed on import: `use_sdk` puts a finder into `sys.meta_path`, and what it returns takes it out again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolbus.neko.sdk_errors import Absence, ModuleNotProvided
+from toolbus.neko.sdk_names import NAMES, find_name
+
+PLUGINS = "plugin.plugins"
+# The modules of the SDK that are imported from as `from plugin.sdk.shared import core`; all have the same names.
+_SUBMODULES = {
+    *("adapter", "base", "bus", "config", "constants", "context", "core", "database", "decorators", "errors", "events"),
+    *("exceptions", "extension", "i18n", "logger", "logging", "memory", "models", "result", "router", "runtime"),
+    *("settings", "shared", "storage", "store", "types", "plugin", "sdk"),
+}
+# Packages of that project's main program, which lie beside `plugin` there.
+_MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
+_SERVER = Absence("is a part of its plugin server", "Remove the import: a tool needs only plugin.sdk.")
+_MAIN = Absence("is a part of its main program", "Copy what the plugin needs of it into the plugin's folder.")
+
+
+class _SdkModule(ModuleType):
+    """A module of ``plugin.sdk``."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _SUBMODULES and name not in NAMES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        return find_name(self.__name__, name)
+
+
+class _Made(Loader):
+    """Makes modules that no file has."""
+
+    def __init__(self, path: Sequence[str] = (), kind: type[ModuleType] = ModuleType) -> None:
+        self._path = list(path)
+        self._kind = kind
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = self._kind(spec.name, f"{spec.name}, as toolbus has it.")
+        module.__path__ = self._path
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Does nothing: the module is complete."""
+
+
+class SdkFinder(MetaPathFinder):
+    """Finds ``plugin`` and what is in it.
+
+    Args:
+        name: of the plugin's package in ``plugin.plugins``; empty where there is none.
+        folder: the plugin's; None where there is none.
+    """
+
+    def __init__(self, name: str = "", folder: Path | None = None) -> None:
+        self._package = f"{PLUGINS}.{name}" if name else ""
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns how to load a module; None for those of other finders.
+
+        Raises:
+            ModuleNotProvided: a module of the plugin server, which toolbus has not.
+        """
+        if fullname == self._package:
+            return _package_spec(fullname, self._folder)
+        if fullname == "plugin":
+            return _made(fullname)
+        if fullname == PLUGINS:
+            return _made(fullname, [str(self._folder.parent)] if self._folder is not None else [])
+        if fullname == "plugin.sdk" or fullname.startswith("plugin.sdk.") or fullname == "plugin.logging_config":
+            return _made(fullname, kind=_SdkModule)
+        if fullname.startswith("plugin.") and not fullname.startswith(f"{PLUGINS}."):
+            raise ModuleNotProvided(fullname, _SERVER)
+        return None
+
+
+class _LastFinder(MetaPathFinder):
+    """Explains imports that nobody else found: a plugin's own package of such a name comes first."""
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> None:
+        """Finds nothing.
+
+        Raises:
+            ModuleNotProvided: a package of that project's main program.
+        """
+        if fullname.partition(".")[0] in _MAIN_PROGRAM:
+            raise ModuleNotProvided(fullname, _MAIN)
+
+
+def use_sdk(name: str = "", folder: Path | None = None) -> Callable[[], None]:
+    """Makes this process find the SDK, and a plugin's folder as its package; returns what undoes it.
+
+    Args:
+        name: of the package in ``plugin.plugins``.
+        folder: the plugin's.
+    """
+    first, last = SdkFinder(name, folder), _LastFinder()
+    sys.meta_path.insert(0, first)
+    sys.meta_path.append(last)
+
+    def undo() -> None:
+        for finder in (first, last):
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+        for module in [each for each in sys.modules if each == "plugin" or each.startswith("plugin.")]:
+            del sys.modules[module]
+
+    return undo
+
+
+def _made(name: str, path: Sequence[str] = (), kind: type[ModuleType] = ModuleType) -> ModuleSpec:
+    return ModuleSpec(name, _Made(path, kind), is_package=True)
+
+
+def _package_spec(name: str, folder: Path | None) -> ModuleSpec | None:
+    assert folder is not None  # a finder with a name has one
+    file = folder / "__init__.py"
+    if not file.is_file():
+        return _made(name, [str(folder)])
+    return importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(folder)])
