@@ -21,7 +21,7 @@ REFUSED = """
 register_tool(
     name={name!r},
     execute=lambda args, env: 1,
-    definition={{"description": "-", "parameters": {{"type": "object", "required": "nonsense"}}}},
+    definition={{"description": "-", "parameters": {{"properties": {{"x": {{"type": "nonsense"}}}}}}}},
     **{options},
 )
 """

@@ -78,7 +78,7 @@ def test_an_option_that_is_unknown_or_wrong_registers_nothing() -> None:
 def test_a_schema_that_does_not_compile_registers_nothing_and_keeps_the_tool_before() -> None:
     registry = with_tools("one")
     with pytest.raises(InvalidTool, match="'one'"):
-        registry.tool("one", "d", {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}})(get_weather)
+        registry.tool("one", "d", {"type": "object", "properties": {"a": {"type": "strin"}}})(get_weather)
     assert registry.list_tools()[0].description == "Says one."
 
 

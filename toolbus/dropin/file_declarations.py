@@ -27,6 +27,8 @@ from toolbus.functions.declaration import LlmToolMeta, describe, meta_of
 from toolbus.functions.tool_definition import CTX
 from toolbus.functions.tool_options import OPTION_NAMES
 from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.normal_schema import normal_form
+from toolbus.schema_grammar import SchemaFault
 
 _SCOPE = "the scope of this call"  # the key under which `execute` tools get theirs, among the arguments
 _INCOMPLETE = "llm_tool_register: spec needs {name, execute, def}"
@@ -35,10 +37,6 @@ _FLAGS = {"no_background": "TOOL_NO_BACKGROUND", "allow_repeat": "TOOL_ALLOW_REP
 _MIN_LEVEL = "TOOL_MIN_LEVEL"  # of a file
 _DEFINITION_KEYS = ("name", "description", "parameters", "strict")  # what a definition may hold
 _OPTIONS = tuple(each for each in OPTION_NAMES if each != "name")
-_SCHEMA_KEYWORDS = {
-    *("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "$ref", "$schema"),
-    *("$defs", "definitions", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired"),
-}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -159,22 +157,18 @@ def _meta(handler: Callable[..., Any], name: Any, options: dict[str, Any]) -> Ll
 
 
 def _check_schema(name: Any, parameters: Any) -> None:
-    """Refuses bare properties in place of a schema: read as a schema, they would allow any arguments."""
-    if not isinstance(parameters, Mapping) or not parameters:
-        return  # the SDK refuses what is not a dict
-    if parameters.get("type", "object") != "object":
-        what = f"of type {parameters['type']!r:.80}"
-    elif (
-        "type" not in parameters
-        and not _SCHEMA_KEYWORDS & set(parameters)
-        and all(isinstance(each, Mapping) for each in parameters.values())
-    ):
-        what = f"{dict(parameters)!r:.80}, which is not a schema"
-    else:
+    """Refuses a schema that accepts no object; every other fault is found by the bus."""
+    if not isinstance(parameters, dict):
+        return  # the SDK refuses it
+    try:
+        types = normal_form(parameters).schema.get("type", "object")
+    except SchemaFault:
+        return
+    if "object" in (types if isinstance(types, list) else [types]):
         return
     raise InvalidTool(
         [
-            f"tool {name!r:.80}: its parameters are {what}: arguments are an object, so write "
+            f"tool {name!r:.80}: its parameters are of type {types!r:.80}: arguments are an object, so write "
             '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
         ]
     )

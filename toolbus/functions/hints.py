@@ -24,6 +24,7 @@ from typing import Any
 from toolbus.functions import docstring
 from toolbus.functions.fields import enum_values, record_fields, resolved
 from toolbus.functions.scope import ToolScope
+from toolbus.normal_schema import normal_form, properties_of
 
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -135,10 +136,11 @@ def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def without_property(schema: Any, name: str) -> Any:
-    """Returns a JSON Schema without one property; a value without that property is returned as it is."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or name not in properties:
+    """Returns a schema without one property, in its normal form; one without that property as it is."""
+    properties = properties_of(schema)
+    if name not in properties:
         return schema
+    schema = normal_form(schema).schema
     rest = {**schema, "properties": {each: value for each, value in properties.items() if each != name}}
     if isinstance(required := schema.get("required"), list):
         rest["required"] = [each for each in required if each != name]

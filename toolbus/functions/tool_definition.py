@@ -17,6 +17,7 @@ from toolbus.functions.declaration import describe
 from toolbus.functions.hints import parameters_schema, signature_of, without_property
 from toolbus.functions.tool_options import ToolOptions, ToolTraits
 from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.normal_schema import properties_of
 
 CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
 EXTERNAL = "external"  # the source of a tool whose metadata do not name one
@@ -176,8 +177,7 @@ def _takes_dict(handler: Callable[..., Any] | None, parameters: Any) -> bool:
     any_keyword = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in own.values())
     if len(required) != 1 or required[0].kind not in _POSITIONAL or any_keyword:
         return False
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    declared = properties.get(required[0].name) if isinstance(properties, dict) else None
+    declared = properties_of(parameters).get(required[0].name)
     signature = signature_of(handler)
     hint = signature.hints.get(required[0].name, Any)
     origin = typing.get_origin(hint) or hint

@@ -18,6 +18,7 @@ from typing import Any
 from toolbus.functions import conversion, hints
 from toolbus.functions.declaration import LlmToolMeta, meta_of
 from toolbus.functions.scope import ToolScope
+from toolbus.normal_schema import properties_of
 from toolbus.tool import Tool
 
 # The fields that a declaration and the tool made of it have in common.
@@ -81,9 +82,9 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
             f"tool {meta.name!r}: parameter {signature.positional_only[0]!r} is positional-only, but arguments come by "
             f"name: remove the '/' from the signature of {getattr(handler, '__qualname__', handler)}"
         )
-    declared = None if meta.declared_json is None else meta.parameters.get("properties")
+    declared = () if meta.declared_json is None else properties_of(meta.parameters)
     scope = signature.scope
-    if isinstance(declared, dict) and scope in declared:
+    if scope in declared:
         scope = ""  # the author declared an argument of that name: it is the model's
     names = frozenset(each.name for each in signature.parameters) | ({signature.scope} - {scope, ""})
     return ToolSpec(

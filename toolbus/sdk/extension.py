@@ -19,6 +19,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.normal_schema import properties_of
 from toolbus.sdk.hooks import called
 from toolbus.sdk.invocation import CONTEXT, ToolInvocation, taking_host_fields
 from toolbus.sdk.plugin_client import Plugin, made_of
@@ -183,8 +184,7 @@ class Extension(Plugin):
     def _answered_by_all(self, options: dict[str, Any]) -> ToolSpec:
         options = {**options, "parameters": options.get("parameters", {"type": "object", "properties": {}})}
         spec = spec_of(self._answer, describe(self._answer, **options))
-        properties = spec.tool.parameters.get("properties")
-        keeps = isinstance(properties, dict) and CONTEXT in properties
+        keeps = CONTEXT in properties_of(spec.tool.parameters)
 
         def prepare(arguments: dict[str, Any], scope: ToolScope) -> dict[str, Any]:
             return {"invocation": ToolInvocation.of(arguments, scope, keeps_context=keeps)}

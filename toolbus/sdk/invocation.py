@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toolbus.functions.call_context import ContextMessage
+from toolbus.functions.hints import without_property
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec
 from toolbus.tool import USER_KEYS
@@ -123,10 +124,8 @@ def taking_host_fields(spec: ToolSpec) -> ToolSpec:
     """
     host_fields = {CONTEXT, DEADLINE}
     schema = spec.tool.parameters
-    if isinstance(schema.get("properties"), dict):
-        schema["properties"] = {key: each for key, each in schema["properties"].items() if key not in host_fields}
-    if isinstance(schema.get("required"), list):
-        schema["required"] = [key for key in schema["required"] if key not in host_fields]
+    for field in host_fields:
+        schema = without_property(schema, field)
     tool = dataclasses.replace(spec.tool, parameters_json=json.dumps(schema, ensure_ascii=False))
     unwanted = frozenset() if spec.names is None else host_fields - spec.names
 

@@ -1394,7 +1394,9 @@ class ListedTool(_message.Message):
     session_state: Global___SessionState.ValueType
     """The state of the sessions that offer it: the best one counts."""
     schema_hash: _builtins.str
-    """Names this declaration. It depends on name, description and parameters, not on order or restarts."""
+    """Names this declaration. It depends on name, description and parameters as they are listed, not on order or
+    restarts.
+    """
     last_error: _builtins.str
     """Why the tool is offline. May be empty."""
     sessions: _builtins.int

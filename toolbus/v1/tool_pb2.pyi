@@ -159,8 +159,10 @@ class Tool(_message.Message):
     """Tells the model what the tool does and when to use it. At most 16 KiB of UTF-8; may be empty."""
     parameters_json: _builtins.str
     """JSON Schema (draft 2020-12) of the arguments, as JSON text of an object. Empty means `{"type":"object"}` with no
-    properties named. At most 256 KiB and 64 levels deep. References outside the schema itself are refused, and so is
-    a schema that does not compile; the error says where and why.
+    properties named. At most 256 KiB and 64 levels deep; nothing outside the schema itself is fetched. What other
+    systems write instead (`"type":"float"`, properties without their wrapper) is read as what it means, and what
+    cannot be checked is not checked: ListedTool.warnings says so, and listings have the schema as it is read. A type
+    that is unknown is refused, and so is a schema that could harm the bus; the error says where and why.
     """
     role: _builtins.str
     """The role (persona) that the tool is for. Unset or empty means every role, those added later included. A role that

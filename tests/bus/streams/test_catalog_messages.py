@@ -173,7 +173,7 @@ def test_every_fault_of_every_tool_is_named() -> None:
         pb.Tool(name="twice"),
         pb.Tool(name="twice"),
         pb.Tool(name="a/b", description="x" * 20_000),
-        pb.Tool(name="deep", parameters_json='{"$ref":"http://example.com/x"}'),
+        pb.Tool(name="deep", parameters_json='{"type":"strin"}'),
     ]
     with pytest.raises(InvalidTool) as caught:
         catalog_messages.read_tools(messages, Limits())
@@ -196,7 +196,7 @@ def test_what_was_read_is_copied_out_of_its_frame() -> None:
 
 def test_a_schema_is_compiled_even_if_its_tool_asks_for_no_validation() -> None:
     with pytest.raises(InvalidTool, match="'t'"):
-        catalog_messages.read_tools([pb.Tool(name="t", parameters_json='{"type":7}', validate=False)], Limits())
+        catalog_messages.read_tools([pb.Tool(name="t", parameters_json='{"type":"strin"}', validate=False)], Limits())
 
 
 # -- changes -------------------------------------------------------------------------------------------------------

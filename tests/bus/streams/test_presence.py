@@ -75,7 +75,7 @@ def test_one_bad_tool_refuses_the_whole_attach_and_every_fault_is_named() -> Non
         pb.Tool(name="good"),
         pb.Tool(name="a b"),
         pb.Tool(name="c", parameters_json="{"),
-        pb.Tool(name="d", parameters_json='{"type":7}'),
+        pb.Tool(name="d", parameters_json='{"type":"strin"}'),
         pb.Tool(name="e", timeout_seconds=301),
     ]
     stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=bad))

@@ -24,13 +24,16 @@ CHOICE_OF_TWO = 16  # handlers; among more of them the better of two at random i
 class Declaration:
     """One way in which a source declares a tool, with the handlers that offer it so."""
 
-    __slots__ = ("checker", "handlers", "strips", "timeout", "tool")
+    __slots__ = ("checker", "handlers", "strips", "timeout", "tool", "warnings")
 
-    def __init__(self, tool: Tool, checker: ArgumentChecker | None, strips: frozenset[str]) -> None:
+    def __init__(
+        self, tool: Tool, checker: ArgumentChecker | None, strips: frozenset[str], warnings: tuple[str, ...] = ()
+    ) -> None:
         self.tool = tool
         self.timeout = tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS  # of calls that do not set one
         self.checker = checker  # None: arguments are not validated
         self.strips = strips  # keys that are taken out of the arguments
+        self.warnings = warnings  # about its schema, for operators
         self.handlers: list[Handler] = []
 
     def __repr__(self) -> str:
@@ -38,7 +41,7 @@ class Declaration:
 
     def for_handler(self, *handlers: Handler) -> Declaration:
         """Returns a copy of the declaration with these handlers instead."""
-        other = Declaration(self.tool, self.checker, self.strips)
+        other = Declaration(self.tool, self.checker, self.strips, self.warnings)
         other.handlers.extend(handlers)
         return other
 
@@ -79,7 +82,7 @@ class Entry:
         self.levels: dict[Handler, int] = {}  # the access level that a handler asks for, where it asks for one
         self.last_error = ""  # why the tool went offline the last time
         self.suspended: Declaration | None = None  # its handler is unreachable; not offered until that resumes
-        self.warnings: dict[str, str] = {}  # what an operator should know about the tool, by topic
+        self.warnings: dict[str, str] = {}  # what operators should know beside its schema, by topic
         # Cached listings: of this entry alone, and together with the same tool of later roles. Each is valid only for
         # the tool that is stored with it.
         self.listing: tuple[Tool, ToolListing] | None = None
@@ -97,6 +100,12 @@ class Entry:
         return next(reversed(self.former.values()))
 
     @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """What an operator should know about the tool, one sentence each."""
+        declaration = self.current or self.suspended
+        return (*self.warnings.values(), *(declaration.warnings if declaration is not None else ()))
+
+    @property
     def min_level(self) -> int:
         """The access level that a call needs: the highest that any handler asks for, whichever would take the call."""
         return max((self.tool.min_level, *self.levels.values()))
@@ -107,7 +116,8 @@ class Entry:
         before, min_level = self.current, declaration.tool.min_level
         same = self.declarations.get(key)
         if same is not None and handler in same.handlers:
-            changed = same.tool != declaration.tool
+            changed = same.tool != declaration.tool or same.warnings != declaration.warnings
+            same.warnings = declaration.warnings
             same.tool, same.checker, same.timeout = declaration.tool, declaration.checker, declaration.timeout
             self._set_level(handler, min_level)
             return changed

@@ -11,6 +11,7 @@ long because every way in which a tool comes and goes changes the same tables un
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,6 +22,12 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.listing import ToolListing, build, describe
 from toolbus.bus.catalog.role_table import RoleTable
 from toolbus.errors import UnknownRole
+from toolbus.newest import NewestCache
+from toolbus.text import clean_line
+
+log = logging.getLogger("toolbus.catalog")
+
+MAX_WARNED = 10_000  # tools whose warnings are remembered as logged
 
 
 class Registry:
@@ -47,6 +54,8 @@ class Registry:
         # Cache: revision and listings, by role and whether offline tools are included.
         self._listings: dict[tuple[str | None, bool], tuple[int, tuple[ToolListing, ...]]] = {}
         self.first = self._first()  # the live entries of the first role, where most calls find their tool
+        # What was logged about schemas, by listed name and source.
+        self._warned: NewestCache[tuple[str, str], tuple[str, ...]] = NewestCache(MAX_WARNED)
         self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may see a tool; set by CatalogView
         self.tools_per_role = tools_per_role
         self.grace_seconds = grace_seconds
@@ -508,13 +517,17 @@ class Registry:
         if entry.suspended is not None:  # the new handler replaces one that is unreachable
             self._unlink(entry.suspended.handlers[0], entry)
             entry.suspended = None
-        changed = entry.add(Declaration(tool, item.checker, item.strips), handler)
+        changed = entry.add(Declaration(tool, item.checker, item.strips, item.warnings), handler)
         table.put(entry)
         self._by_source.setdefault(handler.source, {})[entry] = None
         self._link(handler, entry)
         self._offline.pop(entry, None)
         if changed:
             self._journalize(entry, visible)
+        if self._warned.get((name, handler.source), ()) != item.warnings:  # once, however often a plugin reconnects
+            self._warned[name, handler.source] = item.warnings
+            for warning in item.warnings:
+                log.warning("warning tool=%r source=%r %s", name, handler.source, clean_line(warning))
         return entry
 
     def _remove(self, entry: Entry, handler: Handler) -> None:

@@ -18,18 +18,10 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from toolbus.bus.catalog.schema_graph import (
-    MANY,
-    MEMBER,
-    Graph,
-    Node,
-    SchemaFault,
-    Size,
-    cut,
-    pointer,
-    raise_unless_panic,
-    show,
-)
+from toolbus.bus.catalog.schema_graph import MANY, MEMBER, Graph, Node, Size, raise_unless_panic
+from toolbus.normal_schema import limited, normal_form
+from toolbus.schema_grammar import SchemaFault, cut, pointer, show
+from toolbus.text import escape_surrogates
 from toolbus.tool import Limits
 
 __all__ = ["ArgumentChecker", "SchemaFault", "compile_schema", "load_arguments"]
@@ -68,31 +60,41 @@ class ArgumentChecker:
     """Checks arguments against one compiled schema.
 
     Attributes:
+        text: the schema as it is checked: its normal form (`toolbus.normal_schema`), without what cannot be checked.
+        warnings: what was read otherwise than it is written, or is not checked: a sentence each, for operators.
         load: parses arguments for this schema; exactly if the value of a wide integer can matter to it.
         is_valid: tells whether arguments fit: the validator's own method, or one that counts the arguments first
             where the schema could make a check slow. It expects what `load_arguments` returned, which bounds their
             depth and their wide integers.
     """
 
-    __slots__ = ("_is_free", "_limits", "_size", "_text", "_validator", "is_valid", "load")
+    __slots__ = ("_is_free", "_limits", "_size", "_validator", "is_valid", "load", "text", "warnings")
 
-    def __init__(self, validator: jsonschema_rs.Validator, size: Size, text: str, limits: Limits) -> None:
+    def __init__(
+        self,
+        validator: jsonschema_rs.Validator,
+        size: Size,
+        text: str,
+        limits: Limits,
+        warnings: tuple[str, ...] = (),
+    ) -> None:
         self._validator = validator
         self._size = size
-        self._text = text  # `explain` builds the graph from it again, so that not every tool keeps one in memory
+        self.warnings = warnings
+        self.text = text  # `explain` builds the graph from it again, so that not every tool keeps one in memory
         self._limits = limits
         self.load: Callable[[str], Any] = load_arguments if _ASKS_FOR_VALUES(text) else _load_quickly
         self._is_free = size.repeated <= FREE_STEPS and size.states <= FREE_STATES
         self.is_valid: Callable[[object], bool] = validator.is_valid if self._is_free else self._is_valid_if_few
 
     def __repr__(self) -> str:
-        return f"ArgumentChecker({len(self._text)} characters, {self._size})"
+        return f"ArgumentChecker({len(self.text)} characters, {self._size})"
 
     def explain(self, arguments: object) -> str:
         """Returns what is wrong with arguments, for a model to act on; "" if they fit."""
         if is_deeper(arguments, ARGUMENT_DEPTH):
             return f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them"
-        graph = Graph(_read(self._text, self._limits), self._limits)
+        graph = Graph(_read(self.text, self._limits), self._limits)
         try:
             if excess := self._excess(arguments):
                 return excess
@@ -148,7 +150,8 @@ class ArgumentChecker:
 def compile_schema(parameters_json: str, limits: Limits) -> ArgumentChecker:
     """Compiles the schema of a tool's arguments; equal short texts share one checker.
 
-    No reference is followed out of the text, neither to a URL nor to a file.
+    No reference is followed out of the text, neither to a URL nor to a file. What people write in place of JSON Schema
+    is read as what it means, and what cannot be checked is not checked; the checker's warnings say so.
 
     Raises:
         SchemaFault: where the schema breaks a rule, exceeds a limit or could stop the bus.
@@ -220,9 +223,15 @@ def _compile_once(text: str, limits: Limits) -> ArgumentChecker:
 
 
 def _compile(text: str, limits: Limits) -> ArgumentChecker:
-    schema = _read(text, limits)
+    schema, warnings, left_out = normal_form(_read(text, limits))
     graph = Graph(schema, limits)
     size, engine = graph.measure()
+    if left_out or graph.unchecked:
+        graph.relax()
+    if warnings or graph.unchecked:
+        warnings = [*warnings, *graph.unchecked]
+        text = escape_surrogates(json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+        _read(text, limits)  # the normal form has limits too
     try:
         validator = graph.draft(
             {key: value for key, value in schema.items() if key != "$schema"},
@@ -241,7 +250,7 @@ def _compile(text: str, limits: Limits) -> ArgumentChecker:
         raise SchemaFault(
             'schema at #: it accepts no JSON object, but arguments are always one: declare "type": "object"'
         )
-    return ArgumentChecker(validator, size, text, limits)
+    return ArgumentChecker(validator, size, text, limits, limited(warnings))
 
 
 def _read(text: str, limits: Limits) -> dict[str, Any]:

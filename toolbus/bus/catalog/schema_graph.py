@@ -1,5 +1,7 @@
 """Measures a JSON Schema as a graph: which schemas in it apply which others, and what a check of it can cost.
 
+What leads out of the schema, or is a pattern that does not compile, is left out of it, so that it is not checked.
+
 The validator is native code that cannot be stopped once it runs, follows references wherever they lead by default, and
 ends the process where its stack overflows. So every schema is measured here before it is compiled. Knows the grammar
 of drafts 04 to 2020-12; knows neither arguments nor tools. Figures were measured with jsonschema-rs 0.60.
@@ -7,7 +9,6 @@ of drafts 04 to 2020-12; knows neither arguments nor tools. Figures were measure
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,24 +17,24 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 import jsonschema_rs
 
+from toolbus.schema_grammar import SchemaFault, cut, draft_of, pointer, show
 from toolbus.tool import Limits
 
 IN_PLACE_DEPTH = 32  # steps at one place of the arguments; `unevaluated…` takes 9 KB of native stack for each
 RECURSION_COST = 60  # a reference back to a schema that is being checked is looked up in a table: 0.5 to 4 µs
 BACKTRACKS = 10_000  # of a pattern with look-around: 0.3 to 2 ms for a text of 1,000 characters
+CERTAINLY_SMALL = 1_000  # states and characters of a pattern: one that does not compile is misspelt, not too large
 BACKTRACK_STATES = 8_000  # what such a pattern counts as: it reads 7,500 characters a check, in 0.2 s at worst
-SHOWN_CHARACTERS = 200
 
 PatternEngine = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
 
-_DRAFTS: dict[str, tuple[int, type[jsonschema_rs.Validator]]] = {
-    "json-schema.org/draft/2020-12/schema": (2020, jsonschema_rs.Draft202012Validator),
-    "json-schema.org/draft/2019-09/schema": (2019, jsonschema_rs.Draft201909Validator),
-    "json-schema.org/draft-07/schema": (7, jsonschema_rs.Draft7Validator),
-    "json-schema.org/draft-06/schema": (6, jsonschema_rs.Draft6Validator),
-    "json-schema.org/draft-04/schema": (4, jsonschema_rs.Draft4Validator),
+_VALIDATORS: dict[int, type[jsonschema_rs.Validator]] = {
+    2020: jsonschema_rs.Draft202012Validator,
+    2019: jsonschema_rs.Draft201909Validator,
+    7: jsonschema_rs.Draft7Validator,
+    6: jsonschema_rs.Draft6Validator,
+    4: jsonschema_rs.Draft4Validator,
 }
-_DEFAULT_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _BASE = "http://schema.invalid/"  # what relative references are read against; RFC 2606 keeps it from existing
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # How a keyword applies the schemas in it: to the same value, to one named member, or to any number of members.
@@ -45,14 +46,24 @@ _APPLIES: dict[str, str] = {
     **dict.fromkeys(("items", "additionalItems", "unevaluatedItems", "contains"), MANY),
     **dict.fromkeys(("$defs", "definitions", "contentSchema"), _NEVER),
 }
+# Keywords that can refuse a value because another schema accepts it, or has not looked at it.
+_REFUSES_MORE = {"not", "if", "then", "else", "maxContains", "unevaluatedProperties", "unevaluatedItems"}
 _BRANCHING = frozenset(("anyOf", "oneOf", "propertyNames"))
+_ANNOTATIONS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$comment",
+    "$defs",
+    "definitions",
+    "$id",
+    "id",
+    "$schema",
+}
 _MAPS = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
 _INDEX = re.compile(r"[0-9]{1,6}")
 _PATTERN_PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?P<to>,(?P<most>\d*))?\}|.", re.DOTALL)
-
-
-class SchemaFault(ValueError):
-    """A schema breaks a rule; the text names the place (a JSON pointer), the value, the rule and how to fix it."""
 
 
 class Edge(NamedTuple):
@@ -97,7 +108,12 @@ _BACK = Size(1, 1, RECURSION_COST, RECURSION_COST, 0)
 
 
 class Graph:
-    """The schemas inside a schema, and which of them apply others."""
+    """The schemas inside a schema, and which of them apply others.
+
+    Attributes:
+        unchecked: what was taken out of the schema because it cannot be checked, one sentence each; complete after
+            `measure`. The schema that was given is changed.
+    """
 
     def __init__(self, root: dict[str, Any], limits: Limits) -> None:
         self._limits = limits
@@ -105,8 +121,11 @@ class Graph:
         self._resources: dict[str, dict[str, Any]] = {_BASE: root}
         self._anchors: dict[tuple[str, str], dict[str, Any]] = {}
         self._dynamic: dict[str, list[dict[str, Any]]] = {}
-        self._engines: dict[str, bool] = {}  # pattern → whether it needs the engine that backtracks
-        version, self.draft = self._drafted(root)
+        # Pattern → whether it needs the engine that backtracks, and why neither compiles it; "" if one does.
+        self._engines: dict[str, tuple[bool, str]] = {}
+        self.unchecked: list[str] = []
+        version = draft_of(root) or 2020
+        self.draft = _VALIDATORS[version]
         self._hides_siblings = version <= 7  # of $ref
         self._id = "id" if version == 4 else "$id"
         self._walk(root, (), _BASE)
@@ -130,9 +149,26 @@ class Graph:
         size, recursive = self._expand(1)
         if recursive:  # which references lead back depends on the order, and the validator's need not be ours
             size = Size(*map(max, size, self._expand(-1)[0]))
-        if any(self._engines.values()):
+        if any(backtracks for backtracks, _ in self._engines.values()):
             return size, jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS)
         return size, jsonschema_rs.RegexOptions()
+
+    def relax(self) -> None:
+        """Takes out what would refuse more where other parts of the schema allow more: after something was left out."""
+        changed = False
+        for node in self._nodes.values():
+            for keyword in _REFUSES_MORE & node.schema.keys():
+                del node.schema[keyword]
+                changed = True
+            if "oneOf" in node.schema:
+                branches = node.schema.pop("oneOf")
+                node.schema.setdefault("anyOf", branches)
+                changed = True
+        if changed:
+            self.unchecked.append(
+                "schema at #: not, if, oneOf, maxContains and unevaluated… are not checked (oneOf as anyOf) as long as "
+                "other parts are left out: correct those"
+            )
 
     @property
     def branches(self) -> bool:
@@ -160,16 +196,6 @@ class Graph:
             return known[id(schema)]
 
         return takes(self.root.schema)
-
-    def _drafted(self, root: dict[str, Any]) -> tuple[int, type[jsonschema_rs.Validator]]:
-        uri = root.get("$schema", _DEFAULT_DRAFT)
-        name = uri.removesuffix("#").removeprefix("https://").removeprefix("http://") if isinstance(uri, str) else ""
-        if name not in _DRAFTS:
-            raise SchemaFault(
-                f"schema at #/$schema: {show(uri)} is not known here and is not fetched: leave $schema out "
-                f"(2020-12) or name draft 2020-12, 2019-09, 07, 06 or 04 by its official address"
-            )
-        return _DRAFTS[name]
 
     def _walk(self, root: dict[str, Any], place: tuple[str | int, ...], base: str) -> None:
         """Stores every schema that stands where the grammar allows one, with its base and its names."""
@@ -214,11 +240,22 @@ class Graph:
             reference = node.schema.get(keyword)
             if not isinstance(reference, str):
                 continue
-            targets = [self._resolved(node, keyword, reference)]
+            try:
+                targets = [self._resolved(node, keyword, reference)]
+            except SchemaFault as fault:
+                self._drop_reference(node, keyword, fault)
+                continue
             if keyword == "$dynamicRef":  # whichever of that name is outermost when it is reached: count them all
                 targets += self._dynamic.get(urldefrag(reference)[1], ())
             for target in {id(target): target for target in targets if isinstance(target, dict)}.values():
                 node.edges.append(Edge(SAME, None, self._nodes[id(target)]))
+
+    def _drop_reference(self, node: Node, keyword: str, fault: SchemaFault) -> None:
+        """Takes a reference out of its schema; in drafts that ignore what stands beside it, that as well."""
+        self.unchecked.append(f"{fault}; until then it is not checked")
+        for key in list(node.schema):
+            if key == keyword or (self._hides_siblings and key not in _ANNOTATIONS):
+                del node.schema[key]
 
     def _resolved(self, node: Node, keyword: str, reference: str) -> object:
         place = [*node.place, keyword]
@@ -257,34 +294,28 @@ class Graph:
             if isinstance(value, (dict, list)):  # scalars are looked up in a table, these are compared one by one
                 node.weight += 10 + _count(value)
         by_pattern = schema.get("patternProperties")
-        for pattern in (schema.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
-            if not isinstance(pattern, str):
-                continue
-            if pattern not in self._engines:
-                self._engines[pattern] = self._backtracks(node, pattern)
-            node.states += BACKTRACK_STATES if self._engines[pattern] else _states(pattern)
-            node.weight += BACKTRACKS if self._engines[pattern] else 1
+        for keyword, patterns in (("pattern", [schema.get("pattern")]), ("patternProperties", by_pattern)):
+            for pattern in patterns if isinstance(patterns, (list, dict)) else ():
+                if isinstance(pattern, str):
+                    self._weigh_pattern(node, keyword, pattern)
 
-    def _backtracks(self, node: Node, pattern: str) -> bool:
-        reason = ""
-        engines: tuple[PatternEngine, ...] = (
-            jsonschema_rs.RegexOptions(),
-            jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
-        )
-        for backtracks, engine in enumerate(engines):
-            try:
-                jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=engine, offline=True)
-                return bool(backtracks)
-            except ValueError as problem:
-                reason = str(problem).partition("\n")[0]
-            except BaseException as problem:
-                raise_unless_panic(problem)
-                reason = "the engine failed on it"
-        keyword = "pattern" if node.schema.get("pattern") == pattern else "patternProperties"
-        raise SchemaFault(
+    def _weigh_pattern(self, node: Node, keyword: str, pattern: str) -> None:
+        if pattern not in self._engines:
+            self._engines[pattern] = _engine_for(pattern)
+        backtracks, reason = self._engines[pattern]
+        if not reason:
+            node.states += BACKTRACK_STATES if backtracks else _states(pattern)
+            node.weight += BACKTRACKS if backtracks else 1
+            return
+        text = (
             f"schema at {pointer([*node.place, keyword])}: {show(pattern)} cannot be compiled as a pattern "
             f"({cut(reason)}): correct or shorten it"
         )
+        # Without one of several patterns for keys, what is left would refuse keys that it was meant to allow.
+        if keyword != "pattern" or len(pattern) > CERTAINLY_SMALL or _states(pattern) > CERTAINLY_SMALL:
+            raise SchemaFault(text)
+        self.unchecked.append(f"{text}; until then it is not checked")
+        del node.schema["pattern"]
 
     def _refuse_endless(self) -> None:
         """Refuses references that form a cycle at one value: checking them would never end."""
@@ -350,24 +381,6 @@ def _visit(
                 done.add(id(node))
 
 
-def show(value: object) -> str:
-    """Returns a value as JSON for an error text, cut in the middle where it is long."""
-    return cut(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def cut(text: str) -> str:
-    """Shortens a text in the middle, as the rule that a value breaks stands at the end."""
-    if len(text) <= SHOWN_CHARACTERS:
-        return text
-    half = SHOWN_CHARACTERS // 2
-    return f"{text[:half]} … {text[3 - half :]}"
-
-
-def pointer(place: Iterable[str | int]) -> str:
-    """Returns a place in a schema as a JSON pointer in a URL's fragment, cut where it is long."""
-    return cut("#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in place))
-
-
 def raise_unless_panic(problem: BaseException) -> None:
     """Raises a problem again unless it is a panic of the Rust code, which derives from BaseException."""
     if type(problem).__name__ != "PanicException":
@@ -408,6 +421,25 @@ def _combined(node: Node, parts: Sequence[tuple[Edge, Size]]) -> Size:
         states=max(node.states, sum(size.states for size in many), *(size.states for size in member))
         + times * sum(size.states for size in same),
     )
+
+
+def _engine_for(pattern: str) -> tuple[bool, str]:
+    """Returns whether a pattern needs the engine that backtracks, and why neither engine compiles it, else ""."""
+    reason = ""
+    engines: tuple[PatternEngine, ...] = (
+        jsonschema_rs.RegexOptions(),
+        jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
+    )
+    for backtracks, engine in enumerate(engines):
+        try:
+            jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=engine, offline=True)
+            return bool(backtracks), ""
+        except ValueError as problem:
+            reason = str(problem).partition("\n")[0]
+        except BaseException as problem:
+            raise_unless_panic(problem)
+            reason = "the engine failed on it"
+    return False, reason
 
 
 def _states(pattern: str) -> int:

@@ -9,14 +9,13 @@ import logging
 from collections.abc import Callable, Iterable
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools, unchecked
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway.callback_handler import CallbackHandler
 from toolbus.bus.storage.registration_store import StoredRegistration
 from toolbus.errors import InvalidTool
 from toolbus.limits import Limits
 from toolbus.text import clean_line
-from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.callbacks")
 
@@ -45,7 +44,7 @@ def restore_handlers(
             target = parse_callback_url(record.callback_url)
             # A tool that came by gRPC is checked, or says that it is not.
             by_rest = not record.checked and record.tool.validate is None
-            tool = unchecked(record.tool) if by_rest else compile_tools([record.tool], limits)[0]
+            tool = unchecked(record.tool, limits) if by_rest else compile_tools([record.tool], limits)[0]
         except (ValueError, InvalidTool) as error:  # a rule is stricter than when it was registered
             why = clean_line(str(error))
             log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, why)
@@ -74,8 +73,3 @@ def _register(places: list[tuple[int, str | None, CallbackHandler]], registry: R
             why = clean_line(error)
             log.warning("not restored tool=%r source=%r role=%r why=%s", name, handler.source, role or "", why)
     registry.suspend([handler for _, _, handler in places], UNCONFIRMED)
-
-
-def unchecked(tool: Tool) -> CompiledTool:
-    """Returns a tool whose arguments are not checked: a tool that came by REST gets them as they are (REST-40)."""
-    return CompiledTool(tool, None, frozenset())

@@ -141,7 +141,7 @@ class RegistrationWriter:
         return StoredRegistration(
             key=handler.key,
             source=handler.source,
-            tool=handler.offered.tool,
+            tool=handler.offered.declared,
             callback_url=handler.target.text,
             checked=handler.offered.checker is not None,
             offers=self.places(handler),

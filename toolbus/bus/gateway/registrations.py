@@ -19,12 +19,12 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools, unchecked
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
-from toolbus.bus.gateway.registration_restore import restore_handlers, unchecked
+from toolbus.bus.gateway.registration_restore import restore_handlers
 from toolbus.bus.gateway.registration_writer import RegistrationWriter
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
 from toolbus.bus.streams.withdrawal import notify_owners
@@ -144,7 +144,7 @@ class Registrations:
             f"{BUS_SOURCE}:"
         ):  # REST-3 allows a colon, and a later registration replaces an earlier
             raise NotPermitted(f"name {tool.name!r} is reserved for the bus's own tools: choose another")
-        return self._register(source, [(unchecked(tool), target)], needs_role=True, secret=secret)[0]
+        return self._register(source, [(unchecked(tool, self._limits), target)], needs_role=True, secret=secret)[0]
 
     def register_by_grpc(self, request: wire.RegisterRequest) -> list[Outcome]:
         """Registers the tools of a Register without a session, all or none.

@@ -139,7 +139,7 @@ def listed(listing: ToolListing) -> wire.ListedTool:
         sessions=sum(handler.session_state not in NOT_THERE for handler in handlers),
         in_flight=sum(len(handler.pending) for handler in handlers) - stuck,
         stuck=stuck,
-        warnings=entry.warnings.values(),
+        warnings=entry.all_warnings,
     )
 
 

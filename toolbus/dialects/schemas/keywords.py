@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from toolbus.dialects.schemas.grammar import CHECKS, is_number, of_type
 from toolbus.dialects.schemas.losses import LossReport, excerpt
 from toolbus.dialects.schemas.parts import Part, values_of
+from toolbus.schema_grammar import CHECKS, is_number, of_type
 
 _FORMATS = {"string": ("date-time", "enum"), "integer": ("int32", "int64"), "number": ("float", "double")}
 _MAX_VALUES = 20  # of an enum, in a description

@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from toolbus.dialects.schemas.grammar import TYPES, is_type, of_type
 from toolbus.dialects.schemas.losses import LossReport, excerpt
+from toolbus.schema_grammar import TYPES, is_type, of_type
 
 _MAX_CHARACTERS = 512 * 1024  # of schemas with references expanded: twice what the bus takes for one schema
 _MAX_NEWEST = 32  # references that a place holds in a set of its own

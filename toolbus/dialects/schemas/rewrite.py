@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolbus.dialects.schemas.grammar import TYPES, of_type
 from toolbus.dialects.schemas.keywords import Keywords
 from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
 from toolbus.dialects.schemas.parts import ANY_TYPE, Part, Parts, TooLarge, inferred, types_of
+from toolbus.schema_grammar import TYPES, of_type
 
 # How deep schemas may be nested; where one becomes too large with its references expanded, the next one is tried.
 _LEVELS = (30, 8, 4)

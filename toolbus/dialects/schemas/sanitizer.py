@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolbus.dialects.schemas.grammar import CHECKS, LISTS, MAPS, SINGLE
 from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
+from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE
 
 _KNOWN = {*MAPS, *LISTS, *SINGLE, *CHECKS}  # none of them may be null
 

@@ -1,14 +1,27 @@
-"""Defines the grammar of JSON Schema: which keywords hold schemas, and which values the others may have."""
+"""Defines the grammar of JSON Schema: which keywords hold schemas, and which values the others may have.
+
+Whoever reads schemas uses it: the normal form, the bus's validator, the dialects. Faults name places and values alike.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 MAX_BOUND = 2**63 - 1  # providers read bounds into 64 bits
+SHOWN_CHARACTERS = 200
+DRAFTS = {
+    "json-schema.org/draft/2020-12/schema": 2020,
+    "json-schema.org/draft/2019-09/schema": 2019,
+    "json-schema.org/draft-07/schema": 7,
+    "json-schema.org/draft-06/schema": 6,
+    "json-schema.org/draft-04/schema": 4,
+}
+"""The known drafts by their address, without its scheme and its empty fragment."""
 
 _ANCHOR = re.compile("[A-Za-z_][-A-Za-z0-9._]*", re.ASCII)
 
@@ -21,6 +34,36 @@ SINGLE = frozenset(
         *("propertyNames", "not", "if", "then", "else", "contentSchema"),
     )
 )
+
+
+class SchemaFault(ValueError):
+    """A schema breaks a rule; the text names the place (a JSON pointer), the value, the rule and how to fix it."""
+
+
+def draft_of(schema: dict[str, Any]) -> int | None:
+    """Returns which draft a schema names: a number of `DRAFTS`, 2020 if it names none; None for an unknown one."""
+    uri = schema.get("$schema", "json-schema.org/draft/2020-12/schema")
+    if not isinstance(uri, str):
+        return None
+    return DRAFTS.get(uri.removesuffix("#").removeprefix("https://").removeprefix("http://"))
+
+
+def show(value: object) -> str:
+    """Returns a value as JSON for an error text, cut in the middle where it is long."""
+    return cut(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def cut(text: str) -> str:
+    """Shortens a text in the middle, as the rule that a value breaks stands at the end."""
+    if len(text) <= SHOWN_CHARACTERS:
+        return text
+    half = SHOWN_CHARACTERS // 2
+    return f"{text[:half]} … {text[3 - half :]}"
+
+
+def pointer(place: Iterable[str | int]) -> str:
+    """Returns a place in a schema as a JSON pointer in a URL's fragment, cut where it is long."""
+    return cut("#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in place))
 
 
 def is_count(value: Any) -> bool:
