@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.errors import CallFailed
-from toolbus.sdk import Host, Notification, Plugin, SyncHost
+from toolbus.sdk import Host, NekoPluginBase, Notification, Plugin, SyncHost, lifecycle
 from toolbus.testing import running_bus
 
 
@@ -125,3 +125,23 @@ async def _events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
     async for line in lines:
         if line.startswith("data: "):
             yield json.loads(line[6:])
+
+
+async def test_messages_of_a_n_e_k_o_plugin_reach_a_host_also_those_from_before_it_was_connected(bus: Bus) -> None:
+    class Chatty(NekoPluginBase):
+        plugin_id = "chatty"
+
+        @lifecycle(id="startup")
+        async def startup(self, **_: Any) -> None:
+            self.push_message(visibility=["chat"], parts=[{"type": "text", "text": "I am here."}])
+
+    async with Following(bus) as following:
+        owner = Chatty()
+        async with Plugin.from_object(owner, address=bus.grpc_addresses[0]):
+            await until(lambda: len(following.got) == 1, "the first message")
+            owner.push_message(content="And again.", ai_behavior="blind")
+            await until(lambda: len(following.got) == 2, "the second message")
+        assert [(each.source, each.user, each.text) for each in following.got] == [
+            *(("plugin:chatty", "", "I am here."), ("plugin:chatty", "", "And again."))
+        ]
+        assert following.got[0].data == {"visibility": ["chat"], "ai_behavior": "respond"}

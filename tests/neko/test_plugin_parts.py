@@ -13,6 +13,7 @@ import pytest
 from tests.support.waiting import within
 from toolbus.neko.absences import IGNORED, RAISING
 from toolbus.neko.json_file import JsonFile
+from toolbus.neko.outlet import describe_message
 from toolbus.neko.plugin_base import NekoPluginBase
 from toolbus.neko.plugin_config import PluginConfig
 from toolbus.neko.plugin_context import PluginContext
@@ -369,3 +370,56 @@ def test_typed_settings_are_those_of_pydantic(sdk: Callable[[str], Any]) -> None
 def test_a_conflict_is_an_error_of_both_systems() -> None:
     assert issubclass(EntryConflictError, SdkError)
     assert "unregister_llm_tool('a')" in str(EntryConflictError("a"))
+
+
+def test_a_message_becomes_a_text_and_the_rest_of_it_data() -> None:
+    text, data = describe_message(
+        {
+            "visibility": ["chat"],
+            "ai_behavior": "read",
+            "parts": [
+                {"type": "text", "text": "one"},
+                {"type": "image", "data": b"png", "mime": "image/png"},
+                {"type": "text", "text": "two"},
+                {"type": "audio", "data": bytes(200_000)},
+            ],
+            "metadata": {"a": 1},
+            "priority": 0,
+        }
+    )
+    assert text == "one\ntwo"
+    assert data == {
+        "metadata": {"a": 1},
+        "visibility": ["chat"],
+        "ai_behavior": "read",
+        "parts": [
+            {"type": "image", "mime": "image/png", "binary_base64": "cG5n"},
+            {"type": "audio", "omitted_bytes": 200_000},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"message_type": "text", "content": "older", "description": "d"}, "older"),
+        ({"description": "only this"}, "only this"),
+        ({"binary_url": "http://a/b", "mime": "audio/ogg"}, "[audio]"),
+        ({"binary_data": b"x"}, "[image]"),
+        ({"parts": "wrong"}, "[no text]"),
+        ({}, "[no text]"),
+    ],
+)
+def test_a_message_of_an_older_version_or_without_a_text_has_one(message: dict[str, Any], text: str) -> None:
+    assert describe_message(message)[0] == text
+
+
+def test_messages_wait_for_the_connection_and_no_longer(plugin: NekoPluginBase) -> None:
+    sent: list[str] = []
+    for number in range(40):
+        answer = plugin.push_message(parts=[{"type": "text", "text": str(number)}])
+    assert answer == {"submitted": False, "reason": "backpressure"}
+    plugin.outlet.open(lambda text, data: sent.append(text))
+    assert sent == [str(number) for number in range(32)]
+    assert plugin.ctx.push_message(content="later") == {"submitted": True}
+    assert sent[-1] == "later"

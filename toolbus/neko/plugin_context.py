@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolbus.neko.absences import find_absent, warn_once
+from toolbus.neko.absences import find_absent
+from toolbus.neko.outlet import Outlet
 from toolbus.neko.plugin_logger import PluginLogger
 
 _SECTIONS_OF_THE_PLUGIN = ("plugin", "plugin_runtime", "plugin_state")  # of plugin.toml; the others are configuration
@@ -22,12 +23,14 @@ class PluginContext:
         logger: a logger of the plugin's own.
         folder: where the plugin's file lies.
         manifest: what its plugin.toml says; empty where it has none.
+        outlet: where its messages go.
     """
 
     plugin_id: str
     logger: PluginLogger
     folder: Path
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    outlet: Outlet = field(default_factory=Outlet, compare=False)
 
     def __getattr__(self, name: str) -> Any:
         return find_absent(self, name)
@@ -54,6 +57,5 @@ class PluginContext:
         return {key: value for key, value in self.manifest.items() if key not in _SECTIONS_OF_THE_PLUGIN}
 
     def push_message(self, **message: Any) -> dict[str, Any]:
-        """Says that the message was not sent, as a main server does that is not reachable; logs why, once."""
-        warn_once(self, "push_message()", "Nothing on the bus takes messages outside a call: return the text.")
-        return {"submitted": False, "reason": "transport_unavailable"}
+        """Says something to the user outside a call; hosts get it as a notification. Returns whether it was taken."""
+        return self.outlet.push(message)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.neko.absences import find_absent
+from toolbus.neko.outlet import Outlet
 from toolbus.neko.plugin_config import PluginConfig
 from toolbus.neko.plugin_context import PluginContext
 from toolbus.neko.plugin_i18n import PluginI18n
@@ -114,7 +115,7 @@ class PluginServices:
         return schema if isinstance(schema, dict) else {}
 
     def push_message(self, **message: Any) -> Any:
-        """Hands a message to the context, which says whether it was sent."""
+        """Says something to the user outside a call; returns whether it was taken. Hosts get it as a notification."""
         return self._sender.push_message(**message)
 
     async def finish(self, *, data: Any = None, message: str = "", **options: Any) -> Any:
@@ -143,6 +144,11 @@ class PluginServices:
     def list_routers(self) -> list[str]:
         """Returns the names of the routers."""
         return [each.name() for each in self._routers]
+
+    @property
+    def outlet(self) -> Outlet:
+        """Where its messages go."""
+        return self._context.outlet
 
     @cached_property
     def _routers(self) -> list[PluginRouter]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolbus.errors import CallFailed
+from toolbus.errors import CallFailed, PeerLost
 from toolbus.functions.call_options import CallOptions
 from toolbus.sdk.outgoing_calls import OutgoingCall
 from toolbus.tool import Result, dump_arguments
@@ -16,6 +17,8 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.sdk.connection import Connection
+
+log = logging.getLogger(__name__)
 
 NOTIFY_SECONDS = 10.0  # for the bus to take one, waiting for a connection included
 
@@ -71,6 +74,19 @@ def notify(connection: Connection, user: str, text: str, data: Any) -> Future[in
     out = OutgoingCall("toolbus:notify", dump_arguments(arguments), _set, arrived, CallOptions(timeout=NOTIFY_SECONDS))
     connection.begin(out)
     return hosts
+
+
+def say(connection: Connection, text: str, data: Any) -> None:
+    """Sends a notification for everyone, and logs why where it fails; from any thread, without waiting."""
+
+    def log_failure(sent: Future[int]) -> None:
+        if problem := sent.exception():
+            log.warning("a message of the plugin did not reach the bus: %s", problem)
+
+    try:
+        notify(connection, "", text, data).add_done_callback(log_failure)
+    except (TypeError, ValueError, PeerLost) as problem:
+        log.warning("a message of the plugin was not sent: %s", problem)
 
 
 def _set(out: OutgoingCall, came: Any) -> None:

@@ -31,7 +31,7 @@ from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, Connect
 from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
-from toolbus.sdk.notification import notify
+from toolbus.sdk.notification import notify, say
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
@@ -237,6 +237,8 @@ class Plugin:
         delegate.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
+        if self._owner is not None:
+            self._owner.outlet.open(lambda text, data: say(connection, text, data))
 
     async def ready(self) -> None:
         """Waits until the bus offers exactly the tools that the plugin has now.

@@ -1,0 +1,101 @@
+"""Takes what a plugin says with `push_message`, and hands it to the bus as a notification.
+
+A message there has parts (text, pictures, sound, actions of its windows), and says where it is shown and whether the
+model answers it. Its texts become the notification's text; all else is in the notification's data, for hosts that know
+such messages.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Send = Callable[[str, dict[str, Any]], object]
+
+MAX_WAITING = 32  # messages from before the plugin is connected
+MAX_INLINE = 128 * 1024  # bytes of a picture or sound: a notification's data has a limit, and base64 adds a third
+_KEPT = ("source", "target_lanlan", "priority", "coalesce_key", "metadata", "message_type")
+_SUBMITTED = {"submitted": True}
+_FULL = {"submitted": False, "reason": "backpressure"}
+
+
+class Outlet:
+    """Where a plugin's messages go; safe from any thread. Messages wait until `open` says who sends them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._send: Send | None = None  # None until the plugin is connected
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Outlet {'open' if self._send else f'with {len(self._waiting)} waiting'}>"
+
+    def open(self, send: Send) -> None:
+        """Sets who sends messages, and sends those that waited."""
+        with self._lock:
+            self._send = send
+            waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            send(*each)
+
+    def push(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends a message or lets it wait; returns whether it was taken, in the words of N.E.K.O."""
+        described = describe_message(message)
+        with self._lock:
+            if self._send is None:
+                if len(self._waiting) >= MAX_WAITING:
+                    return dict(_FULL)
+                self._waiting.append(described)
+                return dict(_SUBMITTED)
+            send = self._send
+        send(*described)
+        return dict(_SUBMITTED)
+
+
+def describe_message(message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns a message's text and its data.
+
+    Args:
+        message: the arguments of `push_message`, those of older versions (`content`, `binary_data` …) included.
+    """
+    parts = message.get("parts")
+    listed = [dict(each) for each in parts if isinstance(each, Mapping)] if isinstance(parts, list | tuple) else []
+    if not listed:
+        listed = _older_parts(message)
+    texts = [str(each["text"]) for each in listed if each.get("type") == "text" and each.get("text")]
+    others = [_writable(each) for each in listed if each.get("type") != "text"]
+    kinds = ", ".join(dict.fromkeys(str(each.get("type") or "part") for each in others))
+    text = "\n".join(texts) or str(message.get("description") or "") or (f"[{kinds}]" if kinds else "[no text]")
+    data: dict[str, Any] = {key: message[key] for key in _KEPT if message.get(key)}
+    if others:
+        data["parts"] = others
+    data["visibility"] = list(message.get("visibility") or ())
+    data["ai_behavior"] = str(message.get("ai_behavior") or "respond")
+    return text, data
+
+
+def _older_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    if message.get("content") is not None:
+        parts.append({"type": "text", "text": str(message["content"])})
+    mime = str(message.get("mime") or "")
+    kind = mime.partition("/")[0] if mime.startswith(("audio/", "video/")) else "image"
+    if message.get("binary_data") is not None:
+        parts.append({"type": kind, "data": message["binary_data"], "mime": mime})
+    elif message.get("binary_url"):
+        parts.append({"type": kind, "url": str(message["binary_url"]), "mime": mime})
+    return parts
+
+
+def _writable(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a part that JSON can hold; bytes become base64, those that are too many their number."""
+    written = dict(part)
+    data = written.pop("data", None)
+    if isinstance(data, bytes | bytearray):
+        if len(data) > MAX_INLINE:
+            written["omitted_bytes"] = len(data)
+        else:
+            written["binary_base64"] = base64.b64encode(data).decode("ascii")
+    return written
