@@ -31,6 +31,7 @@ FLOORS = (
     "council extension",
     "processes",
     "dropin.sandbox",
+    "dropin.javascript",  # scripts as an engine runs them: no connection, no bus
     "dropin",
     "bus.loopback bus.callback_url bus.outbound bus.path_ownership",
     "bus.access",  # who is asking
@@ -81,6 +82,7 @@ LIBRARIES = {
     "loop": set[str](),
     "council": {"httpx"},  # where it asks a model itself
     "processes": set[str](),
+    "dropin.javascript": {"quickjs"},  # extra `javascript`
     "bus.access": set[str](),
     "bus.keys": {"cryptography", "tomlkit", "jwt", "aiohttp"},  # extras `keys` and `jwt`
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},

@@ -217,3 +217,25 @@ def test_a_folder_of_drop_in_tools_has_its_variables_from_its_manifest(tmp_path:
     assert ended.returncode == 2
     assert f"{words[0]} is for plugin files" in ended.stderr
     assert "_manifest.json" in ended.stderr
+
+
+def test_a_file_in_javascript_runs_as_a_drop_in_tool_with_its_helpers_and_alone(tmp_path: Path) -> None:
+    (tmp_path / "_common.js").write_text("function double(x) { return 2 * x }")
+    for name in ("twice", "other"):
+        text = f"llm_tool_register({{name: '{name}', execute: args => double(args.x), def: {{description: 'D.'}}}})"
+        (tmp_path / f"{name}.js").write_text(text)
+    with (
+        start_grpc_bus(tmp_path, "--ephemeral") as serving,
+        Running(tmp_path, "run", tmp_path / "twice.js", "--bus", (address := address_of(serving))) as running,
+    ):
+        until_sync(lambda: "offers twice" in running.err, "the tool")
+        assert json.loads(toolbus("call", "twice", "x=21", "--bus", address).stdout) == 42
+        names = {tool["name"] for tool in json.loads(toolbus("list", "--json", "--bus", address).stdout)["tools"]}
+        assert "other" not in names
+
+
+def test_files_in_javascript_are_not_mixed_with_plugin_files(tmp_path: Path) -> None:
+    (tmp_path / "a.js").write_text("")
+    ended = toolbus("run", tmp_path / "a.js", _file(tmp_path, "two", VICTIM))
+    assert ended.returncode == 2
+    assert "a.js is JavaScript, which runs as a drop-in tool: name files *.js of one folder alone" in ended.stderr

@@ -36,13 +36,13 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The name in its first line, ``# weather.py``; empty if it has none."""
-        named = re.match(r"# (\w+\.py)\n", self.text)
+        """The name in its first line, ``# weather.py`` or ``// dice.js``; empty if it has none."""
+        named = re.match(r"(?:#|//) (\w+\.(?:py|js))\n", self.text)
         return named[1] if named else ""
 
     @property
     def is_drop_in(self) -> bool:
-        return self.page in FOLDERS and self.kind == "python" and self.file not in ("", "host.py")
+        return self.page in FOLDERS and self.kind in ("python", "js") and self.file not in ("", "host.py")
 
     @property
     def is_plugin(self) -> bool:

@@ -74,14 +74,16 @@ def _catalog_changes(address: str) -> Iterator[Iterator[wire.CatalogChange]]:
 
 
 @contextmanager
-def _until_tools_arrive(arguments: list[str], folder: Path, addresses: Addresses) -> Iterator[None]:
-    """Runs a process that offers tools; the block begins when the bus has them."""
+def _until_tools_arrive(arguments: list[str], folder: Path, addresses: Addresses, sources: int = 1) -> Iterator[None]:
+    """Runs a process that offers tools; the block begins when the bus has those of so many sources."""
     with ExitStack() as running:
         with _catalog_changes(addresses.grpc) as changes:
             assert next(changes).full
             running.enter_context(process(arguments, folder, addresses))
             try:
-                next(change for change in changes if change.added)
+                seen: set[str] = set()
+                while len(seen) < sources:
+                    seen |= {entry.source for entry in next(changes).added}
             except grpc.RpcError:
                 pytest.fail(f"{arguments} offered no tools\n{(folder / 'stderr').read_text('utf-8')}")
         yield
@@ -121,7 +123,8 @@ def tool_folder(drop_ins: list[Block], folder: Path, addresses: Addresses) -> It
     tools.mkdir()
     for block in drop_ins:
         (tools / block.file).write_text(block.text, "utf-8")
-    with _until_tools_arrive(["-m", "toolbus.cli", "run", "tools/"], folder, addresses):
+    languages = {block.kind for block in drop_ins}  # each has a process and a source of its own
+    with _until_tools_arrive(["-m", "toolbus.cli", "run", "tools/"], folder, addresses, len(languages)):
         yield
 
 

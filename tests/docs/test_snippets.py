@@ -68,6 +68,18 @@ def test_every_snippet_of_a_page_runs_and_prints_what_the_page_shows(
                     assert as_shown, f"{block} is answered with {printed}"
 
 
+@pytest.mark.parametrize(
+    ("page", "files"),
+    [
+        ("docs/moving/synchronet.md", ["my_tool.js"]),
+        ("docs/moving/spindle.md", ["search_knowledge_base.js", "tool_invocation.js"]),
+    ],
+)
+def test_what_a_page_says_runs_unchanged_is_what_tests_run(page: str, files: list[str]) -> None:
+    for file in files:
+        assert (ROOT / "tests/dropin/seed_scripts" / file).read_text("utf-8") in TEXTS[page], f"{page} shows no {file}"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_python_snippet_compiles(page: str) -> None:
     snippets = [block for block in blocks(page) if block.kind.startswith("python")]

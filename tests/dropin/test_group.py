@@ -41,3 +41,15 @@ def test_files_that_are_not_allowed_are_in_no_group() -> None:
     assert groups(["_a.py", "_x.py", "b.py", "c.py"], manifest) == [Group("dropin", ("_a.py", "c.py"), ("_a.py",))]
     assert groups(["a.py"], Manifest(allow=())) == []
     assert groups([], Manifest()) == []
+
+
+def test_scripts_share_a_group_of_their_own_with_helpers_of_their_own() -> None:
+    files = ["_a.js", "_a.py", "b.js", "c.py", "d.js", "js.py", "x.js"]
+    manifest = Manifest(files={"d.js": FileGrants(memory_mb=256), "js.py": GRANTS})
+    assert groups(files, manifest, extensions=("x.js",)) == [
+        Group("dropin:js", ("_a.js", "b.js"), ("_a.js",)),
+        Group("dropin", ("_a.py", "c.py"), ("_a.py",)),
+        Group("dropin:d.js", ("d.js",), ("_a.js",), FileGrants(memory_mb=256)),
+        Group("dropin:js.py", ("js.py",), ("_a.py",), GRANTS),
+        Group("dropin:x.js", ("x.js",), is_extension=True),
+    ]

@@ -108,13 +108,13 @@ def test_an_unreadable_manifest_is_refused_whether_or_not_one_is_required(tmp_pa
         ('{"allow": [], "allow": ["a.py"]}', ("'allow'", "twice")),
         ('{"files": {"a.py": {"read": []}, "a.py": {}}}', ("'a.py'", "twice")),
         ('{"allow": "a.py"}', ("'a.py'", "must be a list")),
-        ('{"allow": [5]}', ("5", "the name of a Python file")),
-        ('{"allow": ["../a.py"]}', ("'../a.py'", "the name of a Python file")),
-        ('{"allow": ["/a.py"]}', ("'/a.py'", "the name of a Python file")),
+        ('{"allow": [5]}', ("5", "the name of a tool file")),
+        ('{"allow": ["../a.py"]}', ("'../a.py'", "the name of a tool file")),
+        ('{"allow": ["/a.py"]}', ("'/a.py'", "the name of a tool file")),
         ('{"allow": ["a"]}', ("'a'", "without a path")),
-        ('{"allow": [".a.py"]}', ("'.a.py'", "the name of a Python file")),
-        ('{"allow": ["a\\u0000.py"]}', ("the name of a Python file",)),
-        ('{"allow": ["\\ud800.py"]}', ("the name of a Python file",)),
+        ('{"allow": [".a.py"]}', ("'.a.py'", "the name of a tool file")),
+        ('{"allow": ["a\\u0000.py"]}', ("the name of a tool file",)),
+        ('{"allow": ["\\ud800.py"]}', ("the name of a tool file",)),
         ('{"files": []}', ("[]", "must be an object")),
         ('{"files": {"../a.py": {}}}', ("'../a.py'",)),
         ('{"files": {"a.py": []}}', ("a.py", "must be an object")),
@@ -260,7 +260,7 @@ def test_append_needs_a_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["../c.py", "c", "", "a/c.py", "c.py\0"])
 def test_only_the_name_of_a_file_can_be_appended(tmp_path: Path, file: str) -> None:
     (tmp_path / FILE).write_text('{"allow": []}')
-    with pytest.raises(SetupError, match="the name of a Python file"):
+    with pytest.raises(SetupError, match="the name of a tool file"):
         append(tmp_path, file)
 
 

@@ -31,6 +31,7 @@ EPILOG = epilog(
         "toolbus run weather.py --env WEATHER_URL --secrets secrets.toml",
         "toolbus run plugins/weather/",
         "toolbus run tools/",
+        "toolbus run dice.js",
     ),
     """
     A plugin is a Python file, or a folder with a plugin.toml as N.E.K.O. has them; of a folder of such folders, each
@@ -47,6 +48,8 @@ EPILOG = epilog(
     Any other folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding,
     changing or removing a file takes effect at once; calls in flight finish on the old code. Without a grant in
     _manifest.json a file can write no file, start no process, and connect only to the bus's port for drop-in tools.
+    Files in JavaScript (*.js) run in the same way, also if they are named alone; the helpers _*.js of their folder are
+    loaded too.
 
     SIGINT and SIGTERM shut all plugins down gracefully: each withdraws its tools and finishes its calls. After
     --stop-seconds those that still run get SIGTERM, with all processes that they started, and SIGKILL 5 s later. A
@@ -58,7 +61,8 @@ EPILOG = epilog(
 FilesArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE...|DIR...", help="Python files and folders of plugins; or one folder of drop-in tools."
+        metavar="FILE...|DIR...",
+        help="Python files and folders of plugins; or one folder of drop-in tools, or files *.js of one.",
     ),
 ]
 EnvOption = Annotated[
@@ -101,7 +105,8 @@ def run(
     ] = False,
 ) -> None:
     """Run plugins or a folder of drop-in tools, and restart what dies."""
-    plugin_paths, folder = _found(files)
+    only = _scripts(files)
+    plugin_paths, folder = _found(files) if only is None else ([], files[0].parent)
     if folder is not None and (env or secrets):
         terminal.fail(
             f"{'--env' if env else '--secrets'} is for plugin files: name the variables of a tool in the folder's "
@@ -121,7 +126,7 @@ def run(
         for name, command in _commands(plugin_paths, target, env or (), secrets, emit).items():
             plugins.add(name, command)
     else:
-        plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, **options)
+        plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, only=only, **options)
 
     async def until_stopped() -> bool:
         loop = asyncio.get_running_loop()
@@ -235,3 +240,19 @@ def _found(paths: list[Path]) -> tuple[list[Path], Path | None]:
             terminal.USAGE,
         )
     return plugins, tools[0] if tools else None
+
+
+def _scripts(paths: list[Path]) -> list[str] | None:
+    """Returns the names of files in JavaScript of one folder; None if none is named."""
+    scripts = [path for path in paths if path.suffix == ".js" and not path.is_dir()]
+    if not scripts:
+        return None
+    if len(scripts) < len(paths) or len({path.parent.resolve() for path in scripts}) > 1:
+        terminal.fail(
+            f"{scripts[0]} is JavaScript, which runs as a drop-in tool: name files *.js of one folder alone",
+            terminal.USAGE,
+        )
+    for path in scripts:
+        if not path.is_file():
+            terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
+    return [path.name for path in scripts]

@@ -136,12 +136,21 @@ def offered(spec: ToolSpec, file: str, module: ModuleType) -> ToolSpec:
 
     A tool without an access level has that of its file.
     """
+    level = spec.tool.min_level or vars(module).get(_MIN_LEVEL, 0)
+    return answering(located(replace(spec, tool=replace(spec.tool, min_level=level)), file))
+
+
+def located(spec: ToolSpec, file: str) -> ToolSpec:
+    """Returns a file's tool with metadata that names the file.
+
+    Raises:
+        TypeError, ValueError: a field has the wrong type, which would else keep the whole process from attaching.
+    """
     own = spec.tool.metadata_json
     metadata = {**(json.loads(own) if own else {}), "origin": "dropin", "file": file}
-    level = spec.tool.min_level or vars(module).get(_MIN_LEVEL, 0)
-    tool = replace(spec.tool, metadata_json=json.dumps(metadata, ensure_ascii=False), min_level=level)
-    tool.to_wire()  # raises on a flag of the wrong type, which would else keep the whole process from attaching
-    return answering(replace(spec, tool=tool))
+    tool = replace(spec.tool, metadata_json=json.dumps(metadata, ensure_ascii=False))
+    tool.to_wire()
+    return replace(spec, tool=tool)
 
 
 def _meta(handler: Callable[..., Any], name: Any, options: dict[str, Any]) -> LlmToolMeta:

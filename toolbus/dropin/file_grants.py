@@ -18,7 +18,8 @@ from toolbus.tool import is_source
 
 FILE = "_manifest.json"
 EXAMPLE = '{"allow": ["clock.py"], "files": {"clock.py": {"read": ["/etc/localtime"]}}}'
-SOURCE = "dropin"  # of the tools of files without grants; a file with grants has the source `dropin:<stem>`
+SOURCE = "dropin"  # of the tools of files without grants; a file with grants has one of its own: `own_source`
+SCRIPTS = "dropin:js"  # of the tools of JavaScript files without grants
 MIN_MEMORY_MB = 128  # the connection alone takes 100
 _MAX_MEMORY_MB = 1 << 20
 _MAX_CPU_SECONDS = 86_400  # a day: no call takes longer
@@ -66,6 +67,12 @@ class FileGrants:
 NO_GRANTS = FileGrants()
 
 
+def own_source(file: str) -> str:
+    """Returns the source of a file that has a process of its own: `dropin:clock` for clock.py, else with its suffix."""
+    stem = file.removesuffix(".py")
+    return f"{SOURCE}:{file}" if stem == "js" or stem.endswith(".js") else f"{SOURCE}:{stem}"
+
+
 def read_grants(file: str, reader: Reader, folder: Path) -> FileGrants:
     """Returns what the manifest's entry for a file grants.
 
@@ -85,7 +92,7 @@ def read_grants(file: str, reader: Reader, folder: Path) -> FileGrants:
     refuse_null(reader, ("write", "read", "connect", "secrets"))
     if reader.entries() and file.startswith("_"):
         raise name.error("it is shared by several files and has their grants", "grant it to those files")
-    if reader.entries() and not is_source(f"{SOURCE}:{file.removesuffix('.py')}"):
+    if reader.entries() and not is_source(own_source(file)):
         raise name.error("it cannot be the name of a source", "rename the file: use letters, digits, '_', '-' and '.'")
     return FileGrants(**reader.record(keys))
 
@@ -94,9 +101,10 @@ def read_file_name(reader: Reader) -> str:
     """Returns the name of a tool file; never a path, so that nothing outside the folder can be meant."""
     name = reader.value
     plain = isinstance(name, str) and name.isprintable() and "/" not in name and "\\" not in name
-    if not plain or not name.endswith(".py") or name.startswith("."):
+    if not plain or not name.endswith((".py", ".js")) or name.startswith("."):
         raise reader.error(
-            "it must be the name of a Python file in the folder", 'write it without a path, like "clock.py"'
+            "it must be the name of a tool file in the folder, *.py or *.js",
+            'write it without a path, like "clock.py"',
         )
     return str(name)
 
@@ -134,7 +142,7 @@ def _read_writable(reader: Reader, folder: Path) -> Path:
     """Returns where a file may write: never to the tools or the manifest, since it could then grant itself more."""
     path = _read_path(reader, folder)
     home = folder.resolve()
-    is_code = path.parent == home and (path.suffix == ".py" or path.name == FILE)
+    is_code = path.parent == home and (path.suffix in (".py", ".js") or path.name == FILE)
     if is_code or home.is_relative_to(path):
         raise reader.error("it holds tools or their grants", "grant a file or folder without tools")
     return path

@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 
 Guard: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
+SUFFIXES = (".py", ".js")  # of tool files
 _PREFIX = "toolbus_dropin_"  # of the modules' names
+_NOT_HERE = "is JavaScript, which runs in a process of its own: use `toolbus run` or --tools-dir"
 _MAX_ERROR = 500  # characters of the text of an exception
 
 
@@ -76,7 +78,7 @@ class Loaded:
 
 
 def load_folder(folder: Path, *, require_manifest: bool = False) -> Loaded:
-    """Loads every file of a folder that its manifest allows, all into this process, whatever their grants.
+    """Loads every Python file of a folder that its manifest allows, all into this process, whatever their grants.
 
     Args:
         require_manifest: a folder without a manifest loads nothing.
@@ -90,8 +92,10 @@ def load_folder(folder: Path, *, require_manifest: bool = False) -> Loaded:
     except OSError as error:
         log.warning("cannot list %s: %s", folder, error.strerror)
         return Loaded(problems=(FileProblem(str(folder), f"cannot be listed: {error.strerror}: create it"),))
-    loaded = load_files(folder, [file for file in files if manifest.allows(file)])
-    return Loaded(loaded.specs, (*not_loaded(files, manifest), *loaded.problems))
+    allowed = [file for file in files if manifest.allows(file)]
+    loaded = load_files(folder, [file for file in allowed if not is_script(file)])
+    scripts = [FileProblem(file, _NOT_HERE) for file in allowed if is_script(file)]
+    return Loaded(loaded.specs, (*not_loaded(files, manifest), *loaded.problems, *scripts))
 
 
 def tool_files(folder: Path) -> list[str]:
@@ -100,7 +104,7 @@ def tool_files(folder: Path) -> list[str]:
     Raises:
         OSError: the folder cannot be listed.
     """
-    names = [path.name for path in folder.iterdir() if path.suffix == ".py" and not path.name.startswith(".")]
+    names = [path.name for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith(".")]
     return sorted(set(names) - {"__init__.py"}, key=load_order)
 
 
@@ -112,6 +116,11 @@ def load_order(file: str) -> tuple[bool, str]:
 def is_shared(file: str) -> bool:
     """Tells whether a file is a helper, which the others may import."""
     return file.startswith("_")
+
+
+def is_script(file: str) -> bool:
+    """Tells whether a file is JavaScript."""
+    return file.endswith(".js")
 
 
 def not_loaded(files: Iterable[str], manifest: Manifest) -> list[FileProblem]:

@@ -50,6 +50,15 @@ def unknown_tool(name: str) -> Result:
     return _failure(f"unknown tool: {name}", Code.NOT_FOUND, Stage.NOT_DISPATCHED)
 
 
+def failed_tool(text: str, reason: str) -> Result:
+    """Returns the result of a tool that raised this text.
+
+    Args:
+        reason: the name of what it raised.
+    """
+    return _failure(f"tool exec: {text}", Code.TOOL, Stage.ACCEPTED, reason)
+
+
 def _sync_run(name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
     def run(*positional: Any, **arguments: Any) -> Any:
         try:
@@ -106,7 +115,7 @@ def _error_result(name: str, error: BaseException) -> Result:
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         raise error
     log.warning("tool %s failed", name, exc_info=error)
-    return _failure(f"tool exec: {_error_text(error)}", Code.TOOL, Stage.ACCEPTED, type(error).__name__)
+    return failed_tool(_error_text(error), type(error).__name__)
 
 
 def _error_text(error: BaseException) -> str:

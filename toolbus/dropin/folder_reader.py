@@ -7,19 +7,24 @@ for example, are left out; `FolderReader.unavailable_grants` says when it is wor
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toolbus.dropin.file_grants import FileGrants
-from toolbus.dropin.file_loader import not_loaded, tool_files
+from toolbus.dropin.file_grants import FileGrants, own_source
+from toolbus.dropin.file_loader import is_script, is_shared, not_loaded, tool_files
 from toolbus.dropin.grant_checks import grant_warnings, unavailable
 from toolbus.dropin.group import Group, groups
+from toolbus.dropin.javascript import EXTRA
 from toolbus.dropin.manifest import Manifest, load_manifest
 from toolbus.dropin.source_state import SourcePlan
 from toolbus.errors import SetupError
-from toolbus.tool import MIB
+from toolbus.tool import MIB, is_source
+
+_USES_SPINDLE = re.compile(rb"\bspindle\s*(?:\?\.|[.\[])")  # an extension, which has a scope of its own
 
 MAX_CODE_BYTES = 4 * MIB  # of a file that are read for its fingerprint, in the process of the bus
 
@@ -43,7 +48,9 @@ class FolderReader:
     Args:
         environment: where granted secrets come from.
         require_manifest: a folder without a manifest loads nothing.
+        only: the files that are read, with the helpers in their languages; None means all.
         max_code_bytes: how much of a file is read to notice a change.
+        missing_engine: returns why JavaScript cannot run, empty if it can; None asks which packages are installed.
     """
 
     def __init__(
@@ -52,12 +59,16 @@ class FolderReader:
         environment: Mapping[str, str],
         *,
         require_manifest: bool = False,
+        only: Collection[str] | None = None,
         max_code_bytes: int = MAX_CODE_BYTES,
+        missing_engine: Callable[[], str] | None = None,
     ) -> None:
         self._folder = folder
         self._environment = environment
         self._require_manifest = require_manifest
+        self._only = only
         self._max_code_bytes = max_code_bytes
+        self._missing_engine = missing_engine or _missing_engine
         self._waiting: tuple[FileGrants, ...] = ()  # grants that were not available at the last reading
         self._was_missing = False  # the folder did not exist at the last reading
 
@@ -84,11 +95,38 @@ class FolderReader:
             return FolderPlan(None, [str(error)])
         except (SetupError, OSError) as error:
             return FolderPlan(None, [str(error)])
+        if self._only is not None:
+            files = [file for file in files if self._is_wanted(file, self._only)]
+            manifest = manifest.of(files)
         faults = [f"{problem.file} {problem.reason}" for problem in not_loaded(files, manifest)]
         faults += grant_warnings(files, manifest, self._environment)
         files, manifest = self._available(files, manifest, current, faults)
-        plans = {group.source: SourcePlan(group, self._fingerprint(group)) for group in groups(files, manifest)}
+        files, extensions = self._scripts(files, manifest, faults)
+        plans = {
+            group.source: SourcePlan(group, self._fingerprint(group)) for group in groups(files, manifest, extensions)
+        }
         return FolderPlan(plans, faults)
+
+    @staticmethod
+    def _is_wanted(file: str, only: Collection[str]) -> bool:
+        return file in only or (is_shared(file) and any(is_script(each) == is_script(file) for each in only))
+
+    def _scripts(self, files: list[str], manifest: Manifest, faults: list[str]) -> tuple[list[str], list[str]]:
+        """Returns the files that can be loaded, and which are extensions; adds a fault for each script that cannot."""
+        scripts = [file for file in files if is_script(file) and manifest.allows(file)]
+        reasons = dict.fromkeys(scripts, self._missing_engine() if scripts else "")
+        extensions = [file for file in scripts if not is_shared(file) and self._uses_spindle(file)]
+        for file in extensions:
+            if not is_source(own_source(file)):
+                reasons[file] = "its name cannot be that of a source: use letters, digits, '_', '-' and '.'"
+        faults += [f"{file} is not loaded: {reason}" for file, reason in reasons.items() if reason]
+        return [file for file in files if not reasons.get(file)], extensions
+
+    def _uses_spindle(self, file: str) -> bool:
+        try:
+            return _USES_SPINDLE.search(read_code(self._folder / file, self._max_code_bytes)) is not None
+        except OSError:
+            return False
 
     def _available(
         self, files: list[str], manifest: Manifest, current: Mapping[str, FileGrants], faults: list[str]
@@ -119,6 +157,13 @@ class FolderReader:
                 code = str(error.errno).encode()
             digest.update(hashlib.sha256(code).digest())
         return digest.hexdigest()
+
+
+def _missing_engine() -> str:
+    """Returns why JavaScript cannot run; empty if it can."""
+    if importlib.util.find_spec("quickjs") is not None:
+        return ""
+    return f"JavaScript needs QuickJS, which is not installed: {EXTRA}"
 
 
 def read_code(path: Path, limit: int = MAX_CODE_BYTES) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.dropin.file_grants import FILE
-from toolbus.dropin.file_loader import tool_files
+from toolbus.dropin.file_loader import SUFFIXES, tool_files
 
 SETTLE_MS = 60  # without an event before the folder is checked: editors write a file in several steps
 POLL_MS = 1000
@@ -83,4 +83,4 @@ def _identity(file: Path) -> tuple[int, ...]:
 
 def _is_relevant(change: Any, path: str) -> bool:
     name = os.path.basename(path)
-    return name == FILE or (name.endswith(".py") and not name.startswith("."))
+    return name == FILE or (name.endswith(SUFFIXES) and not name.startswith("."))

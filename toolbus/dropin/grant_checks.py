@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolbus.dropin.file_grants import FILE, FileGrants
+from toolbus.dropin.file_loader import is_script
 from toolbus.dropin.manifest import Manifest
 from toolbus.dropin.sandbox.sandbox_grants import CPU_SECONDS, MEMORY_BYTES
 from toolbus.tool import MIB
@@ -37,6 +38,12 @@ def grant_warnings(files: Sequence[str], manifest: Manifest, environment: Mappin
         if file not in files:
             warnings.append(f'{file} has an entry in {FILE} under "files", but is not in the folder: check the name')
             continue
+        unused = [key for key in ("write", "read", "connect", "secrets") if is_script(file) and getattr(grants, key)]
+        if unused:
+            warnings.append(
+                f"{file} is granted {', '.join(unused)}, which JavaScript cannot use: only memory_mb and cpu_seconds "
+                "have an effect. Write the tool in Python if it needs them"
+            )
         warnings += [
             f"{file} is granted the secret {name}, which is not set: set it for the bus or for `toolbus run`"
             for name in grants.secrets

@@ -1,5 +1,7 @@
 """Runs one group of drop-in files in its own process: ``python -m toolbus.dropin.group_process``, for a `ToolFolder`.
 
+The files of a group are all Python or all JavaScript; those in JavaScript have one scope, in `ScriptGroup`.
+
 It reads its `ProcessPlan` from standard input, enters the sandbox, loads the files and offers their tools until it is
 told to end. It reports on a pipe, one line of JSON for each event: ``loading`` with the name of each file, a
 ``problem`` each, a ``tool`` each with its file, then ``loaded`` with what it offers and the protection, then
@@ -35,11 +37,13 @@ from toolbus.processes.plugin_process import CANNOT_START, SUPERVISOR_VARIABLE, 
 
 if TYPE_CHECKING:
     from toolbus.dropin.file_loader import Loaded
+    from toolbus.dropin.script_group import ScriptGroup
     from toolbus.functions.tool_spec import ToolSpec
     from toolbus.sdk import Plugin
 
 _MAX_NAMES = 20  # of tools in a report: it is a line that fits into a pipe
 _HEARTBEAT = b'{"event": "heartbeat", "text": ""}\n'
+_LAST_SECONDS = 0.5  # for the results of calls that failed with the scope of the scripts
 _RETRY_SECONDS = 10.0  # between attempts while the source is bound to another token, for a grace period for example
 
 
@@ -66,6 +70,7 @@ class ProcessPlan:
         skipped: files that are not loaded, each with the reason: they took too long before, or the bus refused their
             tools.
         overridden: names of tools that a file of another group offers, each with that file; they are not offered here.
+        is_extension: whether the only file is an extension in JavaScript.
     """
 
     folder: str
@@ -86,6 +91,12 @@ class ProcessPlan:
     skipped: dict[str, str] = field(default_factory=dict)
     overridden: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    is_extension: bool = False
+
+    @property
+    def is_scripts(self) -> bool:
+        """Whether the files are JavaScript."""
+        return any(file.endswith(".js") for file in self.files)
 
     def as_json(self) -> bytes:
         """Returns the plan as the process reads it."""
@@ -103,10 +114,11 @@ class ProcessPlan:
         )
 
     def grants(self) -> SandboxGrants:
-        """Returns what the sandbox allows."""
-        return SandboxGrants(
+        """Returns what the sandbox allows; of JavaScript, which can use no other grant, only the limits."""
+        grants = SandboxGrants(
             tuple(map(Path, self.write)), tuple(map(Path, self.read)), self.connect, **(self.limits or {})
         )
+        return replace(grants, write=(), read=(), connect=()) if self.is_scripts else grants
 
 
 def main() -> NoReturn:
@@ -140,6 +152,7 @@ class _GroupRunner:
         self._protection = protection
         self._plugin: Plugin | None = None  # None while the files load
         self._offered: list[ToolSpec] = []  # the tools of the plugin
+        self._scripts: ScriptGroup | None = None  # the files, if they are JavaScript
 
     def stop(self, name: str) -> None:
         """Shuts the plugin down gracefully; before it has attached, there is nothing to finish."""
@@ -171,7 +184,11 @@ class _GroupRunner:
 
         plan = self._plan
         files = [file for file in plan.files if file not in plan.skipped]
-        loaded = load_files(Path(plan.folder), files, offering=plan.offering, guard=self._time_limit)
+        if plan.is_scripts:
+            self._scripts = self._make_scripts(files)
+            loaded = self._scripts.load(offering=plan.offering, guard=self._time_limit)
+        else:
+            loaded = load_files(Path(plan.folder), files, offering=plan.offering, guard=self._time_limit)
         duplicates = [
             FileProblem(
                 json.loads(spec.tool.metadata_json)["file"],
@@ -185,6 +202,26 @@ class _GroupRunner:
         skipped = [FileProblem(file, reason) for file, reason in plan.skipped.items()]
         return replace(loaded, problems=(*loaded.problems, *skipped, *duplicates))
 
+    def _make_scripts(self, files: Sequence[str]) -> ScriptGroup:
+        from toolbus.dropin.javascript import EngineLimits
+        from toolbus.dropin.script_group import ScriptGroup
+
+        plan, grants = self._plan, self._plan.grants()
+        # Half of the memory and a third of the time: the rest is for texts on their way, and for what cannot be stopped
+        # inside of the engine, which ends the process.
+        seconds = grants.cpu_seconds_per_call / 3
+        limits = EngineLimits(grants.memory_bytes // 2, turn_seconds=seconds, load_seconds=seconds)
+        return ScriptGroup(
+            Path(plan.folder), files, is_extension=plan.is_extension, limits=limits, ended=self._scripts_ended
+        )
+
+    def _scripts_ended(self, reason: str) -> None:
+        """Ends the process, which is started again with a new scope, once the failed calls are answered."""
+        print(f"{', '.join(self._plan.offering)}: {reason}; they are started again", file=sys.stderr)
+        timer = threading.Timer(_LAST_SECONDS, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
     def _make_plugin(self, loaded: Loaded) -> Plugin:
         from toolbus.sdk import Plugin
 
@@ -192,15 +229,17 @@ class _GroupRunner:
         for problem in loaded.problems:
             if problem.file not in plan.skipped:  # those were reported before
                 self._report("problem", f"{problem.file}: {problem.reason}")
-        for spec in loaded.specs:
+        for spec in () if plan.is_extension else loaded.specs:  # an extension's tools have its name before theirs
             self._report("tool", spec.tool.name, file=json.loads(spec.tool.metadata_json)["file"])
         offered = [spec for spec in loaded.specs if spec.tool.name not in plan.overridden]
         self._report("loaded", f"offers {_shown_names(offered)} ({protection})")
         notices = [f"protected by {protection}"] if plan.files else []
         notices += [*plan.notices, *(f"{each.file}: {each.reason}" for each in loaded.problems)]
-        plugin = Plugin(plan.source, address=plan.bus, token=plan.token, notices=notices)
+        plugin = Plugin(plan.source, address=plan.bus, token=plan.token, notices=notices, qualified=plan.is_extension)
         for spec in offered:
             plugin.add_tool(_with_cpu_limit(spec, self._protection))
+        if self._scripts is not None:
+            self._scripts.attach(plugin, lambda spec: _with_cpu_limit(spec, self._protection))
         self._offered = offered
         denied = f"source {plan.source!r} may not offer tools (an operator can allow it: toolbus grant {plan.source})"
         plugin.on_permission_denied(lambda permission, operation: self._report("denied", denied))

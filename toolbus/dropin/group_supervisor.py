@@ -209,6 +209,7 @@ class GroupSupervisor:
             skipped=process.skipped,
             overridden=dict(plan.overridden),
             notices=plan.notices,
+            is_extension=plan.group.is_extension,
         )
 
     # -- what the processes report ---------------------------------------------------------------------------------

@@ -55,6 +55,11 @@ class Manifest:
         """Tells whether a file may be loaded."""
         return self.allow is None or file in self.allow
 
+    def of(self, files: Sequence[str]) -> Manifest:
+        """Returns what it says about these files only."""
+        allow = None if self.allow is None else tuple(file for file in self.allow if file in files)
+        return Manifest(allow, {file: grants for file, grants in self.files.items() if file in files})
+
     def grants(self, file: str) -> FileGrants:
         """Returns what a file may reach; `NO_GRANTS` if it has no entry."""
         return self.files.get(file, NO_GRANTS)

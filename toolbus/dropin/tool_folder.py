@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ class ToolFolder:
         environment: what processes get theirs from; None means this process's. A TOOLBUS_TOKEN in it binds the sources
             to programs that know it, each by a token of its own made from it; else they are bound to this object.
         require_manifest: a folder without a manifest loads nothing.
+        only: the files that are offered, with their helpers; None means all.
         restarts: when a process that died is restarted; None means the supervisor's default.
         stop_seconds: how long a process gets to finish its calls when all are asked to end.
 
@@ -55,6 +56,7 @@ class ToolFolder:
         *,
         environment: Mapping[str, str] | None = None,
         require_manifest: bool = False,
+        only: Collection[str] | None = None,
         restarts: RestartPolicy | None = None,
         stop_seconds: float = 12.0,
         timings: FolderTimings | None = None,
@@ -66,7 +68,7 @@ class ToolFolder:
         environment = dict(os.environ if environment is None else environment)
         self._folder = folder.absolute()
         self._bus = bus
-        self._reader = FolderReader(self._folder, environment, require_manifest=require_manifest)
+        self._reader = FolderReader(self._folder, environment, require_manifest=require_manifest, only=only)
         self.processes = GroupSupervisor(
             self._folder,
             environment,

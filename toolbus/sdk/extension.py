@@ -137,7 +137,7 @@ class Extension(Plugin):
             handler, takes_dict = existing.handler, existing.takes_dict
             host_args = host_args or existing.prepare is not None
         if handler is None:
-            spec = self._answered_by_all(options)
+            spec = _spec_answered_by(self._answer, options)
         else:
             spec = spec_of(handler, describe(handler, **options), takes_dict=takes_dict)
             spec = taking_host_fields(spec) if host_args else spec
@@ -181,16 +181,6 @@ class Extension(Plugin):
 
         return off
 
-    def _answered_by_all(self, options: dict[str, Any]) -> ToolSpec:
-        options = {**options, "parameters": options.get("parameters", {"type": "object", "properties": {}})}
-        spec = spec_of(self._answer, describe(self._answer, **options))
-        keeps = CONTEXT in properties_of(spec.tool.parameters)
-
-        def prepare(arguments: dict[str, Any], scope: ToolScope) -> dict[str, Any]:
-            return {"invocation": ToolInvocation.of(arguments, scope, keeps_context=keeps)}
-
-        return dataclasses.replace(spec, prepare=prepare)
-
     async def _answer(self, invocation: ToolInvocation) -> Any:
         # No docstring: it would become the description of tools that were registered without one.
         handlers = tuple(self._handlers)
@@ -202,12 +192,35 @@ class Extension(Plugin):
     async def _one(self, handler: Handler, invocation: ToolInvocation) -> Any:
         """Returns the value of one handler or its failure; None if it has no value."""
         try:
-            return _value(await called(handler, (invocation,), self._workers.run))
+            return result_value(await called(handler, (invocation,), self._workers.run))
         except asyncio.CancelledError:
             raise
         except BaseException as problem:
             log.warning("a handler for %s failed", invocation.tool_name, exc_info=problem)
             return _error(_message(problem), type(problem).__name__)
+
+
+def invocation_spec(record: Mapping[str, Any], answer: Handler) -> ToolSpec:
+    """Returns the tool of a record, as `Extension.register_tool` reads it, whose calls a function answers.
+
+    Args:
+        answer: gets a `ToolInvocation`, under the name ``invocation``.
+
+    Raises:
+        ValueError, TypeError: a field breaks its rule.
+    """
+    return _spec_answered_by(answer, _options(record))
+
+
+def _spec_answered_by(answer: Handler, options: dict[str, Any]) -> ToolSpec:
+    options = {**options, "parameters": options.get("parameters", {"type": "object", "properties": {}})}
+    spec = spec_of(answer, describe(answer, **options))
+    keeps = CONTEXT in properties_of(spec.tool.parameters)
+
+    def prepare(arguments: dict[str, Any], scope: ToolScope) -> dict[str, Any]:
+        return {"invocation": ToolInvocation.of(arguments, scope, keeps_context=keeps)}
+
+    return dataclasses.replace(spec, prepare=prepare)
 
 
 def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,14 +248,14 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _value(returned: Any) -> Any:
+def result_value(returned: Any) -> Any:
     """Returns what a handler's value is as a result.
 
     Raises:
         TypeError: JSON cannot hold it.
     """
     if isinstance(returned, Ok):
-        return _value(returned.value)
+        return result_value(returned.value)
     if returned is None or isinstance(returned, str | Reply | Err | Result | pb.ContentBlock):
         return returned
     if isinstance(returned, list | tuple) and returned and all(isinstance(each, pb.ContentBlock) for each in returned):

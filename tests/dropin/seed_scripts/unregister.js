@@ -1,0 +1,2 @@
+// Unregister
+spindle.unregisterTool('search_knowledge_base')

@@ -1,0 +1,87 @@
+"""Says what to use in place of what a script knows from elsewhere and does not find here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_FILES = (
+    "a JavaScript tool reads and writes no files: put data into a helper file (`var DATA = …` in _data.js), or write "
+    "the tool in Python with a grant in _manifest.json"
+)
+_NETWORK = (
+    "a JavaScript tool has no network: write the tool in Python with a `connect` grant in _manifest.json, or as a "
+    "plugin in any language"
+)
+_PROCESSES = "a JavaScript tool starts no processes: write a plugin, which runs outside the sandbox"
+_BBS = (
+    "there is no BBS behind a tool: what the host knows of the user is in `env`, and data of the tool belongs into a "
+    "helper file (`var DATA = …` in _data.js)"
+)
+_MODULES = "each file is complete in itself: bundle what it imports into it, or put helpers into a file like _common.js"
+_CLOCK = "use setTimeout and a promise"
+
+# Names that scripts use elsewhere → what to do here.
+NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("File", "Queue", "directory", "file_exists", "fs", "Deno", "Bun"), _FILES),
+    **dict.fromkeys(("fetch", "XMLHttpRequest", "WebSocket", "EventSource", "HTTPRequest", "HTTP"), _NETWORK),
+    **dict.fromkeys(("Socket", "ConnectedSocket", "resolve_ip", "resolve_host"), _NETWORK),
+    **dict.fromkeys(("system", "bbs", "user", "client", "server", "msg_area", "file_area", "xtrn_area"), _BBS),
+    **dict.fromkeys(("MsgBase", "FileBase", "User", "conio", "js", "argv", "argc", "uifc"), _BBS),
+    **dict.fromkeys(("process", "Worker", "child_process"), _PROCESSES),
+    **dict.fromkeys(("module", "exports", "__dirname", "__filename", "importScripts"), _MODULES),
+    **dict.fromkeys(("sleep", "mswait", "yield"), _CLOCK),
+    "strftime": "use `new Date()` and its methods",
+    "crypto": "use Math.random() for what need not be secret; secrets belong into a plugin",
+    "Buffer": "use Uint8Array, atob and btoa",
+    "structuredClone": "use JSON.parse(JSON.stringify(value))",
+    **dict.fromkeys(("TextEncoder", "TextDecoder"), "use encodeURIComponent and decodeURIComponent for UTF-8"),
+    **dict.fromkeys(("URL", "URLSearchParams"), "use encodeURIComponent to build addresses"),
+    **dict.fromkeys(("window", "document", "navigator", "localStorage"), "there is no browser: use globalThis"),
+    "spindle": "this file shares the scope of the folder: write `spindle.` in a file of its own, without a leading '_'",
+}
+
+# Members of `spindle`, by the first part of their name → what to do here.
+SPINDLE: Mapping[str, str] = {
+    "generate": "a tool calls no model: return what the host's model needs, or write a plugin that asks a model itself",
+    **dict.fromkeys(
+        ("storage", "userStorage", "ephemeral", "enclave"),
+        "an extension stores nothing here: keep it in a variable, which lasts as long as the process, or write the "
+        "tool in Python with a `write` grant in _manifest.json",
+    ),
+    **dict.fromkeys(("cors", "oauth", "webSearch"), _NETWORK),
+    **dict.fromkeys(
+        ("chat", "chats", "characters", "personas", "world_books", "databanks", "presets", "memories"),
+        "what the host shows of the conversation is in `contextMessages` and `args.context`",
+    ),
+}
+_SPINDLE_OTHER = "of `spindle` there are registerTool, unregisterTool, on('TOOL_INVOCATION'), permissions and log"
+
+_UNDEFINED = re.compile(r"(?:^|: )'?([A-Za-z_$][\w$]*)'? is not defined")
+_ABSENT = re.compile(r"spindle\.(\w+)[\w.]* does not exist here")
+_LOADED = re.compile(r"^(?:Error: )?(?:load|require)\(.*\) does not exist here")
+_IMPORTED = re.compile(r"could not load module")
+_SYNTAX = re.compile(r"^SyntaxError: .*(?:identifier 'each'|unexpected token in expression: '<')")
+
+
+def with_remedy(text: str) -> str:
+    """Returns the text of an error, and what to use instead where the script used what does not exist here."""
+    remedy = _remedy(text)
+    return f"{text}: {remedy}" if remedy else text
+
+
+def ignored_text(name: str) -> str:
+    """Returns what the author should know about an announcement of a script that has no effect here."""
+    return f"{name} has no effect here: only the tools of an extension are used. The rest of the file works"
+
+
+def _remedy(text: str) -> str:
+    if match := _ABSENT.search(text):
+        return SPINDLE.get(match[1], _SPINDLE_OTHER)
+    if _LOADED.search(text) or _IMPORTED.search(text):
+        return _MODULES
+    if match := _UNDEFINED.search(text):
+        return NAMES.get(match[1], "")
+    if _SYNTAX.search(text):
+        return "this is an extension of SpiderMonkey to JavaScript: write `for (var x of list)`, and XML as text"
+    return ""

@@ -1,0 +1,113 @@
+// Makes the object `spindle` as far as it is about tools. What else an extension announces has no effect and a warning;
+// what it asks for throws an error that names it.
+(function (host) {
+  "use strict";
+  const EVENT = "TOOL_INVOCATION";
+  const ANNOUNCES = /^spindle\.((register|unregister|update|send|on)[A-Z]\w*|(\w+\.)+(on[A-Z]\w*|register))$/;
+  const SILENT = new Set(["then", "toJSON", "constructor", "prototype"]); // what the language itself looks up
+  const INFO = 6, WARNING = 4, ERROR = 3, DEBUG = 7;
+  const handlers = [];
+  const denied = new Set();
+  const changed = new Set();
+  const warned = new Set();
+  let granted = ["tools"];
+
+  function ignored(name) {
+    if (!warned.has(name) && warned.size < 100) {
+      warned.add(name);
+      host.post("ignored", name);
+    }
+    return () => {};
+  }
+
+  function absent(name) {
+    return new Proxy(function () {}, {
+      get: (target, key) => (typeof key === "symbol" || SILENT.has(key) ? undefined : absent(`${name}.${key}`)),
+      set: () => true,
+      apply: () => {
+        if (ANNOUNCES.test(name)) return ignored(name);
+        throw new Error(`${name} does not exist here`);
+      },
+      construct: () => {
+        throw new Error(`${name} does not exist here`);
+      },
+    });
+  }
+
+  function withAbsent(name, members) {
+    return new Proxy(members, {
+      get: (target, key) => (typeof key === "symbol" || SILENT.has(key) || key in target ? target[key] : absent(`${name}.${key}`)),
+    });
+  }
+
+  function subscribe(set) {
+    return (handler) => {
+      if (typeof handler !== "function") throw new TypeError("a handler must be a function");
+      set.add(handler);
+      return () => void set.delete(handler);
+    };
+  }
+
+  function tell(set, detail) {
+    for (const handler of [...set]) {
+      try {
+        handler(detail);
+      } catch (error) {
+        host.write(ERROR, error);
+      }
+    }
+  }
+
+  // Every handler is called, in order; the first that returns something, or throws, decides.
+  async function invoke(payload) {
+    if (handlers.length === 0) throw new Error(`No ${EVENT} handler registered`);
+    let decision;
+    for (const handler of [...handlers]) {
+      try {
+        const value = await handler(payload);
+        if (value !== undefined && value !== null) decision ??= { value };
+      } catch (error) {
+        decision ??= { error };
+      }
+    }
+    if (decision === undefined) return null;
+    if ("error" in decision) throw decision.error;
+    return decision.value;
+  }
+
+  host.receivers.invoke = ({ id, payload }) => host.settle(id, () => invoke(payload));
+  host.receivers.permission_denied = (message) => tell(denied, { permission: message.permission, operation: message.operation });
+  host.receivers.permission_changed = (message) => {
+    granted = message.all;
+    tell(changed, { permission: message.permission, granted: message.granted, allGranted: granted });
+  };
+
+  const levels = { debug: DEBUG, info: INFO, warn: WARNING, error: ERROR };
+  const log = {};
+  for (const name of Object.keys(levels)) log[name] = (...values) => host.write(levels[name], ...values);
+
+  host.expose("spindle", withAbsent("spindle", {
+    registerTool(tool) {
+      host.post("register", JSON.stringify(tool ?? null));
+    },
+    unregisterTool(name) {
+      host.post("unregister", String(name));
+    },
+    on(event, handler) {
+      if (event !== EVENT) return ignored(`spindle.on(${JSON.stringify(String(event))})`);
+      if (typeof handler !== "function") throw new TypeError("a handler must be a function");
+      handlers.push(handler);
+      return () => {
+        const place = handlers.indexOf(handler);
+        if (place >= 0) handlers.splice(place, 1);
+      };
+    },
+    log: withAbsent("spindle.log", log),
+    permissions: withAbsent("spindle.permissions", {
+      has: (name) => granted.includes(name),
+      getGranted: async () => [...granted],
+      onDenied: subscribe(denied),
+      onChanged: subscribe(changed),
+    }),
+  }));
+})
