@@ -24,7 +24,9 @@ FLOORS = (
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
+    "embeddings",
     "search",
+    "search_tool",
     "dialects.schemas",
     "dialects",
     "loop",
@@ -76,7 +78,9 @@ LIBRARIES = {
     "functions": set[str](),
     "neko": set[str](),
     "sdk": LIGHT,
+    "embeddings": {"numpy", "safetensors", "tokenizers"},  # extra `semantic`, imported when it is used
     "search": set[str](),
+    "search_tool": set[str](),
     "dialects": set[str](),
     "dialects.schemas": set[str](),
     "loop": set[str](),

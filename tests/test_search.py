@@ -14,15 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.search_catalog import CATALOG, INDEX, names, tool
-from toolbus.search import (
-    MAX_INDEXES,
-    MODES,
-    IndexCache,
-    ToolIndex,
-)
+from tests.support.search_catalog import CATALOG, INDEX, concepts, names, tool
+from toolbus.embeddings import Embeddings
+from toolbus.search import MAX_INDEXES, MEANING_MODES, MODES, WORD_MODES, IndexCache, ToolIndex
+from toolbus.search_tool import search_tool
 from toolbus.tool import Tool
 
+MEANING = ToolIndex(CATALOG, embeddings=Embeddings(concepts))
 KEYS = {"success", "mode", "fallback", "query", "result_count", "results"}
 
 
@@ -136,24 +134,25 @@ def test_keyword_finds_a_part_of_a_word_in_any_case_names_before_descriptions() 
     assert names(index.search("ForeCast b", mode="keyword")) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("query", ["", "  ", "!?*", "zzzzz"])
+@pytest.mark.parametrize(
+    ("mode", "query"),
+    [(mode, query) for mode in MODES for query in ("", "  ", *(("!?*", "zzzzz") if mode in WORD_MODES else ()))],
+)
 def test_an_empty_query_and_one_without_a_match_give_no_results(mode: str, query: str) -> None:
-    index = ToolIndex(CATALOG, ranker=lambda query, tools: [])
-    answer = index.search(query, mode=mode)
+    answer = meaning().search(query, mode=mode)
     assert (answer["success"], answer["result_count"], answer["results"]) == (True, 0, [])
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_empty_catalog_can_be_searched(mode: str) -> None:
-    assert ToolIndex([]).search("weather", mode=mode)["result_count"] == 0
+    assert meaning(tools=[]).search("weather", mode=mode)["result_count"] == 0
 
 
 @pytest.mark.parametrize(("top_k", "count"), [(-5, 1), (0, 1), (1, 1), (7, 7), (50, 50), (51, 50), (10**30, 50)])
 @pytest.mark.parametrize("mode", MODES)
 def test_top_k_is_clamped_to_1_to_50(mode: str, top_k: int, count: int) -> None:
     tools = [tool(f"lamp_{number}") for number in range(60)]
-    index = ToolIndex(tools, ranker=lambda query, tools: [(each.name, 1.0) for each in tools])
+    index = meaning(tools=tools)
     assert index.search("lamp", mode=mode, top_k=top_k)["result_count"] == count
 
 
@@ -161,7 +160,9 @@ def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
     answer = INDEX.search("weather", mode="regex")
     assert answer.keys() == KEYS | {"error"}
     assert (answer["success"], answer["results"]) == (False, [])
-    assert answer["error"] == "mode is 'regex', it must be one of bm25, keyword, semantic: leave it out for bm25"
+    assert answer["error"] == "mode is 'regex', it must be one of bm25, keyword: leave it out for bm25"
+    answer = meaning().search("weather", mode="regex")
+    assert answer["error"].endswith("one of bm25, keyword, semantic, hybrid: leave it out for hybrid")
 
 
 # -- hostile queries -------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=12).map(" ".join) | st.lists(PIECES, max_size=8).map("".join) | st.text())
 def test_any_query_is_data_and_gets_an_answer(query: str) -> None:
     for mode in MODES:
-        answer = INDEX.search(query, mode=mode)
+        answer = MEANING.search(query, mode=mode)
         assert answer["success"] is True
         json.dumps(answer, ensure_ascii=False).encode()
 
@@ -203,54 +204,110 @@ def test_a_too_long_query_is_cut() -> None:
     assert INDEX.search("天" * 100_000 + "气")["success"] is True
 
 
-# -- a ranker --------------------------------------------------------------------------------------------------------
+# -- meaning ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_ranker_decides_in_mode_semantic_and_only_there() -> None:
-    queries: list[str] = []
-
-    def ranker(query: str, tools: Sequence[Tool]) -> list[tuple[str, float]]:
-        queries.append(query)
-        return [("send_email", 0.25), ("yotei", 0.75), ("gone", 1.0)]
-
-    index = ToolIndex(CATALOG, ranker=ranker)
-    answer = index.search("tell my boss", mode="semantic")
-    assert (answer["mode"], answer["fallback"]) == ("semantic", False)
-    assert [(result["name"], result["score"]) for result in answer["results"]] == [
-        ("yotei", 0.75),
-        ("send_email", 0.25),
-    ]
-    index.search("weather")
-    assert queries == ["tell my boss"]
+def meaning(embedder: Any = concepts, tools: Sequence[Tool] = CATALOG) -> ToolIndex:
+    return ToolIndex(tools, embeddings=Embeddings(embedder))
 
 
-def failing(query: str, tools: Sequence[Tool]) -> list[tuple[str, float]]:
-    raise ConnectionError(query)
+@pytest.mark.parametrize("mode", ["semantic", "hybrid", ""])
+def test_a_query_without_a_common_word_finds_what_it_means(mode: str) -> None:
+    index = meaning()
+    assert names(INDEX.search("do I need an umbrella", mode="bm25")) == []
+    answer = index.search("do I need an umbrella", mode=mode, top_k=4)
+    assert (answer["success"], answer["mode"], answer["fallback"]) == (True, mode or "hybrid", False)
+    assert sorted(names(answer)) == ["getWeatherForecast", "get_weather", "nalssi", "查询天气"]
+    scores = [result["score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
 
 
+def test_words_count_beside_the_meaning_in_mode_hybrid_only() -> None:
+    tools = [*CATALOG, tool("zx81", "Runs a tape with a song.")]
+    best = {mode: names(meaning(tools=tools).search("zx81", mode=mode, top_k=1)) for mode in MEANING_MODES}
+    assert best["hybrid"] == ["zx81"] != best["semantic"]
+
+
+@pytest.mark.parametrize("each", CATALOG, ids=lambda each: each.name)
+def test_mode_hybrid_finds_a_tool_by_its_name(each: Tool) -> None:
+    assert names(meaning().search(each.name, mode="hybrid", top_k=1)) == [each.name]
+
+
+@pytest.mark.parametrize("mode", ["semantic", "hybrid"])
+def test_without_embeddings_the_modes_of_meaning_do_not_exist_and_the_error_says_what_to_install(mode: str) -> None:
+    for index in (INDEX, ToolIndex(CATALOG, embeddings=Embeddings(False))):
+        assert index.modes == ("bm25", "keyword")
+        answer = index.search("umbrella", mode=mode)
+        assert answer.keys() == KEYS | {"error"}
+        assert (answer["success"], answer["fallback"], answer["results"]) == (False, False, [])
+        assert answer["error"] == (
+            f"mode {mode} needs embeddings, which are not installed here: leave mode out for bm25, or install the "
+            "extra: pip install 'toolbus[semantic]'"
+        )
+        assert index.search("weather")["mode"] == "bm25"
+
+
+def test_the_declaration_names_the_modes_that_there_are_and_the_default() -> None:
+    for modes, default in ((WORD_MODES, "bm25"), (MODES, "hybrid")):
+        mode = search_tool(modes).parameters["properties"]["mode"]
+        assert (mode["enum"], mode["default"]) == ([*modes], default)
+        assert all(f"{each}: " in mode["description"] for each in modes)
+
+
+def failing(texts: Sequence[str]) -> Any:
+    raise ConnectionError(texts)
+
+
+@pytest.mark.parametrize("mode", ["semantic", "hybrid"])
 @pytest.mark.parametrize(
-    "ranker",
+    "embedder",
     [
-        None,
         failing,
-        lambda query, tools: None,
-        lambda query, tools: [("send_email",)],
-        lambda query, tools: [("send_email", "high")],
-        lambda query, tools: [("send_email", float("nan"))],
-        lambda query, tools: [([], 1.0)],
+        lambda texts: None,
+        lambda texts: [[1.0, 2.0]],
+        lambda texts: [1.0 for _ in texts],
+        lambda texts: [["high"] for _ in texts],
+        lambda texts: [[float("nan")] for _ in texts],
+        lambda texts: [[] for _ in texts],
+        lambda texts: [[1.0] * 8193 for _ in texts],
+        lambda texts: [[1.0] * len(texts) for _ in texts],
     ],
 )
-def test_without_a_ranker_that_works_bm25_answers_and_says_so(ranker: Any) -> None:
-    answer = ToolIndex(CATALOG, ranker=ranker).search("get_weather", mode="semantic")
+def test_where_the_embedder_fails_bm25_answers_and_says_so(embedder: Any, mode: str) -> None:
+    answer = meaning(embedder).search("get_weather", mode=mode)
     assert (answer["success"], answer["mode"], answer["fallback"]) == (True, "bm25", True)
     assert names(answer) == names(INDEX.search("get_weather"))
 
 
-def test_a_ranker_that_fails_is_logged_without_the_query(caplog: pytest.LogCaptureFixture) -> None:
-    ToolIndex(CATALOG, ranker=failing).search("my secret", mode="semantic")
+def test_an_embedder_that_fails_is_logged_without_the_query(caplog: pytest.LogCaptureFixture) -> None:
+    meaning(failing).search("my secret", mode="semantic")
     assert [record.getMessage() for record in caplog.records] == [
-        "the ranker failed with ConnectionError; bm25 answers instead"
+        "the embedder failed with ConnectionError; bm25 answers instead"
     ]
+
+
+def test_words_and_meaning_can_be_searched_by_any_number_of_threads_at_once() -> None:
+    index, queries = meaning(), ["umbrella", "boss", "天气", "github", "flights"] * 20
+    expected = [meaning().search(query) for query in queries]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(index.search, queries)) == expected
+
+
+def test_a_catalog_that_changed_has_only_its_new_texts_embedded() -> None:
+    texts: list[str] = []
+
+    def noting(batch: Sequence[str]) -> Any:
+        texts.extend(batch)
+        return concepts(batch)
+
+    cache = IndexCache(noting)
+    assert cache.modes == MODES
+    cache.index_of(1, CATALOG).search("umbrella")
+    assert len(texts) == len(CATALOG) + 1  # the query
+    texts.clear()
+    changed = [*CATALOG[1:], tool("book_table", "Reserves a seat at a restaurant.")]
+    assert names(cache.index_of(2, changed).search("umbrella", top_k=1)) == ["getWeatherForecast"]
+    assert texts == ["book table. Reserves a seat at a restaurant.", "umbrella"]
 
 
 # -- threads and revisions -------------------------------------------------------------------------------------------

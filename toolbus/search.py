@@ -1,37 +1,39 @@
 """Searches a catalog of tools that is too large to be offered to a model as a whole.
 
-`ToolIndex` indexes one catalog: words ranked by SQLite's FTS5, a plain substring, or a ranker of the caller. It knows
-neither where tools come from nor how they are called, so programs and the bus use the same index.
+`ToolIndex` indexes one catalog: words ranked by SQLite's FTS5, a plain substring, the meaning of texts
+(`toolbus.embeddings`), or words and meaning together. It knows neither where tools come from nor how they are called,
+so programs and the bus use the same index.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import re
 import sqlite3
 import threading
 import unicodedata
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
+from toolbus.embeddings import REMEDY, EmbeddedTexts, EmbedderChoice, Embeddings
 from toolbus.newest import NewestCache
 from toolbus.text import quote, repair_utf8
-from toolbus.tool import Annotations, Tool
+from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.search")
 
-Ranker: TypeAlias = Callable[[str, Sequence[Tool]], Sequence[tuple[str, float]]]
-"""Given a query and the tools: names with scores, where higher is better. Called from any thread."""
-
-SEARCH_TOOLS = "search_tools"
-REQUEST_TOOL_INJECTION = "request_tool_injection"
-MODES = ("bm25", "keyword", "semantic")
+WORD_MODES = ("bm25", "keyword")
+MEANING_MODES = ("semantic", "hybrid")  # with embeddings only
+MODES = (*WORD_MODES, *MEANING_MODES)
 MAX_RESULTS = 50
 MAX_QUERY_CHARACTERS = 1000  # a query is a sentence; a longer one is cut
+MAX_EMBEDDED_CHARACTERS = 1000  # of a tool: the first sentences of a description say what it is for
+MAX_WORD_HITS = 200  # tools whose words count in mode hybrid
+# What a match of the words adds in mode hybrid, to a meaning in standard deviations: `make bench ARGS=search-quality`
+# found the best tools with 0.05 to 0.3, and words should count as much as they can.
+WORDS_WEIGHT = 0.3
 MAX_QUERY_PHRASES = 64  # each costs a lookup
 MAX_INDEXES = 8  # one for each role and host in use
 
@@ -119,6 +121,11 @@ def _casefold(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
+def _meaning_text(tool: Tool) -> str:
+    """Returns what a tool's meaning is taken from: its name in words, and its description."""
+    return repair_utf8(f"{_WORD_BREAK.sub(' ', tool.name)}. {tool.description}"[:MAX_EMBEDDED_CHARACTERS])
+
+
 # -- the index -------------------------------------------------------------------------------------------------------
 
 
@@ -127,12 +134,13 @@ class ToolIndex:
 
     Args:
         tools: the catalog; equal scores keep its order.
-        ranker: ranks for mode `semantic`, by embeddings for instance. Where it fails or is None, bm25 answers.
+        embeddings: for the modes `semantic` and `hybrid`; None: this index has neither. Where they fail, bm25 answers.
     """
 
-    def __init__(self, tools: Iterable[Tool], *, ranker: Ranker | None = None) -> None:
+    def __init__(self, tools: Iterable[Tool], *, embeddings: Embeddings | None = None) -> None:
         self._tools = tuple(tools)
-        self._ranker = ranker  # None: no search by meaning
+        self._embeddings = embeddings if embeddings is not None and embeddings.available else None
+        self._meanings: EmbeddedTexts | None = None  # None until the first search by meaning
         self._casefolded = [(_casefold(tool.name), _casefold(tool.description)) for tool in self._tools]  # for keyword
         self._lock = threading.Lock()  # one statement at a time on the connection
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -156,35 +164,53 @@ class ToolIndex:
         return len(self._tools)
 
     def __repr__(self) -> str:
-        return f"ToolIndex({len(self._tools)} tools, ranker={'yes' if self._ranker else 'no'})"
+        return f"ToolIndex({len(self._tools)} tools, modes={', '.join(self.modes)})"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes that it has."""
+        return modes_of(self._embeddings)
 
     def search(
-        self, query: str, *, mode: str = "bm25", top_k: int = 10, include_parameters: bool = False
+        self, query: str, *, mode: str = "", top_k: int = 10, include_parameters: bool = False
     ) -> dict[str, Any]:
         """Returns the best tools, best first, as `success, mode, fallback, query, result_count, results`.
 
-        `mode` is the mode that answered; `fallback` is true where it is not the requested one. An unknown mode gets
-        `success: False` and a sentence under `error`. Scores are comparable within one answer only.
+        `mode` is the mode that answered; `fallback` is true where it is not the requested one. A mode that does not
+        exist, or needs embeddings where there are none, gets `success: False` and a sentence under `error`. Scores are
+        comparable within one answer only.
 
         Args:
-            mode: `bm25` for words, `keyword` for a substring of name or description, `semantic` for the ranker.
+            mode: `bm25` for words, `keyword` for a substring of name or description, `semantic` for meaning, `hybrid`
+                for meaning and words; "": the default of this index.
             top_k: how many at most; clamped to 1 to 50.
             include_parameters: whether each result carries its JSON Schema.
         """
         query = repair_utf8(query[:MAX_QUERY_CHARACTERS])
-        if mode not in MODES:
-            why = f"mode is {quote(repair_utf8(mode))}, it must be one of {', '.join(MODES)}: leave it out for bm25"
-            return {**_answer(query, "bm25", False, []), "success": False, "error": why}
+        mode = mode or default_mode(self.modes)
+        if mode not in self.modes:
+            return {**_answer(query, "bm25", False, []), "success": False, "error": self._unknown(mode)}
         limit = max(1, min(top_k, MAX_RESULTS))
-        hits = self._by_meaning(query, limit) if mode == "semantic" else None
-        fallback = mode == "semantic" and hits is None
+        hits = self._by_meaning(query, limit, words=mode == "hybrid") if mode in MEANING_MODES else None
+        fallback = mode in MEANING_MODES and hits is None
         if hits is None:
             hits = self._by_substring(query, limit) if mode == "keyword" else self._by_words(query, limit)
         results = [_result(tool, score, include_parameters) for tool, score in hits]
         return _answer(query, "bm25" if fallback else mode, fallback, results)
 
+    def _unknown(self, mode: str) -> str:
+        if mode in MEANING_MODES:
+            return f"mode {mode} needs embeddings, which are not installed here: leave mode out for bm25, or {REMEDY}"
+        default = default_mode(self.modes)
+        return (
+            f"mode is {quote(repair_utf8(mode))}, it must be one of {', '.join(self.modes)}: leave it out for {default}"
+        )
+
     def _by_words(self, query: str, limit: int) -> list[tuple[Tool, float]]:
-        match = _match(query)
+        return [(self._tools[number], score) for number, score in self._word_scores(_match(query), limit)]
+
+    def _word_scores(self, match: str, limit: int) -> list[tuple[int, float]]:
+        """Returns the places of tools in the catalog with their scores by an FTS5 expression, best first."""
         if not match:
             return []
         with self._lock:
@@ -193,7 +219,7 @@ class ToolIndex:
                 "ORDER BY cost, rowid LIMIT ?",
                 (match, limit),
             ).fetchall()
-        return [(self._tools[number], -cost) for number, cost in rows]
+        return [(number, -cost) for number, cost in rows]
 
     def _by_substring(self, query: str, limit: int) -> list[tuple[Tool, float]]:
         substring = _casefold(query.strip())
@@ -206,22 +232,42 @@ class ToolIndex:
         ]
         return sorted(scored, key=lambda hit: -hit[1])[:limit]
 
-    def _by_meaning(self, query: str, limit: int) -> list[tuple[Tool, float]] | None:
-        """Returns the ranker's results, or None where there is no ranker or it failed."""
-        if self._ranker is None:
+    def _by_meaning(self, query: str, limit: int, *, words: bool) -> list[tuple[Tool, float]] | None:
+        """Returns what is nearest in meaning, or None where there are no embeddings or they failed.
+
+        Args:
+            words: whether matching words count as well: the cosines are taken in standard deviations then, whose scale
+                is the same for every embedder, and the score of the words for each phrase of the query is added.
+        """
+        if self._embeddings is None:
             return None
-        if not query.strip():
+        if not query.strip() or not self._tools:
             return []
-        by_name = {tool.name: tool for tool in self._tools}
+        if self._meanings is None:
+            self._meanings = EmbeddedTexts([_meaning_text(tool) for tool in self._tools])
         try:
-            scores = {name: float(score) for name, score in self._ranker(query, self._tools) if name in by_name}
-            if not all(map(math.isfinite, scores.values())):
-                raise ValueError("a score is not a finite number")
+            scores = self._embeddings.similarities(query, self._meanings)
         except Exception as error:  # embeddings come from models and networks; bm25 works without them
-            log.warning("the ranker failed with %s; bm25 answers instead", type(error).__name__)
+            log.warning("the embedder failed with %s; bm25 answers instead", type(error).__name__)
             return None
-        best = sorted(scores.items(), key=lambda item: -item[1])[:limit]
-        return [(by_name[name], score) for name, score in best]
+        if words:
+            scores = (scores - scores.mean()) / (scores.std() or 1.0)
+            match = _match(query)
+            phrases = match.count(" OR ") + 1
+            for number, score in self._word_scores(match, MAX_WORD_HITS):
+                scores[number] += WORDS_WEIGHT * score / phrases
+        best = (-scores).argsort(kind="stable")[:limit].tolist()
+        return [(self._tools[number], float(scores[number])) for number in best]
+
+
+def modes_of(embeddings: Embeddings | None) -> tuple[str, ...]:
+    """Returns the modes of a search with these embeddings."""
+    return MODES if embeddings is not None and embeddings.available else WORD_MODES
+
+
+def default_mode(modes: Iterable[str]) -> str:
+    """Returns the mode that is used where none is named: it finds most, see docs/about/performance.md."""
+    return "hybrid" if "hybrid" in modes else "bm25"
 
 
 def _answer(query: str, mode: str, fallback: bool, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -244,13 +290,18 @@ class IndexCache:
     """Caches the indexes of the catalogs that were used last. Thread-safe.
 
     Args:
-        ranker: given to every index.
+        embedder: compares meanings; see `EmbedderChoice` for None and False.
     """
 
-    def __init__(self, ranker: Ranker | None = None) -> None:
-        self._ranker = ranker
+    def __init__(self, embedder: EmbedderChoice = None) -> None:
+        self._embeddings = Embeddings(embedder)  # shared by all indexes: a text is embedded once
         self._lock = threading.Lock()  # held while an index is built, so that each is built once
         self._indexes: NewestCache[Hashable, ToolIndex] = NewestCache(MAX_INDEXES)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes of its indexes."""
+        return modes_of(self._embeddings)
 
     def index_of(self, revision: Hashable, tools: Iterable[Tool]) -> ToolIndex:
         """Returns the index of a catalog, built where its revision is new.
@@ -261,42 +312,6 @@ class IndexCache:
         with self._lock:
             index = self._indexes.get(revision)
             if index is None:
-                index = ToolIndex(tools, ranker=self._ranker)
+                index = ToolIndex(tools, embeddings=self._embeddings)
             self._indexes[revision] = index  # a used index counts as the newest
         return index
-
-
-def search_tool() -> Tool:
-    """Returns the declaration of `search_tools`."""
-    parameters = {
-        "type": "object",
-        "properties": {
-            "query": {"type": "string", "description": "What the tool should do, e.g. `send email`"},
-            "mode": {
-                "type": "string",
-                "enum": [*MODES],
-                "default": "bm25",
-                "description": "bm25: any of the words; keyword: exactly this text; semantic: by meaning, if available",
-            },
-            "top_k": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": 10},
-            "include_parameters": {
-                "type": "boolean",
-                "default": False,
-                "description": "Also return each tool's parameters",
-            },
-        },
-        "required": ["query"],
-    }
-    return Tool(
-        name=SEARCH_TOOLS,
-        description=(
-            "Find tools that are not in your list. There are more tools than the ones you see. "
-            "Call this when the task needs something that none of your tools does. "
-            "Do NOT call it when one of your tools fits, nor to look up facts, files or web pages: it finds tools. "
-            f"To use a tool that it found, pass its name to {REQUEST_TOOL_INJECTION}. "
-            "If results is empty, there is no such tool: try other words once, then say that you cannot do it. "
-            "Never invent a tool."
-        ),
-        parameters_json=json.dumps(parameters),
-        annotations=Annotations(read_only=True, idempotent=True),
-    )

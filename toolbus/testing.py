@@ -17,25 +17,31 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
+    from toolbus.embeddings import EmbedderChoice
     from toolbus.limits import Timings
 
 Handle = Callable[[str, Any], object]
 
 
 @asynccontextmanager
-async def running_bus(*, unix: bool = False, timings: Timings | None = None, **settings: Any) -> AsyncIterator[Bus]:
+async def running_bus(
+    *, unix: bool = False, timings: Timings | None = None, embedder: EmbedderChoice = None, **settings: Any
+) -> AsyncIterator[Bus]:
     """Runs a bus on a free port of loopback, without HTTP; its address is ``bus.grpc_addresses[0]``.
 
     Args:
         unix: listens on a unix socket in a directory of its own instead.
         timings: lengths of time that are not configuration.
+        embedder: compares the meanings of tools for searches; see `EmbedderChoice` for None and False.
         settings: of `toolbus.bus.Config`; they win over the defaults here.
     """
     from toolbus.bus import Bus, Config  # needs toolbus[server]
 
     with tempfile.TemporaryDirectory(prefix="toolbus-") as folder:
         address = f"unix:{folder}/bus.sock" if unix else "127.0.0.1:0"
-        async with Bus(Config(**{"grpc": (address,), "http": "off", **settings}), timings=timings) as bus:
+        async with Bus(
+            Config(**{"grpc": (address,), "http": "off", **settings}), timings=timings, embedder=embedder
+        ) as bus:
             yield bus
 
 

@@ -10,8 +10,9 @@ import uvloop
 
 from lab.benchmarks import catalog
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.facts import Fact, Line, Measured, measured, microseconds
+from lab.benchmarks.facts import Column, Fact, Line, Measured, measured, microseconds
 from lab.stage import Stage
+from toolbus.embeddings import Embeddings, packaged_embedder
 from toolbus.search import ToolIndex
 from toolbus.tool import Tool
 
@@ -31,7 +32,7 @@ def search(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 
 async def _searched(tools: Sequence[Tool], repeats: int) -> Measured:
     began_at = time.perf_counter()
-    index = ToolIndex(tools)
+    index = ToolIndex(tools, embeddings=Embeddings())
     built = (time.perf_counter() - began_at) * 1e3
 
     async def query_once(query: str, mode: str, number: int) -> None:
@@ -42,10 +43,19 @@ async def _searched(tools: Sequence[Tool], repeats: int) -> Measured:
         ask = functools.partial(query_once, query, mode)
         return [await microseconds(ask, QUERIES) / 1e3 for _ in range(repeats)]
 
+    by_meaning: dict[Column, list[float]] = {}
+    if "semantic" in index.modes:
+        packaged_embedder()(["the model is loaded once per process"])
+        began_at = time.perf_counter()
+        index.search(SENTENCE, mode="semantic")
+        by_meaning[("first by meaning: texts embedded", "ms")] = [(time.perf_counter() - began_at) * 1e3]
+        for mode in ("semantic", "hybrid"):
+            by_meaning[(f"{mode}, a sentence", "ms")] = await samples(SENTENCE, mode)
     return {
         ("index built", "ms"): [built],
         ("bm25, one word", "ms"): await samples(WORD),
         ("bm25, two words", "ms"): await samples(WORDS),
         ("bm25, a sentence", "ms"): await samples(SENTENCE),
         ("keyword", "ms"): await samples(WORD, "keyword"),
+        **by_meaning,
     }

@@ -193,7 +193,6 @@ SUITES = {
             facts={
                 **dict.fromkeys(("export", "served_export"), "exports"),
                 "loop": "turns",
-                "search": "searches",
                 **dict.fromkeys(("calls", "dispatch", "tasks"), "local_calls"),
             },
             in_flight=(),
@@ -207,6 +206,21 @@ SUITES = {
             "loop's model answers at once, so what is left of a turn without its calls is the loop's own cost; its "
             "share of a model's 300 ms is computed, not measured. Each round makes everything anew, and the lines of a "
             "table take turns within it.",
+        ),
+        Suite(
+            name="search",
+            contestants={},
+            ratios=(),
+            facts={"search": "searches", "search_quality": "search_quality"},
+            in_flight=(),
+            charged="no process",
+            packages=("numpy", "tokenizers", "wordllama"),
+            page="benchmarks-search.md",
+            title="Benchmarks of the search for tools",
+            intro="How long a search takes, in a catalog from the generator with one seed, and what it finds in "
+            "another one of 200 tools (lab/benchmarks/search_data): 100 questions that share no word with name and "
+            "description of the tool that answers them, which is the worst case of a search by words, and 50 queries "
+            "in the usual words. `semantic` and `hybrid` use the embeddings of the extra `semantic`.",
         ),
         Suite(
             name="dropin",

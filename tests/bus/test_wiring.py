@@ -15,7 +15,8 @@ import pytest
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
-from toolbus.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, ToolIndex, search_tool
+from toolbus.search import ToolIndex
+from toolbus.search_tool import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, search_tool
 from toolbus.testing import running_bus
 
 
@@ -216,4 +217,4 @@ async def test_the_search_of_the_bus_speaks_of_no_tool_that_only_a_loop_has() ->
         assert listed.tool.name == SEARCH_TOOLS
         assert REQUEST_TOOL_INJECTION not in listed.tool.description
         assert "by its name only if your host offers it" in listed.tool.description
-        assert listed.tool.parameters == search_tool().parameters
+        assert listed.tool.parameters == search_tool(bus.core.indexes.modes).parameters

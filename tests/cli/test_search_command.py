@@ -1,7 +1,10 @@
 """``toolbus search``: ranking and modes."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from tests.bus.gateway.on_thread import bus_on_thread
 from tests.cli.served_bus import run_json
 from tests.support.processes import toolbus
 
@@ -21,8 +24,16 @@ def test_search_finds_tools_by_what_they_do(bus: str) -> None:
     assert [each["name"] for each in found["results"]] == ["forecast"]
 
 
-def test_search_notes_when_another_mode_was_used(bus: str) -> None:
-    ended = toolbus("search", "tomorrow", "--mode", "semantic", "--bus", bus)
-    assert ended.returncode == 0
-    assert "cannot rank by semantic, so it ranked by bm25" in ended.stderr
+def failing(texts: Sequence[str]) -> None:
+    raise ConnectionError
+
+
+def test_search_notes_when_another_mode_was_used_and_says_what_a_mode_needs(bus: str) -> None:
+    with bus_on_thread(embedder=failing, offered=("search",)) as broken, bus_on_thread(embedder=False) as words_only:
+        ended = toolbus("search", "tomorrow", "--mode", "semantic", "--bus", broken.grpc_addresses[0])
+        assert ended.returncode == 0
+        assert "cannot rank by semantic, so it ranked by bm25" in ended.stderr
+        ended = toolbus("search", "tomorrow", "--mode", "semantic", "--bus", words_only.grpc_addresses[0])
+        assert ended.returncode == 1
+        assert "pip install 'toolbus[semantic]'" in ended.stderr
     assert toolbus("search", "x", "--mode", "magic", "--bus", bus).returncode == 2

@@ -21,6 +21,7 @@ from lab.benchmarks import (
     growth,
     local_calls,
     many_tools,
+    search_quality,
     searches,
     secure_frames,
     turns,
@@ -69,7 +70,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 def reported(facts: tuple[Fact, ...]) -> Report:
-    return Report(SUITES["hosts"], BRIEFLY, Outcome({}, {}, []), facts, {}, "python -m lab.benchmarks hosts", 1)
+    suite = next(suite for suite in SUITES.values() if facts[0].name in suite.facts)
+    return Report(suite, BRIEFLY, Outcome({}, {}, []), facts, {}, f"python -m lab.benchmarks {suite.name}", 1)
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -94,6 +96,7 @@ def test_the_catalog_is_the_same_each_time_and_a_bus_takes_all_of_it() -> None:
         (exports.served_export, len(exports.SERVED)),
         (turns.loop, 4),
         (searches.search, 1),
+        (search_quality.search_quality, 4),
         (local_calls.calls, len(local_calls.WAYS)),
         (local_calls.dispatch, 5),
         (local_calls.tasks, 2),
@@ -104,10 +107,8 @@ def test_every_cell_of_a_table_is_measured(small: Stage, measure: Measure, lines
     (table,) = report.sections()
     assert len(table.rows) == lines
     assert all(len(row) == len(table.columns) and all(row) for row in table.rows)
-    assert measure.__name__ in SUITES["hosts"].facts
-    assert f"repeat with `python -m lab.benchmarks hosts --only {measure.__name__} --repeats 1 --rounds 1" in (
-        report.to_markdown()
-    )
+    command = f"python -m lab.benchmarks {report.suite.name} --only {measure.__name__} --repeats 1 --rounds 1"
+    assert f"repeat with `{command}" in report.to_markdown()
 
 
 def test_a_cell_shows_three_digits_and_how_far_its_samples_lie_apart() -> None:

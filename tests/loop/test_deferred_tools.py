@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from tests.support.search_catalog import CATALOG, INDEX, names, tool
 from toolbus.loop.deferred_tools import DeferredTools, injection_tool
-from toolbus.search import (
-    REQUEST_TOOL_INJECTION,
-    SEARCH_TOOLS,
-    IndexCache,
-    search_tool,
-)
+from toolbus.search import IndexCache
+from toolbus.search_tool import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, search_tool
 from toolbus.tool import Result, Tool
 
 # -- deferred: what is offered ---------------------------------------------------------------------------------------
 
 META = [SEARCH_TOOLS, REQUEST_TOOL_INJECTION]
+
+
+def _deferred(pinned: Any = (), *, cache: IndexCache | None = None) -> DeferredTools:
+    """Searches by words, also where the extra `semantic` is installed."""
+    return DeferredTools(pinned, cache=cache or IndexCache(False))
 
 
 def offered(deferred: DeferredTools, tools: Sequence[Tool] = CATALOG) -> list[str]:
@@ -35,12 +36,12 @@ def inject(deferred: DeferredTools, *names: str) -> Any:
 
 
 def test_a_conversation_starts_with_the_two_tools_and_the_pinned_ones_in_the_order_of_the_catalog() -> None:
-    assert offered(DeferredTools()) == META
-    assert offered(DeferredTools(["send_email", "get_weather", "not_there"])) == [*META, "get_weather", "send_email"]
+    assert offered(_deferred()) == META
+    assert offered(_deferred(["send_email", "get_weather", "not_there"])) == [*META, "get_weather", "send_email"]
 
 
 def test_injected_tools_come_last_in_the_order_of_the_requests_so_the_prefix_stays() -> None:
-    deferred = DeferredTools(["send_email"])
+    deferred = _deferred(["send_email"])
     seen = [offered(deferred)]
     for name in ("yotei", "get_weather", "kensaku"):
         inject(deferred, name)
@@ -51,7 +52,7 @@ def test_injected_tools_come_last_in_the_order_of_the_requests_so_the_prefix_sta
 
 
 def test_a_tool_that_comes_back_to_the_catalog_has_its_place_again() -> None:
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred)
     inject(deferred, "yotei", "kensaku")
     without = [each for each in CATALOG if each.name != "yotei"]
@@ -61,7 +62,7 @@ def test_a_tool_that_comes_back_to_the_catalog_has_its_place_again() -> None:
 
 
 def test_a_changed_tool_is_offered_and_found_with_its_new_declaration() -> None:
-    deferred = DeferredTools(["get_weather"])
+    deferred = _deferred(["get_weather"])
     offered(deferred)
     assert names(deferred.search({"query": "volcano"}).output) == []
     changed = tool("get_weather", "Erupting volcanoes.")
@@ -70,7 +71,7 @@ def test_a_changed_tool_is_offered_and_found_with_its_new_declaration() -> None:
 
 
 def test_a_tool_with_the_name_of_one_of_the_two_does_not_replace_it() -> None:
-    deferred = DeferredTools([SEARCH_TOOLS])
+    deferred = _deferred([SEARCH_TOOLS])
     tools = deferred.offered([tool(SEARCH_TOOLS, "An impostor."), *CATALOG])
     assert tools == [search_tool(), injection_tool()]
     assert names(deferred.search({"query": "impostor"}).output) == []
@@ -78,8 +79,8 @@ def test_a_tool_with_the_name_of_one_of_the_two_does_not_replace_it() -> None:
 
 
 def test_conversations_share_the_index_of_a_catalog_but_not_injected_tools() -> None:
-    cache = IndexCache()
-    first, second = DeferredTools(cache=cache), DeferredTools(cache=cache)
+    cache = IndexCache(False)
+    first, second = _deferred(cache=cache), _deferred(cache=cache)
     for each in (first, second):
         offered(each)
         assert names(each.search({"query": "github"}).output) == ["repo_issues"]
@@ -100,7 +101,7 @@ def refusal(result: Result) -> str:
 
 
 def test_a_search_is_answered_with_the_index_s_own_answer() -> None:
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred)
     arguments = {"query": "weather", "mode": "keyword", "top_k": 1, "include_parameters": True}
     result = deferred.search(arguments)
@@ -111,7 +112,7 @@ def test_a_search_is_answered_with_the_index_s_own_answer() -> None:
 
 
 def test_null_counts_as_missing_and_a_whole_float_as_an_integer() -> None:
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred)
     nulls = {"query": "weather", "mode": None, "top_k": 1.0, "include_parameters": None, "unheard_of": 1}
     assert deferred.search(nulls).output == INDEX.search("weather", top_k=1)
@@ -133,15 +134,15 @@ def test_null_counts_as_missing_and_a_whole_float_as_an_integer() -> None:
     ],
 )
 def test_invalid_arguments_of_a_search_are_refused_with_value_rule_and_fix(arguments: Any, sentence: str) -> None:
-    assert refusal(DeferredTools().search(arguments)).startswith(sentence)
+    assert refusal(_deferred().search(arguments)).startswith(sentence)
 
 
 def test_a_search_without_a_query_finds_nothing() -> None:
-    assert DeferredTools().search("").output["result_count"] == 0
+    assert _deferred().search("").output["result_count"] == 0
 
 
 def test_injected_tools_are_distinguished_from_tools_that_were_offered_already() -> None:
-    deferred = DeferredTools(["send_email"])
+    deferred = _deferred(["send_email"])
     offered(deferred)
     assert inject(deferred, "yotei", "yotei", "send_email", SEARCH_TOOLS) == {
         "success": True,
@@ -154,7 +155,7 @@ def test_injected_tools_are_distinguished_from_tools_that_were_offered_already()
 
 
 def test_unknown_names_get_similar_names_and_the_others_are_injected() -> None:
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred)
     answer = inject(deferred, "yotei", "get_wether", "email", "qqqq")
     assert (answer["success"], answer["injected"]) == (True, ["yotei"])
@@ -165,14 +166,14 @@ def test_unknown_names_get_similar_names_and_the_others_are_injected() -> None:
 
 
 def test_only_the_first_five_unknown_names_get_similar_names() -> None:
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred)
     unknown = inject(deferred, *(f"get_wether{number}" for number in range(20)))["unknown"]
     assert [bool(near) for near in unknown.values()] == [True] * 5 + [False] * 15
 
 
 def test_only_unknown_names_are_an_error() -> None:
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred)
     result = deferred.inject({"names": ["get_wether", "\ud800" * 9000]})
     assert "no tool has such a name" in refusal(result)
@@ -193,7 +194,7 @@ def test_only_unknown_names_are_an_error() -> None:
     ],
 )
 def test_invalid_arguments_of_an_injection_are_refused_and_change_nothing(arguments: Any, sentence: str) -> None:
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred)
     assert refusal(deferred.inject(arguments)).startswith(sentence)
     assert offered(deferred) == META
@@ -201,7 +202,7 @@ def test_invalid_arguments_of_an_injection_are_refused_and_change_nothing(argume
 
 def test_twenty_names_are_injected_at_once() -> None:
     tools = [tool(f"tool_{number}") for number in range(20)]
-    deferred = DeferredTools()
+    deferred = _deferred()
     offered(deferred, tools)
     assert len(inject(deferred, *(each.name for each in tools))["injected"]) == 20
 
@@ -216,7 +217,7 @@ FIELDS = st.sampled_from(["query", "mode", "top_k", "include_parameters", "names
 
 @given(st.dictionaries(FIELDS, JSON) | JSON)
 def test_whatever_a_model_writes_both_tools_answer_with_an_object(arguments: Any) -> None:
-    deferred = DeferredTools(["get_weather"])
+    deferred = _deferred(["get_weather"])
     offered(deferred)
     for result in (deferred.search(arguments), deferred.inject(arguments)):
         assert result.is_error is not result.output["success"]

@@ -22,6 +22,7 @@ from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.limits import Limits, Timings
+from toolbus.search import IndexCache
 from toolbus.stall import StallWatch
 
 
@@ -41,6 +42,7 @@ class Core:
         presence: the sessions of attached peers.
         records: the newest calls.
         audit: where parts say what was done and by whom.
+        indexes: of the catalogs that are searched.
         tasks: calls that outlived their soft deadline.
         local: the bus as its own process uses it.
         signals: what changed, and who listens.
@@ -63,6 +65,7 @@ class Core:
     presence: Presence
     records: CallRecords
     audit: Audit
+    indexes: IndexCache
     tasks: TaskManager
     local: EmbeddedBus
     signals: Signals

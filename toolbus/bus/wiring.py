@@ -49,9 +49,11 @@ from toolbus.bus.rooms.upstream_room import UpstreamRoom
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
+from toolbus.embeddings import EmbedderChoice
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import spec_of_method
 from toolbus.limits import Timings
+from toolbus.search import IndexCache
 from toolbus.stall import StallWatch
 
 log = logging.getLogger("toolbus")
@@ -107,6 +109,8 @@ class Bus(EmbeddedBus):
         rooms: the parts that it has; by default all of them.
         timings: lengths of time, most of them no configuration; by default with the heartbeats of the configuration.
         neighbours: the check of who may use the bus; by default the one that the configuration describes.
+        embedder: compares the meanings of tools for searches; None: that of the extra `semantic`, where it is
+            installed; False: none.
 
     Raises:
         SetupError: from the constructor, where an address needs keys and they cannot be read.
@@ -119,6 +123,7 @@ class Bus(EmbeddedBus):
         rooms: Sequence[type[Room]] = ROOMS,
         timings: Timings | None = None,
         neighbours: Neighbours | None = None,
+        embedder: EmbedderChoice = None,
     ) -> None:
         config = config or Config()
         timings = timings or config.timings
@@ -159,6 +164,7 @@ class Bus(EmbeddedBus):
             presence=self._presence(config, signals, timings, audit),
             records=self.records,
             audit=audit,
+            indexes=IndexCache(embedder),
             tasks=self.tasks,
             local=self,
             signals=signals,

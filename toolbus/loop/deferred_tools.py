@@ -12,15 +12,8 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toolbus.search import (
-    MAX_RESULTS,
-    MODES,
-    REQUEST_TOOL_INJECTION,
-    SEARCH_TOOLS,
-    IndexCache,
-    ToolIndex,
-    search_tool,
-)
+from toolbus.search import IndexCache, ToolIndex
+from toolbus.search_tool import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, search_arguments, search_tool
 from toolbus.text import repair_utf8
 from toolbus.tool import Annotations, Result, Tool
 
@@ -52,7 +45,7 @@ def injection_tool() -> Tool:
 
 
 class DeferredTools:
-    """The offered tools of one conversation in deferred mode. For one thread at a time.
+    """The offered tools of one conversation in deferred mode. For one thread at a time, apart from `search`.
 
     The order suits prompt caches: tools that were offered before stay in front, injected tools follow. A tool that
     leaves the catalog is offered again when it comes back.
@@ -65,9 +58,9 @@ class DeferredTools:
     def __init__(self, pinned: Iterable[str] = (), *, cache: IndexCache | None = None) -> None:
         self.pinned = frozenset(pinned)
         self._injected: dict[str, None] = {}  # names, in the order of the requests
-        self._own = {tool.name: tool for tool in (search_tool(), injection_tool())}
-        self._tools: dict[str, Tool] = {}  # the catalog of the last call of `offered`
         self._cache = cache or IndexCache()
+        self._own = {tool.name: tool for tool in (search_tool(self._cache.modes), injection_tool())}
+        self._tools: dict[str, Tool] = {}  # the catalog of the last call of `offered`, replaced as a whole
 
     def __repr__(self) -> str:
         return f"DeferredTools({len(self.pinned)} pinned, {len(self._injected)} injected of {len(self._tools)} tools)"
@@ -83,18 +76,19 @@ class DeferredTools:
         The two tools of this mode come first, then the pinned ones in the order of the catalog, then the injected
         ones. A tool of the catalog with the name of one of the two is hidden.
         """
-        self._tools = {}
+        catalog: dict[str, Tool] = {}
         for tool in tools:
             if tool.name not in self._own:
-                self._tools.setdefault(tool.name, tool)
+                catalog.setdefault(tool.name, tool)
+        self._tools = catalog
         pinned = [tool for name, tool in self._tools.items() if name in self.pinned]
         injected = [self._tools[name] for name in self._injected if name in self._tools]
         return [*self._own.values(), *pinned, *injected]
 
     def search(self, arguments: Mapping[str, Any] | str) -> Result:
-        """Answers a call of `search_tools`; arguments may be the model's JSON text."""
+        """Answers a call of `search_tools`; arguments may be the model's JSON text. May be called from any thread."""
         try:
-            query, options = _search_arguments(_object(arguments))
+            query, options = search_arguments(_object(arguments))
         except ValueError as error:
             return _failure(str(error))
         return _answer(self._index().search(query, **options))
@@ -124,13 +118,14 @@ class DeferredTools:
         return _answer({"success": False, "error": why, **answer})
 
     def _index(self) -> ToolIndex:
-        revision = tuple((tool.name, tool.schema_hash) for tool in self._tools.values())
-        return self._cache.index_of(revision, self._tools.values())
+        tools = self._tools  # once: another call may replace it meanwhile
+        revision = tuple((tool.name, tool.schema_hash) for tool in tools.values())
+        return self._cache.index_of(revision, tools.values())
 
     def _similar(self, name: str) -> list[str]:
         """Returns names with a similar spelling, else names that share a word."""
         similar = difflib.get_close_matches(name, self._tools, n=3)
-        return similar or [hit["name"] for hit in self._index().search(name, top_k=3)["results"]]
+        return similar or [hit["name"] for hit in self._index().search(name, mode="bm25", top_k=3)["results"]]
 
 
 def _object(arguments: Mapping[str, Any] | str) -> dict[str, Any]:
@@ -143,24 +138,6 @@ def _object(arguments: Mapping[str, Any] | str) -> dict[str, Any]:
     if not isinstance(arguments, Mapping):
         raise ValueError(f"the arguments are {reprlib.repr(arguments)}, they must be one JSON object")
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _search_arguments(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    options = {name: arguments[name] for name in ("mode", "top_k", "include_parameters") if name in arguments}
-    query, top_k = arguments.get("query", ""), options.get("top_k", 10)
-    if not isinstance(query, str):
-        raise ValueError(
-            f"query is {reprlib.repr(query)}, it must be a string: say in a few words what the tool should do"
-        )
-    if not isinstance(options.get("mode", ""), str):
-        raise ValueError(f"mode is {reprlib.repr(options['mode'])}, it must be one of {', '.join(MODES)}")
-    if isinstance(top_k, bool) or not (isinstance(top_k, int) or (isinstance(top_k, float) and top_k.is_integer())):
-        raise ValueError(f"top_k is {reprlib.repr(top_k)}, it must be an integer from 1 to {MAX_RESULTS}")
-    if not isinstance(options.get("include_parameters", False), bool):
-        raise ValueError(
-            f"include_parameters is {reprlib.repr(options['include_parameters'])}, it must be true or false"
-        )
-    return query, {**options, "top_k": int(top_k)}
 
 
 def _injection_arguments(arguments: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from toolbus.embeddings import EmbedderChoice
 from toolbus.errors import SetupError
 from toolbus.loop.router import comes_from_no_file
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Tool
@@ -28,6 +29,8 @@ class LoopSettings:
         list_timeout: seconds to wait for the catalog; after them the last known catalog is used.
         no_convergence_text: the reply where the model requests tools even after the last round; "" leaves it empty.
         no_summary_text: the reply where the model's answer is empty after it used tools; "" leaves it empty.
+        embedder: compares the meanings of tools for `search_tools`; None means that of the extra `semantic`, if it is
+            installed, and False none.
         may_route: which tools the rules of a loop may call; by default all but those of files in a drop-in folder,
             which the author of the rules has not reviewed.
 
@@ -47,6 +50,7 @@ class LoopSettings:
     list_timeout: float = 10.0
     no_convergence_text: str = ""
     no_summary_text: str = ""
+    embedder: EmbedderChoice = None
     may_route: Callable[[Tool], bool] = comes_from_no_file
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,7 +11,7 @@ from toolbus.errors import Code
 from toolbus.loop.deferred_tools import MAX_INJECTED_AT_ONCE, DeferredTools
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.turn_reply import refusal
-from toolbus.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS
+from toolbus.search_tool import REQUEST_TOOL_INJECTION, SEARCH_TOOLS
 from toolbus.text import shorten
 from toolbus.tool import Result, Tool
 
@@ -116,7 +117,11 @@ class LoopTools:
     def _without_hidden(self, tools: Iterable[Tool]) -> list[Tool]:
         return [tool for tool in tools if tool.name not in self._answers]
 
-    def answer(self, name: str, arguments_json: str) -> Result | None:
+    async def answer(self, name: str, arguments_json: str) -> Result | None:
         """Answers a call of one of the loop's tools; None where it is not one of them."""
         answer = self._answers.get(name)
-        return None if answer is None else answer(arguments_json)
+        if answer is None:
+            return None
+        if name == SEARCH_TOOLS:  # it may have to index and embed a whole catalog
+            return await asyncio.to_thread(answer, arguments_json)
+        return answer(arguments_json)

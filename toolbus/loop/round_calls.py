@@ -119,7 +119,7 @@ class RoundCalls:
                 f"the arguments of {quote_name(call)} are not JSON: {error}. "
                 "Send one JSON object that follows the tool's parameters.",
             )
-        own_result = self._runner.loop_tools.answer(call.name, arguments_json)
+        own_result = await self._runner.loop_tools.answer(call.name, arguments_json)
         if own_result is not None:
             return own_result
         if key is None:

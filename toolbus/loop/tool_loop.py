@@ -56,7 +56,7 @@ class ToolLoop:
         self._context = context if context is not None else getattr(self.source, "context", None)
         self._rules = in_order(rules)
         self._pinned = None if pinned is None else tuple(pinned)
-        self._indexes = IndexCache()  # shared by all conversations
+        self._indexes = IndexCache(self.settings.embedder)  # shared by all conversations
         self._model_client = ModelClient(endpoint)
         self._exports = ExportCache(self.source, endpoint.dialect, self.settings.list_timeout)
 

@@ -11,11 +11,14 @@ import pytest
 import pytest_asyncio
 
 from tests.bus.gateway.calling import client, invoke
+from tests.support.search_catalog import concepts
 from toolbus.bus import Bus
 from toolbus.bus.gateway import export_routes
 from toolbus.bus.gateway.host_models import Exported, FoundTools
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.token_cost import estimate_tokens
+from toolbus.embeddings import EmbedderChoice
+from toolbus.search import MODES
 from toolbus.testing import running_bus
 from toolbus.tool import Tool
 
@@ -213,18 +216,42 @@ async def found(http: httpx.AsyncClient, q: str, **query: Any) -> dict[str, Any]
 
 
 async def test_search_answers_as_the_index_does(bus: Bus, http: httpx.AsyncClient) -> None:
-    said = await found(http, "numbers")
+    said = await found(http, "numbers", mode="bm25")
     assert list(said) == ["success", "mode", "fallback", "query", "result_count", "results"]
     (tool,) = said["results"]
     assert list(tool) == ["name", "description", "score"]
     assert (said["mode"], tool["name"]) == ("bm25", "add")
-    (tool,) = (await found(http, "numbers", include_parameters="true"))["results"]
+    (tool,) = (await found(http, "numbers", mode="bm25", include_parameters="true"))["results"]
     assert list(tool["parameters"]["properties"]) == ["a", "b"]
-    assert (await found(http, "天気", mode="semantic"))["fallback"] is True
     assert (await found(http, "a", mode="keyword", top_k=1))["result_count"] == 1
-    assert (await found(http, "oddly", role="default"))["result_count"] == 1
+    assert (await found(http, "oddly", mode="bm25", role="default"))["result_count"] == 1
     bus.remove_tool("add")
-    assert (await found(http, "numbers"))["results"] == []
+    assert (await found(http, "numbers", mode="bm25"))["results"] == []
+
+
+@pytest.mark.parametrize(("embedder", "default"), [(concepts, "hybrid"), (False, "bm25")])
+async def test_http_and_the_tool_of_the_bus_search_in_the_same_modes(embedder: EmbedderChoice, default: str) -> None:
+    async with running_bus(http="127.0.0.1:0", offered=("search",), embedder=embedder) as bus:
+        bus.tool(lambda: 1, name="get_weather", description="Current conditions at a place.")
+        (listed,) = (each.tool for each in bus.list() if each.tool.name == "search_tools")
+        assert listed.parameters["properties"]["mode"]["default"] == default
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http:
+            for mode in ("", *MODES):
+                arguments = {"query": "umbrella", "mode": mode}
+                over_http = await found(http, "umbrella", mode=mode)
+                assert (await bus.call("search_tools", arguments)).unwrap() == over_http
+                assert over_http["success"] == (mode in ("", *listed.parameters["properties"]["mode"]["enum"]))
+                assert over_http["mode"] == (mode if over_http["success"] and mode else default if not mode else "bm25")
+                by_meaning = embedder and mode in ("", "semantic", "hybrid")
+                assert [each["name"] for each in over_http["results"]][:1] == (["get_weather"] if by_meaning else [])
+
+
+async def test_the_search_of_the_bus_refuses_what_it_cannot_read_with_the_rule() -> None:
+    async with running_bus() as bus:
+        for arguments, rule in (({"query": 5}, "be a string"), ({"query": "a", "top_k": "x"}, "be an integer")):
+            result = await bus.call("toolbus:search_tools", arguments)
+            assert result.error is not None
+            assert rule in result.error.message
 
 
 async def test_an_unknown_mode_is_an_error_with_a_list_of_modes(http: httpx.AsyncClient) -> None:

@@ -24,7 +24,7 @@ from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dialects.token_cost import CostCache
 from toolbus.newest import NewestCache
-from toolbus.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES, IndexCache
+from toolbus.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES
 from toolbus.text import quote
 from toolbus.tool import Tool
 
@@ -78,7 +78,10 @@ def router() -> APIRouter:
     async def search(
         request: Request,
         q: Annotated[str, Query(description=f"What the tool should do; {MAX_QUERY_CHARACTERS} characters count.")],
-        mode: Annotated[str, Query(description=f"One of {', '.join(MODES)}.")] = "bm25",
+        mode: Annotated[
+            str,
+            Query(description=f"One of {', '.join(MODES)}; the last two need the extra `semantic`. Empty: the best."),
+        ] = "",
         top_k: Annotated[int, Query(description=f"How many at most; taken as 1 to {MAX_RESULTS}.")] = 10,
         include_parameters: Annotated[bool, Query(description="Whether to include their JSON Schemas.")] = False,
         role: RoleQuery = "",
@@ -90,7 +93,7 @@ def router() -> APIRouter:
         view = parts.core.view
         revision = (view.revision, role, user_id if view.permissions else "", level, principal.identity.scopes)
         tools = [listing.tool for listing in view.listings(role or None, user_id, level, principal=principal)]
-        indexes = parts.cache(IndexCache)
+        indexes = parts.core.indexes
 
         def find() -> bytes:
             index = indexes.index_of(revision, tools)

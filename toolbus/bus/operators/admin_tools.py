@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.operators.grants import TOOLS, Grants
 from toolbus.bus.operators.introspection import Introspection
 from toolbus.sdk import ToolScope, llm_tool
-from toolbus.search import SEARCH_TOOLS, IndexCache, search_tool
+from toolbus.search_tool import SEARCH_TOOLS, search_arguments, search_tool
 from toolbus.text import quote
 from toolbus.tool import level_of
 
@@ -52,7 +53,16 @@ class AdminTools:
         self._grants = grants
         self._audit = core.audit
         self._introspection = Introspection(core.presence, core.records, core.view)
-        self._indexes = IndexCache()
+        self._indexes = core.indexes
+        # The schema names the modes that this bus has. The arguments are checked by the search itself, whose errors say
+        # how a missing mode is installed.
+        declare = llm_tool(
+            name=SEARCH_TOOLS,
+            description=SEARCH_DESCRIPTION,
+            parameters=search_tool(core.indexes.modes).parameters,
+            validate=False,
+        )
+        self.search_tools = declare(functools.partial(self._search_tools))
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
@@ -196,20 +206,13 @@ class AdminTools:
         """Shows the rules in force."""
         return {**self._view.permissions.as_tables(), "silenced": sorted(self._grants.silenced)}
 
-    @llm_tool(name=SEARCH_TOOLS, description=SEARCH_DESCRIPTION, parameters=search_tool().parameters)
-    def search_tools(
-        self,
-        scope: ToolScope,
-        query: str,
-        mode: str = "bm25",
-        top_k: int = 10,
-        include_parameters: bool = False,
-    ) -> dict[str, Any]:
+    def _search_tools(self, scope: ToolScope, **arguments: Any) -> dict[str, Any]:
         """Finds tools that the caller may call. Runs on a thread: a new catalog takes a while to be indexed."""
+        query, options = search_arguments({name: value for name, value in arguments.items() if value is not None})
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
         # The revision is read first: a change in between is found by the next search.
         principal = principal_of(scope)
         catalog = (self._view.revision, user_id if self._view.permissions else "", level, principal.identity.scopes)
         tools = [listing.tool for listing in self._view.listings(None, user_id, level, principal=principal)]
         index = self._indexes.index_of(catalog, tools)
-        return index.search(query, mode=mode, top_k=top_k, include_parameters=include_parameters)
+        return index.search(query, **options)
