@@ -65,7 +65,7 @@ def queries(kind: str) -> list[Question]:
 
 
 def _tool(name: str, description: str, parameters: str) -> Tool:
-    properties = {each.strip(): {} for each in parameters.split(",") if each.strip()}
+    properties: dict[str, dict[str, str]] = {each.strip(): {} for each in parameters.split(",") if each.strip()}
     return Tool(name, description, json.dumps({"type": "object", "properties": properties}))
 
 
