@@ -1,10 +1,10 @@
 """Keeps one peer on the bus, with the generated stubs alone: a pattern for client libraries in other languages.
 
 It has everything that a client library needs, in the order of docs/protocol.md: attach, one writer that sends all that
-waits, results in any order, heartbeats, cancels, graceful shutdown, reconnecting with backoff, and a credential for a
-bus on another machine. The scenarios in tests/vectors/peer.jsonl check a copy. It is one file, a little long, because
-it is meant to be read and copied as a whole. For Python programs `toolbus.sdk` is better: it also runs blocking
-handlers, and finds out why TLS fails.
+waits, results in any order, heartbeats, cancels, graceful shutdown, calls that were given up while this process stood
+still, reconnecting with backoff, and a credential for a bus on another machine. The scenarios in
+tests/vectors/peer.jsonl check a copy. It is one file, a little long, because it is meant to be read and copied as a
+whole. For Python programs `toolbus.sdk` is better: it also runs blocking handlers, and finds out why TLS fails.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import stat
+import time
 import tomllib
 import uuid
 from collections import deque
@@ -40,6 +42,7 @@ FIRST_DELAY, MAX_DELAY = 0.1, 5.0  # backoff: seconds between attempts; each is 
 HANDSHAKE_SECONDS = 20.0  # for connecting and attaching
 MISSED_HEARTBEATS = 5  # after so many heartbeat intervals without a message the bus counts as lost
 STEADY_SECONDS = 1.0  # a session that lived so long ended for a new reason
+TICK_SECONDS, LATE_SECONDS = 0.5, 0.5  # a clock that is looked at so often, and later than that, stood still
 DRAIN_SECONDS = 2.0  # after our drain the bus ends the stream; if it does not, we half-close after this long
 # After these statuses another attempt would be refused too.
 FINAL = {
@@ -112,6 +115,11 @@ class Connection:
         self.opened_at: float | None = None  # when the bus answered the attach; None before it did
         self.drain_sent = False
         self.drain_received = False
+        self.echoes = False  # whether the bus echoes heartbeats of the peer's own
+        self.held: dict[str, pb.ToolCall] = {}  # calls that may have ended while this process stood still, by their id
+        self.asked = 0  # the heartbeat whose echo begins what is held
+        self.holding = False  # whether calls that arrive are held
+        self._due = math.inf  # when the clock is looked at next, at the latest
         self._ids = itertools.count(1)
 
     async def call(self, call: pb.ToolCall) -> pb.ToolResult:
@@ -132,13 +140,32 @@ class Connection:
             self.pending.pop(call_id, None)
             self.close_if_idle()
 
+    def look_at_the_clock(self) -> None:
+        """Holds calls from now on where this process stood still: it was stopped, or its machine was suspended.
+
+        The bus may have ended them meanwhile. It echoes a heartbeat behind everything that it has sent before, so what
+        is not cancelled by then is still wanted.
+        """
+        now = boot_time()
+        if now > self._due and self.echoes:
+            self.holding = True
+            self.asked += 1
+            self.outbox.put("heartbeat", wire.Heartbeat(sequence=self.asked, from_peer=True))
+        self._due = now + TICK_SECONDS + LATE_SECONDS
+
+    async def watch_the_clock(self) -> None:
+        """Looks at the clock until cancelled."""
+        while True:
+            self.look_at_the_clock()
+            await asyncio.sleep(TICK_SECONDS)
+
     def seconds(self) -> float:
         """Returns how long the session has been live; below 0 if the bus has not answered."""
         return -1.0 if self.opened_at is None else asyncio.get_running_loop().time() - self.opened_at
 
     def close_if_idle(self) -> None:
         """Half-closes once either side has sent a drain and no call is pending or in flight."""
-        if self.in_flight or self.pending:
+        if self.in_flight or self.pending or self.held:
             return
         if self.drain_received:
             self.outbox.close()
@@ -273,9 +300,11 @@ class Peer:
             stream = self.stub.Invoke(metadata=self.metadata)  # type: ignore[call-arg]  # the type stubs know only the other style, an iterator
             connection.outbox.put("attach", self._attach)
             writer = asyncio.create_task(_write(stream, connection.outbox))
+            watch = asyncio.create_task(connection.watch_the_clock())
             try:
                 await self._read(stream, connection)
             finally:
+                watch.cancel()
                 self._end(connection)
                 stream.cancel()  # no effect on a stream that has ended; else it releases a blocked write
                 await writer
@@ -300,7 +329,9 @@ class Peer:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout) as deadline:
             async for frame in stream:
+                connection.look_at_the_clock()
                 if frame.HasField("attached"):
+                    connection.echoes = frame.attached.echoes
                     if connection.opened_at is None:
                         connection.opened_at = loop.time()
                     self.attached.set()
@@ -313,7 +344,10 @@ class Peer:
     def _receive(self, frame: wire.InvokeResponse, connection: Connection) -> None:
         """Handles the fields of a frame in the order of the protocol. It ignores events and progress."""
         for call in frame.calls:
-            self._start(call, connection)
+            if connection.holding:
+                connection.held[call.call_id] = call
+            else:
+                self._start(call, connection)
         for result in frame.results:
             future = connection.pending.pop(result.call_id, None)
             if future is not None and not future.done():
@@ -321,7 +355,14 @@ class Peer:
         for cancel in frame.cancels:
             if cancel.call_id in connection.in_flight:
                 connection.in_flight[cancel.call_id].cancel()
-        if frame.HasField("heartbeat"):
+            elif connection.held.pop(cancel.call_id, None) is not None:
+                _refuse(cancel.call_id, connection, "the call was cancelled before it began")
+        if frame.heartbeat.from_peer:
+            if frame.heartbeat.sequence == connection.asked:
+                connection.holding, held, connection.held = False, connection.held, {}
+                for call in held.values():
+                    self._start(call, connection)
+        elif frame.HasField("heartbeat"):
             connection.outbox.put("heartbeat", frame.heartbeat)
         if frame.HasField("drain"):
             if frame.drain.reason != "shutdown":
@@ -356,6 +397,7 @@ class Peer:
         self.attached.clear()
         self.stub = None
         connection.outbox.close()
+        connection.held.clear()
         for task in connection.in_flight.values():
             task.cancel()
         lost = pb.CallError(
@@ -382,6 +424,19 @@ def _finish(call_id: str, connection: Connection, task: asyncio.Task[Any]) -> No
     result.call_id = call_id
     connection.outbox.put("results", result)
     connection.close_if_idle()
+
+
+def _refuse(call_id: str, connection: Connection, text: str) -> None:
+    """Answers a call that was cancelled before it began."""
+    result = _failure(pb.ERROR_CODE_CANCELLED, pb.CALL_STAGE_NOT_DISPATCHED, text)
+    result.call_id = call_id
+    connection.outbox.put("results", result)
+
+
+def boot_time() -> float:
+    """Returns the seconds since some moment, those in which the machine was suspended included where it knows."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _message(name: str, arguments: dict[str, Any], **fields: Any) -> pb.ToolCall:

@@ -11,9 +11,10 @@ import pytest
 
 from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, echo, tool
-from tests.support.waiting import within
+from tests.support.waiting import until, within
 from toolbus.errors import Code, Stage
 from toolbus.sdk.host import Host
+from toolbus.testing import running_bus
 from toolbus.v1 import tool_pb2 as pb
 
 CALLS = 100
@@ -59,3 +60,47 @@ async def test_a_bus_that_goes_on_runs_no_call_that_its_caller_gave_up_and_every
         assert {result.error and result.error.stage for result in results} == {Stage.UNKNOWN}
         ran = sorted(json.loads(call.arguments_json)["who"] for call in plugin.calls)
         assert ran == ["after", "before", "is patient", "waits"]
+
+
+async def test_a_plugin_that_goes_on_runs_no_call_that_the_bus_has_ended_and_every_other() -> None:
+    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
+        async with run("sdk_plugin.py", bus.grpc_addresses[0]) as plugin:
+            await plugin.says("ready")
+            holding = asyncio.create_task(host.call("hold", timeout=60))
+            await plugin.says("holding")
+            queued = [asyncio.create_task(host.call("t", {"who": "queued"}, timeout=60)) for _ in range(3)]
+            await until(lambda: bus.dispatcher.active == 4, "the calls in the plugin's queue")
+            assert (await within(host.call("u", {"who": "before"}))).error is None  # behind them, so they were read
+            plugin.send(signal.SIGSTOP)
+            tools = ["t", "u"] * (CALLS // 2)
+            given_up = [asyncio.create_task(host.call(name, {"who": "gives up"}, timeout=0.3)) for name in tools]
+            patient = [asyncio.create_task(host.call(name, {"who": "waits"}, timeout=60)) for name in ("t", "u")]
+            results = await within(asyncio.gather(*given_up))
+            for each in queued:
+                each.cancel()
+            await until(lambda: bus.dispatcher.active == 3, "their cancels")
+            await asyncio.sleep(1.0)  # there is nothing to wait for: what counts is how long the stop was
+            plugin.send(signal.SIGCONT)
+            for each in (holding, *patient):
+                assert (await within(each)).error is None
+            ran = (await within(host.call("ran"))).unwrap()
+        assert {result.error and result.error.code for result in results} == {Code.DEADLINE_EXCEEDED}
+        assert ran == ["before", "waits", "waits"]
+
+
+async def test_a_client_on_the_stubs_alone_that_goes_on_runs_no_call_that_the_bus_has_ended() -> None:
+    async with (
+        running_bus() as bus,
+        Host(bus.grpc_addresses[0]) as host,
+        run("stub_plugin.py", bus.grpc_addresses[0]) as plugin,
+    ):
+        await plugin.says("ready")
+        assert (await within(host.call("t", {"who": "before"}))).error is None
+        plugin.send(signal.SIGSTOP)
+        given_up = [asyncio.create_task(host.call("t", {"who": "gives up"}, timeout=0.3)) for _ in range(CALLS)]
+        patient = asyncio.create_task(host.call("t", {"who": "waits"}, timeout=60))
+        await within(asyncio.gather(*given_up))
+        await asyncio.sleep(1.0)  # there is nothing to wait for: what counts is how long the stop was
+        plugin.send(signal.SIGCONT)
+        assert (await within(patient)).error is None
+        assert (await within(host.call("ran"))).unwrap() == ["before", "waits"]

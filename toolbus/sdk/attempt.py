@@ -29,6 +29,7 @@ from toolbus.errors import (
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
 from toolbus.sdk.outgoing_calls import PeerSession
 from toolbus.session import Side, State
+from toolbus.stall import StallWatch
 from toolbus.text import quote
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -66,6 +67,7 @@ HIDDEN_STATUS = "Internal error from Core"
 # What grpc reports where the two sides do not agree about TLS or its certificates, and of a server that just ended.
 _UNEXPLAINED = ("Socket closed", "handshake", "erification", "reset", "EOF")
 
+MAX_LATE_SECONDS = 1.0  # of a timer; later means that what the bus has sent was not read yet
 EXPIRY_WARNING_SECONDS = 7 * 86_400.0  # before a key expires
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from grpcio's stubs
@@ -172,12 +174,14 @@ class Attempt:
         self._writer = self._loop.create_task(self._write())
         self._watch_silence(self._settings.timings.handshake)
 
-    async def read(self, handlers: Handlers) -> AttemptEnd:
+    async def read(self, handlers: Handlers, stalls: StallWatch) -> AttemptEnd:
         """Hands each field of each message to its handler until the stream ends; returns how it did."""
-        session, stream = self.session, self.stream
+        session, stream, clock = self.session, self.stream, stalls.clock
         code, text = grpc.StatusCode.OK, "the bus ended the stream"
         try:
             while (frame := await stream.read()) is not _EOF:
+                if clock() > stalls.due:
+                    stalls.notice()
                 for field, value in session.receive(frame, self._loop.time()):
                     handlers[field](self, value)
                 if session.state is State.LEAVING:
@@ -256,18 +260,22 @@ class Attempt:
 
     def _watch_silence(self, seconds: float) -> None:
         due = self._loop.time() + seconds
-        self._silence_timer = self._loop.call_at(due, self._check_silence, due)
+        self._silence_timer = self._loop.call_at(due, self._check_silence, due, seconds)
 
-    def _check_silence(self, due: float) -> None:
+    def _check_silence(self, due: float, seconds: float) -> None:
         """Gives up a bus that sends nothing; it sends a heartbeat whenever it has nothing else to send."""
         now = self._loop.time()
+        if now - due > min(
+            seconds, MAX_LATE_SECONDS
+        ):  # this process stood still itself: a suspended machine, a debugger
+            self.session.restart_pulse(now)
+            self._watch_silence(seconds)
+            return
         if self.attached is None:  # the handshake timeout
             self.stream.cancel()
             return
         interval = self.attached.heartbeat_seconds
         allowed = 4 * interval if interval > 0 else self._settings.timings.silence
-        if now - due > allowed / 4:  # this process stood still itself: a suspended machine, a debugger
-            self.session.restart_pulse(now)
         if (silent := now - self.session.last_heard) > allowed:
             log.warning("the bus at %s has sent nothing for %.1f s", self._settings.address, silent)
             self.stream.cancel()

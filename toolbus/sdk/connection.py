@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,12 +23,14 @@ from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import Code, InvalidRequest, PeerLost, Stage, ToolBusError
 from toolbus.functions.threads import ChangeSignal, Inbox, LoopThread
 from toolbus.sdk.attempt import Attempt, AttemptEnd, error_of
+from toolbus.sdk.call_barrier import CallBarrier, Postponed
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
 from toolbus.sdk.handshake import Handshake
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.peer_delegate import Delegate, IncomingCall
 from toolbus.sdk.reconnect import Reconnect
 from toolbus.session import State
+from toolbus.stall import StallWatch
 from toolbus.text import clean_line
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -44,6 +47,7 @@ class Connection:
     Attributes:
         calls: the calls that this peer makes.
         changes: fires when the state changes, for coroutines that wait for one.
+        stalls: tells when this process stood still.
         closing: whether this peer wants to end the connection.
         identity: the name that this peer's key proved, as the bus said last; "" without a key.
         expires: when the key expires; None if it does not, or is not known.
@@ -60,6 +64,9 @@ class Connection:
         self.closing = False
         self.identity = ""
         self.expires: datetime | None = None
+        timings = settings.timings
+        self.stalls = StallWatch(timings.tick, timings.late)
+        self.stalls.listen(self._stalled, lambda: None)
         self._handshake = Handshake(settings, delegate, self.loop, self.changes)
         self._reconnect = Reconnect(self)
         self._attempt: Attempt | None = None  # the current one; None between two
@@ -78,6 +85,7 @@ class Connection:
             "heartbeat": self._on_heartbeat,
             "drain": self._on_drain,
         }
+        self._barrier = CallBarrier(self._handlers, partial(delegate.take, self), self.answer)
 
     def __repr__(self) -> str:
         session = self._attempt.session if self._attempt else None
@@ -106,6 +114,16 @@ class Connection:
     def report(self, session: PeerSession, progress: pb.ToolProgress) -> None:
         """Sends progress of a call of the bus."""
         self._inbox.put(self._report, (session, progress))
+
+    def postpone(self, job: Postponed) -> bool:
+        """Holds a call that waited in a queue while this process stood still, until the bus has said whether it ended.
+
+        Returns:
+            False where it did not stand still: the call may begin.
+        """
+        if not self._barrier.raised and self.stalls.clock() <= self.stalls.due:
+            return False
+        return self._inbox.put(self._postpone, job)
 
     def tools_changed(self) -> None:
         """Declares the tools anew; changes in a row become one."""
@@ -212,7 +230,7 @@ class Connection:
         self._handshake.attach(attempt)
         attempt.start()
         try:
-            return await attempt.read(self._handlers)
+            return await attempt.read(self._handlers, self.stalls)
         finally:
             self._lose(attempt)
             await attempt.close()
@@ -248,6 +266,7 @@ class Connection:
     # -- the life of the connection ------------------------------------------------------------------------------
 
     def _begin(self, _: None) -> None:
+        self.stalls.start()
         self._task = self.loop.create_task(self._live())
 
     async def _live(self) -> None:
@@ -258,6 +277,7 @@ class Connection:
             self._error = ToolBusError(f"a fault of the SDK: {error!r}")
         finally:
             self._over = True
+            self.stalls.stop()
             self.calls.close(self._closed_text if self._error is None else str(self._error))
             self.changes.tell()
 
@@ -265,6 +285,7 @@ class Connection:
         """Ends the session of an attempt, with the calls that were pending or in flight on it."""
         pending, in_flight = attempt.session.end()
         self._attempt = None
+        self._barrier.drop()
         self.calls.lost(attempt.session, pending, all_read=attempt.all_read)
         for call in in_flight:
             call.cancel("the connection to the bus broke")
@@ -287,6 +308,20 @@ class Connection:
         if first:
             self.calls.opened(attempt.session, attached.limits.arguments_bytes or MESSAGE_BYTES)
 
+        if first and self.stalls.unsettled:
+            self._stalled()
+
+    def _stalled(self) -> None:
+        """Holds calls of a bus that echoes: it may have ended them while this process stood still."""
+        attempt = self._attempt
+        if attempt is not None and attempt.attached is not None and attempt.attached.echoes:
+            self._barrier.lift(attempt.session)
+
+    def _postpone(self, job: Postponed) -> None:
+        if self.stalls.clock() > self.stalls.due:
+            self.stalls.notice()
+        self._barrier.postpone(job)
+
     def _on_calls(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
         session, take = attempt.session, self.delegate.take
         for call in calls:
@@ -300,7 +335,9 @@ class Connection:
                 in_flight.cancel(cancel.reason)
 
     def _on_heartbeat(self, attempt: Attempt, heartbeat: wire.Heartbeat) -> None:
-        if not heartbeat.from_peer:
+        if heartbeat.from_peer:
+            self._barrier.echo(heartbeat)
+        else:
             attempt.session.echo(heartbeat)
 
     def _on_events(self, attempt: Attempt, events: Iterable[wire.Event]) -> None:

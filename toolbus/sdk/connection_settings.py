@@ -30,6 +30,8 @@ class ConnectionTimings:
             four heartbeats of an idle session.
         half_close: for the bus to end a stream after our half-close.
         writer: for a writer to notice that its stream has ended.
+        tick, late: how often a connection looks at the clock, and how late that may be without meaning that this
+            process stood still. Together they are the shortest stop that is noticed for certain.
         steady: a session that lived this long starts the backoff anew.
         first_pause, max_pause: backoff between two attempts. The bus is on this machine: peers should be back within a
             second after it listens again.
@@ -40,6 +42,8 @@ class ConnectionTimings:
     silence: float = 40.0
     half_close: float = 2.0
     writer: float = 0.2
+    tick: float = 0.5
+    late: float = 0.5
     steady: float = 1.0
     first_pause: float = 0.05
     max_pause: float = 0.8

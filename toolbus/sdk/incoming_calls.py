@@ -24,6 +24,8 @@ from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
+QUEUED_SECONDS = 0.5  # in a queue, after which a call asks before it begins; below the shortest stop that counts
+
 
 class Job:
     """One call of the bus.
@@ -70,10 +72,20 @@ class Job:
     def begin(self) -> bool:
         """Tells whether to run the handler; answers a call that was cancelled or timed out."""
         self.begun = True  # before the look at the scope: `cancel` looks the other way round
-        if self.scope.is_cancelled or self.scope.time_left() <= 0:
+        left = self.scope.time_left()
+        if self.seconds - left > QUEUED_SECONDS:  # it waited, perhaps while this process stood still
+            self.begun = False
+            if self._connection.postpone(self):
+                return False
+            self.begun = True
+        if self.scope.is_cancelled or left <= 0:
             self.refuse()
             return False
         return True
+
+    def resume(self) -> None:
+        """Begins a call that was held, unless it was cancelled meanwhile; on the connection's loop."""
+        self._runner.queue(self)
 
     def refuse(self) -> None:
         """Answers a call that never began."""
@@ -118,12 +130,16 @@ class Runner:
             connection.answer(session, Result(call.call_id, is_error=True, error=error))
             return _ANSWERED
         job = Job(connection, session, spec, call, self)
-        if not spec.is_async:
+        self.queue(job)
+        return job
+
+    def queue(self, job: Job) -> None:
+        """Has a call begin as soon as there is a thread or a place for it."""
+        if not job.spec.is_async:
             self._workers.put(self._run_sync, job)
         elif not self._inbox.put(self._begin, job):
             error = CallError(Code.UNAVAILABLE, "the plugin's loop is closed", Stage.NOT_DISPATCHED, retry_safe=True)
-            job.answer(Result(call.call_id, is_error=True, error=error))
-        return job
+            job.answer(Result(job.scope.call_id, is_error=True, error=error))
 
     def cancel(self, job: Job) -> None:
         """Cancels the task of an async call that has begun."""

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 PeerSession = Session[wire.InvokeRequest]
 
 GUARD_SLACK = 1.0  # seconds that the bus's own timeout may come late: loaded machines, garbage collection
+LATE_SECONDS = 0.5  # that the timer for the deadlines may come late
 SWEEP_PAUSE = 0.005  # a sweep looks at every call that waits, so many that time out share one
 OVERHEAD = 256  # bytes of a call beside its arguments and context: name, ids, tags
 _RETRIED = (Code.UNAVAILABLE, Code.OVERLOADED)
@@ -375,6 +376,11 @@ class OutgoingCalls:
     def _sweep(self) -> None:
         """Ends what has waited too long, and sets the timer for the next."""
         now = self._loop.time()
+        late = now - self._timer_at
+        self._timer, self._timer_at = None, math.inf
+        if late > LATE_SECONDS:  # this process stood still: the results may lie in the socket, so they are read first
+            self._watch(now + GUARD_SLACK)
+            return
         for out in self._waiting:
             if not out.ended and out.soft_deadline <= now:
                 self._expire(out)
@@ -387,7 +393,6 @@ class OutgoingCalls:
                 self._send_cancel(out, "timeout_seconds")
                 stage = Stage.ACCEPTED if out.accepted else Stage.UNKNOWN
                 out.fail(Code.DEADLINE_EXCEEDED, text, stage, limit=limit)
-        self._timer, self._timer_at = None, math.inf
         deadlines = [out.soft_deadline for out in self._waiting]
         deadlines += [out.guard_deadline for out in pending if not out.ended]
         nearest = min(deadlines, default=math.inf)

@@ -1,0 +1,80 @@
+"""The deadlines of a host's calls, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from toolbus.errors import Code, Stage
+from toolbus.functions.call_options import CallOptions
+from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
+from toolbus.session import Side
+from toolbus.tool import Progress, Result
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+
+class Clock:
+    """A loop's clock and its newest timer."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()  # calls take their own time
+        self.due: tuple[float, Callable[[], None]] | None = None
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, moment: float, function: Callable[[], None]) -> Any:
+        self.due = (moment, function)
+        return self
+
+    def cancel(self) -> None:
+        self.due = None
+
+    def fire(self, late: float = 0.0) -> None:
+        """Runs the timer, so many seconds late."""
+        assert self.due is not None
+        self.now, function = self.due[0] + late, self.due[1]
+        self.due = None
+        function()
+
+
+class Caller:
+    """A host with one call that the bus has."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.calls = OutgoingCalls(self.clock, "127.0.0.1:1", "p")  # type: ignore[arg-type]
+        self.session = PeerSession(Side.PEER, wire.InvokeRequest, self.clock.now)
+        self.session.open(256, 0)
+        self.calls.opened(self.session, 1 << 20)
+        self.results: list[Result] = []
+        self.calls.begin(OutgoingCall("t", "{}", self._deliver, options=CallOptions(timeout=1.0)))
+        (self.call_id,) = self.session.pending
+
+    def _deliver(self, out: OutgoingCall, result: Result | Progress) -> None:
+        assert isinstance(result, Result)
+        self.results.append(result)
+
+
+def test_a_host_that_stood_still_reads_the_answers_before_it_calls_the_bus_dead() -> None:
+    caller = Caller()
+    caller.clock.fire(late=30.0)
+    assert caller.results == []
+    caller.calls.results(caller.session, [pb.ToolResult(call_id=caller.call_id, output_json="1")])
+    assert [result.output_json for result in caller.results] == ["1"]
+
+
+def test_a_bus_that_gives_no_answer_after_that_either_ends_the_call() -> None:
+    caller = Caller()
+    caller.clock.fire(late=30.0)
+    caller.clock.fire()
+    assert caller.results[0].error is not None
+    assert (caller.results[0].error.code, caller.results[0].error.stage) == (Code.DEADLINE_EXCEEDED, Stage.UNKNOWN)
+
+
+def test_a_host_that_was_awake_ends_the_call_at_its_guard_deadline() -> None:
+    caller = Caller()
+    caller.clock.fire(late=0.1)
+    assert len(caller.results) == 1

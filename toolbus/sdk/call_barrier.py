@@ -1,0 +1,118 @@
+"""Holds the calls of the bus that may be older than the end of a stall of this process, until the bus has echoed.
+
+A plugin that was stopped finds calls in its socket that the bus has ended meanwhile; their cancels, or the end of the
+stream, come behind them. The bus echoes a heartbeat behind everything that it has sent before, so what is not cancelled
+when the echo comes is still wanted. Calls that wait for a thread or a place are in the same position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toolbus.errors import Code, Stage
+from toolbus.sdk.outgoing_calls import PeerSession
+from toolbus.sdk.peer_delegate import IncomingCall
+from toolbus.tool import CallError, Result
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from toolbus.sdk.attempt import Attempt
+
+Take = Callable[[PeerSession, pb.ToolCall], IncomingCall]
+Answer = Callable[[PeerSession, Result], None]
+
+
+class Postponed(Protocol):
+    """A call that waits in a queue of this process."""
+
+    session: PeerSession
+
+    def resume(self) -> None:
+        """Begins it, unless it was cancelled."""
+
+
+class CallBarrier:
+    """The barrier of one connection. Everything runs on the connection's loop.
+
+    Args:
+        handlers: what the connection does with each field of a message; while the barrier is raised it takes the calls.
+        take: begins to answer a call.
+        answer: answers a call that never begins.
+
+    Attributes:
+        raised: whether calls are held now; other threads may read it.
+    """
+
+    def __init__(self, handlers: dict[str, Callable[[Attempt, Any], None]], take: Take, answer: Answer) -> None:
+        self._handlers = handlers
+        self._on_calls = handlers["calls"]  # what is done while it is open
+        self._take = take
+        self._answer = answer
+        self._session: PeerSession | None = None  # the stream whose calls are held; None while not raised
+        self._asked = 0  # the heartbeat whose echo ends it
+        self._held: list[Postponed] = []  # oldest first
+        self.raised = False
+
+    def __repr__(self) -> str:
+        return f"<CallBarrier {f'raised held={len(self._held)}' if self.raised else 'open'}>"
+
+    def lift(self, session: PeerSession) -> None:
+        """Holds the calls of a stream from now on; only the echo of a heartbeat of now ends it."""
+        self._session, self._asked, self.raised = session, session.ask(), True
+        self._handlers["calls"] = self._hold
+
+    def _hold(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
+        session = attempt.session
+        for call in calls:
+            if call.call_id not in session.in_flight:
+                held = _HeldCall(session, call, self._take, self._answer)
+                session.in_flight[call.call_id] = held
+                self._held.append(held)
+
+    def postpone(self, job: Postponed) -> None:
+        """Holds a call that was about to begin; begins it where none is held any more."""
+        if self.raised and job.session is self._session:
+            self._held.append(job)
+        else:
+            job.resume()
+
+    def echo(self, heartbeat: wire.Heartbeat) -> None:
+        """Begins what is held where an echo is that of the heartbeat which was sent for it."""
+        if self.raised and heartbeat.sequence >= self._asked:
+            held = self._held
+            self.drop()
+            for each in held:
+                each.resume()
+
+    def drop(self) -> None:
+        """Holds no more; what was held has ended with its stream."""
+        self._held, self._session, self.raised = [], None, False
+        self._handlers["calls"] = self._on_calls
+
+
+class _HeldCall:
+    """A call that arrived and was not begun."""
+
+    __slots__ = ("_answer", "_call", "_cancelled", "_take", "session")
+
+    def __init__(self, session: PeerSession, call: pb.ToolCall, take: Take, answer: Answer) -> None:
+        self.session = session
+        self._call = call
+        self._take = take
+        self._answer = answer
+        self._cancelled = False
+
+    def cancel(self, reason: str) -> None:
+        """Ends the call, which never ran."""
+        if not self._cancelled:
+            self._cancelled = True
+            text = f"the call of {self._call.name} was cancelled before it began: {reason}"
+            error = CallError(Code.CANCELLED, text, Stage.NOT_DISPATCHED)
+            self._answer(self.session, Result(self._call.call_id, is_error=True, error=error))
+
+    def resume(self) -> None:
+        """Begins the call, unless it was cancelled."""
+        if not self._cancelled:
+            self.session.in_flight[self._call.call_id] = self._take(self.session, self._call)
