@@ -35,6 +35,7 @@ FLOORS = (
     "dropin.sandbox",
     "dropin.javascript",  # scripts as an engine runs them: no connection, no bus
     "dropin",
+    "check",  # reads code of other systems, and runs nothing of it
     "bus.loopback bus.callback_url bus.outbound bus.path_ownership",
     "bus.access",  # who is asking
     "bus.audit",  # what was done, and by whom
@@ -87,6 +88,7 @@ LIBRARIES = {
     "council": {"httpx"},  # where it asks a model itself
     "processes": set[str](),
     "dropin.javascript": {"quickjs"},  # extra `javascript`
+    "check": set[str](),
     "bus.access": set[str](),
     "bus.keys": {"cryptography", "tomlkit", "jwt", "aiohttp"},  # extras `keys` and `jwt`
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},

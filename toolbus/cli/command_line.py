@@ -16,6 +16,7 @@ from toolbus.cli import (
     call_command,
     calls_command,
     catalog_commands,
+    check_command,
     confirm_command,
     credential_commands,
     drain_command,
@@ -82,6 +83,7 @@ app.command(epilog=notification_commands.NOTIFY_EPILOG)(notification_commands.no
 app.command(epilog=search_command.EPILOG)(search_command.search)
 app.command(epilog=export_command.EPILOG)(export_command.export)
 app.command(epilog=explain_command.EPILOG)(explain_command.explain)
+app.command(epilog=check_command.EPILOG)(check_command.check)
 app.command(epilog=call_command.EPILOG)(call_command.call)
 app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)

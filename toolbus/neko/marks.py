@@ -50,6 +50,10 @@ after_entry = marking("after_entry")
 around_entry = marking("around_entry")
 replace_entry = marking("replace_entry")
 quick_action = marking("quick_action")
+KINDS = (
+    *(ENTRY, "on_event", "message", "custom_event", "hook", "before_entry", "after_entry", "around_entry"),
+    *("replace_entry", "quick_action", "ui.action", "ui.context"),
+)
 
 
 class ui:

@@ -20,15 +20,15 @@ from toolbus.neko.sdk_names import NAMES, find_name
 
 PLUGINS = "plugin.plugins"
 # The modules of the SDK that are imported from as `from plugin.sdk.shared import core`; all have the same names.
-_SUBMODULES = {
+SUBMODULES = {
     *("adapter", "base", "bus", "config", "constants", "context", "core", "database", "decorators", "errors", "events"),
     *("exceptions", "extension", "i18n", "logger", "logging", "memory", "models", "result", "router", "runtime"),
     *("settings", "shared", "storage", "store", "types", "plugin", "sdk"),
 }
 # Packages of that project's main program, which lie beside `plugin` there.
-_MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
-_SERVER = Absence("is a part of its plugin server", "Remove the import: a tool needs only plugin.sdk.")
-_MAIN = Absence("is a part of its main program", "Copy what the plugin needs of it into the plugin's folder.")
+MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
+SERVER = Absence("is a part of its plugin server", "Remove the import: a tool needs only plugin.sdk.")
+MAIN = Absence("is a part of its main program", "Copy what the plugin needs of it into the plugin's folder.")
 
 
 class _SdkModule(ModuleType):
@@ -37,7 +37,7 @@ class _SdkModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in _SUBMODULES and name not in NAMES:
+        if name in SUBMODULES and name not in NAMES:
             return importlib.import_module(f"{self.__name__}.{name}")
         return find_name(self.__name__, name)
 
@@ -84,10 +84,10 @@ class SdkFinder(MetaPathFinder):
             return _made(fullname)
         if fullname == PLUGINS:
             return _made(fullname, [str(self._folder.parent)] if self._folder is not None else [])
-        if fullname == "plugin.sdk" or fullname.startswith("plugin.sdk.") or fullname == "plugin.logging_config":
+        if is_of_sdk(fullname):
             return _made(fullname, kind=_SdkModule)
         if fullname.startswith("plugin.") and not fullname.startswith(f"{PLUGINS}."):
-            raise ModuleNotProvided(fullname, _SERVER)
+            raise ModuleNotProvided(fullname, SERVER)
         return None
 
 
@@ -100,8 +100,13 @@ class _LastFinder(MetaPathFinder):
         Raises:
             ModuleNotProvided: a package of that project's main program.
         """
-        if fullname.partition(".")[0] in _MAIN_PROGRAM:
-            raise ModuleNotProvided(fullname, _MAIN)
+        if fullname.partition(".")[0] in MAIN_PROGRAM:
+            raise ModuleNotProvided(fullname, MAIN)
+
+
+def is_of_sdk(module: str) -> bool:
+    """Tells whether a module is one of ``plugin.sdk``, whose names toolbus has."""
+    return module in ("plugin.sdk", "plugin.logging_config") or module.startswith("plugin.sdk.")
 
 
 def use_sdk(name: str = "", folder: Path | None = None) -> Callable[[], None]:

@@ -131,6 +131,11 @@ NAMES: dict[str, Any] = {
 }
 
 
+def is_absent(name: str) -> bool:
+    """Tells whether a name is a class that raises when it is used."""
+    return isinstance(NAMES.get(name), _AbsentKind)
+
+
 def find_name(module: str, name: str) -> Any:
     """Returns what a plugin gets for a name that it imports from ``plugin.sdk…``.
 

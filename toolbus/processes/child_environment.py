@@ -125,11 +125,11 @@ def mentioned_variables(file: Path) -> set[str]:
             tree = ast.parse(opened.read(MAX_SCANNED_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
-    return {name for node in ast.walk(tree) for name in _read_by(node)}
+    return {name for node in ast.walk(tree) for name in variables_read_by(node)}
 
 
-def _read_by(node: ast.AST) -> list[str]:
-    """Returns the name of the variable that an expression reads, if it is one that does."""
+def variables_read_by(node: ast.AST) -> list[str]:
+    """Returns the name of the variable that an expression reads (`os.environ["X"]`), if it is one that does."""
     match node:
         case ast.Subscript(value=owner, slice=ast.Constant(value=str(name))):
             known = _is_called(owner, "environ")

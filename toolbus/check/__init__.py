@@ -1,0 +1,1 @@
+"""Reads code that was written for another system, without running it, and finds what differs on the bus."""

@@ -1,0 +1,12 @@
+"""Lists the systems that `toolbus check` knows.
+
+A system is one file with its rules and one line here. Rules for Python ask a `SourceFile` (`imports`, `classes`,
+`tree`); a `TextRule` looks at the lines of any language.
+"""
+
+from __future__ import annotations
+
+from toolbus.check.neko_rules import NEKO
+from toolbus.check.system import System
+
+SYSTEMS: dict[str, System] = {system.name: system for system in (NEKO,)}

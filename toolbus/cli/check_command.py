@@ -1,0 +1,88 @@
+"""Implements ``toolbus check``: what differs for code that was written for another system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolbus.cli import terminal
+from toolbus.cli.bus_client import JsonOption
+from toolbus.cli.help_text import epilog
+
+if TYPE_CHECKING:
+    from toolbus.check.system import Report
+
+EPILOG = epilog(
+    ("toolbus check plugins/weather/ --from neko", "toolbus check plugins/ --from neko --json"),
+    """
+    Reads the files and runs nothing of them. Each line says what a place means here: it stops (the code does not start,
+    or a call fails there), it differs (it runs, and does something else than there), or it is a note for the operator.
+    FIX is the number of the remedy below the table. Tests are not read. What only shows when the code runs, such as an
+    attribute whose name is computed, is not found.
+    """,
+    "0 it runs as it is, 1 something has to be changed, 2 wrong usage.",
+)
+
+
+def check(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file, a plugin's folder, or a folder of them.")],
+    origin: Annotated[str, typer.Option("--from", metavar="SYSTEM", help="The system that the code was written for.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what differs for code of another system, without running it."""
+    from toolbus.check.system import check as check_path
+    from toolbus.check.systems import SYSTEMS
+
+    if origin not in SYSTEMS:
+        terminal.fail(f"--from is {origin!r}, it must be one of {', '.join(SYSTEMS)}", terminal.USAGE)
+    if not path.exists():
+        terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
+    report = check_path(path, SYSTEMS[origin])
+    if not report.files:
+        kinds = ", ".join(SYSTEMS[origin].rules)
+        terminal.fail(f"{path} has no file to check: {origin} code is in files of {kinds}", terminal.USAGE)
+    if as_json:
+        terminal.print_json(_as_json(report))
+    else:
+        _print(report, path)
+    if not report.runs:
+        raise typer.Exit(terminal.REFUSED)
+
+
+def _as_json(report: Report) -> dict[str, object]:
+    return {
+        "runs": report.runs,
+        "files": report.files,
+        "findings": [
+            {
+                "path": str(each.path),
+                "line": each.line,
+                "effect": each.effect.value,
+                "what": each.what,
+                "remedy": each.remedy,
+            }
+            for each in report.findings
+        ],
+    }
+
+
+def _print(report: Report, path: Path) -> None:
+    from toolbus.check.finding import Effect
+
+    remedies = list(dict.fromkeys(each.remedy for each in report.findings if each.remedy))
+    base = path if path.is_dir() else path.parent
+    rows = []
+    for each in report.findings:
+        place = str(each.path.relative_to(base)) if each.path.is_relative_to(base) else str(each.path)
+        number = str(remedies.index(each.remedy) + 1) if each.remedy else "-"
+        rows.append((number, each.effect.value, f"{place}:{each.line}" if each.line else place, each.what))
+    if rows:
+        stopping = {number for number, each in enumerate(report.findings) if each.effect is Effect.STOPS}
+        terminal.print_table(("FIX", "EFFECT", "PLACE", "WHAT"), rows, stopping)
+    for place_in_list, remedy in enumerate(remedies, 1):
+        terminal.print_lines(f"{place_in_list}. {remedy}")
+    counts = [f"{sum(each.effect is effect for each in report.findings)} {effect.value}" for effect in Effect]
+    verdict = "it runs as it is" if report.runs else "something has to be changed"
+    terminal.print_lines(f"{report.files} files read; {verdict}: {', '.join(counts)}")
