@@ -238,4 +238,4 @@ def test_files_in_javascript_are_not_mixed_with_plugin_files(tmp_path: Path) -> 
     (tmp_path / "a.js").write_text("")
     ended = toolbus("run", tmp_path / "a.js", _file(tmp_path, "two", VICTIM))
     assert ended.returncode == 2
-    assert "a.js is JavaScript, which runs as a drop-in tool: name files *.js of one folder alone" in ended.stderr
+    assert "a.js is JavaScript, which runs as a drop-in tool: name files *.js and extensions of one" in ended.stderr

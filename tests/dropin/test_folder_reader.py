@@ -1,7 +1,10 @@
 """Reading a folder: what is noticed as a change of a file, and which of its scripts are loaded, and how."""
 
+import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.tool_folders import tool
 from toolbus.dropin.folder_reader import FolderReader, read_code
@@ -80,3 +83,64 @@ def test_of_a_folder_only_the_named_files_are_read_with_their_helpers(tmp_path: 
     sources, faults = groups_of(tmp_path, only=["b.js"])
     assert sources == {"dropin:js": ("_h.js",)}
     assert faults == ["b.js is not on the allow list of _manifest.json: add it there"]
+
+
+def extension(folder: Path, name: str, manifest: str, entry: str = "dist/backend.js") -> None:
+    file = folder / name / entry
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    (folder / name / "spindle.json").write_text(manifest)
+
+
+def test_a_folder_with_a_spindle_json_is_an_extension(tmp_path: Path) -> None:
+    extension(tmp_path, "usual", '{"identifier": "u"}')
+    extension(tmp_path, "named", '{"entry_backend": "out/main.js"}', "out/main.js")
+    extension(tmp_path, "broken", "{")
+    extension(tmp_path, ".hidden", "{}")
+    (tmp_path / "plain").mkdir()
+    sources, faults = groups_of(tmp_path)
+    assert sources == {
+        "dropin:usual": ("usual/dist/backend.js",),
+        "dropin:named": ("named/out/main.js",),
+        "dropin:broken": ("broken/dist/backend.js",),
+    }
+    assert faults == []
+    assert groups_of(tmp_path, only=["named/out/main.js"])[0] == {"dropin:named": ("named/out/main.js",)}
+
+
+@pytest.mark.parametrize("entry", ["../a.js", "/a.js", "a/../../a.js", ".a.js", "a.py", "", None, 5, "a\\b.js"])
+def test_the_entry_of_an_extension_cannot_lead_out_of_its_folder(tmp_path: Path, entry: object) -> None:
+    extension(tmp_path, "kb", json.dumps({"entry_backend": entry}))
+    assert groups_of(tmp_path)[0] == {"dropin:kb": ("kb/dist/backend.js",)}
+
+
+def test_an_extension_is_allowed_and_limited_by_the_name_of_its_entry(tmp_path: Path) -> None:
+    extension(tmp_path, "kb", "{}")
+    (tmp_path / "_manifest.json").write_text('{"allow": []}')
+    assert groups_of(tmp_path)[0] == {}
+    limits = '{"allow": ["kb/dist/backend.js"], "files": {"kb/dist/backend.js": {"memory_mb": 256}}}'
+    (tmp_path / "_manifest.json").write_text(limits)
+    plans = FolderReader(tmp_path, {}).read({}).sources
+    assert plans is not None
+    assert plans["dropin:kb"].group.grants.memory_mb == 256
+
+
+def test_two_files_that_would_have_one_source_are_not_both_loaded(tmp_path: Path) -> None:
+    extension(tmp_path, "kb", "{}")
+    (tmp_path / "kb.py").write_text("")
+    (tmp_path / "_manifest.json").write_text('{"files": {"kb.py": {"memory_mb": 256}}}')
+    sources, faults = groups_of(tmp_path)
+    assert sources == {"dropin:kb": ("kb.py",)}
+    assert faults == [
+        "kb/dist/backend.js is not loaded: its source would be dropin:kb, as that of kb.py: rename one of them"
+    ]
+
+
+def test_no_file_may_be_granted_to_write_an_extension(tmp_path: Path) -> None:
+    extension(tmp_path, "kb", "{}")
+    (tmp_path / "a.py").write_text("")
+    for path in ("kb", "kb/dist", "kb/dist/backend.js", "kb/spindle.json"):
+        (tmp_path / "_manifest.json").write_text(json.dumps({"files": {"a.py": {"write": [path]}}}))
+        plan = FolderReader(tmp_path, {}).read({})
+        assert plan.sources is None
+        assert "it holds tools or their grants" in plan.faults[0]

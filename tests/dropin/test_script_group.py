@@ -384,6 +384,17 @@ async def test_each_extension_has_a_scope_of_its_own(load: Load) -> None:
     assert [(await call(each, "t")).output for each in (one, other)] == ["one", "undefinedundefined"]
 
 
+async def test_an_extension_knows_what_its_manifest_says(tmp_path: Path) -> None:
+    (tmp_path / "kb").mkdir()
+    write(tmp_path / "kb", {"spindle.json": '{"identifier": "lore", "version": "1.2.3"}'})
+    text = answering("return spindle.manifest")
+    write(tmp_path, {"kb/a.js": text, "other.js": text})
+    for file, said in (("kb/a.js", '{"identifier":"lore","version":"1.2.3"}'), ("other.js", '{"identifier":"other"}')):
+        group = ScriptGroup(tmp_path, [file], is_extension=True)
+        assert (await call(group.load(), "t")).output == said
+        group.close()
+
+
 async def test_a_bad_registration_is_left_out_and_the_others_stay(load: Load) -> None:
     loaded = extension(load, "spindle.registerTool({name: 'a:b'}); spindle.registerTool(); " + answering("return 1"))
     assert names(loaded) == ["t"]

@@ -36,7 +36,9 @@ async def called(folder: OfferedFolder, name: str, **arguments: Any) -> Any:
 
 async def test_a_copied_folder_runs_as_it_is_beside_files_in_python(tmp_path: Path) -> None:
     write(tmp_path, _common="var GREETING = 'hello'", my_tool=seed("my_tool.js"))
-    write(tmp_path, kb=seed("search_knowledge_base.js", "tool_invocation.js") + KNOWLEDGE)
+    (tmp_path / "kb" / "dist").mkdir(parents=True)
+    (tmp_path / "kb" / "spindle.json").write_text('{"identifier": "knowledge"}')
+    write(tmp_path / "kb" / "dist", backend=seed("search_knowledge_base.js", "tool_invocation.js") + KNOWLEDGE)
     write(tmp_path, leaky=registration("leaky", "return {greeting: GREETING, password: 'x'}"))
     (tmp_path / "own.py").write_text(tool("own", "1"))
     async with offered_folder(tmp_path) as folder:
@@ -49,7 +51,7 @@ async def test_a_copied_folder_runs_as_it_is_beside_files_in_python(tmp_path: Pa
         await folder.wait_for_report(" offered ", 3)
         assert {name: description for _, name, description in folder.catalog()} == described
         assert {name: source for source, name, _ in folder.catalog()} == {
-            "search_knowledge_base": "dropin:kb.js",
+            "search_knowledge_base": "dropin:kb",
             "my_tool": "dropin:js",
             "leaky": "dropin:js",
             "own": "dropin",
@@ -57,11 +59,11 @@ async def test_a_copied_folder_runs_as_it_is_beside_files_in_python(tmp_path: Pa
         assert await called(folder, "my_tool", topic="boards") == {"ok": True, "answer": "..."}
         assert await called(folder, "my_tool") is Code.INVALID_ARGUMENTS
         assert await called(folder, "leaky") is Code.SECRET_BLOCKED
-        query = await folder.bus.call("dropin:kb.js:search_knowledge_base", {"query": "bells", "limit": 5})
+        query = await folder.bus.call("dropin:kb:search_knowledge_base", {"query": "bells", "limit": 5})
         assert query.output == "bells is known\nlimit 5"
         async with Host(folder.bus.grpc_addresses[0]) as host:
             notices = (await host.list()).notices
-        assert {source for source, text in notices if "protected by" in text} == {"dropin", "dropin:js", "dropin:kb.js"}
+        assert {source for source, text in notices if "protected by" in text} == {"dropin", "dropin:js", "dropin:kb"}
         write(tmp_path, leaky=registration("tight", "return GREETING"))
         await folder.wait_for_report("dropin:js#2 offered .*tight")
         assert await called(folder, "tight") == "hello"

@@ -48,8 +48,8 @@ EPILOG = epilog(
     Any other folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding,
     changing or removing a file takes effect at once; calls in flight finish on the old code. Without a grant in
     _manifest.json a file can write no file, start no process, and connect only to the bus's port for drop-in tools.
-    Files in JavaScript (*.js) run in the same way, also if they are named alone; the helpers _*.js of their folder are
-    loaded too.
+    Files in JavaScript (*.js) and folders with a spindle.json run in the same way, also if they are named alone; the
+    helpers _*.js beside them are loaded too.
 
     SIGINT and SIGTERM shut all plugins down gracefully: each withdraws its tools and finishes its calls. After
     --stop-seconds those that still run get SIGTERM, with all processes that they started, and SIGKILL 5 s later. A
@@ -105,8 +105,7 @@ def run(
     ] = False,
 ) -> None:
     """Run plugins or a folder of drop-in tools, and restart what dies."""
-    only = _scripts(files)
-    plugin_paths, folder = _found(files) if only is None else ([], files[0].parent)
+    plugin_paths, folder, only = _found(files)
     if folder is not None and (env or secrets):
         terminal.fail(
             f"{'--env' if env else '--secrets'} is for plugin files: name the variables of a tool in the folder's "
@@ -213,10 +212,12 @@ async def _following_address(
             following.result()
 
 
-def _found(paths: list[Path]) -> tuple[list[Path], Path | None]:
-    """Returns the files and folders of plugins; or the folder of drop-in tools, and None if plugins were named."""
+def _found(paths: list[Path]) -> tuple[list[Path], Path | None, list[str] | None]:
+    """Returns the files and folders of plugins; or the folder of drop-in tools, and which of its files."""
     from toolbus.neko.plugin_folder import plugin_folders, wanted_folders
 
+    if (scripts := _scripts(paths)) is not None:
+        return [], *scripts
     plugins: list[Path] = []
     tools: list[Path] = []
     for path in paths:
@@ -239,20 +240,27 @@ def _found(paths: list[Path]) -> tuple[list[Path], Path | None]:
             "name it alone",
             terminal.USAGE,
         )
-    return plugins, tools[0] if tools else None
+    return plugins, tools[0] if tools else None, None
 
 
-def _scripts(paths: list[Path]) -> list[str] | None:
-    """Returns the names of files in JavaScript of one folder; None if none is named."""
-    scripts = [path for path in paths if path.suffix == ".js" and not path.is_dir()]
+def _scripts(paths: list[Path]) -> tuple[Path, list[str]] | None:
+    """Returns the folder of drop-in tools and which of its files run; None if none in JavaScript is named."""
+    from toolbus.dropin.file_grants import EXTENSION
+    from toolbus.dropin.file_loader import extension_entry
+
+    scripts: list[tuple[Path, str]] = []
+    for path in paths:
+        if (path / EXTENSION).is_file():
+            folder = path.resolve()
+            scripts.append((folder.parent, f"{folder.name}/{extension_entry(folder)}"))
+        elif path.suffix == ".js" and path.is_file():
+            scripts.append((path.parent, path.name))
     if not scripts:
         return None
-    if len(scripts) < len(paths) or len({path.parent.resolve() for path in scripts}) > 1:
+    if len(scripts) < len(paths) or len({folder.resolve() for folder, _ in scripts}) > 1:
         terminal.fail(
-            f"{scripts[0]} is JavaScript, which runs as a drop-in tool: name files *.js of one folder alone",
+            f"{scripts[0][1]} is JavaScript, which runs as a drop-in tool: name files *.js and extensions of one "
+            "folder alone",
             terminal.USAGE,
         )
-    for path in scripts:
-        if not path.is_file():
-            terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
-    return [path.name for path in scripts]
+    return scripts[0][0], [file for _, file in scripts]

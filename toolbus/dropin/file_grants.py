@@ -17,6 +17,7 @@ from toolbus.reader import Keys, Reader
 from toolbus.tool import is_source
 
 FILE = "_manifest.json"
+EXTENSION = "spindle.json"  # makes a folder in the folder an extension
 EXAMPLE = '{"allow": ["clock.py"], "files": {"clock.py": {"read": ["/etc/localtime"]}}}'
 SOURCE = "dropin"  # of the tools of files without grants; a file with grants has one of its own: `own_source`
 SCRIPTS = "dropin:js"  # of the tools of JavaScript files without grants
@@ -68,8 +69,14 @@ NO_GRANTS = FileGrants()
 
 
 def own_source(file: str) -> str:
-    """Returns the source of a file that has a process of its own: `dropin:clock` for clock.py, else with its suffix."""
-    stem = file.removesuffix(".py")
+    """Returns the source of a file that has a process of its own.
+
+    It is `dropin:clock` for clock.py and for the folder `clock` of an extension, and `dropin:clock.js` for clock.js.
+    """
+    folder, _, entry = file.rpartition("/")
+    if folder:
+        return f"{SOURCE}:{folder.partition('/')[0]}"
+    stem = entry.removesuffix(".py")
     return f"{SOURCE}:{file}" if stem == "js" or stem.endswith(".js") else f"{SOURCE}:{stem}"
 
 
@@ -98,10 +105,12 @@ def read_grants(file: str, reader: Reader, folder: Path) -> FileGrants:
 
 
 def read_file_name(reader: Reader) -> str:
-    """Returns the name of a tool file; never a path, so that nothing outside the folder can be meant."""
+    """Returns the name of a tool file; only that of an extension's is a path, and none leads out of the folder."""
     name = reader.value
-    plain = isinstance(name, str) and name.isprintable() and "/" not in name and "\\" not in name
-    if not plain or not name.endswith((".py", ".js")) or name.startswith("."):
+    plain = (
+        isinstance(name, str) and name.isprintable() and "\\" not in name and (name.endswith(".js") or "/" not in name)
+    )
+    if not plain or not name.endswith((".py", ".js")) or any(not part or part[0] == "." for part in name.split("/")):
         raise reader.error(
             "it must be the name of a tool file in the folder, *.py or *.js",
             'write it without a path, like "clock.py"',
@@ -143,7 +152,8 @@ def _read_writable(reader: Reader, folder: Path) -> Path:
     path = _read_path(reader, folder)
     home = folder.resolve()
     is_code = path.parent == home and (path.suffix in (".py", ".js") or path.name == FILE)
-    if is_code or home.is_relative_to(path):
+    extension = any((part / EXTENSION).exists() for part in (path, *path.parents) if part.parent.is_relative_to(home))
+    if is_code or extension or home.is_relative_to(path):
         raise reader.error("it holds tools or their grants", "grant a file or folder without tools")
     return path
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import json
 import logging
 import sys
 import traceback
@@ -20,7 +21,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from toolbus.dropin.file_declarations import decorated, offered, register_tool, registered, specs_of
-from toolbus.dropin.file_grants import FILE
+from toolbus.dropin.file_grants import EXTENSION, FILE
 from toolbus.dropin.file_result import unknown_tool
 from toolbus.dropin.manifest import Manifest, load_manifest
 from toolbus.errors import SetupError, ToolBusError
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 Guard: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 SUFFIXES = (".py", ".js")  # of tool files
+_MAX_MANIFEST = 1 << 20  # bytes of it
 _PREFIX = "toolbus_dropin_"  # of the modules' names
 _NOT_HERE = "is JavaScript, which runs in a process of its own: use `toolbus run` or --tools-dir"
 _MAX_ERROR = 500  # characters of the text of an exception
@@ -101,11 +103,33 @@ def load_folder(folder: Path, *, require_manifest: bool = False) -> Loaded:
 def tool_files(folder: Path) -> list[str]:
     """Returns the names of a folder's files in the order in which they load.
 
+    A folder in it with a `spindle.json` stands for one file, the entry that is named there: `kb/dist/backend.js`.
+
     Raises:
         OSError: the folder cannot be listed.
     """
-    names = [path.name for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith(".")]
-    return sorted(set(names) - {"__init__.py"}, key=load_order)
+    paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    names = {path.name for path in paths if path.suffix in SUFFIXES} - {"__init__.py"}
+    names |= {f"{path.name}/{extension_entry(path)}" for path in paths if (path / EXTENSION).is_file()}
+    return sorted(names, key=load_order)
+
+
+def extension_entry(folder: Path) -> str:
+    """Returns the file of an extension that runs, relative to its folder; the usual one if its manifest names none."""
+    entry = extension_manifest(folder).get("entry_backend")
+    parts = entry.split("/") if isinstance(entry, str) else []
+    plain = all(part and part.isprintable() and not part.startswith(".") and "\\" not in part for part in parts)
+    return "/".join(parts) if parts and plain and parts[-1].endswith(".js") else "dist/backend.js"
+
+
+def extension_manifest(folder: Path) -> dict[str, Any]:
+    """Returns what the `spindle.json` of a folder says; empty if there is none that can be read."""
+    try:
+        with (folder / EXTENSION).open("rb") as file:
+            manifest = json.loads(file.read(_MAX_MANIFEST))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def load_order(file: str) -> tuple[bool, str]:
@@ -115,7 +139,7 @@ def load_order(file: str) -> tuple[bool, str]:
 
 def is_shared(file: str) -> bool:
     """Tells whether a file is a helper, which the others may import."""
-    return file.startswith("_")
+    return file.startswith("_") and "/" not in file
 
 
 def is_script(file: str) -> bool:

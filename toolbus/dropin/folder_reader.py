@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toolbus.dropin.file_grants import FileGrants, own_source
+from toolbus.dropin.file_grants import NO_GRANTS, FileGrants, own_source
 from toolbus.dropin.file_loader import is_script, is_shared, not_loaded, tool_files
 from toolbus.dropin.grant_checks import grant_warnings, unavailable
 from toolbus.dropin.group import Group, groups
@@ -109,20 +109,27 @@ class FolderReader:
 
     @staticmethod
     def _is_wanted(file: str, only: Collection[str]) -> bool:
-        return file in only or (is_shared(file) and any(is_script(each) == is_script(file) for each in only))
+        alike = [each for each in only if is_script(each) == is_script(file) and "/" not in each]
+        return file in only or (is_shared(file) and bool(alike))
 
     def _scripts(self, files: list[str], manifest: Manifest, faults: list[str]) -> tuple[list[str], list[str]]:
         """Returns the files that can be loaded, and which are extensions; adds a fault for each script that cannot."""
         scripts = [file for file in files if is_script(file) and manifest.allows(file)]
         reasons = dict.fromkeys(scripts, self._missing_engine() if scripts else "")
-        extensions = [file for file in scripts if not is_shared(file) and self._uses_spindle(file)]
-        for file in extensions:
-            if not is_source(own_source(file)):
+        extensions = [file for file in scripts if not is_shared(file) and self._is_extension(file)]
+        owners: dict[str, str] = {}  # the file of each source
+        for file in (each for each in files if each in extensions or manifest.grants(each) != NO_GRANTS):
+            owner = owners.setdefault(source := own_source(file), file)
+            if not is_source(source):
                 reasons[file] = "its name cannot be that of a source: use letters, digits, '_', '-' and '.'"
+            elif owner != file:
+                reasons[file] = f"its source would be {source}, as that of {owner}: rename one of them"
         faults += [f"{file} is not loaded: {reason}" for file, reason in reasons.items() if reason]
         return [file for file in files if not reasons.get(file)], extensions
 
-    def _uses_spindle(self, file: str) -> bool:
+    def _is_extension(self, file: str) -> bool:
+        if "/" in file:
+            return True
         try:
             return _USES_SPINDLE.search(read_code(self._folder / file, self._max_code_bytes)) is not None
         except OSError:

@@ -94,6 +94,13 @@ class ProcessPlan:
     is_extension: bool = False
 
     @property
+    def readable(self) -> list[Path]:
+        """What the process reads of the folder: its files, and what describes an extension."""
+        folder = Path(self.folder)
+        described = [folder / file.partition("/")[0] / "spindle.json" for file in self.files if "/" in file]
+        return [*(folder / file for file in self.files), *(path for path in described if path.is_file())]
+
+    @property
     def is_scripts(self) -> bool:
         """Whether the files are JavaScript."""
         return any(file.endswith(".js") for file in self.files)
@@ -134,9 +141,7 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError):  # the folder was deleted, and its files with it
         os.chdir(folder)  # relative paths of the manifest begin here too
     try:
-        protection = apply(
-            plan.grants(), bus=plan.bus, readable=[folder / name for name in plan.files], keep_fds=(plan.report,)
-        )
+        protection = apply(plan.grants(), bus=plan.bus, readable=plan.readable, keep_fds=(plan.report,))
     except SetupError as error:
         print(error, file=sys.stderr)
         sys.exit(CANNOT_START)

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from toolbus.dropin.file_declarations import located, offered, register_tool, registered
-from toolbus.dropin.file_loader import FileProblem, Guard, Loaded
+from toolbus.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
 from toolbus.dropin.file_result import failed_tool
 from toolbus.dropin.javascript import Engine, EngineLimits, ScriptError, ignored_text, with_remedy
 from toolbus.errors import SetupError
@@ -67,7 +67,7 @@ class ScriptGroup:
         self._engine = Engine(self._take, limits, ended)
         self._engine.install("synchronet.js", list(files))
         if is_extension:
-            self._engine.install("spindle.js")
+            self._engine.install("spindle.js", _manifest(folder, files))
         self._posts: list[list[Any]] | None = []  # of the file that is being loaded; None once all are loaded
         self._specs: dict[str, ToolSpec] = {}  # by name, in the order of first registration
         self._origins: dict[str, str] = {}  # the file of each tool
@@ -231,6 +231,13 @@ class ScriptGroup:
                 self._plugin.remove_tool(name)
             case ["ignored", name]:
                 _write(_WARNING, ignored_text(str(name)))
+
+
+def _manifest(folder: Path, files: Sequence[str]) -> dict[str, Any]:
+    """Returns what an extension says about itself; the name of its file if it says nothing."""
+    name, _, entry = files[0].partition("/") if files else ("", "", "")
+    manifest = extension_manifest(folder / name) if entry else {}
+    return {"identifier": name.removesuffix(".js"), **manifest}
 
 
 def _plain(env: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 // Makes the object `spindle` as far as it is about tools. What else an extension announces has no effect and a warning;
 // what it asks for throws an error that names it.
-(function (host) {
+(function (host, manifest) {
   "use strict";
   const EVENT = "TOOL_INVOCATION";
   const ANNOUNCES = /^spindle\.((register|unregister|update|send|on)[A-Z]\w*|(\w+\.)+(on[A-Z]\w*|register))$/;
@@ -102,6 +102,7 @@
         if (place >= 0) handlers.splice(place, 1);
       };
     },
+    manifest,
     log: withAbsent("spindle.log", log),
     permissions: withAbsent("spindle.permissions", {
       has: (name) => granted.includes(name),
