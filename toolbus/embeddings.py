@@ -60,19 +60,20 @@ class Embeddings:
 
     Args:
         embedder: a program's own; see `EmbedderChoice` for None and False.
+        max_bytes: of the vectors of texts that are cached, and again of those of whole catalogs.
 
     Attributes:
         available: whether there is an embedder, with everything that it needs.
     """
 
-    def __init__(self, embedder: EmbedderChoice = None) -> None:
+    def __init__(self, embedder: EmbedderChoice = None, *, max_bytes: int = MAX_BYTES) -> None:
         self._embedder = embedder or None  # None: the package's, which is loaded when it is needed
         needed = ("numpy",) if embedder else (_PACKAGE, *_LIBRARIES)
         installed = all(importlib.util.find_spec(name) is not None for name in needed)
         self.available = embedder is not False and installed
         self._lock = threading.Lock()  # one text is embedded once
-        self._vectors: NewestCacheBySize[bytes, Any] = NewestCacheBySize(MAX_ENTRIES, MAX_BYTES, _size)  # by text
-        self._matrices: NewestCacheBySize[bytes, Any] = NewestCacheBySize(MAX_ENTRIES, MAX_BYTES, _size)  # by catalog
+        self._vectors: NewestCacheBySize[bytes, Any] = NewestCacheBySize(MAX_ENTRIES, max_bytes, _size)  # by text
+        self._matrices: NewestCacheBySize[bytes, Any] = NewestCacheBySize(MAX_ENTRIES, max_bytes, _size)  # by catalog
 
     def __repr__(self) -> str:
         return f"<Embeddings {'available' if self.available else 'not installed'} vectors={len(self._vectors)}>"

@@ -52,7 +52,7 @@ def search_tool(modes: Sequence[str] = WORD_MODES) -> Tool:
             "Call this when the task needs something that none of your tools does. "
             "Do NOT call it when one of your tools fits, nor to look up facts, files or web pages: it finds tools. "
             f"To use a tool that it found, pass its name to {REQUEST_TOOL_INJECTION}. "
-            "If results is empty, there is no such tool: try other words once, then say that you cannot do it. "
+            "If no result fits, there is no such tool: try other words once, then say that you cannot do it. "
             "Never invent a tool."
         ),
         parameters_json=json.dumps(parameters),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 
 import pytest
 
 from tests.loop.scripted_model import FunctionSource, ScriptedModel, call, says
 from toolbus.dialects.conversation import Message
+from toolbus.embeddings import EmbedderChoice
 from toolbus.loop import LoopSettings, ToolLoop
+from toolbus.search import MODES, WORD_MODES
 
 
 def add(a: int = 0) -> int:
@@ -117,3 +121,22 @@ async def test_a_source_may_use_those_names_where_the_mode_is_off() -> None:
     model = ScriptedModel(says("", call("search_tools")), says("ok"))
     await ToolLoop(source, model.endpoint).run("?")
     assert model.results(1) == ["mine"]
+
+
+async def test_a_model_searches_by_meaning_with_the_embedder_of_the_settings_and_off_the_event_loop() -> None:
+    threads: set[int] = set()
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        threads.add(threading.get_ident())
+        return [[float("fruit" in text or "apples" in text), 0.5] for text in texts]
+
+    cases: list[tuple[EmbedderChoice, tuple[str, ...]]] = [(embed, MODES), (False, WORD_MODES)]
+    for embedder, modes in cases:
+        model = ScriptedModel(says("", call("search_tools", {"query": "count fruit"})), says("found"))
+        await ToolLoop(many(), model.endpoint, LoopSettings(embedder=embedder), pinned=[]).run("?")
+        parameters = model.requests[0]["tools"][0]["function"]["parameters"]
+        assert parameters["properties"]["mode"]["enum"] == [*modes]
+        found = [result["name"] for result in json.loads(model.results(1)[0])["results"]]
+        assert found[:1] == (["add"] if embedder else [])
+    assert threads
+    assert threading.get_ident() not in threads

@@ -29,7 +29,7 @@ SEARCH_DESCRIPTION = (
     "Find tools by what they do, best first. Call this when the task needs something that none of your tools does. "
     "Do NOT call it when one of your tools fits, nor to look up facts, files or web pages: it finds tools. "
     "A tool that it found can be called by its name only if your host offers it to you; if it does not, tell the user "
-    "which tool is missing. If results is empty, there is no such tool: try other words once, then say that you cannot "
+    "which tool is missing. If no result fits, there is no such tool: try other words once, then say that you cannot "
     "do it. Never invent a tool."
 )
 
