@@ -21,8 +21,8 @@ class Limits:
         calls_in_flight: calls a session may hold in each direction, unless it asks for another number.
         calls_in_flight_most: the highest number a session may ask for.
         arguments_bytes: arguments of one call, in UTF-8.
-        result_bytes: output and content of one result; below the 4 MiB at which a default gRPC client ends its
-            whole stream.
+        result_bytes: output and content of one result. A caller over gRPC gets none that is larger than what it
+            receives: 4 MiB - 4 KiB for a default client, whose whole stream a larger frame would end.
         held_bytes: arguments and results that the bus holds in all.
         held_bytes_per_source: the same for the callers of one source.
         waiting_bytes: what may wait for a peer that reads slowly, before its session is closed.
@@ -41,7 +41,7 @@ class Limits:
     calls_in_flight: int = 256
     calls_in_flight_most: int = 4096
     arguments_bytes: int = 1 * MIB
-    result_bytes: int = 4 * MIB - 64 * KIB
+    result_bytes: int = 4 * MIB
     held_bytes: int = 256 * MIB
     held_bytes_per_source: int = 64 * MIB
     waiting_bytes: int = 64 * MIB

@@ -17,7 +17,7 @@ from yarl import URL
 from tests.bus.mutated_urls import mutated_urls
 from tests.support.waiting import Stopwatch
 from toolbus.bus.callback_url import MAX_URL, CallbackUrl, parse_callback_url
-from toolbus.bus.loopback import is_loopback_host
+from toolbus.bus.loopback import is_loopback_host, mask
 
 VECTORS = [
     json.loads(line)
@@ -144,6 +144,13 @@ def test_a_url_that_could_lead_elsewhere_is_rejected_with_a_sentence(url: str) -
         parse_callback_url(url)
     assert len(str(caught.value)) < 1000
     str(caught.value).encode()  # half a surrogate pair would break the answer that carries it
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999/x", "http://127.0.0.1:0/", "http://127.0.0.1:port/"])
+def test_the_advice_for_a_bad_port_survives_the_masking_of_passwords(url: str) -> None:
+    with pytest.raises(ValueError, match="from 1 to 65535") as caught:
+        parse_callback_url(url)
+    assert mask(str(caught.value)) == str(caught.value)
 
 
 # given: url, host, port, user, password, shown (None: as it was given)

@@ -13,6 +13,7 @@ from tests.faults.raw_peer import RawPeer, attach, echo, tool
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.limits import Timings
+from toolbus.session import DEFAULT_MESSAGE_BYTES, ITEM_OVERHEAD_BYTES
 from toolbus.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -54,8 +55,11 @@ async def test_a_result_over_the_limit_is_replaced_and_other_calls_go_on(connect
 async def test_a_result_of_just_the_limit_reaches_a_default_client(connect: Connect) -> None:
     await connect("plugin", tool("big"), answer=big)
     host = await connect("host")
-    result = await host.call("big", {"n": Limits().result_bytes - 100})
-    assert len(result.output_json) == Limits().result_bytes - 100
+    size = DEFAULT_MESSAGE_BYTES - ITEM_OVERHEAD_BYTES
+    assert size > 0.99 * Limits().result_bytes
+    assert len((await host.call("big", {"n": size})).output_json) == size
+    error = (await host.call("big", {"n": size + 1})).error
+    assert (error.code, error.limit.name, error.limit.value) == (10, "max_message_bytes", size)
 
 
 async def test_a_result_over_what_the_caller_can_receive_is_replaced(connect: Connect) -> None:

@@ -100,6 +100,12 @@ def test_legal_names_pass(name: str) -> None:
     assert meta.name == name
 
 
+def test_an_empty_name_is_the_functions_and_no_description_is_an_empty_one() -> None:
+    meta = meta_of(llm_tool(name="", description=None)(lambda_named("f")))
+    assert meta is not None
+    assert (meta.name, meta.description) == ("f", "")
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [

@@ -1,7 +1,7 @@
 """Opens HTTP connections to programs of this machine, for every room that sends requests.
 
 Loopback addresses only, without a name service (REST-32); no proxies, no cookies, no redirects unless a caller wants
-them; no compression, since a small response may expand without end.
+them; no decompression here, since a small response may expand without end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 import toolbus
+from toolbus.limits import KIB
 from toolbus.local_users import server_owner, show_user
 
 # Common servers close an idle connection after 5 s: we close it first, so that no request meets a closed one.
 KEEP_ALIVE_SECONDS = 4.0
+MAX_HEAD_BYTES = 64 * KIB  # of a line of a response's head; as much as the bus takes itself
 
 
 def open_session(
@@ -57,6 +59,8 @@ def open_session(
             **({"Content-Type": content_type} if content_type is not None else {}),
         },
         auto_decompress=False,
+        max_line_size=MAX_HEAD_BYTES,
+        max_field_size=MAX_HEAD_BYTES,
         trust_env=False,
     )
 

@@ -120,6 +120,8 @@ def llm_tool(function: Callable[..., Any] | None = None, /, **options: Unpack[To
         del options["name"]  # the function's name, as in N.E.K.O.
     if function is not None:
         return _mark(function, options)
+    if options.get("name") == "":  # as N.E.K.O.'s own decorator takes it
+        options = {**options, "name": None}
     # Checks the options on the line where they are written; the name is the function's where none is given.
     describe(lambda: None, **options if options.get("name") else {**options, "name": "unnamed"})
     return lambda function: _mark(function, options)

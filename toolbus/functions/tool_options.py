@@ -57,13 +57,13 @@ class ToolOptions(ToolTraits, total=False):
     """All options of a tool. None of them is required.
 
     Attributes:
-        name: what models call it, `[A-Za-z0-9_.-]{1,64}`; the function's name by default.
+        name: what models call it, `[A-Za-z0-9_.-]{1,64}`; the function's name by default, and where it is `""`.
         description: tells a model when to use it; the docstring's first paragraph by default.
         parameters: JSON Schema of the arguments; read from the type hints by default.
     """
 
     name: str | None
-    description: str
+    description: str | None
     parameters: dict[str, Any] | None
 
 

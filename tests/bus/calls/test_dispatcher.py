@@ -182,6 +182,15 @@ def test_a_result_larger_than_the_limit_is_replaced_and_names_it() -> None:
     assert not host.results[call_id][0].is_error
 
 
+def test_a_result_of_exactly_the_limit_passes_and_one_byte_more_does_not() -> None:
+    core, host, plugin = one_call(limits=Limits(result_bytes=1_000))
+    for size, passes in ((1_000, True), (1_001, False)):
+        call_id = core.call(host, "t")
+        core.answer(plugin, json.dumps("x" * (size - 2)))
+        assert host.results[call_id][0].is_error is not passes
+    assert error_of(host, call_id).message == "tool 't' returned 1001 bytes, more than 1000: ask for less"
+
+
 def test_content_counts_towards_the_limit_of_a_result_and_is_passed_on_below_it() -> None:
     core, host, plugin = one_call(limits=Limits(result_bytes=1_000))
     for size in (100, 2_000):

@@ -7,9 +7,11 @@ arguments that it got, so that an answer which leaked from another call is seen.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import struct
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -205,7 +207,12 @@ ACTS: dict[str, Act] = {
     "trickle-headers": for_ever(b"HTTP/1.1 200 OK\r\n", b"X: 1\r\n", 0.1),
     "endless-hints": for_ever(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n", 0.01),
     "silent": silent,
-    "gzip": says(answer(b"\x1f\x8b\x08\x00", "200 OK", "Content-Encoding: gzip")),
+    "gzip": says(answer(gzip.compress(_OUTPUT), "200 OK", "Content-Encoding: gzip")),
+    "deflate": says(answer(zlib.compress(_OUTPUT), "200 OK", "Content-Encoding: deflate")),
+    "gzip-cut": says(answer(gzip.compress(_OUTPUT)[:-9], "200 OK", "Content-Encoding: gzip")),
+    "gzip-bomb": says(answer(gzip.compress(b"x" * 1_000_000), "200 OK", "Content-Encoding: gzip")),
+    "brotli": says(answer(_OUTPUT, "200 OK", "Content-Encoding: br")),
+    "long-header": says(answer(_OUTPUT, "200 OK", f"X-Long: {'x' * 60_000}")),
     "good-then-gone": good_then_gone,
     "connection-close": says(answer(_OUTPUT, "200 OK", "Connection: close"), stays=False),
     "http-1.0": says(answer(_OUTPUT, version="1.0"), stays=False),

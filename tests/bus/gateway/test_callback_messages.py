@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import gzip
 import json
+import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.gateway.callback_messages import NO_REASON, callback_body, envelope, read_response
+from toolbus.bus.gateway.callback_messages import NO_REASON, callback_body, decompress, envelope, read_response
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
 from toolbus.functions.declaration import LlmToolMeta
@@ -22,6 +25,56 @@ from toolbus.v1 import tool_pb2 as pb
 
 BIG = 2**200 + 1
 DEEP = 100_000
+
+
+# -- compressed responses ----------------------------------------------------------------------------------------
+
+TEXT = b'{"output": "fine"}' * 100
+RAW = zlib.compressobj(wbits=-15)
+COMPRESSED = {
+    "gzip": gzip.compress(TEXT),
+    "X-GZIP": gzip.compress(TEXT),
+    "deflate": zlib.compress(TEXT),
+    " deflate": RAW.compress(TEXT) + RAW.flush(),
+    "identity": TEXT,
+    "gzip, identity": gzip.compress(TEXT),
+    "gzip,gzip": gzip.compress(gzip.compress(TEXT)),
+    "gzip ": gzip.compress(TEXT[:700]) + gzip.compress(TEXT[700:]),
+}
+
+
+@pytest.mark.parametrize("encoding", COMPRESSED)
+def test_a_compressed_body_is_inflated_up_to_the_limit_to_the_byte(encoding: str) -> None:
+    assert decompress(COMPRESSED[encoding], encoding, len(TEXT)) == TEXT
+    if encoding != "identity":
+        assert decompress(COMPRESSED[encoding], encoding, len(TEXT) - 1) is None
+
+
+def test_a_small_body_that_expands_without_end_takes_no_more_memory_than_the_limit() -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+    tracemalloc.start()
+    try:
+        assert decompress(bomb, "gzip", 10_000) is None
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "words"),
+    [
+        (b"plain", "gzip", "is not the gzip that its Content-Encoding promises"),
+        (gzip.compress(TEXT)[:-9], "gzip", "cut off"),
+        (gzip.compress(TEXT) + b"more", "gzip", "is not the gzip"),
+        (b"plain", "deflate", "is not the deflate"),
+        (TEXT, "br", "'br'"),
+        (TEXT, "zstd", "gzip or deflate"),
+    ],
+    ids=["not gzip", "cut off", "gzip and more", "not deflate", "brotli", "zstd"],
+)
+def test_a_body_that_cannot_be_inflated_is_an_error_that_says_why(body: bytes, encoding: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        decompress(body, encoding, 10_000)
 
 
 # -- the body of a callback (REST-40) ----------------------------------------------------------------------------

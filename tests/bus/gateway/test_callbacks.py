@@ -21,7 +21,7 @@ from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.testing import running_bus
-from toolbus.tool import CallError, Limits, Result
+from toolbus.tool import MIB, CallError, Limits, Result
 
 
 @pytest.fixture
@@ -128,7 +128,12 @@ ENDS: dict[str, Ends] = {
     "endless-body": TOO_LARGE,
     "endless-length": TOO_LARGE,
     "above-limit": TOO_LARGE,
-    "gzip": Ends(None, Code.TOOL, words=("compressed",)),
+    "gzip": FINE,
+    "deflate": FINE,
+    "gzip-cut": Ends(None, Code.TOOL, words=("gzip", "cut off")),
+    "gzip-bomb": TOO_LARGE,
+    "brotli": Ends(None, Code.TOOL, words=("compressed as 'br'", "gzip or deflate")),
+    "long-header": FINE,
     "good-then-gone": Ends({}),
     "connection-close": FINE,
     "http-1.0": FINE,
@@ -143,6 +148,11 @@ NO_ANSWERS = {"good", "held", *TOO_SLOW}
 
 def test_every_behaviour_has_an_outcome() -> None:
     assert ENDS.keys() == ACTS.keys() - NO_ANSWERS
+
+
+def test_a_response_of_4_mib_fits_into_a_result() -> None:
+    """Both are exact: see `below-limit` here, and the test of the dispatcher."""
+    assert Limits().callback_bytes == Limits().result_bytes == 4 * MIB
 
 
 def must_end(result: Result, wanted: Ends, name: str) -> None:

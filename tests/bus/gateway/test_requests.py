@@ -103,6 +103,14 @@ async def test_a_body_is_read_as_json_unless_it_says_otherwise(gateway: Gateway,
     assert status == 200 or _places(answer) == [["body"]]
 
 
+@pytest.mark.parametrize("path", ["register", "unregister", "clear", "invoke"])
+async def test_a_body_null_counts_as_no_body(gateway: Gateway, path: str) -> None:
+    missing = {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
+    for body in (b"null", b""):
+        answer = await gateway.post(f"/api/tools/{path}", body)
+        assert (answer.status_code, answer.json()) == (422, {"detail": [missing]})
+
+
 def _nested(levels: int, field: str = "parameters") -> bytes:
     return b'{"name":"n","callback_url":"%s","%s":%s1%s}' % (
         URL.encode(),

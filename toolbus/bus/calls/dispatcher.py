@@ -435,11 +435,13 @@ class Dispatcher:
         """Delivers a result that is large, failed, has content, or may not hold secrets. Returns its code."""
         caller = call.caller
         largest = min(self._limits.result_bytes, caller.max_item_bytes)
-        if result.ByteSize() > largest:
-            name = "result_bytes" if largest == self._limits.result_bytes else "max_message_bytes"
+        size = result.ByteSize()
+        if size > largest and (size := _payload_bytes(result)) > largest:
+            name = "result_bytes" if size > self._limits.result_bytes else "max_message_bytes"
+            largest = self._limits.result_bytes if name == "result_bytes" else largest
             error = CallError(
                 Code.RESULT_TOO_LARGE,
-                f"tool {call.entry.name!r} returned {result.ByteSize()} bytes, more than {largest}: ask for less",
+                f"tool {call.entry.name!r} returned {size} bytes, more than {largest}: ask for less",
                 stage=Stage.ACCEPTED,
                 limit=(name, largest),
             )
@@ -686,3 +688,9 @@ def _lost(call: Call, why: str, *, safe: bool) -> str:
     """Returns the text that the handler of a call was lost."""
     text = f"tool {call.entry.name!r} was lost: {why}"
     return text if safe else f"{text}; it may have run, so it was not tried again"
+
+
+def _payload_bytes(result: pb.ToolResult) -> int:
+    """Returns what a result counts for: its output and content in UTF-8, without the frame around them."""
+    error = result.error.ByteSize() if result.HasField("error") else 0
+    return len(result.output_json.encode()) + sum(block.ByteSize() for block in result.content) + error

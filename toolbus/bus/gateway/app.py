@@ -43,6 +43,8 @@ from toolbus.text import shorten
 log = logging.getLogger("toolbus.http")
 
 MAX_ECHO = 1024  # characters of a refused text that its error repeats
+# A body `null` counts as none (REST-2).
+MISSING = {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
 SECRET = "callback_secret"  # a field that no answer repeats
 _SECRET = re.compile(rf"({SECRET}\W{{0,8}})[^\s\"'&,}}]+")  # the same in a body that was not read as JSON
 _DESCRIPTION = """
@@ -127,7 +129,9 @@ async def _validation_response(request: Request, error: Exception) -> Response:
     """Returns the 422 for a request that breaks rules (REST-2)."""
     assert isinstance(error, RequestValidationError)
     faults = [
-        {key: _echo(value) for key, value in {**fault, **_hidden(fault)}.items() if key != "url"}
+        MISSING
+        if fault["type"] == "model_attributes_type" and fault["input"] is None and len(fault["loc"]) == 1
+        else {key: _echo(value) for key, value in {**fault, **_hidden(fault)}.items() if key != "url"}
         for fault in error.errors()
     ]
     return _response(422, {"detail": faults})

@@ -153,14 +153,14 @@ class Callbacks:
                 origin.reset_failures()
                 if not origin.online:  # it went offline while this call was in flight
                     self.bring_online(origin)
-                if response.headers.get("Content-Encoding", "identity") != "identity":
-                    return _failure(
-                        Code.TOOL,
-                        f"tool {name!r} sent a compressed response, which Accept-Encoding: identity ruled out",
-                        Stage.ACCEPTED,
-                    )
                 limit = self._limits.callback_bytes
                 content = await _read(response.content, limit)
+                encoding = response.headers.get("Content-Encoding")
+                if encoding and content:
+                    try:
+                        content = callback_messages.decompress(content, encoding, limit)
+                    except ValueError as error:
+                        return _failure(Code.TOOL, f"tool {name!r} sent a response that {error}", Stage.ACCEPTED)
                 if content is None:
                     return _too_large(name, limit)
                 result = callback_messages.read_response(response.status, content, response.charset or "utf-8", name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import zlib
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +24,10 @@ MAX_BODY_ECHO = 200  # characters of an error page that a model is shown (REST-4
 MAX_REASON = 128  # a code or a class name; a longer text is a sentence, and stands in the message
 MAX_MESSAGE = 4096  # as for tools of an SDK: a model needs a sentence, not a dump
 NO_REASON = "the tool failed and gave no reason"
+
+MAX_ENCODINGS = 3  # of one body, one around the other
+_GZIP, _ZLIB, _RAW = 31, 15, -15  # formats by their number in zlib
+_FORMATS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (_ZLIB, _RAW)}  # some send deflate without its frame
 
 # The encodings of the web. Python knows more, and some of them (punycode) take quadratic time.
 _CHARSET = re.compile(
@@ -75,6 +80,48 @@ def callback_body(name: str, arguments_json: str, call_id: str) -> bytes:
 
 def _body(name: str, arguments: dict[str, Any], call_id: str, raw: str) -> bytes:
     return write_json({"name": name, "arguments": arguments, "call_id": call_id, "raw_arguments": raw})
+
+
+def decompress(body: bytes, encodings: str, limit: int) -> bytes | None:
+    """Returns a body without its Content-Encoding: gzip or deflate. None where it has more bytes than the limit.
+
+    Raises:
+        ValueError: it is in another encoding, or cannot be read; the text goes on after `a response that`.
+    """
+    names = [name.strip().lower() for name in encodings.split(",")]
+    for name in [name for name in reversed(names) if name not in ("", "identity")][:MAX_ENCODINGS]:
+        formats = _FORMATS.get(name)
+        if formats is None:
+            raise ValueError(f"is compressed as {shorten(name, 40)!r}: send it as it is, or as gzip or deflate")
+        for format_ in formats:
+            try:
+                inflated = _inflate(body, format_, limit)
+                break
+            except zlib.error as error:
+                why = error
+        else:
+            raise ValueError(f"is not the {name} that its Content-Encoding promises ({why})")
+        if inflated is None:
+            return None
+        body = inflated
+    return body
+
+
+def _inflate(body: bytes, format_: int, limit: int) -> bytes | None:
+    """Returns a body inflated, all parts of it; None where it has more bytes than the limit."""
+    parts: list[bytes] = []
+    left = limit
+    while body:
+        inflater = zlib.decompressobj(format_)
+        part = inflater.decompress(body, left + 1)
+        left -= len(part)
+        if left < 0:
+            return None
+        if not inflater.eof:
+            raise zlib.error("it is cut off")
+        parts.append(part)
+        body = inflater.unused_data if format_ == _GZIP else b""
+    return b"".join(parts)
 
 
 def read_response(status: int, body: bytes, charset: str, tool_name: str) -> pb.ToolResult:
