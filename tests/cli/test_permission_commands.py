@@ -64,6 +64,7 @@ def test_the_permissions_of_the_documents_apply_and_permit_is_kept_over_a_restar
     with start_grpc_bus(tmp_path, *words) as serving:
         tables = run_json(address_of(serving), "permissions")
         assert tables.pop("silenced") == []
+        assert tables.pop("generation") == {}
         assert all(tables.values())
         offered = [each["name"] for each in run_json(address_of(serving), "list")["tools"]]
         assert offered == ["check_task", "await_task", "list_tasks", "cancel_task", "search_tools"]
@@ -72,7 +73,7 @@ def test_the_permissions_of_the_documents_apply_and_permit_is_kept_over_a_restar
         assert serving.code() == 0
     with start_grpc_bus(tmp_path, *words) as serving:
         again = run_json(address_of(serving), "permissions")
-    assert again == {**tables, "sources": {**tables["sources"], "more": []}, "silenced": []}
+    assert again == {**tables, "sources": {**tables["sources"], "more": []}, "silenced": [], "generation": {}}
 
 
 def test_a_tool_with_a_min_level_is_found_with_that_level_only(bus: str) -> None:

@@ -58,6 +58,7 @@ class Config:
         heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone: how soon a hung peer is
             noticed, see `Timings`.
         silenced: sources that may attach and call, but not offer tools.
+        generation: sources that may use the models that hosts lend (``host:generate``); ``*`` as in ``guarded``.
         guarded: sources whose results are withheld where they hold something named like a secret; one that ends with
             ``*`` stands for all that begin so.
         tripwire: how secrets are recognized by their names: ``default``, or ``synchronet`` for that system's own rules.
@@ -99,6 +100,7 @@ class Config:
     missed_heartbeats: int = DEFAULT_TIMINGS.missed_heartbeats
     missed_heartbeats_gone: int = DEFAULT_TIMINGS.missed_heartbeats_gone
     silenced: tuple[str, ...] = ()
+    generation: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ("dropin", "dropin:*")
     tripwire: str = "default"
     tripwire_allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -117,7 +119,7 @@ class Config:
     def __post_init__(self) -> None:
         if not self.grpc:
             raise SetupError(f"grpc has no address: give at least one, for example {DEFAULT_GRPC}")
-        for name in ("grpc", "neighbours", "roles", "silenced", "guarded", "offered"):
+        for name in ("grpc", "neighbours", "roles", "silenced", "generation", "guarded", "offered"):
             _check_list(name, getattr(self, name))
         for address in self.grpc:
             secure, address = split_secure(address)
@@ -150,7 +152,9 @@ class Config:
             raise SetupError(f"tools_dir {str(self.tools_dir)!r} is not a folder: create it or name another one")
         if self.council is not None and not self.council.is_file():
             raise SetupError(f"council {str(self.council)!r} is not a file: create it or name another one")
-        for name, sources in (("silenced", self.silenced), ("guarded", [each.rstrip("*") for each in self.guarded])):
+        patterns = {"generation": self.generation, "guarded": self.guarded}
+        stems = {name: tuple(each.rstrip("*") for each in sources) for name, sources in patterns.items()}
+        for name, sources in {"silenced": self.silenced, **stems}.items():
             for source in sources:
                 if source and not is_source(source):
                     raise SetupError(f"{name} names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")

@@ -133,6 +133,7 @@ _READ: dict[str, Read] = {
     "upstream": Reader.text,
     "silenced": _texts,
     "background_after_seconds": Reader.number,
+    "generation": _texts,
     "guarded": _texts,
     "tripwire": Reader.text,
     "tools_dir": _path,

@@ -129,7 +129,7 @@ class Bus(EmbeddedBus):
         timings = timings or config.timings
         limits = config.limits
         registry = _registry(config)
-        self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded)
+        self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded, config.generation)
         self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
         self.tasks = TaskManager(config.background_after_seconds)
         self._sweeps = SweepTimer()

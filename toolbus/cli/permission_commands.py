@@ -38,7 +38,7 @@ PERMIT_EPILOG = epilog(
     "0 done, 1 the bus refused (it could not save the rule, for example), 2 wrong usage, 3 no bus found.",
 )
 OFFER_EPILOG = epilog(
-    ("toolbus revoke plugin:mail", "toolbus grant plugin:mail"),
+    ("toolbus revoke plugin:mail", "toolbus grant plugin:mail", "toolbus grant plugin:story generation"),
     """
     Every source may offer tools unless the bus's configuration (silenced) or an operator forbids it. After `revoke` the
     source's tools are withdrawn at once, and its plugins stay connected; after `grant` they offer their tools again. A
@@ -57,15 +57,23 @@ class RuleKind(StrEnum):
     SOURCES = "sources"
 
 
+_MEANING = {"tools": "offer tools", "generation": "use the models that hosts lend"}
+
+PermissionArgument = Annotated[
+    str, typer.Argument(metavar="tools|generation", help="Which permission (default: tools, to offer tools).")
+]
+
+
 def permissions(bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False) -> None:
     """Show which users may call what."""
     tables = call_bus_tool(BusTarget(bus, credential), "permissions", {})
     if as_json:
         terminal.print_json(tables)
         return
-    silenced = tables.pop("silenced")
+    silenced, generation = tables.pop("silenced"), tables.pop("generation")
     rows = [(kind, name, _who(users)) for kind, table in tables.items() for name, users in table.items()]
     rows += [("source", name, "(may not offer tools)") for name in silenced]
+    rows += [("source", name, f"({'may' if may else 'may not'} use lent models)") for name, may in generation.items()]
     terminal.print_table(("KIND", "NAME", "USERS"), rows)
 
 
@@ -104,30 +112,33 @@ def permit(
 
 def grant(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
+    permission: PermissionArgument = "tools",
     bus: BusOption = None,
     credential: CredentialOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Allow a source to offer tools again."""
-    result = call_bus_tool(BusTarget(bus, credential), "grant", {"source": source})
+    """Allow a source to offer tools again, or to use the models that hosts lend."""
+    result = call_bus_tool(BusTarget(bus, credential), "grant", {"source": source, "permission": permission})
     if as_json:
         terminal.print_json(result)
     else:
-        terminal.print_lines(f"{source} may offer tools")
+        terminal.print_lines(f"{source} may {_MEANING.get(permission, permission)}")
 
 
 def revoke(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
+    permission: PermissionArgument = "tools",
     bus: BusOption = None,
     credential: CredentialOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Withdraw a source's tools and forbid it to offer any."""
-    result = call_bus_tool(BusTarget(bus, credential), "revoke", {"source": source})
+    """Withdraw a source's tools and forbid it to offer any, or forbid it to use the models that hosts lend."""
+    result = call_bus_tool(BusTarget(bus, credential), "revoke", {"source": source, "permission": permission})
     if as_json:
         terminal.print_json(result)
     else:
-        terminal.print_lines(f"{source} may not offer tools; {result['removed']} withdrawn")
+        withdrawn = f"; {result['removed']} withdrawn" if permission == "tools" else ""
+        terminal.print_lines(f"{source} may not {_MEANING.get(permission, permission)}{withdrawn}")
         if "note" in result:
             terminal.print_note(result["note"])
 

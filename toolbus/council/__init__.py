@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from toolbus.council.prompt_files import bundled_prompt_tools, read_prompt_tools
     from toolbus.council.prompt_tool import PromptTool
     from toolbus.council.scene import Scene
-    from toolbus.council.sidecar import model_of, sidecar_model
+    from toolbus.council.sidecar import lent, model_of, sidecar_model
     from toolbus.council.sidecar_settings import SidecarSettings
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "Completion",
     "SidecarSettings",
     "sidecar_model",
+    "lent",
     "model_of",
     "plan_arguments",
 ]
@@ -79,7 +80,7 @@ _HOMES = {
     "council.prompt_tool": ("PromptTool",),
     "council.prompt_files": ("bundled_prompt_tools", "read_prompt_tools"),
     "council.language_model": ("Completion", "LanguageModel", "Question"),
-    "council.sidecar": ("model_of", "sidecar_model"),
+    "council.sidecar": ("lent", "model_of", "sidecar_model"),
     "council.sidecar_settings": ("SidecarSettings",),
     "council.argument_planning": ("plan_arguments",),
 }

@@ -11,17 +11,19 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from toolbus.council.endpoint_model import EndpointModel
-from toolbus.council.language_model import LanguageModel
+from toolbus.council.language_model import LanguageModel, Question, ask
 from toolbus.council.sidecar_settings import NOT_BARE, WHERE_KEYS_GO, SidecarSettings
 from toolbus.dialects.conversation import Json
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.errors import SetupError
 from toolbus.loop.endpoint import Endpoint
+from toolbus.sdk.generation import Generate, GenerationRequest
 from toolbus.text import shorten
 from toolbus.tool import KIB, MIB
 
@@ -55,6 +57,17 @@ def model_of(endpoint: Endpoint, *, sidecar: SidecarSettings | None = None) -> L
         sidecar: its model is used instead of the endpoint's; its other settings come with each question.
     """
     return EndpointModel(endpoint, sidecar.model if sidecar is not None else "")
+
+
+def lent(model: LanguageModel) -> Generate:
+    """Returns a model as `Host.lend` takes it: ``await host.lend(lent(model_of(endpoint)))``."""
+
+    async def generate(request: GenerationRequest) -> str:
+        defaults = Question(request.messages, max_tokens=request.max_tokens, model=request.model)
+        warm = defaults if request.temperature is None else replace(defaults, temperature=request.temperature)
+        return (await ask(model, warm)).text
+
+    return generate
 
 
 def sidecar_model(

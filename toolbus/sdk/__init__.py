@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
     from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
+    from toolbus.sdk.generation import Generation, GenerationRequest
     from toolbus.sdk.host import Host, SyncHost
     from toolbus.sdk.invocation import ToolInvocation
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
@@ -61,6 +62,9 @@ __all__ = [
     "ListedTool",
     "CatalogChange",
     "Notification",
+    # a host that lends its model
+    "GenerationRequest",
+    "Generation",
     "ToolRef",
     # plugins as N.E.K.O. writes them
     "NekoPluginBase",
@@ -85,6 +89,7 @@ _HOMES = {
     "sdk.plugin_client": ("Plugin",),
     "sdk.host": ("Host", "SyncHost"),
     "sdk.credential": ("Credential",),
+    "sdk.generation": ("Generation", "GenerationRequest"),
     "sdk.notification": ("Notification",),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
     "functions.declaration": ("LlmToolMeta", "llm_tool"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, Unpack, overload
 
 from toolbus.errors import Code, Stage
@@ -60,6 +60,14 @@ class Extension(Plugin):
     def __init__(self, source: str, *, qualified: bool = True, **options: Any) -> None:
         super().__init__(source, qualified=qualified, **options)
         self._handlers: list[Handler] = []  # for all tools that have no function of their own
+
+    async def quiet(self, messages: str | Sequence[Mapping[str, str]], **options: Any) -> str:
+        """Asks the host's model as the host itself asks it: `Plugin.generate` with mode ``quiet``; returns the text."""
+        return (await self.generate(messages, mode="quiet", **options)).text
+
+    async def raw(self, messages: str | Sequence[Mapping[str, str]], **options: Any) -> str:
+        """Asks the host's model with these messages alone: `Plugin.generate` with mode ``raw``; returns the text."""
+        return (await self.generate(messages, mode="raw", **options)).text
 
     @overload
     def tool(self, function: F, /) -> F: ...

@@ -20,22 +20,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from toolbus.errors import PeerLost
+from toolbus.errors import PeerLost, SetupError
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
 from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
-from toolbus.sdk.host_delegate import Feed, HostDelegate, Reader
+from toolbus.sdk.generation import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, Generate, lend
+from toolbus.sdk.host_delegate import Feed, HostDelegate
 from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, list_request
 from toolbus.sdk.notification import Notification
-from toolbus.sdk.outgoing_calls import OutgoingCall
+from toolbus.sdk.outgoing_calls import OutgoingCall, set_result
 from toolbus.tool import Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
+    from toolbus.sdk.plugin_client import Plugin
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class _Base:
         self._connection = Connection(settings, self._delegate)
         self._began = False
         self._closed = False
+        self._lender: Plugin | None = None  # offers this host's model; None: it lends none
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._connection!r}>"
@@ -288,7 +291,7 @@ class Host(_Base):
 
         ended = connection.submit(connection.ended())
         ended.add_done_callback(lambda _: put(None))
-        await self._run(_read(self._delegate, feed, put))
+        await self._run(self._delegate.read(feed, put))
         try:
             while (item := await items.get()) is not None:
                 yield item
@@ -297,7 +300,36 @@ class Host(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(_unread(self._delegate, feed, put))
+                connection.submit(self._delegate.unread(feed, put))
+
+    async def lend(
+        self,
+        generate: Generate,
+        *,
+        max_tokens: int = MAX_TOKENS,
+        timeout: float = LEND_SECONDS,
+        max_in_flight: int = LENT_IN_FLIGHT,
+    ) -> None:
+        """Lends this host's model to plugins that have the permission ``generation``, until the host is closed.
+
+        It offers the tool ``host:generate`` in a session of its own. Several hosts may lend; calls are shared between
+        them.
+
+        Args:
+            generate: async, gets a `GenerationRequest` and returns a `Generation` or a text; what it raises is the
+                error of that request.
+            max_tokens: the most that one answer may have; requests for more are refused.
+            timeout: seconds for one answer, at most 300.
+            max_in_flight: requests at once; more are refused with OVERLOADED.
+
+        Raises:
+            SetupError: a bound is out of range, or this host lends already.
+        """
+        if self._lender is not None:
+            raise SetupError("this host lends its model already: make a host for each model")
+        self._begin()
+        settings = self._connection.settings
+        self._lender = await lend(settings, generate, max_tokens, timeout, max_in_flight)
 
     async def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """Waits for the calls in flight, at most this long, then closes. New calls may still be made meanwhile."""
@@ -307,6 +339,8 @@ class Host(_Base):
 
     async def close(self) -> None:
         """Disconnects; calls in flight end in CANCELLED. Closing again does nothing."""
+        if self._lender is not None:
+            await self._lender.close(0.0)
         if self._closed or not self._began:
             self._closed = True
             return
@@ -373,7 +407,7 @@ class SyncHost(_Base):
         options = CallOptions(timeout)
         pending: list[OutgoingCall] = []
         for name, arguments in calls:  # none is sent where one cannot be
-            pending.append(OutgoingCall(name, dump_arguments(arguments), _set, Future(), options))
+            pending.append(OutgoingCall(name, dump_arguments(arguments), set_result, Future(), options))
         for out in pending:
             connection.begin(out)
         try:
@@ -414,7 +448,7 @@ class SyncHost(_Base):
         put = items.put
         ended = connection.submit(connection.ended())
         ended.add_done_callback(lambda _: put(None))
-        self._run(_read(self._delegate, feed, put))
+        self._run(self._delegate.read(feed, put))
         try:
             while (item := items.get()) is not None:
                 yield item
@@ -423,7 +457,7 @@ class SyncHost(_Base):
         finally:
             ended.cancel()
             if not self._closed:
-                connection.submit(_unread(self._delegate, feed, put))
+                connection.submit(self._delegate.unread(feed, put))
 
     def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
         """As `Host.drain`."""
@@ -464,15 +498,3 @@ def _arrive(item: tuple[tuple[Inbox, asyncio.Future[Result], OnProgress | None],
 
 def _put(out: OutgoingCall, came: Result | Progress) -> None:
     out.target.put(came)
-
-
-def _set(out: OutgoingCall, came: Result | Progress) -> None:
-    out.target.set_result(came)
-
-
-async def _read(delegate: HostDelegate, feed: Feed, reader: Reader) -> None:
-    delegate.read(feed, reader)
-
-
-async def _unread(delegate: HostDelegate, feed: Feed, reader: Reader) -> None:
-    delegate.unread(feed, reader)

@@ -61,13 +61,13 @@ class HostDelegate(Delegate):
                 self._newest = max(self._newest, notification.number)
                 self._tell("notifications", notification)
 
-    def read(self, feed: Feed, reader: Reader) -> None:
+    async def read(self, feed: Feed, reader: Reader) -> None:
         """Passes a feed on to a reader; that of the catalog begins with the whole of it, if it is known."""
         self._readers[feed].add(reader)
         if feed == "catalog" and self._revision >= 0:
             reader(CatalogChange(self._revision, True, tuple(self._mirror.values())))
 
-    def unread(self, feed: Feed, reader: Reader) -> None:
+    async def unread(self, feed: Feed, reader: Reader) -> None:
         """Passes nothing more on to a reader."""
         self._readers[feed].discard(reader)
 

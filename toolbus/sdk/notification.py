@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolbus.errors import CallFailed, PeerLost
-from toolbus.functions.call_options import CallOptions
-from toolbus.sdk.outgoing_calls import OutgoingCall
-from toolbus.tool import Result, dump_arguments
+from toolbus.sdk.outgoing_calls import future_call
+from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ def notify(connection: Connection, user: str, text: str, data: Any) -> Future[in
         TypeError, ValueError: JSON cannot hold the data.
     """
     arguments: Mapping[str, Any] = {"user": user, "text": text, "data": data}
-    arrived: Future[Result] = Future()
     hosts: Future[int] = Future()
 
     def answer(done: Future[Result]) -> None:
@@ -70,9 +68,7 @@ def notify(connection: Connection, user: str, text: str, data: Any) -> Future[in
         except CallFailed as failure:
             hosts.set_exception(failure)
 
-    arrived.add_done_callback(answer)
-    out = OutgoingCall("toolbus:notify", dump_arguments(arguments), _set, arrived, CallOptions(timeout=NOTIFY_SECONDS))
-    connection.begin(out)
+    future_call(connection, "toolbus:notify", arguments, NOTIFY_SECONDS).add_done_callback(answer)
     return hosts
 
 
@@ -87,7 +83,3 @@ def say(connection: Connection, text: str, data: Any) -> None:
         notify(connection, "", text, data).add_done_callback(log_failure)
     except (TypeError, ValueError, PeerLost) as problem:
         log.warning("a message of the plugin was not sent: %s", problem)
-
-
-def _set(out: OutgoingCall, came: Any) -> None:
-    out.target.set_result(came)

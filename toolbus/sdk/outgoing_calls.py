@@ -15,14 +15,23 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_options import NO_OPTIONS, CallOptions
 from toolbus.session import Session, State
 from toolbus.text import escape_surrogates
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, TASK_SECONDS, CallError, Progress, Result
+from toolbus.tool import (
+    DEFAULT_TIMEOUT_SECONDS,
+    MAX_TIMEOUT_SECONDS,
+    TASK_SECONDS,
+    CallError,
+    Progress,
+    Result,
+    dump_arguments,
+)
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -419,3 +428,28 @@ class OutgoingCalls:
             f"no bus answered at {self._address} within {seconds:g} s{reason}: start one with `toolbus serve`, or "
             "name its address in TOOLBUS_ADDRESS"
         )
+
+
+class BeginsCalls(Protocol):
+    """A connection, as far as it sends calls."""
+
+    def begin(self, out: OutgoingCall) -> None:
+        """Sends a call; its result comes through ``out.deliver``."""
+
+
+def future_call(
+    connection: BeginsCalls, name: str, arguments: Mapping[str, Any] | str | None, timeout: float | None
+) -> Future[Result]:
+    """Makes a call of its own from any thread; the future ends in its result, and never in an exception of the call's.
+
+    Raises:
+        TypeError, ValueError: JSON cannot hold the arguments, or the timeout is not above 0.
+    """
+    arrived: Future[Result] = Future()
+    connection.begin(OutgoingCall(name, dump_arguments(arguments), set_result, arrived, CallOptions(timeout)))
+    return arrived
+
+
+def set_result(out: OutgoingCall, came: Any) -> None:
+    """Delivers a result to a call whose target is a future."""
+    out.target.set_result(came)

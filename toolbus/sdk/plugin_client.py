@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.functions.declaration import describe, meta_of
+from toolbus.functions.scope import ToolScope
 from toolbus.functions.threads import Workers
 from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.functions.tool_options import ToolOptions
@@ -29,6 +30,7 @@ from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.delegate import Permissions, PluginDelegate
+from toolbus.sdk.generation import Generation, Mode, ask, request_of
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.notification import notify, say
@@ -273,6 +275,34 @@ class Plugin:
     def notify_sync(self, user: str, text: str, data: Any = None) -> int:
         """As `notify`, from any thread but that of the loop; blocks until the bus has answered."""
         return notify(self._started(), user, text, data).result()
+
+    async def generate(
+        self,
+        messages: str | Sequence[Mapping[str, str]],
+        *,
+        mode: Mode | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        stop: Sequence[str] | None = None,
+        model: str | None = None,
+        timeout: float | None = None,
+        scope: ToolScope | None = None,
+    ) -> Generation:
+        """Asks the model that a host lends: the tool ``host:generate``. The source needs the permission ``generation``.
+
+        Args:
+            messages: a text, or messages with ``role`` and ``content``, oldest first, at most 256.
+            mode: ``quiet``: with the host's own instructions and settings, the default; ``raw``: these messages alone.
+            max_tokens: of the answer; None: as many as the host lends.
+            temperature, stop, model: None leaves them to the host, which need not follow ``model``.
+            timeout: seconds; None: as long as the host lends.
+            scope: of the call that this is part of: it then ends with that call, and counts for its user.
+
+        Raises:
+            CallFailed: no host lends a model, the source lacks the permission, a bound was hit, or the model failed.
+        """
+        options = {"mode": mode, "max_tokens": max_tokens, "temperature": temperature, "stop": stop, "model": model}
+        return await ask(scope or self._started(), request_of(messages, options), timeout)
 
     async def ended(self) -> None:
         """Waits until the connection has ended for good; raises as `run` does."""

@@ -17,7 +17,7 @@ from toolbus.bus.calls.call import Asker, Call, Caller
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.schema import load_arguments
@@ -98,6 +98,8 @@ class CallAdmission:
         if principal.identity.claims_matter and parent is None:
             _check_claims(principal, user_id, level)
         denial = self._policy.denial(principal, entry, user_id, level)
+        if entry.name == LENT_MODEL and parent is not None:
+            _check_generation_depth(parent)
         if denial is None:
             if not (self._policy.depends_on_user(entry) or principal.identity.claims_matter):
                 caller.allowed.add(entry)
@@ -211,6 +213,24 @@ class CallAdmission:
         if checker is not None and (type(arguments) is not dict or not checker.is_valid(arguments)):
             raise invalid(text, arguments, checker)
         return text
+
+
+def _check_generation_depth(parent: Call) -> None:
+    """Refuses a model's request within another: each may take minutes and cost money.
+
+    Raises:
+        Refused: the call is nested in one of a lent model.
+    """
+    outer: Call | None = parent
+    while outer is not None:
+        if outer.entry.name == LENT_MODEL:
+            raise Refused(
+                Code.PERMISSION_DENIED,
+                "a model that a host lends was asked within such a request already, which is as deep as it goes: let "
+                "the tool answer without a model",
+                limit=("generation_depth", 1),
+            )
+        outer = outer.parent
 
 
 class _Asker:

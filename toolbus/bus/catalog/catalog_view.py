@@ -14,8 +14,8 @@ from toolbus.bus.access.identity import Scopes
 from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.listing import ToolListing, listing_of
+from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
+from toolbus.bus.catalog.listing import ToolListing, is_public, listing_of
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import UnknownRole
@@ -77,7 +77,7 @@ class CatalogView:
         cached = self._cache.get(key)
         if cached is None or cached[0] != revision:
             listings = self._registry.listings(role, include_offline=include_offline)
-            visible = (self.visible(each, user_id, level, principal) for each in listings if each.source != BUS_SOURCE)
+            visible = (self.visible(each, user_id, level, principal) for each in listings if is_public(each))
             # Sorted again: a name may have come later to the roles that remain in a listing.
             ordered = sorted((listing for listing in visible if listing is not None), key=lambda listing: listing.place)
             cached = (revision, tuple(ordered))
@@ -106,6 +106,13 @@ class CatalogView:
         own = (listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
         return tuple(each for each in own if self._policy.denial(principal, each.entry) is None)
 
+    def lent(self, principal: Principal = OBSERVER) -> tuple[ToolListing, ...]:
+        """Returns the model that hosts lend, for an administrator; other listings never have it."""
+        if not principal.is_admin:
+            return ()
+        lent = (each for each in self._registry.listings(None) if each.tool.name == LENT_MODEL)
+        return tuple(each for each in lent if not self._policy.hides(principal, each.entry, 0))
+
     def visible(
         self, listing: ToolListing, user_id: str = "", level: int = 0, principal: Principal = OBSERVER
     ) -> ToolListing | None:
@@ -113,7 +120,7 @@ class CatalogView:
         if (
             not self._policy.permissions
             and principal.identity.scopes is None
-            and listing.source != BUS_SOURCE
+            and is_public(listing)
             and level >= _highest_level(listing)
         ):
             return listing
@@ -182,6 +189,10 @@ class CatalogView:
             return any(before.reaches(*names) != after.reaches(*names) for before, after in changes)
 
         self._registry.change_view(lambda: None, is_affected)
+
+    def generation_changed(self) -> None:
+        """Announces that other sources may use what hosts lend."""
+        self._registry.change_view(lambda: None, lambda entry: False)
 
     def revise(self, change: Callable[[AccessRules], AccessRules]) -> None:
         """Changes the access rules in one step, so that changes by other threads at the same time are not lost."""

@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass
 
-from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
+from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL, Handler
 from toolbus.bus.catalog.listing import ToolListing
 
 MAX_CHANGES = 10_000  # changes that the journal remembers; a watcher further behind gets the whole catalog
@@ -81,6 +81,6 @@ class Journal:
         newer = itertools.takewhile(lambda change: change[0] > revision, reversed(self._changes))
         was_listed: dict[tuple[str, str], bool] = {}
         for _, name, source, existed in reversed(list(newer)):
-            if source != BUS_SOURCE:
+            if source != BUS_SOURCE and name != LENT_MODEL:
                 was_listed.setdefault((name, source), existed)
         return was_listed

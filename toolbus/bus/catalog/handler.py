@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from toolbus.bus.catalog.slots import Slots
 
 BUS_SOURCE = "toolbus"  # the bus's own tools: listed only when asked for, never under a bare name
+HOST_SOURCE = "host"  # of hosts that lend their model, beside other programs of that name
+LENT_MODEL = f"{HOST_SOURCE}:generate"  # the tool that asks it: called with a permission, listed to administrators only
 
 
 class Handler(Protocol):

@@ -12,11 +12,12 @@ from typing import Literal, TypeGuard
 
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
 from toolbus.errors import InvalidRequest, NotPermitted
 from toolbus.text import is_utf8, quote, shorten
 
 EVERYONE = "*"
+TOOLS, GENERATION = "tools", "generation"  # the permissions of a source: to offer tools, to use models that hosts lend
 EVERYTHING = "*"  # the verb of what no other verb covers
 # Those of the bus's own tools that show each caller only what is its own: every caller may call them.
 PUBLIC_TOOLS = frozenset(
@@ -113,6 +114,7 @@ class Policy:
         denied: sources that may attach and call but not offer tools (the config key ``silenced``).
         untrusted: sources whose results may hold no secrets and who may not administer the bus (the config key
             ``guarded``). One that ends with ``*`` stands for all sources that begin so.
+        generators: sources that may use the models that hosts lend (the config key ``generation``); ``*`` as above.
     """
 
     def __init__(
@@ -120,11 +122,14 @@ class Policy:
         denied: frozenset[str] = frozenset(),
         permissions: AccessRules | None = None,
         untrusted: Iterable[str] = (),
+        generators: Iterable[str] = (),
     ) -> None:
         self._denied = denied  # replaced in one step by `grant` and `deny`
         self._withdrawn: dict[str, frozenset[str]] = {}  # by denied source, the names of the tools that it had
         self._untrusted = frozenset(untrusted)
         self._untrusted_prefixes = tuple(source[:-1] for source in self._untrusted if source.endswith("*"))
+        self._generators = tuple(generators)
+        self._generation: dict[str, bool] = {}  # by source, what an operator has decided beside that; replaced as one
         self.permissions = permissions or AccessRules()  # replaced in one step by CatalogView.permit
 
     def may_offer(self, source: str) -> bool:
@@ -156,6 +161,26 @@ class Policy:
         self._withdrawn = self._withdrawn | {source: frozenset(names)}
         return True
 
+    def may_generate(self, source: str) -> bool:
+        """Tells whether a source may use the models that hosts lend: whether it has the permission ``generation``."""
+        decided = self._generation.get(source)
+        return _matches(source, self._generators) if decided is None else decided
+
+    @property
+    def generators(self) -> dict[str, bool]:
+        """Returns who may use the models that hosts lend, by source; a name with ``*`` stands for all that begin so."""
+        return dict.fromkeys(self._generators, True) | self._generation
+
+    def decide_generation(self, source: str, granted: bool) -> bool:
+        """Grants or denies a source the permission ``generation``. Returns whether that is a change."""
+        changed = self.may_generate(source) is not granted
+        self._generation = self._generation | {source: granted}
+        return changed
+
+    def permissions_of(self, source: str) -> list[str]:
+        """Returns the permissions that a source has."""
+        return [TOOLS] * self.may_offer(source) + [GENERATION] * self.may_generate(source)
+
     def withdrawn_from(self, name: str) -> str | None:
         """Returns the denied source whose tool of this name was withdrawn; None where there was none."""
         return next((source for source, names in self._withdrawn.items() if name in names), None)
@@ -183,6 +208,8 @@ class Policy:
         """
         if entry.source == BUS_SOURCE:
             return self._denial_of_own(principal, entry)
+        if entry.name == LENT_MODEL and not self.may_generate(principal.source):
+            return lacks_generation(principal.source, entry.name)
         if self.hides(principal, entry, level):
             return f"there is no tool {entry.name!r} for this caller"
         if not user_id and principal.may_omit_user:
@@ -208,7 +235,22 @@ class Policy:
 
     def depends_on_user(self, entry: Entry) -> bool:
         """Tells whether the decision depends on the user, so that it must not be cached for a caller."""
+        if entry.name == LENT_MODEL:  # and on how deep a generation is nested
+            return True
         return entry.min_level > 0 or any(EVERYONE not in users for _, _, users in self.permissions.rules_for(entry))
+
+
+def lacks_generation(source: str, name: str) -> str:
+    """Returns why a source may not use what a host lends, as a sentence."""
+    return (
+        f"source {source!r} may not call {name!r}: it lacks the permission {GENERATION!r}; an operator grants it with "
+        f"`toolbus grant {source} {GENERATION}`"
+    )
+
+
+def _matches(source: str, patterns: Iterable[str]) -> bool:
+    """Tells whether a source is one of some; one that ends with ``*`` stands for all that begin so."""
+    return any(source.startswith(each[:-1]) if each.endswith("*") else source == each for each in patterns)
 
 
 def _kind(kind: str) -> str:

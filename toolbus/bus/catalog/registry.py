@@ -19,7 +19,7 @@ from toolbus.bus.catalog.changes import CatalogChanges, Journal, LostTool, Outco
 from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
-from toolbus.bus.catalog.listing import ToolListing, build, describe
+from toolbus.bus.catalog.listing import ToolListing, build, describe, is_public
 from toolbus.bus.catalog.role_table import RoleTable
 from toolbus.errors import UnknownRole
 from toolbus.newest import NewestCache
@@ -153,7 +153,7 @@ class Registry:
                 return CatalogChanges(now, full=False)
             was_listed = self._journal.since(revision) if revision < now else None
             if was_listed is None:
-                public = tuple(listing for listing in self.listings() if listing.source != BUS_SOURCE)
+                public = tuple(listing for listing in self.listings() if is_public(listing))
                 return CatalogChanges(now, full=True, added=public)
             added: list[ToolListing] = []
             changed: list[ToolListing] = []

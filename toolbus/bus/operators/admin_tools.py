@@ -14,8 +14,9 @@ from typing import Any
 
 from toolbus.bus.access.principal import principal_of
 from toolbus.bus.calls.call_records import RecordBatch, RecordFilter
+from toolbus.bus.catalog.policy import TOOLS
 from toolbus.bus.core import Core
-from toolbus.bus.operators.grants import TOOLS, Grants
+from toolbus.bus.operators.grants import Grants
 from toolbus.bus.operators.introspection import Introspection
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search_tool import SEARCH_TOOLS, search_arguments, search_tool
@@ -180,21 +181,24 @@ class AdminTools:
         return any(name in (entry.name, entry.bare_name) for entry in entries)
 
     @llm_tool(
-        description="Grants a source the permission to offer tools; it has it from the start unless the configuration "
-        "denies it."
+        description="Grants a source a permission: tools, to offer tools, which it has from the start unless the "
+        "configuration denies it; or generation, to use the models that hosts lend."
     )
     async def grant(self, scope: ToolScope, source: str, permission: str = TOOLS) -> dict[str, Any]:
-        """Grants a source the permission to offer tools, at once and across restarts."""
+        """Grants a source a permission, at once and across restarts."""
         self._grants.grant(source, permission, principal_of(scope))
         return {"source": source, "permission": permission, "granted": True}
 
-    @llm_tool(description="Denies a source the permission to offer tools, and withdraws the tools that it has.")
+    @llm_tool(
+        description="Denies a source a permission: tools, to offer tools, which withdraws those that it has; or "
+        "generation, to use the models that hosts lend."
+    )
     async def revoke(self, scope: ToolScope, source: str, permission: str = TOOLS) -> dict[str, Any]:
-        """Denies a source the permission to offer tools, at once and across restarts."""
+        """Denies a source a permission, at once and across restarts."""
         known = source in self._presence.by_source or bool(self._registry.offered_by(source))
         count = self._grants.revoke(source, permission, principal_of(scope))
         answer: dict[str, Any] = {"source": source, "permission": permission, "granted": False, "removed": count}
-        if not known:
+        if not known and permission == TOOLS:
             answer["note"] = f"source {source!r} is not attached now: it may not offer tools when it attaches"
         return answer
 
@@ -204,7 +208,11 @@ class AdminTools:
     )
     async def permissions(self) -> dict[str, Any]:
         """Shows the rules in force."""
-        return {**self._view.permissions.as_tables(), "silenced": sorted(self._grants.silenced)}
+        return {
+            **self._view.permissions.as_tables(),
+            "silenced": sorted(self._grants.silenced),
+            "generation": self._core.policy.generators,
+        }
 
     def _search_tools(self, scope: ToolScope, **arguments: Any) -> dict[str, Any]:
         """Finds tools that the caller may call. Runs on a thread: a new catalog takes a while to be indexed."""

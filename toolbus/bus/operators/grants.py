@@ -1,7 +1,7 @@
 """Changes permissions while the bus is running: puts them in force at once, notifies sessions, and persists them.
 
-Operators set two kinds: which users may call (rules by tool, role and source), and which sources may offer tools (the
-permission ``tools``). `grants_file` stores both across restarts.
+Operators set two kinds: which users may call (rules by tool, role and source), and what sources may do: offer tools
+(the permission ``tools``), use the models that hosts lend (``generation``). `grants_file` stores both across restarts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.policy import AccessRules, Policy
+from toolbus.bus.catalog.policy import GENERATION, TOOLS, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.operators.grants_file import GrantsFile
 from toolbus.bus.signals import Signals
@@ -22,7 +22,6 @@ from toolbus.errors import InvalidRequest
 from toolbus.text import list_names, quote
 from toolbus.tool import is_source
 
-TOOLS = "tools"  # the only permission of a source: to offer tools
 PROGRAM = Principal("local")  # this process itself
 
 
@@ -56,6 +55,8 @@ class Grants:
         self._view.permit(self._file.apply(rules))
         for source, denied in self._file.denied.items():
             (self._policy.deny if denied else self._policy.grant)(source)
+        for source, granted in self._file.generation.items():
+            self._policy.decide_generation(source, granted)
 
     @property
     def silenced(self) -> frozenset[str]:
@@ -83,7 +84,9 @@ class Grants:
                 self._file.save_rule(kind, name, None if users is None else list(users))
 
     def grant(self, source: str, permission: str = TOOLS, principal: Principal = PROGRAM) -> None:
-        """Lets a source offer tools. Its sessions are notified, and offer them again; callback tools have to register.
+        """Gives a source a permission: to offer ``tools``, or ``generation``. Its sessions are notified.
+
+        Plugins then offer their tools again; callback tools have to register.
 
         Raises:
             InvalidRequest: the permission does not exist, or the source cannot offer tools.
@@ -92,12 +95,15 @@ class Grants:
         """
         self._check(source, permission)
         with self._audit.operation("grant", principal, target=source, why=permission):
+            if permission == GENERATION:
+                self._decide_generation(source, granted=True)
+                return
             if self._policy.grant(source):
                 self._presence.permission_changed(source, permission, granted=True)
             self._save(source, False)
 
     def revoke(self, source: str, permission: str = TOOLS, principal: Principal = PROGRAM) -> int:
-        """Denies a source to offer tools: its tools are withdrawn at once. Its sessions stay, and are notified.
+        """Takes a permission from a source. Its sessions stay and are notified; ``tools`` withdraws its tools.
 
         Returns:
             How many tools were withdrawn, each counted once per role.
@@ -109,11 +115,21 @@ class Grants:
         """
         self._check(source, permission)
         with self._audit.operation("revoke", principal, target=source, why=permission):
+            if permission == GENERATION:
+                self._decide_generation(source, granted=False)
+                return 0
             changed = self._policy.deny(source, self._open_names(source))
             count = self._presence.permission_changed(source, permission, granted=False) if changed else 0
             self._signals.catalog_changed()  # so that withdrawn callback tools do not come back after a restart
             self._save(source, True)
         return count
+
+    def _decide_generation(self, source: str, *, granted: bool) -> None:
+        if self._policy.decide_generation(source, granted):
+            self._view.generation_changed()
+            self._presence.permission_changed(source, GENERATION, granted=granted)
+        if self._file is not None:
+            self._file.save_generation(source, granted)
 
     def _open_names(self, source: str) -> set[str]:
         """Returns the names of a source's tools, without those that require an access level."""
@@ -121,8 +137,11 @@ class Grants:
         return {name for entry in entries if not entry.min_level for name in (entry.name, entry.bare_name)}
 
     def _check(self, source: str, permission: str) -> None:
-        if permission != TOOLS:
-            raise InvalidRequest(f"permission {quote(permission)} does not exist: use {TOOLS!r}, to offer tools")
+        if permission not in (TOOLS, GENERATION):
+            raise InvalidRequest(
+                f"permission {quote(permission)} does not exist: use {TOOLS!r}, to offer tools, or {GENERATION!r}, to "
+                "use the models that hosts lend"
+            )
         if source == BUS_SOURCE:
             raise InvalidRequest(f"source {source!r} is the bus's own: name a plugin's source")
         if not is_source(source):

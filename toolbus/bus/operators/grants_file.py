@@ -16,6 +16,7 @@ from toolbus.text import shorten
 
 FILE = "permissions.json"
 SILENCED = "silenced"  # key of the sources that are denied, beside the tables of rules
+GENERATION = "generation"  # key of the sources that an operator has granted or denied the use of lent models
 
 RuleChanges = dict[str, dict[str, list[str] | None]]  # by table and name the users; None: the rule was removed
 
@@ -28,12 +29,14 @@ class GrantsFile:
 
     Attributes:
         denied: by source whether it was denied at run time.
+        generation: by source whether it was granted the use of models that hosts lend.
     """
 
     def __init__(self, directory: Path, configured: frozenset[str] = frozenset()) -> None:
         self._path = directory / FILE
         self._changes: RuleChanges = {}  # as in the file
         self.denied: dict[str, bool] = {}
+        self.generation: dict[str, bool] = {}
         self._configured = configured
         self._rules = AccessRules()  # of the configuration
 
@@ -46,7 +49,8 @@ class GrantsFile:
         self._rules = rules
         try:
             self._changes = read_state(self._path)
-            self.denied = _check_denied(self._changes.pop(SILENCED, {}))
+            self.denied = _check_sources(SILENCED, self._changes.pop(SILENCED, {}))
+            self.generation = _check_sources(GENERATION, self._changes.pop(GENERATION, {}))
             for kind, table in self._changes.items():
                 for name, users in table.items():
                     rules = rules.changed(kind, name, users)
@@ -67,7 +71,7 @@ class GrantsFile:
         Raises:
             NotKept: the file could not be written.
         """
-        self._save({**self._changes, kind: {**self._changes.get(kind, {}), name: users}}, self.denied)
+        self._save({**self._changes, kind: {**self._changes.get(kind, {}), name: users}}, self.denied, self.generation)
 
     def save_source(self, source: str, denied: bool) -> None:
         """Stores whether a source is denied to offer tools.
@@ -75,14 +79,23 @@ class GrantsFile:
         Raises:
             NotKept: the file could not be written.
         """
-        self._save(self._changes, {**self.denied, source: denied})
+        self._save(self._changes, {**self.denied, source: denied}, self.generation)
 
-    def _save(self, changes: RuleChanges, denied: dict[str, bool]) -> None:
+    def save_generation(self, source: str, granted: bool) -> None:
+        """Stores whether a source may use the models that hosts lend.
+
+        Raises:
+            NotKept: the file could not be written.
+        """
+        self._save(self._changes, self.denied, {**self.generation, source: granted})
+
+    def _save(self, changes: RuleChanges, denied: dict[str, bool], generation: dict[str, bool]) -> None:
         changes = {kind: needed for kind, table in changes.items() if (needed := self._needed(kind, table))}
         denied = {source: each for source, each in denied.items() if each or source in self._configured}
-        if (changes, denied) == (self._changes, self.denied):
+        if (changes, denied, generation) == (self._changes, self.denied, self.generation):
             return
-        content = {**changes, SILENCED: denied} if denied else changes
+        sources = {key: table for key, table in ((SILENCED, denied), (GENERATION, generation)) if table}
+        content = {**changes, **sources}
         try:
             write_state(self._path, content)
         except OSError as error:
@@ -90,7 +103,7 @@ class GrantsFile:
                 f"the permission is in force, but could not be written to {self._path} ({error.strerror}), so it ends "
                 "with this bus: make the file and its directory writable, then set it again"
             ) from error
-        self._changes, self.denied = changes, denied
+        self._changes, self.denied, self.generation = changes, denied, generation
 
     def _needed(self, kind: str, table: dict[str, list[str] | None]) -> dict[str, list[str] | None]:
         """Returns a table without removed rules that the configuration does not have either."""
@@ -98,7 +111,7 @@ class GrantsFile:
         return {name: users for name, users in table.items() if users is not None or name in configured}
 
 
-def _check_denied(value: object) -> dict[str, bool]:
+def _check_sources(key: str, value: object) -> dict[str, bool]:
     if not isinstance(value, dict) or not all(type(each) is bool for each in value.values()):
-        raise InvalidRequest(f"{SILENCED} is {shorten(repr(value))}, it must map sources to true or false")
+        raise InvalidRequest(f"{key} is {shorten(repr(value))}, it must map sources to true or false")
     return value

@@ -13,7 +13,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
-from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
+from toolbus.bus.catalog.handler import BUS_SOURCE, HOST_SOURCE, Handler
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
 from toolbus.text import quote
@@ -108,6 +108,8 @@ def list_tools(
             principal=principal,
             include_offline=request.include_offline,
         )
+        if request.source == HOST_SOURCE:
+            listings = (*listings, *view.lent(principal))
     size = 0
     selected = view.named(request.names, listings) if request.names else listings
     # By position in the catalog, not by index: tools may be withdrawn between two pages.

@@ -17,7 +17,7 @@ from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
-from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.policy import TOOLS, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.catalog_watchers import CatalogWatchers
@@ -186,8 +186,8 @@ class Presence(SessionTable):
         Returns:
             How many tools were withdrawn, each counted once per role.
         """
-        outcome = Outcome() if granted else self._registry.clear(source)
-        all_granted = [permission] if granted else []
+        outcome = Outcome() if granted or permission != TOOLS else self._registry.clear(source)
+        all_granted = self._policy.permissions_of(source)
         change = wire.PermissionChanged(permission=permission, granted=granted, all_granted=all_granted)
         for peer in self.by_source.get(source, {}).values():
             peer.send_event(wire.Event(permission_changed=change))

@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.listing import ToolListing, is_public
 from toolbus.bus.upstream.ownership import Registration
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 
@@ -128,7 +127,7 @@ def make_plan(listings: Iterable[ToolListing], callback_base: str, upstream: str
 
 def _is_offered(listing: ToolListing, main_server: CallbackUrl) -> bool:
     entry, tool = listing.entry, listing.tool
-    if listing.source == BUS_SOURCE or (entry.current is None and entry.suspended is not None):
+    if not is_public(listing) or (entry.current is None and entry.suspended is not None):
         return False
     if tool.callback_url and _leads_to(parse_callback_url(tool.callback_url), main_server):
         return False
