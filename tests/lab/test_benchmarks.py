@@ -96,7 +96,7 @@ def test_the_catalog_is_the_same_each_time_and_a_bus_takes_all_of_it() -> None:
         (exports.served_export, len(exports.SERVED)),
         (turns.loop, 4),
         (searches.search, 1),
-        (search_quality.search_quality, 4),
+        (search_quality.search_quality, 5),
         (local_calls.calls, len(local_calls.WAYS)),
         (local_calls.dispatch, 5),
         (local_calls.tasks, 2),
