@@ -21,11 +21,11 @@ def copied(name: str, place: Path, as_name: str = "") -> Path:
 
 
 @contextmanager
-def loaded(folder: Path) -> Iterator[LoadedPlugin]:
+def loaded(folder: Path, *, entries: bool = False) -> Iterator[LoadedPlugin]:
     """Yields a loaded plugin, and removes what its import left in this process."""
     path, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
     try:
-        yield load_plugin(folder)
+        yield load_plugin(folder, entries=entries)
     finally:
         sys.path[:], sys.meta_path[:] = path, finders
         for name in set(sys.modules) - modules:

@@ -26,6 +26,8 @@ from toolbus.tool import MAX_TIMEOUT_SECONDS, NAME
 _BASES = ("NekoPluginBase", "PluginBase", "PluginRouter")
 _ONLY_THERE = {*marks.KINDS, "entry", "event"}  # the last two as plugin.entry and plugin.event
 _LINES = {"type": r"^\s*type\s*=", "id": r"^\s*id\s*=", "entry": r"^\s*entry\s*="}
+_OFFER = "Put @llm_tool above it to offer it to models."
+_OFFER_ENTRY = "Run it with --entries, or put @llm_tool above it, to offer it to models."
 _STARTED_THERE = "Name its folder to run it; of a folder of plugins it is left out."
 
 
@@ -107,6 +109,16 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
                 yield source.finding(node, Effect.NOTE, what, "Copy old files there.")
 
 
+def _not_awaited(source: SourceFile) -> Iterator[Finding]:
+    """Finds what older plugins wrote: their store and configuration answered at once."""
+    for cls in source.classes(*_BASES):
+        for node in ast.walk(cls):
+            value = getattr(node, "value", None) if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) else None
+            if isinstance(value, ast.Call) and (name := dotted(value.func)).startswith(("self.store.", "self.config.")):
+                what = f"{name}() is not awaited, as in older versions of that SDK"
+                yield source.finding(node, Effect.STOPS, what, f"Write await {name}(…) in an async method.")
+
+
 def _decorators(source: SourceFile) -> Iterator[Finding]:
     for cls in source.classes(*_BASES):
         tools: set[str] = set()
@@ -119,7 +131,8 @@ def _decorators(source: SourceFile) -> Iterator[Finding]:
                 shown = name.removeprefix("plugin.")
                 if shown in _ONLY_THERE and tool is None:
                     what = f"@{name} {method.name} is called by N.E.K.O. only"
-                    yield source.finding(node, Effect.DIFFERS, what, "Put @llm_tool above it to offer it to models.")
+                    entry = shown in (marks.ENTRY, "entry")
+                    yield source.finding(node, Effect.DIFFERS, what, _OFFER_ENTRY if entry else _OFFER)
                 elif shown.split(".")[-1] == "lifecycle" and isinstance(node, ast.Call):
                     yield from _moment(source, node, method.name)
             if tool is not None:
@@ -191,7 +204,7 @@ def _roots(path: Path) -> Sequence[Path]:
 NEKO = System(
     "neko",
     "N.E.K.O.",
-    rules={".py": (_imports, _attributes, _decorators, _variables)},
+    rules={".py": (_imports, _attributes, _not_awaited, _decorators, _variables)},
     folder_rules=(_manifest,),
     roots=_roots,
 )

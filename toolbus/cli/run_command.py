@@ -29,7 +29,7 @@ EPILOG = epilog(
         "toolbus run weather.py",
         "toolbus run plugins/*.py --bus unix:/run/user/1000/toolbus/bus.sock",
         "toolbus run weather.py --env WEATHER_URL --secrets secrets.toml",
-        "toolbus run plugins/weather/",
+        "toolbus run plugins/weather/ --entries",
         "toolbus run tools/",
         "toolbus run dice.js",
     ),
@@ -96,6 +96,9 @@ def run(
     ] = False,
     env: EnvOption = None,
     secrets: SecretsOption = None,
+    entries: Annotated[
+        bool, typer.Option("--entries", help="Offer methods with @plugin_entry of N.E.K.O. plugins as tools too.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Do not restart a plugin that died.")] = False,
     stop_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long plugins may take to finish their calls, in seconds.")
@@ -122,7 +125,7 @@ def run(
     plugins: Supervisor | ToolFolder
     if folder is None:
         plugins = Supervisor(emit, **options)
-        for name, command in _commands(plugin_paths, target, env or (), secrets, emit).items():
+        for name, command in _commands(plugin_paths, target, _requests(env, entries), secrets, emit).items():
             plugins.add(name, command)
     else:
         plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, only=only, **options)
@@ -143,6 +146,13 @@ def run(
         succeeded = False
     if not succeeded:
         raise typer.Exit(terminal.REFUSED)
+
+
+def _requests(env: list[str] | None, entries: bool) -> list[str]:
+    """Returns the variables that every plugin gets besides the usual ones."""
+    from toolbus.processes.plugin_process import ENTRIES_VARIABLE
+
+    return [*(env or ()), *([f"{ENTRIES_VARIABLE}=1"] if entries else ())]
 
 
 def _check_target(target: BusTarget, folder: Path | None) -> None:

@@ -64,6 +64,7 @@ _NO_STATUS = "Nobody is shown a plugin's status here: use self.logger, or scope.
 _NO_RUN = "There are no runs here: report with scope.progress() of a ToolScope, and return the result."
 _NO_PAGES = "No window shows a plugin's pages here: serve them from the plugin itself."
 _NO_ENTRIES = "Entries are called by that system's agent: register_llm_tool() offers a function to models."
+_NO_PLAYER = "Nobody plays music here: return the address from the tool."
 _NO_FREEZE = "Nothing is frozen here: use self.store."
 
 IGNORED: dict[str, Ignored] = {
@@ -84,6 +85,7 @@ IGNORED: dict[str, Ignored] = {
     "is_entry_enabled": Ignored(_NO_ENTRIES),
     "list_entries": Ignored(_NO_ENTRIES, ()),
     "collect_entries": Ignored(_NO_ENTRIES, ()),
+    "register_music_domains": Ignored(_NO_PLAYER),
     "freeze": Ignored(_NO_FREEZE),
     "unfreeze": Ignored(_NO_FREEZE),
 }
@@ -100,7 +102,12 @@ def find_absent(owner: object, name: str) -> Any:
         raise NotProvided(f"self.{name}", RAISING[name])
     if name in IGNORED:
         return _without_effect(owner, name, IGNORED[name])
-    raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
+    raise AttributeError(
+        f"{type(owner).__name__!r} object has no attribute {name!r}, and toolbus has none of that name for plugins: "
+        "set it in the class, or do without it",
+        name=name,
+        obj=owner,
+    )
 
 
 def warn_once(owner: object, name: str, reason: str) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from toolbus.neko.plugin_lifecycle import NEVER_CALLED, moment_of, routines_of
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 ENTRY = "plugin_entry"
 _ATTRIBUTE = "__toolbus_marks__"  # on a function: a tuple of Mark
@@ -28,28 +30,40 @@ class Mark:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def marking(kind: str) -> Callable[..., Any]:
-    """Returns a decorator of a name; it stands with or without arguments."""
+class Marking:
+    """A decorator that leaves a mark; it stands with or without arguments.
 
-    def decorator(function: Any = None, /, *args: Any, **options: Any) -> Any:
+    Args:
+        kind: its name.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"<decorator {self.kind}>"
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(self, /, *args: Any, **options: Any) -> Callable[[F], F]: ...
+    def __call__(self, function: Any = None, /, *args: Any, **options: Any) -> Any:
+        """Marks a function, or returns what does."""
         if callable(function) and not options:
-            return _mark(function, Mark(kind))
-        return lambda inner: _mark(inner, Mark(kind, options))
-
-    decorator.__name__ = kind
-    return decorator
+            return _mark(function, Mark(self.kind))
+        return lambda inner: _mark(inner, Mark(self.kind, options))
 
 
-plugin_entry = marking(ENTRY)
-on_event = marking("on_event")
-message = marking("message")
-custom_event = marking("custom_event")
-hook = marking("hook")
-before_entry = marking("before_entry")
-after_entry = marking("after_entry")
-around_entry = marking("around_entry")
-replace_entry = marking("replace_entry")
-quick_action = marking("quick_action")
+plugin_entry = Marking(ENTRY)
+on_event = Marking("on_event")
+message = Marking("message")
+custom_event = Marking("custom_event")
+hook = Marking("hook")
+before_entry = Marking("before_entry")
+after_entry = Marking("after_entry")
+around_entry = Marking("around_entry")
+replace_entry = Marking("replace_entry")
+quick_action = Marking("quick_action")
 KINDS = (
     *(ENTRY, "on_event", "message", "custom_event", "hook", "before_entry", "after_entry", "around_entry"),
     *("replace_entry", "quick_action", "ui.action", "ui.context"),
@@ -59,8 +73,8 @@ KINDS = (
 class ui:
     """The decorators for windows: `ui.action` and `ui.context`."""
 
-    action = staticmethod(marking("ui.action"))
-    context = staticmethod(marking("ui.context"))
+    action = Marking("ui.action")
+    context = Marking("ui.context")
 
 
 def marked_methods(owner: object) -> Iterator[tuple[str, Mark]]:

@@ -14,9 +14,9 @@ from toolbus.neko.plugin_logger import PluginLogger
 _SECTIONS_OF_THE_PLUGIN = ("plugin", "plugin_runtime", "plugin_state")  # of plugin.toml; the others are configuration
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PluginContext:
-    """What `toolbus run` hands to a plugin's constructor as `ctx`.
+    """What `toolbus run` hands to a plugin's constructor as `ctx`. A plugin may replace what it finds in it.
 
     Attributes:
         plugin_id: the plugin's id.
@@ -30,7 +30,7 @@ class PluginContext:
     logger: PluginLogger
     folder: Path
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    outlet: Outlet = field(default_factory=Outlet, compare=False)
+    outlet: Outlet = field(default_factory=Outlet)
 
     def __getattr__(self, name: str) -> Any:
         return find_absent(self, name)

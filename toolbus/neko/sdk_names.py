@@ -27,11 +27,11 @@ from toolbus.neko.sdk_errors import Absence, ModuleNotProvided, NotProvided
 class _PluginDecorators:
     """`plugin`: the class decorator of the documents, and the namespace of decorators of the SDK."""
 
-    entry = staticmethod(marks.plugin_entry)
-    event = staticmethod(marks.on_event)
-    hook = staticmethod(marks.hook)
-    message = staticmethod(marks.message)
-    custom_event = staticmethod(marks.custom_event)
+    entry = marks.plugin_entry
+    event = marks.on_event
+    hook = marks.hook
+    message = marks.message
+    custom_event = marks.custom_event
     lifecycle = staticmethod(lifecycle)
     timer = staticmethod(timer_interval)
 
@@ -76,7 +76,7 @@ _ERRORS = (
 )
 _RESULTS = (
     *("Ok", "Err", "Result", "is_ok", "is_err", "unwrap", "unwrap_or", "raise_for_err", "must", "map_result"),
-    "capture",
+    *("capture", "ok", "fail"),
 )
 # Older names of the same exceptions.
 _ALIASES = {

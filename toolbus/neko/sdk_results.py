@@ -151,4 +151,17 @@ def capture(function: Callable[[], Any]) -> Ok[Any] | Err[Any]:
         return Err(problem)
 
 
+def ok(data: Any = None, *, message: str = "", **meta: Any) -> dict[str, Any]:
+    """Returns a success as older plugins write it: a dict."""
+    envelope = {"success": True, "data": data, "message": message, "error": None}
+    return {**envelope, "meta": meta} if meta else envelope
+
+
+def fail(code: object, message: str, *, details: Any = None, retriable: bool = False, **meta: Any) -> dict[str, Any]:
+    """Returns a failure as older plugins write it; the model reads it as one."""
+    error = {"code": str(code), "message": message, "details": details, "retriable": retriable}
+    envelope = {"success": False, "data": None, "message": "", "error": error, "is_error": True}
+    return {**envelope, "meta": meta} if meta else envelope
+
+
 must = unwrap

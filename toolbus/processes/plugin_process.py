@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from toolbus.sdk.loader import LoadedPlugin
 
 CANNOT_START = 78  # EX_CONFIG of sysexits.h
+ENTRIES_VARIABLE = "TOOLBUS_OFFER_ENTRIES"  # "1" makes methods with plugin_entry tools
 SUPERVISOR_VARIABLE = "TOOLBUS_SUPERVISOR"  # the supervisor's process id; unset where there is none
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _POLL_SECONDS = 0.5
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     from toolbus.sdk.loader import load_plugin
 
     try:
-        _run(load_plugin(arguments[0]))
+        _run(load_plugin(arguments[0], entries=os.environ.get(ENTRIES_VARIABLE) == "1"))
     except (SetupError, RequestError) as error:
         print(error, file=sys.stderr)
         return CANNOT_START

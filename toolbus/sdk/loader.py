@@ -25,6 +25,7 @@ from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.declaration import meta_of
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
 from toolbus.neko import plugin_base
+from toolbus.neko.entries import offer_entries
 from toolbus.neko.marks import describe_unused
 from toolbus.neko.plugin_base import MARK, NekoPluginBase, safe_id, source_of, tools_of
 from toolbus.neko.plugin_context import PluginContext
@@ -61,25 +62,39 @@ class LoadedPlugin:
     module: ModuleType
 
 
-def load_plugin(path: str | Path) -> LoadedPlugin:
+def load_plugin(path: str | Path, *, entries: bool = False) -> LoadedPlugin:
     """Imports a file, or the package of a folder with a plugin.toml, and returns the plugin that it holds.
 
     The folder goes to `sys.path` and stays there: a plugin may import its neighbours at any time.
+
+    Args:
+        entries: whether methods with `plugin_entry` are tools too.
 
     Raises:
         SetupError: no such file, an import that raised, no plugin or several in it, an id that breaks its rule.
     """
     file = Path(path).expanduser().resolve()
     if file.is_dir():
-        return _load_folder(file)
+        return _with_entries(_load_folder(file), entries)
     if not file.is_file():
         raise SetupError(f"{file} does not exist: check the path")
     undo = use_sdk()
     try:
-        return _load_file(file)
+        return _with_entries(_load_file(file), entries)
     except BaseException:
         undo()
         raise
+
+
+def _with_entries(loaded: LoadedPlugin, entries: bool) -> LoadedPlugin:
+    """Offers a plugin object's entries where they are wanted, and says which of its methods are not used."""
+    if loaded.neko is not None:
+        if entries:
+            offer_entries(loaded.neko)
+        used = {getattr(each.handler, "__name__", "") for each in tools_of(loaded.neko)}
+        if text := describe_unused(loaded.neko, used):
+            log.warning("%s: %s", loaded.neko.plugin_id, text)
+    return loaded
 
 
 def _load_file(file: Path) -> LoadedPlugin:
@@ -125,8 +140,6 @@ def _load_folder(folder: Path) -> LoadedPlugin:
         if isinstance(problem, SetupError):
             raise
         raise SetupError(_import_text(folder, problem)) from problem
-    if text := describe_unused(plugin, {getattr(each.handler, "__name__", "") for each in tools_of(plugin)}):
-        log.warning("%s: %s", manifest.id, text)
     return LoadedPlugin(folder, source, None, plugin, tools_of(plugin), module)
 
 

@@ -1,0 +1,112 @@
+"""Entries of N.E.K.O. plugins as tools, where they are wanted."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from tests.neko.folders import copied, loaded
+from toolbus.functions.runner import run_handler
+from toolbus.neko.entries import offer_entries
+from toolbus.neko.marks import plugin_entry
+from toolbus.neko.plugin_base import NekoPluginBase, tools_of
+from toolbus.neko.plugin_i18n import tr
+from toolbus.neko.sdk_results import Ok, fail, ok
+from toolbus.sdk import CallContext, ToolScope
+from toolbus.tool import Result
+
+
+async def run_sync(job: Callable[[], Any]) -> Any:
+    return await asyncio.to_thread(job)
+
+
+class Place(pydantic.BaseModel):
+    city: str
+    days: int = 3
+
+
+class Entries(NekoPluginBase):
+    plugin_id = "entries"
+
+    @plugin_entry(
+        id="get weather",
+        name="Weather",
+        description=tr("weather.text", default="Weather of a city."),
+        input_schema={
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": tr("c", default="C")}},
+        },
+        timeout=900,
+        llm_result_fields=["city"],
+        kind="action",
+    )
+    async def weather(self, city: str = "", **_: Any) -> Ok[Any]:
+        return Ok({"city": city})
+
+    @plugin_entry(id="modelled", params=Place)
+    async def modelled(self, params: Place) -> int:
+        return params.days
+
+    @plugin_entry(id="spread", params=Place)
+    async def spread(self, city: str, days: int) -> list[Any]:
+        return [city, days]
+
+    @plugin_entry()
+    def older(self, _ctx: dict[str, Any], text: str = "x") -> dict[str, Any]:
+        """Says it again."""
+        return ok(data=[text, _ctx], message="done") if text else fail("EMPTY", "say something")
+
+    @plugin_entry(id="positional", input_schema=[])
+    def positional(self) -> None: ...
+
+
+async def call(plugin: NekoPluginBase, name: str, arguments: dict[str, Any]) -> Result:
+    spec = tools_of(plugin).get(name)
+    assert spec is not None
+    return await run_handler(spec, arguments, ToolScope(context=CallContext(user_id="ann")), run_sync)
+
+
+async def test_an_entry_is_a_tool_with_its_id_schema_and_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    plugin = Entries()
+    assert offer_entries(plugin) == ["weather", "modelled", "spread", "older"]
+    listed = {each["name"]: each for each in plugin.list_llm_tools()}
+    weather = listed["get_weather"]
+    assert (weather["description"], weather["timeout_seconds"]) == ("Weather of a city.", 300.0)
+    assert weather["parameters"]["properties"] == {"city": {"type": "string", "description": "C"}}
+    assert listed["modelled"]["parameters"] == Place.model_json_schema()
+    assert listed["older"]["description"] == "Says it again."
+    assert list(listed["older"]["parameters"]["properties"]) == ["text"]
+    assert not listed["older"]["parameters"]["required"]
+    assert (await call(plugin, "get_weather", {"city": "Oslo"})).output == {"city": "Oslo"}
+    assert "the entry positional is not offered" in caplog.text
+
+
+async def test_an_entry_gets_its_model_or_its_fields_and_the_context_if_it_names_it() -> None:
+    plugin = Entries()
+    offer_entries(plugin)
+    assert (await call(plugin, "modelled", {"city": "Oslo"})).output == 3
+    refused = await call(plugin, "modelled", {})
+    assert refused.error is not None
+    assert "city" in refused.error.message
+    assert (await call(plugin, "spread", {"city": "Oslo", "days": 1})).output == ["Oslo", 1]
+    older = await call(plugin, "older", {"text": "a"})
+    assert older.output == {"success": True, "data": ["a", {"user_id": "ann"}], "message": "done", "error": None}
+    failed = await call(plugin, "older", {"text": ""})
+    assert failed.error is not None
+    assert "say something" in failed.error.message
+
+
+def test_a_folders_entries_are_offered_on_request_and_no_longer_called_unused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with loaded(copied("diary", tmp_path), entries=True) as plugin:
+        assert plugin.tools is not None
+        names = [each.tool.name for each in plugin.tools]
+    assert names == ["write_page", "read_page", "ask_others", "pages", "pages_count"]
+    assert "@plugin_entry" not in caplog.text
+    assert "@message on_text" in caplog.text
