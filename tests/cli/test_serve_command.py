@@ -127,8 +127,15 @@ def test_a_data_directory_keeps_callback_tools_over_a_kill_and_takes_one_bus_at_
     with start_http_bus(tmp_path, TOOLBUS_DATA_DIR=folder) as serving:
         found = json.loads(toolbus("list", "--all", "--json", "--bus", addresses_of(serving)[0]).stdout)["tools"]
         assert [(each["name"], each["state"], each["callback_url"]) for each in found] == [
-            ("kept", "offline", dead_url)
+            ("kept", "unconfirmed", dead_url)
         ]
+        refused = toolbus("confirm", "nobody", "--bus", addresses_of(serving)[0])
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "source 'nobody' has no unconfirmed tool" in refused.stderr
+        confirmed = toolbus("confirm", found[0]["source"], "--bus", addresses_of(serving)[0])
+        assert (confirmed.returncode, confirmed.stdout) == (0, "confirmed kept\n")
+        (listed,) = json.loads(toolbus("list", "--all", "--json", "--bus", addresses_of(serving)[0]).stdout)["tools"]
+        assert listed["state"] == "live"
 
 
 def test_upstream_offers_the_tools_to_a_main_server_and_a_refusal_is_a_warning(tmp_path: Path, dead_url: str) -> None:
