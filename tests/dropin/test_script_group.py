@@ -42,7 +42,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
     def load(files: Mapping[str, str | bytes], **options: Any) -> Loaded:
         write(tmp_path, files)
-        options.setdefault("limits", EngineLimits(turn_seconds=0.2, load_seconds=0.5))
+        options.setdefault("limits", EngineLimits(turn_seconds=0.1, load_seconds=0.25))
         group = ScriptGroup(tmp_path, list(files), **options)
         groups.append(group)
         return group.load()
@@ -108,7 +108,7 @@ async def test_a_file_that_fails_is_skipped_with_its_line_and_nothing_that_it_re
     reasons = skipped(loaded)
     assert reasons["b.js"] == "Error: no (line 3)"
     assert reasons["c.js"] == "SyntaxError: function name expected (line 3)"
-    assert reasons["d.js"].startswith("the script computed for more than 0.5 s without a pause")
+    assert reasons["d.js"].startswith("the script computed for more than 0.25 s without a pause")
     assert (reasons["e.js"], reasons["f.js"][:21]) == ("is not UTF-8 text: save it as UTF-8", "holds a NUL character")
     assert list(reasons) == ["b.js", "c.js", "d.js", "e.js", "f.js"]
 
@@ -222,7 +222,7 @@ def test_what_only_spidermonkey_reads_is_refused_with_what_to_write(load: Load) 
 async def test_a_call_without_end_is_interrupted_and_the_next_one_runs(load: Load) -> None:
     loaded = load({"a.js": registration("t", "if (args.loop) while (true) {} return 1")})
     stuck = await call(loaded, "t", {"loop": True})
-    assert stuck.output["error"].startswith("tool exec: the script computed for more than 0.2 s without a pause")
+    assert stuck.output["error"].startswith("tool exec: the script computed for more than 0.1 s without a pause")
     assert (await call(loaded, "t")).output == 1
 
 
