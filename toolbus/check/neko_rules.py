@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
-from toolbus.check.source_file import SourceFile, constant, dotted, keyword
+from toolbus.check.source_file import SourceFile, constant, dotted, is_installed, keyword
 from toolbus.check.system import System
 from toolbus.errors import SetupError
 from toolbus.functions.tool_options import ToolOptions
@@ -78,7 +77,12 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
             yield source.finding(
                 each.line, stops, f"imports {each.module}, which {MAIN.purpose} there{without}", MAIN.remedy
             )
-        elif top and top not in ("plugin", *sys.stdlib_module_names) and not source.has_module(top) and not _found(top):
+        elif (
+            top
+            and top not in ("plugin", *sys.stdlib_module_names)
+            and not source.has_module(top)
+            and not is_installed(top)
+        ):
             what = f"imports {top}, which is not installed here{without}"
             yield source.finding(each.line, stops, what, f"Install {top} where `toolbus run` is.")
 
@@ -187,14 +191,6 @@ def _own_names(cls: ast.ClassDef) -> set[str]:
 def _line(text: str, pattern: str) -> int:
     found = re.search(pattern, text, re.MULTILINE)
     return text.count("\n", 0, found.end()) + 1 if found else 1
-
-
-def _found(module: str) -> bool:
-    """Tells whether a module is installed; looks for it, and imports nothing."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _roots(path: Path) -> Sequence[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,6 +90,14 @@ def read_source(path: Path, root: Path) -> SourceFile | Finding:
         return SourceFile(path, root, path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as problem:
         return Finding(path, 0, Effect.STOPS, f"cannot be read: {problem}", "Correct it: Python cannot read it either.")
+
+
+def is_installed(module: str) -> bool:
+    """Tells whether a module is installed; looks for it, and imports nothing."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def dotted(node: ast.AST) -> str:

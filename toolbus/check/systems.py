@@ -7,6 +7,9 @@ A system is one file with its rules and one line here. Rules for Python ask a `S
 from __future__ import annotations
 
 from toolbus.check.neko_rules import NEKO
+from toolbus.check.spindle_rules import SPINDLE
+from toolbus.check.stargazer_rules import STARGAZER
+from toolbus.check.synchronet_rules import SYNCHRONET
 from toolbus.check.system import System
 
-SYSTEMS: dict[str, System] = {system.name: system for system in (NEKO,)}
+SYSTEMS: dict[str, System] = {system.name: system for system in (NEKO, STARGAZER, SPINDLE, SYNCHRONET)}

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from toolbus.check.system import Report
 
 EPILOG = epilog(
-    ("toolbus check plugins/weather/ --from neko", "toolbus check plugins/ --from neko --json"),
+    (
+        "toolbus check plugins/weather/ --from neko",
+        "toolbus check plugins/ --from neko --json",
+        "toolbus check exec/llm_tools/ --from synchronet",
+    ),
     """
     Reads the files and runs nothing of them. Each line says what a place means here: it stops (the code does not start,
     or a call fails there), it differs (it runs, and does something else than there), or it is a note for the operator.

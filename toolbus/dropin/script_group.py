@@ -22,7 +22,7 @@ from typing import Any
 from toolbus.dropin.file_declarations import located, offered, register_tool, registered
 from toolbus.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
 from toolbus.dropin.file_result import failed_tool
-from toolbus.dropin.javascript import Engine, EngineLimits, ScriptError, ignored_text, with_remedy
+from toolbus.dropin.javascript import ANNOUNCES, Engine, EngineLimits, ScriptError, ignored_text, with_remedy
 from toolbus.errors import SetupError
 from toolbus.functions.reply import Err
 from toolbus.functions.tool_spec import ToolSpec
@@ -67,7 +67,7 @@ class ScriptGroup:
         self._engine = Engine(self._take, limits, ended)
         self._engine.install("synchronet.js", list(files))
         if is_extension:
-            self._engine.install("spindle.js", _manifest(folder, files))
+            self._engine.install("spindle.js", _manifest(folder, files), ANNOUNCES.pattern)
         self._posts: list[list[Any]] | None = []  # of the file that is being loaded; None once all are loaded
         self._specs: dict[str, ToolSpec] = {}  # by name, in the order of first registration
         self._origins: dict[str, str] = {}  # the file of each tool

@@ -1,9 +1,10 @@
 """Runs JavaScript in an engine without files, network and processes: one scope, its calls, its limits."""
 
 from toolbus.dropin.javascript.engine import EXTRA, Engine, EngineLimits, ScriptError
-from toolbus.dropin.javascript.remedies import ignored_text, with_remedy
+from toolbus.dropin.javascript.remedies import ANNOUNCES, ignored_text, with_remedy
 
 __all__ = [
+    "ANNOUNCES",
     "Engine",
     "EngineLimits",
     "EXTRA",

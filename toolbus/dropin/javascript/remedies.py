@@ -18,7 +18,8 @@ _BBS = (
     "there is no BBS behind a tool: what the host knows of the user is in `env`, and data of the tool belongs into a "
     "helper file (`var DATA = …` in _data.js)"
 )
-_MODULES = "each file is complete in itself: bundle what it imports into it, or put helpers into a file like _common.js"
+MODULES = "each file is complete in itself: bundle what it imports into it, or put helpers into a file like _common.js"
+SPIDERMONKEY = "write `for (var x of list)`, `catch (error)` with an `if` in it, JSON.stringify, and XML as text"
 _CLOCK = "use setTimeout and a promise"
 
 # Names that scripts use elsewhere → what to do here.
@@ -29,7 +30,7 @@ NAMES: Mapping[str, str] = {
     **dict.fromkeys(("system", "bbs", "user", "client", "server", "msg_area", "file_area", "xtrn_area"), _BBS),
     **dict.fromkeys(("MsgBase", "FileBase", "User", "conio", "js", "argv", "argc", "uifc"), _BBS),
     **dict.fromkeys(("process", "Worker", "child_process"), _PROCESSES),
-    **dict.fromkeys(("module", "exports", "__dirname", "__filename", "importScripts"), _MODULES),
+    **dict.fromkeys(("module", "exports", "__dirname", "__filename", "importScripts"), MODULES),
     **dict.fromkeys(("sleep", "mswait", "yield"), _CLOCK),
     "strftime": "use `new Date()` and its methods",
     "crypto": "use Math.random() for what need not be secret; secrets belong into a plugin",
@@ -42,7 +43,7 @@ NAMES: Mapping[str, str] = {
 }
 
 # Members of `spindle`, by the first part of their name → what to do here.
-SPINDLE: Mapping[str, str] = {
+MEMBERS: Mapping[str, str] = {
     "generate": "a tool calls no model: return what the host's model needs, or write a plugin that asks a model itself",
     **dict.fromkeys(
         ("storage", "userStorage", "ephemeral", "enclave"),
@@ -57,6 +58,8 @@ SPINDLE: Mapping[str, str] = {
 }
 _SPINDLE_OTHER = "of `spindle` there are registerTool, unregisterTool, on('TOOL_INVOCATION'), permissions and log"
 
+# Members that announce something, which has no effect here and needs no answer; for Python and JavaScript.
+ANNOUNCES = re.compile(r"spindle\.((register|unregister|update|send|on)[A-Z]\w*|(\w+\.)+(on[A-Z]\w*|register))")
 _UNDEFINED = re.compile(r"(?:^|: )'?([A-Za-z_$][\w$]*)'? is not defined")
 _ABSENT = re.compile(r"spindle\.(\w+)[\w.]* does not exist here")
 _LOADED = re.compile(r"^(?:Error: )?(?:load|require)\(.*\) does not exist here")
@@ -70,6 +73,21 @@ def with_remedy(text: str) -> str:
     return f"{text}: {remedy}" if remedy else text
 
 
+def spindle_remedy(member: str) -> str:
+    """Returns what to use in place of a member of `spindle` that is not there."""
+    return MEMBERS.get(member, _SPINDLE_OTHER)
+
+
+def is_announced(name: str) -> bool:
+    """Tells whether a call of a member of `spindle`, with all its parts, only announces something."""
+    return ANNOUNCES.fullmatch(name) is not None
+
+
+def sentence(remedy: str) -> str:
+    """Returns a remedy as a sentence of its own."""
+    return f"{remedy[:1].upper()}{remedy[1:]}."
+
+
 def ignored_text(name: str) -> str:
     """Returns what the author should know about an announcement of a script that has no effect here."""
     return f"{name} has no effect here: only the tools of an extension are used. The rest of the file works"
@@ -77,11 +95,11 @@ def ignored_text(name: str) -> str:
 
 def _remedy(text: str) -> str:
     if match := _ABSENT.search(text):
-        return SPINDLE.get(match[1], _SPINDLE_OTHER)
+        return spindle_remedy(match[1])
     if _LOADED.search(text) or _IMPORTED.search(text):
-        return _MODULES
+        return MODULES
     if match := _UNDEFINED.search(text):
         return NAMES.get(match[1], "")
     if _SYNTAX.search(text):
-        return "this is an extension of SpiderMonkey to JavaScript: write `for (var x of list)`, and XML as text"
+        return f"only SpiderMonkey reads this: {SPIDERMONKEY}"
     return ""

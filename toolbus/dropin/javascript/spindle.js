@@ -1,9 +1,9 @@
 // Makes the object `spindle` as far as it is about tools. What else an extension announces has no effect and a warning;
 // what it asks for throws an error that names it.
-(function (host, manifest) {
+(function (host, manifest, announcements) {
   "use strict";
   const EVENT = "TOOL_INVOCATION";
-  const ANNOUNCES = /^spindle\.((register|unregister|update|send|on)[A-Z]\w*|(\w+\.)+(on[A-Z]\w*|register))$/;
+  const ANNOUNCES = new RegExp(`^(?:${announcements})$`);
   const SILENT = new Set(["then", "toJSON", "constructor", "prototype"]); // what the language itself looks up
   const INFO = 6, WARNING = 4, ERROR = 3, DEBUG = 7;
   const handlers = [];

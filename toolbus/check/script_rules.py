@@ -1,0 +1,61 @@
+"""Finds in JavaScript what scripts know from elsewhere and do not find here; the rules that two systems share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from toolbus.check.finding import Effect, Finding
+from toolbus.check.source_file import SourceFile, read_source
+from toolbus.dropin.javascript.remedies import MODULES, NAMES, sentence
+
+# Comments, regular expressions and texts; what stands in them is no code.
+_NO_CODE = re.compile(
+    r"""//[^\n]*|/\*.*?\*/"""
+    r"""|(?<=[=(,:;!&|?\[{}])[ \t]*/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/[a-z]*"""
+    r"""|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|`(?:\\.|[^`\\])*`""",
+    re.DOTALL,
+)
+_DECLARED = r"\b(?:var|let|const|class|function)\s+{0}\b|[(,{{]\s*{0}\s*[,)=}}]|\b{0}\s*=>"
+_USED = r"(?<![\w$.])(?:{0})\s*(?:\?\.|[.(\[])|\bnew\s+(?:{0})\b"
+_NAME_USED = re.compile(_USED.format("|".join(re.escape(name) for name in NAMES if name != "spindle")))
+_IMPORT = re.compile(r"^[ \t]*(?:import\b(?!\s*\.)|export\b[^;{]*\bfrom\b)|(?<![\w$.])import\s*\(", re.MULTILINE)
+
+
+def code_of(source: SourceFile) -> str:
+    """Returns the code of a script, of the same length, with blanks in place of comments, texts and expressions."""
+    return _NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source.text)
+
+
+def line_of(text: str, place: int) -> int:
+    """Returns the line of a place in a text, from 1."""
+    return text.count("\n", 0, place) + 1
+
+
+def missing_names(source: SourceFile) -> Iterator[Finding]:
+    """Yields where a script uses a name that is not there, such as `fetch`, unless it declares one itself."""
+    code = code_of(source)
+    for match in _NAME_USED.finditer(code):
+        name = re.sub(r"^new\s+|[^\w$]+$", "", match[0])
+        if not any(_declares(text, name) for text in (code, *_helpers(source))):
+            line = line_of(code, match.end() - 1)
+            yield source.finding(line, Effect.STOPS, f"uses {name}, which is not there", sentence(NAMES[name]))
+
+
+def _declares(code: str, name: str) -> bool:
+    return re.search(_DECLARED.format(re.escape(name)), code) is not None
+
+
+def _helpers(source: SourceFile) -> Iterator[str]:
+    """Yields the files that every script of the folder shares its scope with."""
+    for file in sorted(source.root.glob("_*.js")):
+        if file != source.path and isinstance(helper := read_source(file, source.root), SourceFile):
+            yield code_of(helper)
+
+
+def imports(source: SourceFile) -> Iterator[Finding]:
+    """Yields where a script imports another file."""
+    code = code_of(source)
+    for match in _IMPORT.finditer(code):
+        line = line_of(code, match.end())
+        yield source.finding(line, Effect.STOPS, "imports another file, which it cannot", sentence(MODULES))
