@@ -22,7 +22,7 @@ import time
 import tomllib
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -234,6 +234,7 @@ class Peer:
         self._handlers: dict[str, Handler] = {}
         self._connection = Connection()  # the current stream, or the last one
         self._draining = asyncio.Event()  # set when this peer must not reconnect
+        self.refused: dict[tuple[str, str], str] = {}  # (name, role) of tools that the bus refused → why
 
     def tool(self, description: str, parameters: dict[str, Any], **fields: Any) -> Callable[[Handler], Handler]:
         """Offers an async function `handler(arguments, call)` under its own name, from the next attach on.
@@ -336,13 +337,18 @@ class Peer:
                         connection.opened_at = loop.time()
                     self.attached.set()
                     timeout = MISSED_HEARTBEATS * (frame.attached.heartbeat_seconds or 10.0)
-                    for tool in frame.attached.refused:
-                        logger.error("the bus did not take the tool %s: %s", tool.name, tool.error)
+                    self._note_refused(frame.attached.refused, anew=True)
                 deadline.reschedule(loop.time() + timeout)
                 self._receive(frame, connection)
 
     def _receive(self, frame: wire.InvokeResponse, connection: Connection) -> None:
-        """Handles the fields of a frame in the order of the protocol. It ignores events and progress."""
+        """Handles the fields of a frame in the order of the protocol. It ignores progress and most events."""
+        for event in frame.events:
+            if event.HasField("tools_reviewed"):
+                reviewed = event.tools_reviewed
+                offered = {*reviewed.registered, *(tool.name for tool in reviewed.waiting)}
+                self.refused = {key: why for key, why in self.refused.items() if key[0] not in offered}
+                self._note_refused(reviewed.refused)
         for call in frame.calls:
             if connection.holding:
                 connection.held[call.call_id] = call
@@ -370,6 +376,16 @@ class Peer:
             connection.drain_received = True
             self.attached.clear()  # new calls wait for the next stream
         connection.close_if_idle()
+
+    def _note_refused(self, tools: Iterable[wire.RefusedTool], *, anew: bool = False) -> None:
+        """Notes which tools the bus refused; logs each once, not again after every reconnect. It offers the others."""
+        before = self.refused
+        self.refused = {} if anew else dict(before)
+        for tool in tools:
+            key = tool.name, tool.role
+            self.refused[key] = tool.error
+            if before.get(key) != tool.error:
+                logger.warning("the bus does not offer the tool %r: %s", tool.name, tool.error)
 
     def _start(self, message: pb.ToolCall, connection: Connection) -> None:
         handler = self._handlers.get(message.name)

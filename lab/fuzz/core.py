@@ -58,6 +58,7 @@ class CoreOnAClock:
 
     def _changed(self) -> None:
         self.changes += 1
+        self.presence.catalog_changed()
 
     def advance(self, seconds: float) -> None:
         """Moves the clock, firing the timer as often as it asks to be fired."""

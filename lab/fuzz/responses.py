@@ -88,8 +88,11 @@ class Author:
         self.taken.append((session, call.call_id))
         return Held()
 
-    def attached(self, refused: Sequence[str], why: str) -> None:
+    def attached(self, attached: wire.Attached) -> None:
         """Hears the answer."""
+
+    def registered(self, response: wire.RegisterResponse) -> None:
+        """Hears the answer to further tools."""
 
     def refused(self, names: Sequence[str], why: str) -> None:
         """Hears a refusal."""

@@ -70,6 +70,37 @@ def _shown(running: Running, name: str) -> tuple[dict[str, str], str]:
     return variables, environ
 
 
+BAD_TOOL = """
+from toolbus import llm_tool
+@llm_tool(parameters={"type": "object", "properties": {"x": {"type": "strin"}}})
+def bad() -> int:
+    return 1
+@llm_tool
+def good() -> int:
+    "Works."
+    return 1
+"""
+
+
+def test_a_file_with_a_bad_tool_starts_with_one_warning_and_operators_see_the_tool(tmp_path: Path) -> None:
+    with (
+        start_grpc_bus(tmp_path, "--ephemeral") as serving,
+        Running(
+            tmp_path, "run", _file(tmp_path, "two", BAD_TOOL), "--bus", (address := address_of(serving))
+        ) as running,
+    ):
+        until_sync(lambda: "does not offer bad" in running.err, "the warning")
+        listed = toolbus("list", "--bus", address)
+        assert "good" in listed.stdout
+        assert "1 tool is refused: toolbus list --refused says why" in listed.stderr
+        table = toolbus("list", "--refused", "--bus", address).stdout
+        assert re.search(r"^bad +plugin:two +tool 'bad': schema at #/properties/x/type", table, re.M)
+        record = json.loads(toolbus("list", "--refused", "--json", "--bus", address).stdout)
+        assert (record["total"], record["refused"][0]["name"]) == (1, "bad")
+        assert toolbus("health", "toolbus.source.plugin:two", "--bus", address).returncode == 0
+        assert running.err.count("does not offer bad") == 1
+
+
 def test_a_plugin_cannot_take_the_source_of_another_plugin_of_the_run(tmp_path: Path) -> None:
     files = [_file(tmp_path, "thief", THIEF), _file(tmp_path, "victim", VICTIM)]
     with (

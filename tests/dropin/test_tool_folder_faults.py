@@ -36,27 +36,24 @@ def manifest(folder: Path, content: object) -> None:
     (folder / "_manifest.json").write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-async def test_a_file_whose_tool_the_bus_refuses_is_skipped_and_the_others_are_offered(tmp_path: Path) -> None:
+async def test_a_tool_that_the_bus_refuses_is_a_warning_and_the_others_are_offered(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(tool("one", "1"))
     (tmp_path / "b.py").write_text(tool("fine", "-") + refused("bad"))
     (tmp_path / "c.py").write_text(refused("worse"))
     (tmp_path / "d.py").write_text(tool("four", "4"))
     async with offered_folder(tmp_path) as folder:
-        await folder.wait_for_tools(("one", "1"), ("four", "4"))
+        await folder.wait_for_tools(("one", "1"), ("fine", "-"), ("four", "4"))
         refusals = await folder.wait_for_report(
-            r"tools output ([bc]\.py: the bus refuses its tools: tool '(?:bad|worse)': schema at .*)", 2
+            r"tools output ([bc]\.py: the bus refuses its tool: tool '(?:bad|worse)': schema at .*)", 2
         )
         assert "nonsense" in refusals[0]
         async with Host(folder.bus.grpc_addresses[0]) as host:
-            notices = (await host.list()).notices
-        assert {text[:32] for _, text in notices if "refuses" in text} == {
-            "b.py: the bus refuses its tools:",
-            "c.py: the bus refuses its tools:",
-        }
+            listing = await host.list(include_refused=True)
+        assert [(each.name, each.source) for each in listing.refused] == [("bad", "dropin"), ("worse", "dropin")]
         assert folder.count(ReportKind.GIVEN_UP) == 0
         assert folder.count(ReportKind.DIED) == 0
         folder.write(b=tool("fine", "now"))
-        await folder.wait_for_tools(("one", "1"), ("four", "4"), ("fine", "now"))
+        await folder.wait_for_tools(("one", "1"), ("fine", "now"), ("four", "4"))
 
 
 async def test_other_edits_take_effect_despite_a_tool_that_the_bus_refuses(tmp_path: Path) -> None:
@@ -71,12 +68,20 @@ async def test_other_edits_take_effect_despite_a_tool_that_the_bus_refuses(tmp_p
         await folder.wait_for_tools(("one", "new"), ("three", "3"))
 
 
-async def test_a_tool_for_an_unknown_role_is_skipped_with_its_file(tmp_path: Path) -> None:
+async def test_a_tool_for_an_unknown_role_is_not_offered_and_the_others_are(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(tool("one", "1"))
     (tmp_path / "b.py").write_text('TOOLS = [{"name": "two", "handler": lambda: 2, "role": "nobody"}]\n')
     async with offered_folder(tmp_path) as folder:
         await folder.wait_for_tools(("one", "1"))
-        await folder.wait_for_report(r"b\.py: the bus refuses its tools: .*nobody")
+        await folder.wait_for_report(r"b\.py: the bus refuses its tool: .*nobody")
+
+
+async def test_a_folder_whose_only_tool_is_refused_says_so_and_takes_the_corrected_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(refused("bad"))
+    async with offered_folder(tmp_path) as folder:
+        await folder.wait_for_report("dropin#1 waits, since the bus does not accept its tools: tool 'bad'")
+        folder.write(a=tool("bad", "good now"))
+        await folder.wait_for_tools(("bad", "good now"))
 
 
 async def test_a_stopped_process_is_killed_and_restarted(tmp_path: Path) -> None:

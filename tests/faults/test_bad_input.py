@@ -57,14 +57,16 @@ def _exploding(levels: int) -> dict[str, Any]:
     ],
     ids=lambda value: (value if isinstance(value, str) else str(value))[:30],
 )
-async def test_a_bad_schema_refuses_the_attach_and_says_what_is_wrong(
+async def test_a_tool_with_a_bad_schema_is_refused_with_what_is_wrong_and_the_next_is_offered(
     stranger: RawPeer, schema: object, said: str
 ) -> None:
-    code, details = await stranger.refused(opening("schemas", tool("bad", schema)))
-    assert code is INVALID
-    assert said in details
-    assert "'bad'" in details
-    assert len(details) < 1_000
+    attached = await stranger.attach("schemas", tool("bad", schema), tool("good"))
+    ((name, error),) = [(refused.name, refused.error) for refused in attached.refused]
+    assert name == "bad"
+    assert said in error
+    assert "'bad'" in error
+    assert len(error) <= 1_000
+    assert list(attached.registered) == ["good"]
 
 
 @pytest.fixture
@@ -79,16 +81,15 @@ async def test_a_reference_into_the_network_is_refused_and_nothing_is_fetched(
     stranger: RawPeer, trap: socket.socket
 ) -> None:
     url = f"http://127.0.0.1:{trap.getsockname()[1]}/schema.json"
-    code, details = await stranger.refused(opening("schemas", tool("bad", {"properties": {"x": {"$ref": url}}})))
-    assert code is INVALID
-    assert "nothing is fetched" in details
+    attached = await stranger.attach("schemas", tool("bad", {"properties": {"x": {"$ref": url}}}))
+    assert "nothing is fetched" in attached.refused[0].error
     with pytest.raises(BlockingIOError):
         trap.accept()
 
 
-async def test_every_fault_of_an_attach_is_named_at_once(stranger: RawPeer) -> None:
+async def test_every_fault_of_an_attach_that_is_all_or_none_is_named_at_once(stranger: RawPeer) -> None:
     tools = [tool("bad name"), tool("schema", "{"), tool("long", description="x" * 20_000), tool("fine")]
-    code, details = await stranger.refused(opening("faults", *tools))
+    code, details = await stranger.refused(opening("faults", *tools, all_or_none=True))
     assert code is INVALID
     assert "'bad name'" in details
     assert "'schema'" in details
@@ -242,9 +243,11 @@ async def test_bytes_that_are_not_a_message_end_the_stream_with_an_error(
 
 
 async def test_a_role_of_megabytes_in_an_attach_is_refused_with_a_short_error(stranger: RawPeer) -> None:
-    code, details = await stranger.refused(opening("roles", tool("t", role="r" * 3_000_000)))
+    code, details = await stranger.refused(opening("roles", tool("t", role="r" * 3_000_000), all_or_none=True))
     assert code is grpc.StatusCode.NOT_FOUND
     assert len(details) < 1_000
+    attached = await stranger.attach("roles", tool("t", role="r" * 3_000_000))
+    assert len(attached.refused[0].SerializeToString()) < 1_500
 
 
 async def test_garbage_to_a_unary_rpc_ends_that_rpc_alone(stranger: RawPeer, complaints: list[str]) -> None:

@@ -61,15 +61,14 @@ async def test_a_second_attach_under_another_source_ends_the_stream_and_its_call
     assert (result.error.code, result.error.stage) == (pb.ERROR_CODE_UNAVAILABLE, pb.CALL_STAGE_DISPATCHED)
 
 
-async def test_a_later_attach_that_is_refused_leaves_everything_as_it_was(connect: Connect) -> None:
+async def test_a_later_attach_that_is_all_or_none_and_refused_leaves_everything_as_it_was(connect: Connect) -> None:
     plugin = await connect("again", tool("old"), answer=echo)
     plugin.attached = None
-    await plugin.send(attach=attach("again", tool("new"), tool("bad name")))
+    await plugin.send(attach=attach("again", tool("new"), tool("bad name"), all_or_none=True))
     await until(lambda: plugin.attached, "the answer to the later attach")
     answer = plugin.frames[-1].attached
     assert {refused.name for refused in answer.refused} == {"new", "bad name"}
     assert "bad name" in answer.refused[0].error
-    assert not answer.refused[1].error  # said once
     assert list(answer.registered) == ["old"]
     host = await connect("host")
     assert (await host.call("old", {"a": 1})).output_json == '{"a": 1}'
@@ -100,15 +99,15 @@ async def test_an_instance_that_is_too_long_is_refused_with_the_limit(stranger: 
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "has space", "söurce", "a:b", "a/b", "a\x00b", "x" * 1_000_000])
-async def test_a_tool_name_that_breaks_the_rule_refuses_the_whole_attach(
+async def test_a_tool_name_that_breaks_the_rule_is_refused_and_the_other_tool_is_offered(
     stranger: RawPeer, connect: Connect, name: str
 ) -> None:
-    code, details = await stranger.refused(opening("names", tool("good"), tool(name)))
-    assert code is INVALID
-    assert "[A-Za-z0-9_.-]{1,64}" in details
-    assert len(details) < 500
-    host = await connect("host")
-    assert (await host.call("good")).error.code == pb.ERROR_CODE_NOT_FOUND
+    attached = await stranger.attach("names", tool("good"), tool(name))
+    (refused,) = attached.refused
+    assert "[A-Za-z0-9_.-]{1,64}" in refused.error
+    assert len(refused.SerializeToString()) < 1_000
+    assert list(attached.registered) == ["good"]
+    assert stranger.code is None
 
 
 async def test_the_bus_keeps_its_own_source_to_itself(stranger: RawPeer) -> None:
@@ -117,8 +116,8 @@ async def test_the_bus_keeps_its_own_source_to_itself(stranger: RawPeer) -> None
     assert "choose another" in details
 
 
-async def test_a_role_that_is_not_configured_refuses_the_attach(stranger: RawPeer) -> None:
-    code, details = await stranger.refused(opening("roles", tool("t", role="nobody")))
+async def test_a_role_that_is_not_configured_refuses_an_attach_that_is_all_or_none(stranger: RawPeer) -> None:
+    code, details = await stranger.refused(opening("roles", tool("t", role="nobody"), all_or_none=True))
     assert code is grpc.StatusCode.NOT_FOUND
     assert "nobody" in details
 
@@ -156,7 +155,8 @@ async def test_a_bad_attach_of_the_same_instance_leaves_the_older_session_alone(
     stranger: RawPeer, connect: Connect
 ) -> None:
     await connect("careful", tool("work"), instance="one", answer=echo)
-    code, _ = await stranger.refused(opening("careful", tool("work"), tool("x", role="nobody"), instance="one"))
+    tools = (tool("work"), tool("x", role="nobody"))
+    code, _ = await stranger.refused(opening("careful", *tools, instance="one", all_or_none=True))
     assert code is grpc.StatusCode.NOT_FOUND
     host = await connect("host")
     assert (await host.call("work", {"n": 1})).output_json == '{"n": 1}'

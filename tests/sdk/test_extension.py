@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,9 @@ async def attached(*extensions: Extension, **settings: Any) -> AsyncIterator[tup
         finally:
             for extension in extensions:
                 await extension.close()
+
+
+ENDLESS = {"type": "object", "$ref": "#"}  # a schema that the bus refuses
 
 
 def memory(*handlers: Callable[[ToolInvocation], Any], **fields: Any) -> Extension:
@@ -160,7 +164,9 @@ async def test_a_bare_name_finds_the_first_that_was_registered() -> None:
         assert (await within(host.call("b:search"))).output == "second"
 
 
-async def test_a_refused_tool_reaches_the_hook_the_log_and_ready(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_tool_is_data_one_warning_and_one_event_and_the_others_are_offered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     extension = memory()
     heard: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -169,25 +175,49 @@ async def test_a_refused_tool_reaches_the_hook_the_log_and_ready(caplog: pytest.
         heard.put_nowait((names, why))
 
     async with attached(extension) as (bus, _):
-        extension.register_tool(name="bad", parameters={"type": "nonsense"})
+        extension.register_tool(name="bad", parameters=ENDLESS)
         names, why = await within(heard.get())
-        assert (names, "nonsense" in why) == (("bad",), True)  # `search` is as good as it was
-        with pytest.raises(RequestError, match="nonsense"):
-            await within(extension.ready())
-        assert offered(bus) == ["memory:search"]
+        assert (names, "without end" in why) == (("bad",), True)
+        extension.register_tool(name="later")
+        await within(extension.ready())
+        assert offered(bus) == ["memory:search", "memory:later"]
+        assert [(each.name, each.error, each.role) for each in extension.refused] == [("bad", why, None)]
         extension.unregister_tool("bad")
         await within(extension.ready())
-    (line,) = {record.message for record in caplog.records if "refused the tools of memory" in record.message}
-    assert line.endswith("; the connection stays")
+        assert (extension.refused, extension.waiting) == ((), ())
+    (line,) = [record.message for record in caplog.records if "does not offer" in record.message]
+    assert line == f"the bus does not offer bad of source memory: {why}"
+
+
+async def test_a_bad_tool_harms_nothing_but_itself_across_a_restart_of_the_bus(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = f"unix:{tmp_path}/bus.sock"
+    extension = Extension("memory", address=address)
+    extension.register_tool(name="good")
+    async with running_bus(grpc=(address,)) as bus, extension:
+        await within(extension.ready())
+        extension.register_tool({"name": "bad", "parameters": {"type": "object", "$ref": "#"}})
+        for name in ("later", "last"):
+            extension.register_tool(name=name)
+        await within(extension.ready())
+        assert offered(bus) == ["memory:good", "memory:later", "memory:last"]
+        await bus.stop()
+        async with running_bus(grpc=(address,)) as again:
+            await until(lambda: len(offered(again)) == 3, "the good tools on the new bus")
+            assert offered(again) == ["memory:good", "memory:later", "memory:last"]
+            assert [each.name for each in extension.refused] == ["bad"]
+            await extension.close()
+    assert sum("does not offer bad" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_a_refused_plugin_gets_the_reason_before_it_ends(plain: bool) -> None:
+async def test_a_plugin_that_is_refused_as_a_whole_gets_the_reason_before_it_ends(plain: bool) -> None:
     heard: list[Any] = []
     async with running_bus(unix=True) as bus:
-        extension = Extension("memory", address=bus.grpc_addresses[0])
+        extension = Extension("memory", address=bus.grpc_addresses[0], all_or_none=True)
         extension.register_tool(SEARCH)
-        extension.register_tool(name="bad", parameters={"type": "nonsense"})
+        extension.register_tool(name="bad", parameters=ENDLESS)
 
         async def later(names: tuple[str, ...], why: str) -> None:
             await asyncio.sleep(0)
@@ -195,10 +225,24 @@ async def test_a_refused_plugin_gets_the_reason_before_it_ends(plain: bool) -> N
 
         extension.on_refused((lambda *told: heard.append(told)) if plain else later)
         async with extension:
-            with pytest.raises(RequestError, match="nonsense"):
+            with pytest.raises(RequestError, match="without end"):
                 await within(extension.ended())
     ((names, why),) = heard
-    assert (names, "nonsense" in why) == (("bad",), True)
+    assert (names, "without end" in why) == (("bad",), True)
+
+
+async def test_all_or_none_refuses_a_later_set_as_a_whole_and_ready_raises_until_it_is_good() -> None:
+    async with running_bus() as bus:
+        extension = Extension("memory", address=bus.grpc_addresses[0], all_or_none=True)
+        extension.register_tool(SEARCH)
+        async with extension:
+            await within(extension.ready())
+            extension.register_tool(name="bad", parameters=ENDLESS)
+            with pytest.raises(RequestError, match="without end"):
+                await within(extension.ready())
+            assert offered(bus) == ["memory:search"]
+            extension.unregister_tool("bad")
+            await within(extension.ready())
 
 
 # -- who answers ------------------------------------------------------------------------------------------------------
@@ -534,12 +578,13 @@ async def test_without_the_right_the_stream_stays_and_tools_come_when_it_is_gran
             assert await within(heard.get()) == ("denied", "tools", "registerTool")
             assert not extension.permissions.has("tools")
             assert bus.list() == []
-            with pytest.raises(RequestError, match="lacks the permission 'tools'"):
-                await within(extension.ready())
+            await within(extension.ready())
+            assert ["lacks the permission 'tools'" in each.error for each in extension.refused] == [True]
             bus.grant("memory")
             assert await within(heard.get()) == ("changed", "tools", True, ("tools",))
             await within(extension.ready())
             assert extension.permissions.has("tools")
+            assert extension.refused == ()
             assert (await within(host.call("memory:search"))).output == "here"
 
 
@@ -611,8 +656,9 @@ async def test_a_right_that_is_revoked_is_a_warning_and_one_that_is_granted_is_n
 async def test_a_right_that_came_while_there_was_no_stream_is_known_after_the_next_attach() -> None:
     async def deny(stream: PlayedStream) -> None:
         await stream.read_until("attach")
-        refused = [wire.RefusedTool(name="search", error="lacks the right 'tools'"), wire.RefusedTool(name="more")]
-        await stream.write(attached=wire.Attached(session_id="s", refused=refused))
+        why = "lacks the right 'tools'"
+        refused = [wire.RefusedTool(name=name, error=why) for name in ("search", "more")]
+        await stream.write(attached=wire.Attached(session_id="s", refused=refused, refused_total=2))
         denied = wire.PermissionDenied(permission="tools", operation="attach")
         await stream.write(events=[wire.Event(permission_denied=denied)])
         await asked.wait()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
-from tests.support.waiting import Stopwatch, within
+from tests.support.waiting import Stopwatch, until, within
 from toolbus.errors import Code, SetupError
 from toolbus.functions.declaration import llm_tool
 from toolbus.functions.scope import ToolScope
@@ -364,18 +364,52 @@ async def test_tools_can_be_added_and_removed_while_connected() -> None:
             assert [listed.name for listed in await host.list()] == ["t99"]
 
 
-async def test_ready_raises_for_a_refused_tool_and_the_others_stay() -> None:
+async def test_ready_returns_although_a_tool_is_refused_and_says_which() -> None:
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         plugin = Plugin("calc", address=bus.grpc_addresses[0])
+        plugin.add_tool(lambda: 1, name="bad", parameters={"$ref": "#"})
         plugin.add_tool(lambda: 1, name="good")
         async with plugin:
             await within(plugin.ready())
-            plugin.add_tool(lambda: 1, name="bad", parameters={"type": "no such type"})
-            with pytest.raises(Exception, match="bad"):
-                await within(plugin.ready())
-            assert [listed.name for listed in await host.list()] == ["good"]
+            assert [each.name for each in plugin.refused] == ["bad"]
+            listing = await host.list(include_refused=True)
+            assert ([each.name for each in listing], listing.refused_total) == (["good"], 1)
+            assert [(each.name, each.source) for each in listing.refused] == [("bad", "calc")]
+            assert listing.refused[0].error == plugin.refused[0].error
             plugin.remove_tool("bad")
             await within(plugin.ready())
+            assert (plugin.refused, (await host.list(include_refused=True)).refused) == ((), ())
+
+
+async def test_a_class_with_a_bad_tool_offers_the_others() -> None:
+    class Weather(NekoPluginBase):
+        plugin_id = "weather"
+
+        @llm_tool(parameters={"$ref": "#"})
+        def bad(self) -> int:
+            return 1
+
+        @llm_tool()
+        def good(self) -> int:
+            return 1
+
+    async with running_bus() as bus, Plugin.from_object(Weather(), address=bus.grpc_addresses[0]) as plugin:
+        await within(plugin.ready())
+        assert [each.tool.name for each in bus.list()] == ["good"]
+        assert [each.name for each in plugin.refused] == ["bad"]
+
+
+async def test_a_role_that_is_added_and_a_right_that_is_granted_change_what_is_refused_without_an_attach() -> None:
+    async with running_bus() as bus:
+        plugin = Plugin("p", address=bus.grpc_addresses[0])
+        plugin.add_tool(lambda: 1, name="a")
+        async with plugin:
+            await within(plugin.ready())
+            bus.revoke("p")
+            await until(lambda: plugin.refused, "the refusal")
+            assert [(each.name, "toolbus grant p" in each.error) for each in plugin.refused] == [("a", True)]
+            bus.grant("p")
+            await until(lambda: not plugin.refused, "the tool to be offered again")
 
 
 async def test_an_object_runs_with_its_lifecycle_and_its_changes() -> None:

@@ -7,10 +7,9 @@ is not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from toolbus.bus.catalog.changes import Outcome
 from toolbus.errors import InvalidRequest
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -60,7 +59,7 @@ class Room:
         """Names the sources that this room knows."""
         return ()
 
-    def register(self, request: wire.RegisterRequest) -> Sequence[Outcome] | None:
+    def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse | None:
         """Registers tools that come without a session; None where that is not this room's business.
 
         Raises:
@@ -98,14 +97,14 @@ class Rooms:
         """Names the sources that any room knows, each once."""
         return list(dict.fromkeys(source for room in self._rooms for source in room.sources()))
 
-    def register(self, request: wire.RegisterRequest) -> Sequence[Outcome]:
+    def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
         """Registers tools that come without a session.
 
         Raises:
             RequestError: nothing was registered.
         """
         for room in self._rooms:
-            outcomes = room.register(request)
-            if outcomes is not None:
-                return outcomes
+            response = room.register(request)
+            if response is not None:
+                return response
         raise InvalidRequest("this bus takes no tools with a callback_url: attach, and register in the session")

@@ -172,6 +172,7 @@ class Bus(EmbeddedBus):
             rooms=Rooms(),
             request_stop=self._stopped.set,
         )
+        signals.on_change(self.core.presence.catalog_changed)
         for room in rooms:
             self.core.rooms.add(room(self.core))
         self._offer_own()

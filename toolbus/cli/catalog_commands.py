@@ -24,7 +24,7 @@ from toolbus.text import clean_line
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host
-    from toolbus.sdk.listing import CatalogChange, ListedTool
+    from toolbus.sdk.listing import CatalogChange, ListedTool, Listing
 
 LIST_EPILOG = epilog(
     (
@@ -32,6 +32,7 @@ LIST_EPILOG = epilog(
         "toolbus list --role Lanlan --json",
         "toolbus list --all --source weather",
         "toolbus list --user u-17 --level 50",
+        "toolbus list --refused",
     ),
     """
     With --user it lists the tools that can be called on behalf of that user, without --user those that need no user;
@@ -40,6 +41,10 @@ LIST_EPILOG = epilog(
     A tool with a callback URL is offline while no server accepts a connection there. A warning before a description is
     for the operator, for example that a main server refuses the tool; the tool can still be called. Notices of the
     sources, for example about a file that could not be loaded, are printed to standard error.
+
+    A tool that the bus refuses is offered to nobody; the other tools of its plugin are. --refused lists those instead,
+    each with what is wrong and how to fix it. The bus tries it again when its plugin declares it again, or a role, a
+    right or a limit changes.
     """,
     "0 done (also if no tool is offered), 1 the bus refused (an unknown role, for example), 2 wrong usage, "
     "3 no bus found.",
@@ -75,16 +80,22 @@ def list_(
     user: UserOption = None,
     level: LevelOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List offline tools too.")] = False,
+    refused: Annotated[bool, typer.Option("--refused", help="List the tools that the bus refused instead.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the tools that the bus offers."""
     conditions = {"role": role, "names": names or (), "source": source or "", "include_offline": everything}
-    _list(BusTarget(bus, credential), as_json, user, level, **conditions)
+    target = BusTarget(bus, credential)
+    listing = bus_client.listing(target, user, level, include_refused=True, **conditions)
+    if refused:
+        _print_refused(listing, as_json)
+    else:
+        _print(listing, as_json)
 
 
 def tools(bus: BusTarget, as_json: bool) -> None:
     """List the bus's own tools, which `list` leaves out."""
-    _list(bus, as_json, None, None, source=_BUS_SOURCE)
+    _print(bus_client.listing(bus, None, None, source=_BUS_SOURCE), as_json)
 
 
 def watch(bus: BusOption = None, credential: CredentialOption = None, as_json: JsonLinesOption = False) -> None:
@@ -113,8 +124,7 @@ def _change(change: CatalogChange) -> dict[str, Any]:
     }
 
 
-def _list(bus: BusTarget, as_json: bool, user: str | None, level: int | None, **conditions: Any) -> None:
-    listing = bus_client.listing(bus, user, level, **conditions)
+def _print(listing: Listing, as_json: bool) -> None:
     if as_json:
         notices = [{"source": source, "text": text} for source, text in listing.notices]
         terminal.print_json(
@@ -127,6 +137,22 @@ def _list(bus: BusTarget, as_json: bool, user: str | None, level: int | None, **
     if listing.notices:
         sys.stdout.flush()
         terminal.print_table(("SOURCE", "NOTICE"), listing.notices, stream=sys.stderr)
+    if count := listing.refused_total:
+        sys.stdout.flush()
+        terminal.print_note(
+            f"{count} {'tool is' if count == 1 else 'tools are'} refused: toolbus list --refused says why"
+        )
+
+
+def _print_refused(listing: Listing, as_json: bool) -> None:
+    if as_json:
+        terminal.print_json({"refused": [asdict(each) for each in listing.refused], "total": listing.refused_total})
+        return
+    rows = [(each.name, each.source, each.role or "", each.error) for each in listing.refused]
+    terminal.print_table(("NAME", "SOURCE", "ROLE", "WHY"), rows)
+    if (more := listing.refused_total - len(rows)) > 0:
+        sys.stdout.flush()
+        terminal.print_note(f"{more} more are refused: name a source or tools to see them")
 
 
 def _row(listed: ListedTool) -> tuple[str, ...]:

@@ -8,10 +8,9 @@ told to end. It reports on a pipe, one line of JSON for each event: ``loading`` 
 ``attached``. If a file takes too long to load, the last lines are not JSON: `faulthandler` ends the process and prints
 where it was, since the file may hang in code that runs no Python. The token of its source is in the plan only.
 
-If the bus refuses tools because of what they are, the process reports ``refused`` with the file of each and the reason,
-and ends; it is started again without those files. If the source lacks the permission to offer tools, it reports
-``denied`` and stays, and ``attached`` once that has changed. While it is attached it sends a ``heartbeat`` every few
-seconds.
+Tools that the bus refuses are a ``problem`` each, and the others are offered. If it refuses all of them, or the source
+lacks the permission to offer any, the process reports ``denied`` and stays; then ``attached`` follows once the
+permission is granted. While it is attached it sends a ``heartbeat`` every few seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import inspect
 import json
 import logging
 import os
-import re
 import sys
 import threading
 import time
@@ -67,8 +65,7 @@ class ProcessPlan:
         heartbeat_seconds: between two heartbeats.
         grace_seconds: how long calls in flight get when the process is told to end.
         notices: what else operators should know.
-        skipped: files that are not loaded, each with the reason: they took too long before, or the bus refused their
-            tools.
+        skipped: files that are not loaded, since they took too long before, each with the reason.
         overridden: names of tools that a file of another group offers, each with that file; they are not offered here.
         is_extension: whether the only file is an extension in JavaScript.
     """
@@ -170,16 +167,12 @@ class _GroupRunner:
             self._plugin = self._make_plugin(self._load())
             threading.Thread(target=self._protection.cpu.watch, name="toolbus processor time", daemon=True).start()
             threading.Thread(target=self._send_heartbeats, name="toolbus heartbeat", daemon=True).start()
-            self._plugin.run(lambda: self._report("attached", ""), grace_seconds=self._plan.grace_seconds)
+            self._plugin.run(self._attached, grace_seconds=self._plan.grace_seconds)
         except NotPermitted as error:
             print(f"{error} (it tries again in {_RETRY_SECONDS:g} s)", file=sys.stderr)
             time.sleep(_RETRY_SECONDS)
             return 1
         except (SetupError, RequestError, PeerLost) as error:  # PeerLost: an operator drained the source
-            if isinstance(error, RequestError) and (refused := _refused_files(self._offered, str(error))):
-                for file, reason in refused.items():
-                    self._report("refused", reason, file=file)
-                return 1
             print(error, file=sys.stderr)
             return CANNOT_START
         return 0
@@ -247,9 +240,25 @@ class _GroupRunner:
             self._scripts.attach(plugin, lambda spec: _with_cpu_limit(spec, self._protection))
         self._offered = offered
         denied = f"source {plan.source!r} may not offer tools (an operator can allow it: toolbus grant {plan.source})"
+        plugin.on_refused(self._refused)
         plugin.on_permission_denied(lambda permission, operation: self._report("denied", denied))
         plugin.on_permission_changed(lambda name, granted, every: self._report("attached", "") if granted else None)
         return plugin
+
+    def _attached(self) -> None:
+        plugin = self._plugin
+        if plugin is None:
+            return
+        if not self._offered or len(plugin.refused) < len(self._offered):
+            self._report("attached", "")
+        elif plugin.permissions.has("tools"):  # else that is reported already
+            self._report("denied", "; ".join(dict.fromkeys(each.error for each in plugin.refused)))
+
+    def _refused(self, names: Sequence[str], reason: str) -> None:
+        """Reports tools that the bus refused, with the file that each is in; the others are offered."""
+        files = {spec.tool.name: json.loads(spec.tool.metadata_json)["file"] for spec in self._offered}
+        for file in dict.fromkeys(files[name] for name in names if name in files):
+            self._report("problem", f"{file}: the bus refuses its tool: {reason}")
 
     def _send_heartbeats(
         self, pause: Callable[[float], object] = time.sleep, write: Callable[[int, bytes], object] = os.write
@@ -273,19 +282,6 @@ class _GroupRunner:
     def _report(self, event: str, text: str, **fields: str) -> None:
         with contextlib.suppress(OSError):  # the reader has ended
             os.write(self._plan.report, json.dumps({"event": event, "text": text, **fields}).encode() + b"\n")
-
-
-def _refused_files(specs: Sequence[ToolSpec], error: str) -> dict[str, str]:
-    """Returns the files of the tools that the bus's error text names, each with the part about them."""
-    refused: dict[str, list[str]] = {}
-    for fault in re.split(r"; (?=tool )", error):
-        for spec in specs:
-            name, role = spec.tool.name, spec.tool.role
-            if fault.startswith((f"tool {name!r}", f"tool name {name!r}")) or (
-                role and fault.endswith(f"role: {role}")
-            ):
-                refused.setdefault(json.loads(spec.tool.metadata_json)["file"], []).append(fault)
-    return {file: f"the bus refuses its tools: {'; '.join(faults)}" for file, faults in refused.items()}
 
 
 def _shown_names(specs: Sequence[ToolSpec]) -> str:

@@ -218,8 +218,7 @@ class GroupSupervisor:
         """Takes what the supervisor reports of a process."""
         process = self._processes.get(report.plugin)
         died = report.kind in (ReportKind.DIED, ReportKind.GIVEN_UP)
-        if process is None or not (died and process.refused):  # one whose tools were refused ends by itself
-            self._emit(report)
+        self._emit(report)
         if process is None:
             return
         if report.kind is not ReportKind.OUTPUT:
@@ -271,21 +270,19 @@ class GroupSupervisor:
                 process.ready.set()
                 reason = shorten(text, _MAX_BUS_TEXT)
                 self.log(f"{process.name} waits, since the bus does not accept its tools: {reason}")
-            case "refused" if file in group.files:
-                process.refused[file] = text
             case "heartbeat":
                 process.has_heartbeat = True
 
     def _faulty_files(self, process: GroupProcess) -> dict[str, str]:
         """Returns the files without which a process has to be started again, each with the reason."""
         if not process.timed_out_file:
-            return process.refused
+            return {}
         line = f" ({process.timed_out_line})" if process.timed_out_line else ""
         reason = (
             f"takes longer than {self.timings.file_seconds:g} s to load: move slow work into the first call of the "
             f"tool{line}"
         )
-        return process.refused | {process.timed_out_file: reason}
+        return {process.timed_out_file: reason}
 
     def _set_fault(self, process: GroupProcess, text: str) -> None:
         """Notes for operators why a source has no process; the log has it already."""

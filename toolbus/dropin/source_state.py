@@ -63,13 +63,11 @@ class GroupProcess:
     Attributes:
         name: in reports.
         plan: what it was started for.
-        skipped: files that it does not load, each with the reason: they took too long before, or the bus refused their
-            tools.
+        skipped: files that it does not load, since they took too long before, each with the reason.
         tools: names that its files registered, each with its file, whether or not they are offered.
         loading_file: the file that it loads now; empty if it loads none.
         timed_out_file: the file that took too long to load and so ended the process; empty if none did.
         timed_out_line: where in that file it was; empty if that is not known.
-        refused: files with tools that the bus refused, each with the reason.
         last_report: when it last reported anything, by the loop's time; None while no process runs.
         has_heartbeat: whether it sends heartbeats; it does not while it loads.
         offers: what it offers, as a text for people; empty until its files are loaded.
@@ -85,7 +83,6 @@ class GroupProcess:
     loading_file: str = ""
     timed_out_file: str = ""
     timed_out_line: str = ""
-    refused: dict[str, str] = field(default_factory=dict)
     last_report: float | None = None
     has_heartbeat: bool = False
     offers: str = ""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
     from toolbus.sdk.notification import Notification
     from toolbus.sdk.plugin_client import Plugin
+    from toolbus.sdk.standing import RefusedTool, WaitingTool
     from toolbus.tool import CallError, Progress, Result, Tool
 
 __all__ = [
@@ -38,6 +39,9 @@ __all__ = [
     "SyncHost",
     # what proves who a peer is, to a bus beyond this machine
     "Credential",
+    # what became of a plugin's tools
+    "RefusedTool",
+    "WaitingTool",
     # a plugin as role-play hosts know it
     "Extension",
     "ToolInvocation",
@@ -94,6 +98,7 @@ _HOMES = {
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
     "functions.declaration": ("LlmToolMeta", "llm_tool"),
     "sdk.delegate": ("Permissions",),
+    "sdk.standing": ("RefusedTool", "WaitingTool"),
     "sdk.extension": ("Extension",),
     "sdk.invocation": ("ToolInvocation",),
     "functions.call_context": ("CallContext", "ContextMessage"),

@@ -68,6 +68,7 @@ class ConnectionSettings:
         notices: what an operator should know about the source, a sentence each.
         timings: its timeouts and pauses.
         credential: what proves who this peer is, to a bus that asks; None if there is none.
+        all_or_none: whether one bad tool refuses all.
 
     Raises:
         SetupError: from the constructor; a setting breaks its rule.
@@ -82,6 +83,7 @@ class ConnectionSettings:
     notices: tuple[str, ...] = ()
     timings: ConnectionTimings = TIMINGS
     credential: Credential | None = None
+    all_or_none: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", choose_address(self.address, self.credential).text)

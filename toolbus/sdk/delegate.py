@@ -12,6 +12,7 @@ from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.listing import CatalogChange
 from toolbus.sdk.outgoing_calls import PeerSession
+from toolbus.sdk.standing import Standing
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -54,12 +55,19 @@ class PluginDelegate:
     """
 
     def __init__(
-        self, tools: ToolSet, runner: Runner, permissions: Permissions, hooks: Hooks, operations: Mapping[str, str]
+        self,
+        tools: ToolSet,
+        runner: Runner,
+        permissions: Permissions,
+        standing: Standing,
+        hooks: Hooks,
+        operations: Mapping[str, str],
     ) -> None:
         self.declare: Callable[[], object] | None = None
         self._tools = tools
         self._runner = runner
         self._permissions = permissions
+        self._standing = standing
         self._hooks = hooks
         self._operations = operations
 
@@ -75,14 +83,16 @@ class PluginDelegate:
     def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
         return self._runner.take(connection, session, call)
 
-    def attached(self, refused: Sequence[str], reason: str) -> None:
-        if refused:
-            self.refused(refused, reason)
-        elif len(self._tools):  # the permission may have been granted while there was no stream
+    def attached(self, attached: wire.Attached) -> None:
+        if len(self._tools) > attached.refused_total:  # the permission may have been granted while there was no stream
             self._permissions.set(self._permissions.granted | {TOOLS})
+        self._standing.attached(attached.refused, attached.waiting)
+
+    def registered(self, response: wire.RegisterResponse) -> None:
+        self._standing.added(response.refused, response.waiting)
 
     def refused(self, names: Sequence[str], reason: str) -> None:
-        # A bus takes all tools of a declaration or none; where its reason is one of them, that is the one to fix.
+        # Where the reason of a refusal of all names some of them, those are the ones to fix.
         named = tuple(name for name in names if f"tool {name!r}" in reason or f"tool name {name!r}" in reason)
         self._hooks.fire("refused", named or tuple(name for name in names if name), reason)
 
@@ -90,6 +100,8 @@ class PluginDelegate:
         match event.WhichOneof("kind"):
             case "catalog":
                 self._hooks.fire("tools_changed", CatalogChange.from_wire(event.catalog))
+            case "tools_reviewed":
+                self._standing.reviewed(event.tools_reviewed)
             case "tool_overwritten":
                 lost = event.tool_overwritten
                 log.warning("tool %s is no longer offered: source %s registered the name", lost.name, lost.by_source)
@@ -112,4 +124,4 @@ class PluginDelegate:
         self._permissions.set(changed.all_granted)
         self._hooks.fire("permission_changed", changed.permission, changed.granted, tuple(changed.all_granted))
         if changed.permission == TOOLS and changed.granted and self.declare is not None:
-            self.declare()  # a bus that revoked the right has forgotten them
+            self.declare()  # a bus may have forgotten them meanwhile

@@ -31,7 +31,7 @@ class Handshake:
     """The handshakes of one connection. Everything runs on its loop.
 
     Attributes:
-        refusals: why the bus did not take the tools of the last attach; empty where it took them.
+        refusals: why the bus did not take the last attach, or with all_or_none its tools; empty where it did.
     """
 
     def __init__(
@@ -81,15 +81,17 @@ class Handshake:
             attempt.watch_expiry(answer)
             limits = answer.limits
             attempt.session.open(limits.calls_in_flight or DEFAULT_IN_FLIGHT, limits.message_bytes or MESSAGE_BYTES)
-        # Often one reason for all tools, which is shown once.
-        self.refusals = tuple(dict.fromkeys(each.error for each in answer.refused if each.error))
-        reason = "; ".join(self.refusals)
-        self._delegate.attached([each.name for each in answer.refused], reason)
         address, source = self._settings.address, self._settings.source
-        if self.refusals:
-            shown = clean_line(reason)
-            log.error("the bus at %s refused the tools of %s: %s; the connection stays", address, source, shown)
-        elif first:
+        itself = bool(answer.refused) and not answer.refused_total
+        if itself or self._settings.all_or_none:
+            self.refusals = tuple(dict.fromkeys(each.error for each in answer.refused))  # often one reason for all
+        if itself:
+            reason = "; ".join(self.refusals)
+            log.error("the bus at %s refused the tools of %s: %s", address, source, clean_line(reason))
+            self._delegate.refused([], reason)
+        else:
+            self._delegate.attached(answer)
+        if first:
             count = len(answer.registered) + sum(map(len, attempt.remaining_tools))
             log.info("attached to the bus at %s as %s with %d tools", address, source, count)
         if attempt.remaining_tools and not self.refusals:
@@ -102,8 +104,10 @@ class Handshake:
         assert attempt.attached is not None  # its answer led here
         try:
             for tools in attempt.remaining_tools:
-                request = wire.RegisterRequest(session_id=attempt.attached.session_id, tools=tools)
-                await attempt.stub.Register(request, metadata=attempt.metadata)
+                request = wire.RegisterRequest(
+                    session_id=attempt.attached.session_id, tools=tools, all_or_none=self._settings.all_or_none
+                )
+                self._delegate.registered(await attempt.stub.Register(request, metadata=attempt.metadata))
         except grpc.aio.AioRpcError as error:
             if attempt.over:
                 return
@@ -143,6 +147,7 @@ def attach_of(settings: ConnectionSettings, tools: Sequence[pb.Tool], subscripti
         subscribe=subscriptions,
         token=settings.token,
         notices=settings.notices,
+        all_or_none=settings.all_or_none,
     )
 
 

@@ -29,7 +29,7 @@ from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.generation import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, Generate, lend
 from toolbus.sdk.host_delegate import Feed, HostDelegate
-from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, list_request
+from toolbus.sdk.listing import CatalogChange, Listing, list_request
 from toolbus.sdk.notification import Notification
 from toolbus.sdk.outgoing_calls import OutgoingCall, set_result
 from toolbus.tool import Progress, Result, dump_arguments
@@ -125,17 +125,11 @@ class _Base:
 
     async def _list(self, request: wire.ListRequest, timeout: float) -> Listing:
         """Follows the pages; on the connection's loop."""
-        if_revision = request.if_revision
-        tools: list[ListedTool] = []
-        notices: list[tuple[str, str]] = []
-        while True:
-            page: wire.ListResponse = await self._connection.unary("List", request, timeout)
-            tools += map(ListedTool.from_wire, page.tools)
-            notices += ((each.source, each.text) for each in page.notices)
-            if not page.next_page_token:
-                unchanged = bool(if_revision) and if_revision == page.revision
-                return Listing(tools, page.revision, unchanged=unchanged, notices=notices)
-            request.page_token = page.next_page_token
+        pages: list[wire.ListResponse] = []
+        while not pages or pages[-1].next_page_token:
+            request.page_token = pages[-1].next_page_token if pages else ""
+            pages.append(await self._connection.unary("List", request, timeout))
+        return Listing.of_pages(pages, request.if_revision)
 
     async def _finish_calls(self, grace_seconds: float) -> None:
         """Waits until no call is in flight; on the connection's loop."""
@@ -237,6 +231,7 @@ class Host(_Base):
         names: Sequence[str] = (),
         source: str = "",
         include_offline: bool = False,
+        include_refused: bool = False,
         if_revision: int = 0,
         context: CallContext | None = None,
         timeout: float = LIST_SECONDS,
@@ -247,7 +242,8 @@ class Host(_Base):
             role: tools of this role only.
             names: these only.
             source: tools of this source only.
-            include_offline: adds tools whose plugin is away.
+            include_offline: adds tools that no call can reach: their plugin is away, or their role does not exist yet.
+            include_refused: adds the declarations that the bus refused, as `Listing.refused`.
             if_revision: the revision that is known; the listing is empty where it is still the newest.
             context: on whose behalf.
             timeout: seconds, waiting for a connection included.
@@ -257,7 +253,7 @@ class Host(_Base):
             PeerLost: no bus answered in time.
         """
         self._begin()
-        request = list_request(role, names, source, include_offline, if_revision, context)
+        request = list_request(role, names, source, include_offline, if_revision, context, include_refused)
         listing: Listing = await self._run(self._list(request, timeout))
         return listing
 
@@ -424,13 +420,14 @@ class SyncHost(_Base):
         names: Sequence[str] = (),
         source: str = "",
         include_offline: bool = False,
+        include_refused: bool = False,
         if_revision: int = 0,
         context: CallContext | None = None,
         timeout: float = LIST_SECONDS,
     ) -> Listing:
         """As `Host.list`."""
         self._begin()
-        request = list_request(role, names, source, include_offline, if_revision, context)
+        request = list_request(role, names, source, include_offline, if_revision, context, include_refused)
         listing: Listing = self._run(self._list(request, timeout))
         return listing
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from toolbus.functions.call_context import CallContext
+from toolbus.sdk.standing import RefusedTool
 from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -21,7 +22,8 @@ class ListedTool:
     Attributes:
         tool: as it is offered now, under its listed name.
         source: whose it is.
-        state: the best of the sessions that offer it: ``live``, ``suspect``, ``draining`` or ``offline``.
+        state: the best of the sessions that offer it: ``live``, ``suspect``, ``draining`` or ``offline``; ``waiting``
+            for a role that does not exist yet, ``unconfirmed`` until its plugin has shown that it is there.
         roles: the roles that have it.
         schema_hash: names this declaration; a call may carry it, to be refused once the tool has changed.
         last_error: why the tool was last lost; empty where it was not.
@@ -85,9 +87,11 @@ class Listing(Sequence[ListedTool]):
         revision: the catalog's; pass it as ``if_revision`` to learn only whether anything changed.
         unchanged: whether it is the known revision; it has no tools then.
         notices: what sources want an operator to know: (source, text) of each.
+        refused: the declared tools that the bus refused, if the request asked for them.
+        refused_total: how many there are; `refused` may have fewer.
     """
 
-    __slots__ = ("_tools", "notices", "revision", "unchanged")
+    __slots__ = ("_tools", "notices", "refused", "refused_total", "revision", "unchanged")
 
     def __init__(
         self,
@@ -96,11 +100,28 @@ class Listing(Sequence[ListedTool]):
         *,
         unchanged: bool = False,
         notices: Sequence[tuple[str, str]] = (),
+        refused: Sequence[RefusedTool] = (),
+        refused_total: int = 0,
     ) -> None:
         self._tools = tuple(tools)
         self.notices = tuple(notices)
+        self.refused = tuple(refused)
+        self.refused_total = refused_total
         self.revision = revision
         self.unchanged = unchanged
+
+    @classmethod
+    def of_pages(cls, pages: Sequence[wire.ListResponse], if_revision: int) -> Listing:
+        """Joins the pages of one list; there is at least one."""
+        first, revision = pages[0], pages[-1].revision
+        return cls(
+            [ListedTool.from_wire(tool) for page in pages for tool in page.tools],
+            revision,
+            unchanged=bool(if_revision) and if_revision == revision,
+            notices=[(notice.source, notice.text) for notice in first.notices],
+            refused=[RefusedTool.from_wire(tool) for tool in first.refused],
+            refused_total=first.refused_total,
+        )
 
     def __repr__(self) -> str:
         return f"<Listing of {len(self._tools)} tools, revision {self.revision}>"
@@ -154,6 +175,7 @@ def list_request(
     include_offline: bool,
     if_revision: int,
     context: CallContext | None,
+    include_refused: bool = False,
 ) -> wire.ListRequest:
     """Returns the request of a listing; see `Host.list`."""
     return wire.ListRequest(
@@ -163,4 +185,5 @@ def list_request(
         include_offline=include_offline,
         if_revision=if_revision,
         context=context.to_wire() if context is not None else None,
+        include_refused=include_refused,
     )

@@ -29,9 +29,13 @@ class Delegate(Protocol):
     def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> IncomingCall:
         """Begins to answer a call, later and once, by ``connection.answer``; nothing of ``call`` may be kept."""
 
-    def attached(self, refused: Sequence[str], reason: str) -> None:
-        """Takes the bus's answer to a declaration: the tools that it refused, and why; none where it took all."""
+    def attached(self, attached: wire.Attached) -> None:
+        """Takes the bus's answer to an attach, which says what became of each of the tools."""
         return  # a peer without tools ignores it
+
+    def registered(self, response: wire.RegisterResponse) -> None:
+        """Takes the bus's answer to further tools, which did not fit into the attach."""
+        return
 
     def refused(self, names: Sequence[str], reason: str) -> None:
         """Takes note that the bus refused a whole declaration, of these tools, and with it perhaps this peer."""

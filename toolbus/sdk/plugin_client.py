@@ -34,6 +34,7 @@ from toolbus.sdk.generation import Generation, Mode, ask, request_of
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.notification import notify, say
+from toolbus.sdk.standing import RefusedTool, Standing, WaitingTool
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
@@ -66,6 +67,7 @@ class Plugin:
         workers: threads for handlers that are plain functions.
         tools: a set that the caller owns; by default one of its own.
         notices: what an operator should know about it, one text each; `toolbus list` shows them.
+        all_or_none: whether the bus offers none of the tools if it refuses one of them; `ready` and `run` then raise.
 
     Attributes:
         tools: the set of its tools.
@@ -91,6 +93,7 @@ class Plugin:
         workers: int = WORKERS,
         tools: ToolSet | None = None,
         notices: Sequence[str] = (),
+        all_or_none: bool = False,
         _timings: ConnectionTimings = TIMINGS,
     ) -> None:
         self.tools = ToolSet() if tools is None else tools
@@ -105,9 +108,11 @@ class Plugin:
             tuple(notices),
             _timings,
             find_credential(credential),
+            all_or_none,
         )
         self._workers = Workers(workers, f"toolbus-{source}-worker")
         self._hooks = Hooks(self._workers.run)
+        self._standing = Standing(source, lambda names, reason: self._hooks.fire("refused", tuple(names), reason))
         self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # a handler that hangs must not hold up the end
         self._owner: NekoPluginBase | None = None  # the object whose tools these are; None where there is none
         self._connection: Connection | None = None  # None before the start
@@ -132,6 +137,16 @@ class Plugin:
     def source(self) -> str:
         """Whose tools these are."""
         return self._settings.source
+
+    @property
+    def refused(self) -> tuple[RefusedTool, ...]:
+        """The tools that the bus refused, each with the reason; it offers the others. Empty before it has answered."""
+        return self._standing.refused
+
+    @property
+    def waiting(self) -> tuple[WaitingTool, ...]:
+        """The tools that the bus offers as soon as their role exists."""
+        return self._standing.waiting
 
     @overload
     def tool(self, function: F, /) -> F: ...
@@ -191,8 +206,9 @@ class Plugin:
     def on_refused(self, function: F) -> F:
         """Registers a hook ``(names, reason)`` for tools that the bus refused; a decorator.
 
-        Of a declaration the bus takes all tools or none: `names` are those that its reason names, else all. It is also
-        called if the bus refuses the plugin itself.
+        It is called once for each reason: a tool that is refused again in the same way, after a reconnect, is no news.
+        It is also called if the bus refuses the plugin itself, or with ``all_or_none`` all tools: `names` are then
+        those that the reason names, else all.
         """
         return self._hooks.add("refused", function)
 
@@ -209,7 +225,7 @@ class Plugin:
         The first signal starts a graceful shutdown: it finishes its calls and returns. A second one ends it at once.
 
         Args:
-            on_ready: called once, when the bus offers the tools for the first time.
+            on_ready: called once, when `ready` returns for the first time.
             grace_seconds: how long it gives its calls.
 
         Raises:
@@ -234,7 +250,7 @@ class Plugin:
         loop = asyncio.get_running_loop()
         self._hooks.open(loop)
         runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MAX_IN_FLIGHT)
-        delegate = PluginDelegate(self.tools, runner, self.permissions, self._hooks, self._operations)
+        delegate = PluginDelegate(self.tools, runner, self.permissions, self._standing, self._hooks, self._operations)
         self._connection = connection = Connection(self._settings, delegate)
         delegate.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
@@ -243,10 +259,13 @@ class Plugin:
             self._owner.outlet.open(lambda text, data: say(connection, text, data))
 
     async def ready(self) -> None:
-        """Waits until the bus offers exactly the tools that the plugin has now.
+        """Waits until the bus has answered for the tools that the plugin has now.
+
+        It offers them, except for those in `refused`, which were logged with what is wrong and how to fix it, and those
+        in `waiting`.
 
         Raises:
-            RequestError: the bus refuses the plugin or its tools; the text has the reason.
+            RequestError: the bus refuses the plugin, or with ``all_or_none`` one of its tools; the text has the reason.
             PeerLost: the plugin was closed, or disconnected for good.
         """
         connection = self._started()

@@ -390,8 +390,8 @@ class Attached(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
         """The tools of the attach that were refused, each with its own reason; the session offers the others. The bus keeps
         the refused declarations while the session lives, tries them again when a role, a right or a limit changes, and
-        tells the outcome by the event `tools_reviewed`. A single entry without a name refuses the attach itself, and
-        everything stays as it was. A client shows each to its operator once, and stays attached.
+        tells the outcome by the event `tools_reviewed`. With a `refused_total` of 0 the single entry refuses the
+        attach itself, and everything stays as it was. A client shows each to its operator once, and stays attached.
         """
 
     @_builtins.property
@@ -870,7 +870,7 @@ class ToolsReviewed(_message.Message):
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
-        """Tools that are refused now, or for another reason than before."""
+        """Tools that are refused now, or for another reason than before, and all that is refused of a name in `registered`."""
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingTool]:
@@ -1326,7 +1326,7 @@ class ListResponse(_message.Message):
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
         """The declarations that the bus refused and keeps, of attached sessions, with `include_refused`. They meet the
-        request's role, names and source, and are on the first page only, at most 1 MiB of them.
+        request's role, names and source, and are on the first page only, at most 512 KiB of them.
         """
 
     def __init__(

@@ -59,7 +59,7 @@ async def register(stub: Any, *tools: pb.Tool, **fields: Any) -> wire.RegisterRe
     return answer
 
 
-async def refused(stub: Any, *tools: pb.Tool, **fields: str) -> tuple[grpc.StatusCode, str]:
+async def refused(stub: Any, *tools: pb.Tool, **fields: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await register(stub, *tools, **fields)
     return caught.value.code(), caught.value.details() or ""
@@ -126,13 +126,19 @@ async def test_a_password_is_listed_masked_by_both_ways(stub: Any, http: httpx.A
         " ",
     ],
 )
-async def test_a_foreign_url_refuses_the_whole_request(stub: Any, http: httpx.AsyncClient, url: str) -> None:
-    code, details = await refused(stub, tool("good", callback_url=NOBODY), tool("bad", callback_url=url))
+async def test_a_foreign_url_refuses_its_tool_and_all_or_none_the_whole_request(
+    stub: Any, http: httpx.AsyncClient, url: str
+) -> None:
+    tools = tool("good", callback_url=NOBODY), tool("bad", callback_url=url)
+    code, details = await refused(stub, *tools, all_or_none=True)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "'bad'" in details
     assert "callback_url" in details
     assert "hunter2" not in details
     assert await listed(http) == []
+    done = await register(stub, *tools)
+    assert (list(done.registered), done.ok, [each.error for each in done.refused]) == (["good"], False, [details])
+    assert await listed(http) == [("good", "external")]
 
 
 async def test_every_fault_of_a_request_is_named(stub: Any, http: httpx.AsyncClient) -> None:
@@ -143,13 +149,12 @@ async def test_every_fault_of_a_request_is_named(stub: Any, http: httpx.AsyncCli
         tool("late", callback_url=NOBODY, timeout_seconds=301),
         tool("broken", "{", callback_url=NOBODY),
     ]
-    code, details = await refused(stub, *faulty)
+    code, details = await refused(stub, *faulty, all_or_none=True)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     for name in ("two words", "away", "late", "broken"):
         assert name in details
-    code, details = await refused(
-        stub, tool("good", callback_url=NOBODY), tool("t", callback_url=NOBODY, role="nobody")
-    )
+    roles = tool("good", callback_url=NOBODY), tool("t", callback_url=NOBODY, role="nobody")
+    code, details = await refused(stub, *roles, all_or_none=True)
     assert (code, "nobody" in details) == (grpc.StatusCode.NOT_FOUND, True)
     assert await listed(http) == []
 
@@ -200,8 +205,8 @@ async def test_tools_with_and_without_a_callback_do_not_come_in_one_request(bus:
         assert (code, "session_id" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     async with RawPeer(bus.grpc_addresses[0]) as peer:
         attached = await peer.attach("s")
-        code, details = await refused(stub, tool("t", callback_url=NOBODY), session_id=attached.session_id)
-        assert (code, "callback_url" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        done = await register(stub, tool("t", callback_url=NOBODY), session_id=attached.session_id)
+        assert [(each.name, "callback_url" in each.error) for each in done.refused] == [("t", True)]
     assert not bus.list()
 
 
@@ -234,8 +239,8 @@ async def test_arguments_are_checked_against_the_schema_unless_the_tool_says_oth
 
 async def test_a_schema_that_does_not_compile_is_refused_where_it_would_be_checked(stub: Any, bus: Bus) -> None:
     broken = {"type": "object", "properties": {"n": {"type": "no such type"}}}
-    code, _ = await refused(stub, tool("t", broken, callback_url=NOBODY))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    done = await register(stub, tool("t", broken, callback_url=NOBODY))
+    assert [(each.name, "no such type" in each.error) for each in done.refused] == [("t", True)]
     assert not bus.list()
 
 

@@ -110,6 +110,14 @@ async def test_a_source_that_may_not_offer_tools_is_named(bus: Bus) -> None:
     assert "`toolbus grant p`" in stopped["registered"]
 
 
+async def test_a_tool_that_was_refused_is_explained_with_the_reason(bus: Bus) -> None:
+    async with Plugin("q", address=bus.grpc_addresses[0]) as plugin:
+        plugin.add_tool(lambda: 1, name="endless", parameters={"$ref": "#"})
+        await plugin.ready()
+        why = stops(await explained(bus, "endless"))["registered"]
+    assert why.startswith("source 'q' declares it, but the bus refused it: tool 'endless'")
+
+
 async def test_the_scopes_of_an_identity_decide_for_it(bus: Bus, tmp_path: Path) -> None:
     keys = KeysDirectory(tmp_path)
     keys.add("laptop", replace(template("host"), call=Globs(["of_a*"]), users=Globs(["ann"])))

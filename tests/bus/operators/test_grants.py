@@ -54,7 +54,7 @@ def test_revoking_withdraws_every_tool_of_the_source_and_tells_its_sessions() ->
         stream.written()
     assert grants_of(core).revoke("p") == 3
     assert names(core) == ["c"]
-    assert notices(first) == notices(second) == [("revoked", ("tools",))]
+    assert notices(first) == notices(second) == [("revoked", ("tools",)), ("tools_reviewed", ())]
     assert notices(other) == []
     assert not first.ended
 
@@ -75,7 +75,7 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     grants_of(core).revoke("q")
     assert core.refusal(host, "b").code is Code.UNAVAILABLE, "it never was, for this caller"
     grants_of(core).grant("p")
-    assert core.refusal(host, "a").code is Code.UNAVAILABLE
+    assert core.dispatcher.view.named(["a"], core.dispatcher.view.listings()), "the bus offers it again by itself"
     plugin.send(results=[pb.ToolResult(call_id=next(iter(plugin.peer.pending)), output_json="7")])
     assert [result.output_json for result in host.results[running]] == ["7"]
 
@@ -91,7 +91,8 @@ def test_what_is_offered_without_the_permission_is_refused_in_an_event_and_the_s
     assert notices(plugin) == [("denied", ("tools", "attach"))]
     assert (names(core), plugin.ended) == ([], False)
     changed.grant("p")
-    assert notices(plugin) == [("granted", ("tools", "tools"))]
+    assert notices(plugin) == [("granted", ("tools", "tools")), ("tools_reviewed", ())]
+    assert names(core) == ["a"], "the bus offers it again by itself"
     plugin.attach("p", tool("a"))
     assert names(core) == ["a"]
 

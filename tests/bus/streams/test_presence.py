@@ -68,7 +68,7 @@ def test_an_attach_that_breaks_a_rule_ends_the_stream_with_an_error(
     assert (stream.ended, core.presence.sessions, stream.written()) == (True, {}, [])
 
 
-def test_one_bad_tool_refuses_the_whole_attach_and_every_fault_is_named() -> None:
+def test_one_bad_tool_refuses_an_attach_that_is_all_or_none_and_every_fault_is_named() -> None:
     core = Core()
     stream = core.stream()
     bad = [
@@ -78,7 +78,7 @@ def test_one_bad_tool_refuses_the_whole_attach_and_every_fault_is_named() -> Non
         pb.Tool(name="d", parameters_json='{"type":"strin"}'),
         pb.Tool(name="e", timeout_seconds=301),
     ]
-    stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=bad))
+    stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=bad, all_or_none=True))
     assert stream.status is not None
     status, text = stream.status
     assert status == "INVALID_ARGUMENT"
@@ -94,10 +94,10 @@ def test_one_bad_tool_refuses_the_whole_attach_and_every_fault_is_named() -> Non
         (pb.Tool(name="t", role="nobody"), "nobody"),
     ],
 )
-def test_a_tool_that_no_session_may_offer_refuses_the_attach(declared: pb.Tool, says: str) -> None:
+def test_a_tool_that_no_session_may_offer_refuses_an_attach_that_is_all_or_none(declared: pb.Tool, says: str) -> None:
     core = Core()
     stream = core.stream()
-    stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=[declared]))
+    stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=[declared], all_or_none=True))
     assert stream.status is not None
     assert says in stream.status[1]
     assert core.presence.sessions == {}
@@ -169,14 +169,13 @@ def test_a_later_attach_is_answered_in_order_with_the_calls() -> None:
     assert frames == [["attached", "calls"], ["attached", "calls"]]
 
 
-def test_a_bad_later_attach_is_refused_and_everything_stays_as_it_was() -> None:
+def test_a_bad_later_attach_that_is_all_or_none_is_refused_and_everything_stays_as_it_was() -> None:
     core = Core()
     stream = core.attached("plugin", tool("a"))
     stream.written()
     revision = core.registry.revision
-    stream.send(
-        attach=wire.Attach(protocol_version=1, source="plugin", tools=[pb.Tool(name="b"), pb.Tool(name="bad name")])
-    )
+    tools = [pb.Tool(name="b"), pb.Tool(name="bad name")]
+    stream.send(attach=wire.Attach(protocol_version=1, source="plugin", tools=tools, all_or_none=True))
     (attached,) = stream.read("attached")
     assert (list(attached.registered), [refused.name for refused in attached.refused]) == (["a"], ["b", "bad name"])
     assert "'bad name'" in attached.refused[0].error
@@ -239,7 +238,8 @@ def test_an_attach_that_is_refused_takes_over_from_no_session() -> None:
     older = core.attached("plugin", tool("t"), instance="i")
     for bad in (pb.Tool(name="bad name"), pb.Tool(name="t", role="nobody")):
         stream = core.stream()
-        stream.send(attach=wire.Attach(protocol_version=1, source="plugin", instance="i", tools=[bad]))
+        attach = wire.Attach(protocol_version=1, source="plugin", instance="i", tools=[bad], all_or_none=True)
+        stream.send(attach=attach)
         assert stream.status is not None
     assert (older.status, names(core)) == (None, ["t"])
     assert core.presence.session(older.peer.session_id) is older.peer

@@ -144,13 +144,21 @@ def test_conditions_of_a_list_add_up(grpc_stub: rpc.ToolBusServiceStub) -> None:
         assert "toolbus:drain" in names(grpc_stub, source="toolbus")
 
 
-def test_one_bad_tool_refuses_the_whole_register(grpc_stub: rpc.ToolBusServiceStub) -> None:
+def test_one_bad_tool_refuses_a_register_that_is_all_or_none_and_itself_alone_otherwise(
+    grpc_stub: rpc.ToolBusServiceStub,
+) -> None:
     with attached(grpc_stub, "plugin") as peer:
         request = wire.RegisterRequest(session_id=peer.session_id, tools=[tool("good"), tool("bad name")])
+        request.all_or_none = True
         code, text = status(grpc_stub.Register, request)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "'bad name'" in text
         assert names(grpc_stub) == []
+        request.all_or_none = False
+        answer = grpc_stub.Register(request)
+        assert (list(answer.registered), answer.ok, answer.refused_total) == (["good"], False, 1)
+        assert [(each.name, "[A-Za-z0-9_.-]" in each.error) for each in answer.refused] == [("bad name", True)]
+        assert names(grpc_stub) == ["good"]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +189,8 @@ def test_a_register_for_another_source_is_refused(grpc_stub: rpc.ToolBusServiceS
 def test_a_callback_url_beside_a_session_is_refused(grpc_stub: rpc.ToolBusServiceStub) -> None:
     with attached(grpc_stub, "plugin") as peer:
         tools = [tool("t", callback_url="http://127.0.0.1:1/")]
-        code, text = status(grpc_stub.Register, wire.RegisterRequest(session_id=peer.session_id, tools=tools))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert "callback_url" in text
+        answer = grpc_stub.Register(wire.RegisterRequest(session_id=peer.session_id, tools=tools))
+        assert "callback_url" in answer.refused[0].error
 
 
 def test_unregistering_for_one_role_leaves_the_others(grpc_stub: rpc.ToolBusServiceStub) -> None:

@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass
 
+from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL, Handler
 from toolbus.bus.catalog.listing import ToolListing
 
@@ -47,7 +48,8 @@ class Outcome:
         failed: (role, tool, error) where a role could not take a tool.
         count: tools withdrawn, each counted once per role.
         lost: the handlers that lost a tool, each with the tool and the roles.
-        accepted: whether every tool is offered in at least one role, or waits for roles that are added later.
+        refused: the tools that no role took.
+        forgotten: refused declarations that were forgotten.
     """
 
     names: tuple[str, ...] = ()
@@ -55,7 +57,13 @@ class Outcome:
     failed: tuple[tuple[str, str, str], ...] = ()
     count: int = 0
     lost: tuple[LostTool, ...] = ()
-    accepted: bool = True
+    refused: tuple[CompiledTool, ...] = ()
+    forgotten: int = 0
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every tool is offered in at least one role, or waits for roles that are added later."""
+        return not self.refused
 
 
 class Journal:

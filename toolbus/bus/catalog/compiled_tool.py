@@ -1,4 +1,4 @@
-"""Compiles tools for the registry: checks them and their schemas, all or none.
+"""Compiles tools for the registry: checks them and their schemas, one by one, or all or none.
 
 A *compiled tool* becomes a declaration when a handler registers it. Here, and nowhere else, a tool gets the schema that
 is listed, exported, hashed and checked: the normal form of what its author declared.
@@ -25,14 +25,41 @@ class CompiledTool:
     warnings: tuple[str, ...] = ()  # what the normal form reads otherwise than it is declared
 
 
+def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, qualified: bool = False) -> CompiledTool:
+    """Compiles one tool.
+
+    Args:
+        checks_arguments: whether calls are validated, for a tool that does not say so itself.
+        qualified: whether it belongs to an extension: `USER_KEYS` never reach it then, even if its schema declares
+            them.
+
+    Raises:
+        InvalidTool: its schema breaks a rule.
+    """
+    try:
+        checker = compile_schema(tool.parameters_json, limits)
+    except SchemaFault as fault:
+        raise InvalidTool([f"tool {tool.name!r}: {fault}"]) from None
+    declared, tool = tool, _normal(tool, checker)
+    is_extension = qualified or tool.council_eligible or tool.inline_available
+    properties = None if is_extension else tool.parameters.get("properties")
+    strips = USER_KEYS - set(properties) if isinstance(properties, dict) else USER_KEYS
+    validates = checks_arguments if tool.validate is None else tool.validate
+    return CompiledTool(tool, checker if validates else None, strips, declared, checker.warnings)
+
+
+def declared_twice(name: str) -> InvalidTool:
+    """Returns the fault of the second of two tools with one name and role."""
+    return InvalidTool([f"tool {name!r} is declared twice: drop one of them"])
+
+
 def compile_tools(
     tools: Sequence[Tool], limits: Limits, *, checks_arguments: bool = True, qualified: bool = False
 ) -> list[CompiledTool]:
-    """Compiles tools that are to be registered together.
+    """Compiles tools that are to be registered together, all or none.
 
     Args:
-        checks_arguments: whether calls are validated, for tools that do not say so themselves.
-        qualified: whether they belong to an extension: `USER_KEYS` never reach them then, even if schemas declare them.
+        checks_arguments, qualified: as for `compile_tool`.
 
     Raises:
         InvalidTool: naming every fault of every tool.
@@ -45,19 +72,12 @@ def compile_tools(
     seen: set[tuple[str, str | None]] = set()
     for tool in tools:
         if (tool.name, tool.role) in seen:
-            faults.append(f"tool {tool.name!r} is declared twice: drop one of them")
+            faults.extend(declared_twice(tool.name).faults)
         seen.add((tool.name, tool.role))
         try:
-            checker = compile_schema(tool.parameters_json, limits)
-        except SchemaFault as fault:
-            faults.append(f"tool {tool.name!r}: {fault}")
-            continue
-        declared, tool = tool, _normal(tool, checker)
-        is_extension = qualified or tool.council_eligible or tool.inline_available
-        properties = None if is_extension else tool.parameters.get("properties")
-        strips = USER_KEYS - set(properties) if isinstance(properties, dict) else USER_KEYS
-        validates = checks_arguments if tool.validate is None else tool.validate
-        compiled.append(CompiledTool(tool, checker if validates else None, strips, declared, checker.warnings))
+            compiled.append(compile_tool(tool, limits, checks_arguments=checks_arguments, qualified=qualified))
+        except InvalidTool as fault:
+            faults.extend(fault.faults)
     if faults:
         raise InvalidTool(faults)
     return compiled

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from toolbus.bus.catalog.changes import CatalogChanges, Journal, LostTool, Outcome
@@ -21,9 +22,10 @@ from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.listing import ToolListing, build, describe, is_public
 from toolbus.bus.catalog.role_table import RoleTable
-from toolbus.errors import UnknownRole
+from toolbus.errors import LimitExceeded, UnknownRole
 from toolbus.newest import NewestCache
 from toolbus.text import clean_line
+from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.catalog")
 
@@ -171,6 +173,17 @@ class Registry:
         with self._lock:
             return list(dict.fromkeys(entry.bare_name for entry in self._by_handler.get(handler, ())))
 
+    def declared_by(self, handler: Handler) -> list[Tool]:
+        """Returns the tools that a handler offers now as it declared them, each once."""
+        with self._lock:
+            declared = (
+                declaration.tool
+                for entry in self._by_handler.get(handler, ())
+                for declaration in entry.declarations.values()
+                if handler in declaration.handlers
+            )
+            return list({(tool.name, tool.role): tool for tool in declared}.values())
+
     def max_offers(self, handler: Handler) -> int:
         """Returns an upper bound of how many tools a handler offers, in constant time: a tool counts once per role."""
         return len(self._by_handler.get(handler, ()))
@@ -218,36 +231,67 @@ class Registry:
             affected: dict[str, None] = {}
             failed: list[tuple[str, str, str]] = []
             lost: dict[tuple[Handler, str], list[str]] = {}
-            refused: set[str] = set()
+            taken: dict[str, None] = {}
+            refused: list[CompiledTool] = []
             self.revision += bool(offered or before)  # a host that attaches changes nothing
             for item in offered:
-                taken = False
+                is_taken = False
                 for table in self._tables_for(item.tool.role or None) if roles is None else self._tables_of(roles):
-                    if table.role not in self._tables and needs_role and not taken:
+                    if table.role not in self._tables and needs_role and not is_taken:
                         continue
                     entry = self._offer_in(table, handler, item, qualified, lost)
                     if entry is None:
                         if table.role not in self._reserved:
                             failed.append((table.role or "", item.tool.name, self._full_text()))
                         continue
-                    taken = True
+                    is_taken = True
                     before.pop(entry, None)
                     if table.role is not None:
                         affected[table.role] = None
-                if not taken:
-                    refused.add(item.tool.name)
+                if is_taken:
+                    taken[item.tool.name] = None
+                else:
+                    refused.append(item)
             for entry in before:
                 self._remove(entry, handler)
             return Outcome(
-                names=tuple(item.tool.name for item in offered if item.tool.name not in refused),
+                names=tuple(taken),
                 roles=self._in_role_order(affected),
                 failed=tuple(failed),
                 lost=tuple(
                     LostTool(owner, name, self._in_role_order(roles), handler.source)
                     for (owner, name), roles in lost.items()
                 ),
-                accepted=not refused,
+                refused=tuple(refused),
             )
+
+    def has_room(self, role: str, source: str, more: int = 1) -> bool:
+        """Tells whether a role, or with "" any role, has room for so many further names of a source."""
+        with self._lock:
+            tables = [*self._tables.values(), self._future] if not role else [self._tables.get(role)]
+            return any(table is not None and not self._is_full(table, source, more) for table in tables)
+
+    def check_room(self, offered: Sequence[CompiledTool], source: str, *, qualified: bool) -> None:
+        """Checks that each tool finds room in a role, all of them together.
+
+        Raises:
+            LimitExceeded: naming the first that does not.
+        """
+        with self._lock:
+            new: Counter[RoleTable] = Counter()
+            for item in offered:
+                name = f"{source}:{item.tool.name}" if qualified else item.tool.name
+                tables = self._tables_for(item.tool.role or None)
+                lacking = [table for table in tables if name not in table.entries]
+                taking = [table for table in lacking if not self._is_full(table, source, new[table] + 1)]
+                if lacking and not taking and len(lacking) == len(tables):
+                    raise LimitExceeded("tools_per_role", self.tools_per_role, self.explain_full(item.tool))
+                new.update(taking)
+
+    def explain_full(self, tool: Tool) -> str:
+        """Returns why no role takes a tool."""
+        role = f"role {tool.role!r} has" if tool.role else "every role has"
+        return f"tool {tool.name!r} finds no room, {role} {self.tools_per_role} tools: unregister some"
 
     def check_roles(self, offered: Sequence[CompiledTool]) -> None:
         """Checks that every role is configured.
@@ -285,10 +329,10 @@ class Registry:
             tables = self._tables_for(role or None)
             return self._withdraw([entry for entry in self._by_source.get(source, ()) if entry.table in tables])
 
-    def withdraw(self, handler: Handler) -> Outcome:
-        """Withdraws all tools of a handler at once: it drains, or has unregistered."""
+    def withdraw(self, handler: Handler, only: Callable[[Entry], bool] = lambda entry: True) -> Outcome:
+        """Withdraws tools of a handler at once, all or some: it drains, has unregistered, or declares them badly."""
         with self._lock:
-            entries = list(self._by_handler.get(handler, ()))
+            entries = list(filter(only, self._by_handler.get(handler, ())))
             if entries:
                 self.revision += 1
             for entry in entries:
@@ -616,12 +660,13 @@ class Registry:
         affected = set(roles)
         return tuple(role for role in self._tables if role in affected)
 
-    def _is_full(self, table: RoleTable, source: str) -> bool:
-        """Tells whether a role has reached its limit of tools; the bus's own tools do not count."""
-        if len(table.entries) < self.tools_per_role or source == BUS_SOURCE:
+    def _is_full(self, table: RoleTable, source: str, more: int = 1) -> bool:
+        """Tells whether a role has no room for so many tools; the bus's own do not count."""
+        room = self.tools_per_role - more
+        if len(table.entries) <= room or source == BUS_SOURCE:
             return False
         of_bus = sum(entry.table is table for entry in self._by_source.get(BUS_SOURCE, ()))
-        return len(table.entries) - of_bus >= self.tools_per_role
+        return len(table.entries) - of_bus > room
 
     def _full_text(self) -> str:
         return f"LimitExceeded: the role has {self.tools_per_role} tools (limit tools_per_role): unregister some"

@@ -19,7 +19,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools, unchecked
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool, declared_twice, unchecked
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
@@ -27,11 +27,15 @@ from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
 from toolbus.bus.gateway.registration_restore import restore_handlers
 from toolbus.bus.gateway.registration_writer import RegistrationWriter
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
+from toolbus.bus.streams import catalog_messages
+from toolbus.bus.streams.refused_tools import add_refused
+from toolbus.bus.streams.tool_review import first_fault, refusal
 from toolbus.bus.streams.withdrawal import notify_owners
-from toolbus.errors import InvalidRequest, InvalidTool, NotPermitted
+from toolbus.errors import InvalidRequest, InvalidTool, NotPermitted, RequestError
 from toolbus.text import quote
 from toolbus.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.callbacks")
 
@@ -146,31 +150,51 @@ class Registrations:
             raise NotPermitted(f"name {tool.name!r} is reserved for the bus's own tools: choose another")
         return self._register(source, [(unchecked(tool, self._limits), target)], needs_role=True, secret=secret)[0]
 
-    def register_by_grpc(self, request: wire.RegisterRequest) -> list[Outcome]:
-        """Registers the tools of a Register without a session, all or none.
+    def register_by_grpc(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+        """Registers the tools of a Register without a session, each judged on its own.
 
         Raises:
-            RequestError: nothing was registered.
+            RequestError: nothing was registered; a bad tool is one only where the request says all_or_none.
             NotKept: they could not be persisted; they are offered until the bus stops.
         """
         source = request.source or DEFAULT_SOURCE
         if not is_source(source):
             raise InvalidRequest(f"source {quote(source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: choose another")
         self._check_source(source)
-        tools: list[Tool] = []
-        targets: list[CallbackUrl] = []
-        faults: list[str] = []
+        items: list[tuple[CompiledTool, CallbackUrl]] = []
+        faults: list[tuple[pb.Tool, RequestError]] = []
+        seen: set[tuple[str, str]] = set()
         for message in request.tools:
             try:
-                targets.append(parse_callback_url(message.callback_url))
-                tools.append(replace(Tool.from_wire(message, self._limits), callback_url=targets[-1].shown))
-            except ValueError as error:
-                faults.append(f"tool {quote(message.name)}: {error}")
-            except InvalidTool as error:
-                faults.extend(error.faults)
-        if faults:
-            raise InvalidTool(faults)
-        return self._register(source, list(zip(compile_tools(tools, self._limits), targets, strict=True)))
+                if (key := (message.name, message.role)) in seen:
+                    raise declared_twice(message.name)
+                seen.add(key)
+                item = self._read(message)
+                if message.role:
+                    self._adopt(message.role, Principal(source))
+                self._registry.check_roles([item[0]])
+                items.append(item)
+            except RequestError as fault:
+                faults.append((message, fault))
+        if request.all_or_none and faults:
+            raise first_fault([fault for _, fault in faults])
+        outcomes = self._register(source, items)
+        response = catalog_messages.registered(*outcomes)
+        add_refused(response, [refusal(message, fault) for message, fault in faults])
+        return response
+
+    def _read(self, message: pb.Tool) -> tuple[CompiledTool, CallbackUrl]:
+        """Reads a tool and where its calls are posted.
+
+        Raises:
+            InvalidTool: naming each fault.
+        """
+        try:
+            target = parse_callback_url(message.callback_url)
+        except ValueError as error:
+            raise InvalidTool([f"tool {quote(message.name)}: {error}"]) from None
+        tool = replace(Tool.from_wire(message, self._limits), callback_url=target.shown)
+        return compile_tool(tool, self._limits), target
 
     def _register(
         self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False, secret: str = ""

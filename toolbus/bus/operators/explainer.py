@@ -112,6 +112,11 @@ class Explainer:
             where = f" for {list_names(filter(None, roles))}" if any(roles) else ""
             yield "registered", True, f"source {entry.source!r} has registered {entry.name!r}{where}"
             return
+        refused = self._core.presence.review.refused.find(name)
+        if refused is not None:
+            source, why = refused
+            yield "registered", False, f"source {source!r} declares it, but the bus refused it: {why}"
+            return
         withdrawn = policy.withdrawn_from(name)
         if withdrawn is not None:
             yield "registered", False, f"source {withdrawn!r} may not offer tools: `toolbus grant {withdrawn}` lets it"

@@ -19,6 +19,7 @@ from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.streams.catalog_messages import NOT_THERE, best_state
 from toolbus.bus.streams.presence import Presence
+from toolbus.bus.streams.refused_tools import Refusal, RefusedTools
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.tool import level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -28,6 +29,8 @@ MAX_ROWS = 10_000
 MAX_DESCRIPTION = 200  # characters: with this many rows a result stays below its limit
 
 _STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
+
+_ALL = wire.ListRequest()
 
 Row = dict[str, Any]
 
@@ -47,11 +50,14 @@ class Introspection:
         read_only=True,
         allow_repeat=True,
     )
-    def this_bus(self, scope: ToolScope, kind: Literal["plugins", "tools", "recent_calls", "stats"]) -> list[Row] | Row:
+    def this_bus(
+        self, scope: ToolScope, kind: Literal["plugins", "tools", "refused", "recent_calls", "stats"]
+    ) -> list[Row] | Row:
         """Shows one kind of thing, at most 10,000 rows of it.
 
         Args:
             kind: `plugins`: source, state, sessions, in_flight; `tools`: name, source, description, read_only;
+                `refused`, for operators: the tools that the bus refused, name, source, role, error;
                 `recent_calls`, newest first: name, source, user_id, outcome, seconds, ended (seconds since the epoch),
                 arguments_size, output_size; `stats`: outcomes, and for operators sessions, up_seconds.
         """
@@ -60,6 +66,9 @@ class Introspection:
         if kind in ("recent_calls", "stats"):
             calls = self._calls(None if everything else user_id, principal_of(scope).identity)
             return self._stats(calls, everything) if kind == "stats" else calls[:MAX_ROWS]
+        if kind == "refused":
+            refused = self._presence.review.refused if everything else RefusedTools()
+            return [_refused(*each) for each in refused.listed(_ALL, principal_of(scope).identity)[:MAX_ROWS]]
         listings = self._view.listings(None, user_id, level, principal=principal_of(scope))
         if kind == "tools":
             return [_tool(each) for each in listings[:MAX_ROWS]]
@@ -104,6 +113,10 @@ def _tool(listing: ToolListing) -> Row:
         "description": tool.description[:MAX_DESCRIPTION],
         "read_only": bool(tool.annotations.read_only),
     }
+
+
+def _refused(source: str, refusal: Refusal) -> Row:
+    return {"name": refusal.name, "source": source, "role": refusal.role, "error": refusal.error}
 
 
 def _plugins(listings: Iterable[ToolListing], hosts: Iterable[str], presence: Presence) -> list[Row]:

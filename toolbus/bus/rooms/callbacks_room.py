@@ -5,11 +5,10 @@ The room is light: what posts to callback URLs is loaded when the first such too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.access.principal import principal_of
-from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.storage.registration_store import RegistrationStore
@@ -80,8 +79,8 @@ class CallbacksRoom(Room):
         """Names the sources with callback tools."""
         return () if self._registrations is None else self._registrations.sources
 
-    def register(self, request: wire.RegisterRequest) -> Sequence[Outcome]:
-        """Registers tools that come by gRPC without a session, all or none."""
+    def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+        """Registers tools that come by gRPC without a session."""
         return self.registrations.register_by_grpc(request)
 
     def _persist(self) -> None:

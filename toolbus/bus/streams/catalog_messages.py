@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, Outcome
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
 from toolbus.bus.catalog.handler import BUS_SOURCE, HOST_SOURCE, Handler
 from toolbus.bus.catalog.listing import ToolListing
-from toolbus.errors import InvalidRequest, InvalidTool, LimitExceeded
+from toolbus.errors import InvalidRequest, InvalidTool
 from toolbus.text import quote
 from toolbus.tool import KIB, MIB, Limits, Tool, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -33,35 +33,20 @@ _BEST_FIRST = (
 NOT_THERE = {wire.SESSION_STATE_UNCONFIRMED, wire.SESSION_STATE_OFFLINE}  # states in which a handler takes no call
 
 
-def read_tools(messages: Sequence[pb.Tool], limits: Limits, *, qualified: bool = False) -> list[CompiledTool]:
-    """Reads, checks and compiles declared tools, all or none.
+def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False) -> CompiledTool:
+    """Reads, checks and compiles a tool that a session declares, and copies it out of its frame.
 
     Raises:
-        InvalidTool: naming every fault of every tool.
-        InvalidRequest: a tool of a session has a callback_url.
-        LimitExceeded: more tools than a session may have.
+        InvalidTool: naming each fault.
     """
-    if len(messages) > limits.tools:
-        raise LimitExceeded("tools", limits.tools, f"{len(messages)} tools are too many for one session")
-    tools: list[Tool] = []
-    faults: list[str] = []
-    for message in messages:
-        if message.callback_url:
-            raise InvalidRequest(
-                f"tool {message.name!r} has a callback_url, but it belongs to a session and is called over its stream: "
-                "leave callback_url empty, or register without session_id"
-            )
-        try:
-            tools.append(Tool.from_wire(message, limits))
-        except InvalidTool as fault:
-            faults.extend(fault.faults)
-    try:
-        compiled = compile_tools(tools, limits, qualified=qualified)
-    except InvalidTool as fault:
-        faults.extend(fault.faults)
-    if faults:
-        raise InvalidTool(faults)
-    return compiled
+    if message.callback_url:
+        raise InvalidTool(
+            [
+                f"tool {quote(message.name)} has a callback_url, but it belongs to a session and is called over its "
+                "stream: leave callback_url empty, or register without session_id"
+            ]
+        )
+    return compile_tool(Tool.from_wire(message, limits), limits, qualified=qualified)
 
 
 def registered(*outcomes: Outcome) -> wire.RegisterResponse:
@@ -76,7 +61,8 @@ def registered(*outcomes: Outcome) -> wire.RegisterResponse:
 
 def unregistered(name: str, outcome: Outcome) -> wire.UnregisterResponse:
     """Builds the response of Unregister."""
-    return wire.UnregisterResponse(removed=bool(outcome.names), name=name, affected_roles=outcome.roles, ok=True)
+    removed = bool(outcome.names or outcome.forgotten)
+    return wire.UnregisterResponse(removed=removed, name=name, affected_roles=outcome.roles, ok=True)
 
 
 def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:

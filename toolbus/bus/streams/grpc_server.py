@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -23,7 +23,6 @@ from toolbus.bus.access.doorman import split_secure
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor
@@ -32,6 +31,7 @@ from toolbus.bus.streams.held_calls import HeldCalls
 from toolbus.bus.streams.invoke_stream import InvokeStream
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
+from toolbus.bus.streams.refused_tools import to_listing
 from toolbus.bus.streams.rpc_identity import rpc_identity
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, SetupError, grpc_status
 from toolbus.limits import Timings
@@ -72,7 +72,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         presence: Presence,
         limits: Limits,
         timings: Timings,
-        register_callbacks: Callable[[wire.RegisterRequest], Sequence[Outcome]],
+        register_callbacks: Callable[[wire.RegisterRequest], wire.RegisterResponse],
         stalls: StallWatch,
     ) -> None:
         self._register_callbacks = register_callbacks  # registers tools that have a callback_url
@@ -101,7 +101,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
                 "attach, and pass Attached.session_id"
             )
         if request.tools and all(tool.callback_url for tool in request.tools):
-            return catalog_messages.registered(*self._register_callbacks(request))
+            return self._register_callbacks(request)
         raise InvalidRequest(
             "session_id is empty, so every tool needs a callback_url: give each tool one, or attach first and pass "
             "Attached.session_id"
@@ -150,6 +150,10 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
                 for source, text in self._presence.notices(request.source)
                 if not hides(source, level, principal)
             )
+            if request.include_refused:
+                refused = self._presence.review.refused.listed(request, identity)
+                response.refused.extend(to_listing(refused))
+                response.refused_total = len(refused)
         return response
 
     # The coroutine form, which writes instead of yielding; the stubs know only generators.

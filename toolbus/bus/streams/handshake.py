@@ -1,4 +1,4 @@
-"""Opens sessions: checks an attach, registers its tools, takes over from an older session, answers ``attached``.
+"""Opens sessions: checks an attach, has its tools judged, takes over from an older session, answers ``attached``.
 
 A peer that reconnects attaches under the same source and instance; its new session then replaces the older one, which
 the caller ends. A later attach on the same stream replaces the declared tools. Knows no sockets and ends no session.
@@ -14,16 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.calls.refusals import lacks_permission
-from toolbus.bus.catalog.changes import Outcome
-from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.refused_tools import Cause, Refusal, to_wire
 from toolbus.bus.streams.session_table import SessionTable
-from toolbus.bus.streams.withdrawal import notify_owners
+from toolbus.bus.streams.tool_review import Judgement, ToolReview
 from toolbus.errors import (
     AlreadyAttached,
     InvalidRequest,
@@ -38,7 +35,6 @@ from toolbus.errors import (
 from toolbus.text import quote, shorten
 from toolbus.tool import INSTANCE, PROTOCOL_VERSIONS, SOURCE, Limits, explain_instance
 from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.sessions")
 
@@ -63,11 +59,13 @@ class Handshake:
         limits: Limits,
         bus: tuple[str, str, str],
         table: SessionTable,
+        review: ToolReview,
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
         self._policy = policy
         self._limits = limits
+        self._review = review
         self._bus = bus
         self._table = table
         self._takeovers: dict[tuple[str, str], deque[float]] = {}  # (source, instance) → when it took over lately
@@ -90,7 +88,7 @@ class Handshake:
             RequestError: the attach is refused; nothing has changed.
         """
         self._check(peer, attach)
-        tools, refused = self._read_tools(peer, attach.source, attach.tools, qualified=attach.qualified)
+        judgement = self._judge(peer, attach, qualified=attach.qualified)
         peer.source, peer.instance, peer.qualified = attach.source, attach.instance, attach.qualified
         peer.principal = peer.principal.of_source(attach.source)
         peer.untrusted |= self._policy.is_untrusted(attach.source)
@@ -104,15 +102,16 @@ class Handshake:
         older = self._table.of_instance(peer.source, peer.instance)
         if older is not None:
             self._count_takeover(peer, now)
-        outcome = self._declare(peer, tools, older, now)
+        if older is not None:
+            self._registry.lose(older, "replaced by a newer session of the same instance", now)
+        outcome, refused = self._review.offer(peer, judgement, whole=True)
         self._table.add(peer, attach.token)
         peer.quota = self._dispatcher.quotas.join(peer.principal.identity, peer)
         self._answer(peer, outcome.names, refused)
-        if refused:
-            deny(peer, "attach")
+        deny(peer, "attach", refused)
         log.info(
-            "attached source=%s instance=%s tools=%d max_in_flight=%d",
-            peer.source, peer.instance or "-", len(outcome.names), peer.max_in_flight,
+            "attached source=%s instance=%s tools=%d refused=%d max_in_flight=%d",
+            peer.source, peer.instance or "-", len(outcome.names), len(refused), peer.max_in_flight,
         )  # fmt: skip
         return older
 
@@ -130,27 +129,29 @@ class Handshake:
                 f"this stream is attached as source {peer.source!r} instance {peer.instance!r}; an attach as "
                 f"{shorten(attach.source)!r}/{shorten(attach.instance)!r} needs a stream of its own"
             )
-        if not self._policy.may_offer(peer.source):
-            self._answer(peer, (), _refused(attach.tools, lacks_permission(peer.source)))
-            deny(peer, "attach")
-            return False
         try:
             check_audit()
-            tools, refused = self._read_tools(peer, peer.source, attach.tools, qualified=peer.qualified)
-            outcome = self._declare(peer, tools, None, now)
-        except (RequestError, NotAudited) as error:
-            self._answer(peer, self._registry.offers(peer), _refused(attach.tools, str(error)) or _whole(str(error)))
+        except NotAudited as error:
+            self._refuse(peer, str(error))
             return False
+        try:
+            judgement = self._judge(peer, attach, qualified=peer.qualified)
+        except RequestError as error:
+            refused = [Refusal.of(tool, str(error), Cause.DECLARATION) for tool in attach.tools]
+            judgement = Judgement([], refused)
+        if attach.all_or_none and judgement.refused:
+            self._answer(peer, self._registry.offers(peer), judgement.refused)
+            deny(peer, "attach", judgement.refused)
+            return False
+        outcome, refused = self._review.offer(peer, judgement, whole=True)
         self._answer(peer, outcome.names, refused)
-        if refused:
-            deny(peer, "attach")
-        log.info("declared again source=%s tools=%d", peer.source, len(outcome.names))
+        deny(peer, "attach", refused)
+        log.info("declared again source=%s tools=%d refused=%d", peer.source, len(outcome.names), len(refused))
         return True
 
     def refuse_while_draining(self, peer: Peer, attach: wire.Attach) -> None:
         """Answers an attach that crossed the bus's drain: the session takes no new tools, its calls go on."""
-        why = "the bus has asked this session to drain, so it can offer no new tools"
-        self._answer(peer, (), _refused(attach.tools, why) or _whole(why))
+        self._refuse(peer, "the bus has asked this session to drain, so it can offer no new tools")
 
     def expire_takeovers(self, now: float) -> None:
         """Drops counts of takeovers that are too old to matter."""
@@ -188,35 +189,19 @@ class Handshake:
                 "sessions", limit, f"{identity.shown} has {limit} sessions, and its scope sessions allows no more"
             )
 
-    def _read_tools(
-        self, peer: Peer, source: str, tools: Sequence[pb.Tool], *, qualified: bool
-    ) -> tuple[list[CompiledTool], list[wire.RefusedTool]]:
-        """Returns the tools that a source may offer, and those that it or its identity may not.
+    def _judge(self, peer: Peer, attach: wire.Attach, *, qualified: bool) -> Judgement:
+        """Judges the tools of an attach; raises as `ToolReview.judge`."""
+        return self._review.judge(
+            peer.principal.identity,
+            attach.source,
+            attach.tools,
+            qualified=qualified,
+            all_or_none=attach.all_or_none,
+        )
 
-        Raises:
-            RequestError: as for `catalog_messages.read_tools`.
-        """
-        if not self._policy.may_offer(source):
-            return [], _refused(tools, lacks_permission(source))
-        identity = peer.principal.identity
-        beyond = set(identity.refused_offers(tool.name for tool in tools))
-        mine = [tool for tool in tools if tool.name not in beyond] if beyond else tools
-        refused: list[wire.RefusedTool] = []
-        if beyond:
-            why = f"{identity.shown} may not offer this tool: an operator of the bus adds it to the scope offer"
-            refused = _refused([tool for tool in tools if tool.name in beyond], why)
-        return catalog_messages.read_tools(mine, self._limits, qualified=qualified), refused
-
-    def _declare(self, peer: Peer, tools: list[CompiledTool], older: Peer | None, now: float) -> Outcome:
-        """Replaces the tools that this source and instance offered before."""
-        self._registry.check_roles(tools)  # a refused attach leaves the older session alone
-        if older is not None:
-            self._registry.lose(older, "replaced by a newer session of the same instance", now)
-        outcome = self._registry.register(peer, tools, qualified=peer.qualified, declare=True)
-        if tools:
-            peer.offers_tools = True
-        notify_owners(outcome)
-        return outcome
+    def _refuse(self, peer: Peer, why: str) -> None:
+        """Refuses a later attach as such, whatever its tools are."""
+        self._answer(peer, self._registry.offers(peer), [Refusal("", "", why, Cause.DECLARATION)], refused_total=0)
 
     def _count_takeover(self, peer: Peer, now: float) -> None:
         times = self._takeovers.setdefault((peer.source, peer.instance), deque(maxlen=MAX_TAKEOVERS))
@@ -228,7 +213,9 @@ class Handshake:
             )
         times.append(now)
 
-    def _answer(self, peer: Peer, names: Sequence[str], refused: list[wire.RefusedTool]) -> None:
+    def _answer(
+        self, peer: Peer, names: Sequence[str], refused: Sequence[Refusal], refused_total: int | None = None
+    ) -> None:
         (bus_id, boot_id, version), limits = self._bus, self._limits
         identity = peer.principal.identity
         attached = wire.Attached(
@@ -243,7 +230,8 @@ class Handshake:
             echoes=True,
             revision=self._registry.revision,
             registered=names if sum(map(len, names)) < peer.max_item_bytes // 2 else (),
-            refused=refused,
+            refused=to_wire(refused, peer.max_item_bytes),
+            refused_total=len(refused) if refused_total is None else refused_total,
             limits=wire.Limits(
                 message_bytes=limits.message_bytes,
                 calls_in_flight=peer.max_in_flight,
@@ -273,17 +261,9 @@ def _check_takeover(identity: Identity, older: Peer) -> None:
         )
 
 
-def _refused(tools: Iterable[pb.Tool], why: str) -> list[wire.RefusedTool]:
-    """Returns refused tools with the reason, which stands once: repeated it could exceed what the peer can receive."""
-    return [wire.RefusedTool(name=tool.name, error="" if place else why) for place, tool in enumerate(tools)]
-
-
-def _whole(why: str) -> list[wire.RefusedTool]:
-    """Returns the refusal of an attach without tools."""
-    return [wire.RefusedTool(error=why)]
-
-
-def deny(peer: Peer, operation: str) -> None:
-    """Notifies a session that it lacks the permission to offer tools."""
+def deny(peer: Peer, operation: str, refused: Iterable[Refusal]) -> None:
+    """Notifies a session that it lacks the permission to offer tools, where some of what was refused says so."""
+    if not any(each.cause is Cause.RIGHT for each in refused):
+        return
     peer.send_event(wire.Event(permission_denied=wire.PermissionDenied(permission="tools", operation=operation)))
     log.warning("denied source=%s operation=%s permission=tools", peer.source, operation)

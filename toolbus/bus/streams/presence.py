@@ -15,7 +15,6 @@ from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.policy import TOOLS, Policy
 from toolbus.bus.catalog.registry import Registry
@@ -24,9 +23,11 @@ from toolbus.bus.streams.catalog_watchers import CatalogWatchers
 from toolbus.bus.streams.handshake import Handshake, deny
 from toolbus.bus.streams.notification_board import NotificationBoard
 from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.refused_tools import Cause, add_refused
 from toolbus.bus.streams.session_table import SessionTable
-from toolbus.bus.streams.withdrawal import Withdrawal, notify_owners
-from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, ToolBusError, grpc_status
+from toolbus.bus.streams.tool_review import ToolReview
+from toolbus.bus.streams.withdrawal import Withdrawal
+from toolbus.errors import InvalidRequest, NotPermitted, ToolBusError, grpc_status
 from toolbus.limits import DEFAULT_TIMINGS, Timings
 from toolbus.session import Pulse, State
 from toolbus.text import clean_line, list_names, quote
@@ -71,11 +72,12 @@ class Presence(SessionTable):
         self._on_source = on_source
         self._on_change = on_change
         self._timings = timings
-        self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self)
+        self.review = ToolReview(registry, policy, limits, self.audit)
+        self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self, self.review)
         self.watchers = CatalogWatchers(dispatcher.view)
         self.notifications = NotificationBoard(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick
-        self.withdrawal = Withdrawal(registry, on_change, self.audit)
+        self.withdrawal = Withdrawal(registry, on_change, self.audit, self.review.forget)
 
     # -- attach ----------------------------------------------------------------------------------------------------
 
@@ -123,10 +125,10 @@ class Presence(SessionTable):
     # -- changes of the catalog ------------------------------------------------------------------------------------
 
     def register(self, request: wire.RegisterRequest, identity: Identity = LOCAL) -> wire.RegisterResponse:
-        """Adds tools to a live session.
+        """Adds tools to a live session, each judged on its own.
 
         Raises:
-            RequestError: nothing was registered.
+            RequestError: nothing was registered; a bad tool is one only where the request says all_or_none.
         """
         peer = self.session_of(identity, request.session_id)
         if peer.state is not State.LIVE:
@@ -137,25 +139,18 @@ class Presence(SessionTable):
                 "leave source empty"
             )
         self.audit.check()
-        if not self._policy.may_offer(peer.source):
-            deny(peer, "register")
-            raise NotPermitted(lacks_permission(peer.source))
-        identity.check_offers(tool.name for tool in request.tools)
-        count = self._registry.max_offers(peer) + len(request.tools)  # an upper bound, which costs the same at any size
-        if count > self._limits.tools:
-            count = len({*self._registry.offers(peer), *(tool.name for tool in request.tools)})
-        if count > self._limits.tools:
-            raise LimitExceeded("tools", self._limits.tools, f"the session would offer {count} tools")
-        tools = catalog_messages.read_tools(request.tools, self._limits, qualified=peer.qualified)
-        outcome = self._registry.register(peer, tools, qualified=peer.qualified)
-        if tools:
-            peer.offers_tools = True
-        notify_owners(outcome)
+        judgement = self.review.judge_more(peer, request.tools, all_or_none=request.all_or_none)
+        deny(peer, "register", judgement.refused)
+        if request.all_or_none and judgement.refused:
+            raise NotPermitted(judgement.refused[0].error)
+        outcome, refused = self.review.offer(peer, judgement, whole=False)
         names = list_names(outcome.names)
         self.audit.record("register", peer.principal, target=names, peer=peer.session_id, tools=len(outcome.names))
-        log.info("registered source=%s tools=%d", peer.source, len(outcome.names))
+        log.info("registered source=%s tools=%d refused=%d", peer.source, len(outcome.names), len(refused))
         self._on_change()
-        return catalog_messages.registered(outcome)
+        response = catalog_messages.registered(outcome)
+        add_refused(response, refused, peer.max_item_bytes)
+        return response
 
     def unregister(self, request: wire.UnregisterRequest, identity: Identity = LOCAL) -> wire.UnregisterResponse:
         """Withdraws one tool, of the session's source or of any source.
@@ -186,15 +181,25 @@ class Presence(SessionTable):
         Returns:
             How many tools were withdrawn, each counted once per role.
         """
-        outcome = Outcome() if granted or permission != TOOLS else self._registry.clear(source)
         all_granted = self._policy.permissions_of(source)
         change = wire.PermissionChanged(permission=permission, granted=granted, all_granted=all_granted)
-        for peer in self.by_source.get(source, {}).values():
+        peers = list(self.by_source.get(source, {}).values())
+        for peer in peers:
             peer.send_event(wire.Event(permission_changed=change))
+        outcome = Outcome()
+        if permission == TOOLS and granted:
+            self.review.review(peers, Cause.RIGHT)
+        elif permission == TOOLS:
+            outcome = self.review.revoke(source, peers, lambda: self._registry.clear(source))
         log.warning("%s permission=%s source=%s", "granted" if granted else "revoked", permission, source)
         self._on_source(source)
         self._on_change()
         return outcome.count
+
+    def catalog_changed(self) -> None:
+        """Tries again what was refused for a role, if the roles changed."""
+        if self.review.catalog_changed():
+            self._on_change()
 
     def tell_watchers(self) -> None:
         """Notifies every session that watches the catalog of what it has missed."""
@@ -208,6 +213,7 @@ class Presence(SessionTable):
             return
         peer.leave()
         self._registry.withdraw(peer)
+        self.review.refused.drop(peer)
         log.info("draining source=%s pending=%d", peer.source, len(peer.pending))
         self._on_source(peer.source)
         self._on_change()
@@ -256,6 +262,7 @@ class Presence(SessionTable):
 
     def _disconnect(self, peer: Peer, why: str, now: float) -> None:
         """Takes the tools of a lost session offline and starts the grace period of its source."""
+        self.review.refused.drop(peer)
         names = self._registry.lose(peer, why, now)
         if names:
             log.warning("offline source=%s tools=%d why=%s", peer.source, len(names), clean_line(why))
@@ -281,7 +288,7 @@ class Presence(SessionTable):
                 if late > tick / 2:
                     peer.delay_pulse(late)
                 self._judge_silence(peer, now)
-        if self._registry.expire(now):
+        if self._registry.expire(now) or self.review.room_changed():
             self._on_change()
         self.handshake.expire_takeovers(now)
         for source in self.expire_grace(now):
@@ -332,6 +339,8 @@ class Presence(SessionTable):
                 peer.principal = replace(peer.principal, identity=identity)
                 peer.quota = self._dispatcher.quotas.join(identity, peer)
                 peer.allowed.clear()
+                if self.review.review([peer], Cause.RIGHT):
+                    self._on_change()
             except NotPermitted as error:
                 # Withdrawn first: its tools would otherwise wait for it through the grace period.
                 self._registry.withdraw(peer)
@@ -369,6 +378,7 @@ class Presence(SessionTable):
             peer.send_drain("requested", grace_seconds)
             peer.leave_by = now + grace_seconds
             self._registry.withdraw(peer)
+            self.review.refused.drop(peer)
             peer.leave()
         if peers:
             self._on_source(source)

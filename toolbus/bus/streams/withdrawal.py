@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.audit.audit import Audit
@@ -22,20 +23,28 @@ class Withdrawal:
 
     Args:
         on_change: called after the catalog may have changed.
+        forget_refused: forgets the refused declarations of a name, role and source, "" being every one of them; returns
+            how many.
     """
 
-    def __init__(self, registry: Registry, on_change: Callable[[], None], audit: Audit) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        on_change: Callable[[], None],
+        audit: Audit,
+        forget_refused: Callable[[str, str, str], int],
+    ) -> None:
         self._registry = registry
+        self._forget_refused = forget_refused
         self._audit = audit
         self._on_change = on_change
 
     def unregister(
         self, name: str, role: str = "", owner: Peer | None = None, principal: Principal = OBSERVER
     ) -> Outcome:
-        """Withdraws one tool, in one role or in all.
+        """Withdraws one tool, in one role or in all, and forgets refused declarations of the name.
 
         Args:
-            principal: who asks, for the audit.
             owner: the session that asks: only a tool of its source is withdrawn. None: a tool of any source is.
             principal: who asks, for the audit.
 
@@ -46,11 +55,17 @@ class Withdrawal:
         """
         if not name:
             raise InvalidRequest("name is empty: give the name of the tool to unregister")
-        entry = self._registry.find(name, role)
+        known = not role or role in self._registry.roles
+        entry = self._registry.find(name, role) if known else None
         if entry is not None and entry.source == BUS_SOURCE:
             raise NotPermitted("the bus's own tools cannot be unregistered")
         self._audit.check()
-        outcome = self._registry.unregister(name, role, owner.source if owner else "")
+        source = owner.source if owner else ""
+        forgotten = self._forget_refused(name, role, source)
+        if known or not forgotten:
+            outcome = replace(self._registry.unregister(name, role, source), forgotten=forgotten)
+        else:  # it was refused because its role does not exist
+            outcome = Outcome(forgotten=forgotten)
         if outcome.names:
             principal = owner.principal if owner is not None else principal
             self._audit.record("withdraw", principal, target=name, peer=owner.session_id if owner is not None else "")
@@ -74,6 +89,7 @@ class Withdrawal:
         if source == BUS_SOURCE:
             raise NotPermitted("the bus's own tools cannot be cleared")
         self._audit.check()
+        self._forget_refused("", role, source)
         outcome = self._registry.clear(source, role)
         if outcome.count:
             count = outcome.count

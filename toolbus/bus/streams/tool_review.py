@@ -1,0 +1,318 @@
+"""Judges each tool that a session declares on its own: offers those that are good, refuses the others, each with why.
+
+A tool that was refused for a right, a role or a limit is tried again when one of these changes, and its session is told
+by an event. Knows no sockets; the handshake and presence say when what was declared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.audit.audit import Audit
+from toolbus.bus.calls.refusals import lacks_permission
+from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.compiled_tool import CompiledTool, declared_twice
+from toolbus.bus.catalog.policy import Policy
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.streams import catalog_messages
+from toolbus.bus.streams.peer import Peer
+from toolbus.bus.streams.refused_tools import Cause, Refusal, RefusedTools, to_wire
+from toolbus.bus.streams.withdrawal import notify_owners
+from toolbus.errors import InvalidTool, LimitExceeded, NotPermitted, RequestError, UnknownRole
+from toolbus.session import State
+from toolbus.text import clean_line, list_names, quote
+from toolbus.tool import Limits
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus.sessions")
+
+EVENT_NAMES = 1_000  # of tools in one event
+NOT_ALONE = "it is refused because another tool of the request is, and the request says all_or_none: fix that one"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of declared tools: those to offer, and the refusals of the others, in the order of the request."""
+
+    tools: list[CompiledTool] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class ToolReview:
+    """The judgement of what sessions of one bus declare, and what it refused.
+
+    Attributes:
+        refused: the refusals of attached sessions.
+    """
+
+    def __init__(self, registry: Registry, policy: Policy, limits: Limits, audit: Audit) -> None:
+        self.refused = RefusedTools()
+        self._registry = registry
+        self._policy = policy
+        self._limits = limits
+        self._audit = audit
+        self._roles = registry.roles  # as of the last review of what waits for a role
+        self._revision = 0  # of the catalog at the last review of what a limit keeps out
+
+    def __repr__(self) -> str:
+        return f"<ToolReview {self.refused!r}>"
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    def judge(
+        self,
+        identity: Identity,
+        source: str,
+        declared: Sequence[pb.Tool],
+        *,
+        qualified: bool,
+        all_or_none: bool = False,
+        offered: Collection[str] = (),
+    ) -> Judgement:
+        """Judges tools of a session; changes nothing.
+
+        Args:
+            offered: the names that the session offers beside these.
+
+        Raises:
+            RequestError: with all_or_none, the fault of a tool; of bad declarations all faults.
+        """
+        judgement, faults = Judgement(), []
+        names, seen = set(offered), set[tuple[str, str]]()
+        may_offer = self._policy.may_offer(source)
+        beyond = set(identity.refused_offers(tool.name for tool in declared))
+        for message in declared:
+            try:
+                self._check_right(identity, source, message.name, may_offer=may_offer, beyond=beyond)
+                if (key := (message.name, message.role)) in seen:
+                    raise declared_twice(message.name)
+                seen.add(key)
+                tool = catalog_messages.read_tool(message, self._limits, qualified=qualified)
+                if message.role and message.role not in self._registry.roles:
+                    raise UnknownRole(message.role)
+                if message.name not in names and len(names) >= self._limits.tools:
+                    what = f"tool {message.name!r} is one too many for its session"
+                    raise LimitExceeded("tools", self._limits.tools, what)
+            except RequestError as fault:
+                faults.append(fault)
+                judgement.refused.append(refusal(message, fault))
+            else:
+                names.add(message.name)
+                judgement.tools.append(tool)
+        if not all_or_none:
+            return judgement
+        if faults:
+            return _all_refused(declared, judgement, faults)
+        self._registry.check_room(judgement.tools, source, qualified=qualified)
+        return judgement
+
+    def judge_more(self, peer: Peer, declared: Sequence[pb.Tool], *, all_or_none: bool) -> Judgement:
+        """Judges tools that a live session adds to those that it offers; raises as `judge`."""
+        return self.judge(
+            peer.principal.identity,
+            peer.source,
+            declared,
+            qualified=peer.qualified,
+            all_or_none=all_or_none,
+            offered=() if self._has_room(peer, len(declared)) else self._registry.offers(peer),
+        )
+
+    def _check_right(
+        self, identity: Identity, source: str, name: str, *, may_offer: bool, beyond: Collection[str]
+    ) -> None:
+        if not may_offer:
+            raise NotPermitted(lacks_permission(source))
+        if name in beyond:
+            raise NotPermitted(
+                f"{identity.shown} may not offer this tool: an operator of the bus adds it to the scope offer"
+            )
+
+    # -- offering ----------------------------------------------------------------------------------------------------
+
+    def offer(self, peer: Peer, judgement: Judgement, *, whole: bool) -> tuple[Outcome, list[Refusal]]:
+        """Puts judged tools into the catalog, and keeps what was refused.
+
+        Args:
+            whole: whether they replace everything that the session, and those of its instance, offered before. Else a
+                refused declaration takes the place of what the session offered under that name and role.
+
+        Returns:
+            What changed, and what was refused in all: a role may have no room.
+        """
+        outcome = self._registry.register(peer, judgement.tools, qualified=peer.qualified, declare=whole)
+        refused = [*judgement.refused, *(self._full(item) for item in outcome.refused)]
+        stored: tuple[Refusal, ...] = ()
+        if not whole:
+            declared = {
+                *(each.key for each in refused),
+                *((it.tool.name, it.tool.role or "") for it in judgement.tools),
+            }
+            stored = tuple(each for each in self.refused.of(peer) if each.key not in declared)
+            self._withdraw(peer, judgement.refused, judgement.tools)
+        self.refused.set(peer, (*stored, *refused))
+        if judgement.tools:
+            peer.offers_tools = True
+        notify_owners(outcome)
+        if refused:
+            first = clean_line(refused[0].error)
+            log.warning("refused source=%s tools=%d, the first: %s", peer.source, len(refused), first)
+        return outcome, refused
+
+    def _withdraw(self, peer: Peer, refused: Sequence[Refusal], offered: Sequence[CompiledTool]) -> None:
+        keys = {each.key for each in refused} - {(item.tool.name, item.tool.role or "") for item in offered}
+        if keys:
+            self._registry.withdraw(
+                peer, lambda entry: bool({(entry.bare_name, ""), (entry.bare_name, entry.table.role or "")} & keys)
+            )
+
+    def _full(self, item: CompiledTool) -> Refusal:
+        registry = self._registry
+        fault = LimitExceeded("tools_per_role", registry.tools_per_role, registry.explain_full(item.tool))
+        return Refusal.of(item.declared.to_wire(), str(fault), Cause.LIMIT)
+
+    # -- trying again ------------------------------------------------------------------------------------------------
+
+    def catalog_changed(self) -> bool:
+        """Tries again what a role was missing for, if the roles changed. Returns whether the catalog changed."""
+        roles = self._registry.roles
+        if self._roles == roles:
+            return False
+        self._roles = roles
+        return self.review(self.refused.peers, Cause.ROLE)
+
+    def room_changed(self) -> bool:
+        """Tries again what a limit kept out, if the catalog changed since. Returns whether it changed again."""
+        if not self.refused or self._revision == self._registry.revision:
+            return False
+        changed = self.review(self.refused.peers, Cause.LIMIT)
+        self._revision = self._registry.revision
+        return changed
+
+    def review(self, peers: Collection[Peer], cause: Cause) -> bool:
+        """Tries again the refused tools of sessions; each is told what has another standing now.
+
+        Returns:
+            Whether the catalog changed.
+        """
+        changed = [self._review(peer, cause) for peer in peers if peer.state is State.LIVE]
+        return any(changed)
+
+    def _review(self, peer: Peer, cause: Cause) -> bool:
+        before = self.refused.of(peer)
+        due = [each for each in before if each.cause is cause and self._may_pass(peer, each)]
+        declared = [each.declaration for each in due if each.declaration is not None]
+        if not declared:
+            return False
+        judgement = self.judge_more(peer, declared, all_or_none=False)
+        outcome, _ = self.offer(peer, judgement, whole=False)
+        former = {each.key: each.error for each in before}
+        # What is still refused of a name that is offered now is repeated: the event names no roles of offered tools.
+        news = [
+            each for each in self.refused.of(peer) if former.get(each.key) != each.error or each.name in outcome.names
+        ]
+        if outcome.names:
+            names = list_names(outcome.names)
+            why = f"tried again: a {cause.name.lower()} changed"
+            self._audit.record("register", peer.principal, target=names, why=why, peer=peer.session_id)
+            log.info("offered source=%s tools=%d that were refused before", peer.source, len(outcome.names))
+        tell(peer, outcome.names, news)
+        return bool(outcome.names)
+
+    def _may_pass(self, peer: Peer, refusal: Refusal) -> bool:
+        """Tells cheaply whether a tool that a limit kept out may fit now; all others are judged."""
+        if refusal.cause is not Cause.LIMIT:
+            return True
+        return self._registry.has_room(refusal.role, peer.source) and self._has_room(peer, 1)
+
+    def _has_room(self, peer: Peer, more: int) -> bool:
+        """Tells whether a session may offer so many more names; the first test costs the same at any size."""
+        limit = self._limits.tools
+        if self._registry.max_offers(peer) + more <= limit:
+            return True
+        return len(self._registry.offers(peer)) + more <= limit
+
+    def revoke(self, source: str, peers: Collection[Peer], withdraw: Callable[[], Outcome]) -> Outcome:
+        """Withdraws the tools of a source that lost the right to offer any, and keeps what its sessions declared.
+
+        Args:
+            withdraw: withdraws every tool of the source.
+        """
+        declared = {peer: self._registry.declared_by(peer) for peer in peers}
+        outcome = withdraw()
+        why = lacks_permission(source)
+        for peer, tools in declared.items():
+            refused = [Refusal.of(tool.to_wire(), why, Cause.RIGHT) for tool in tools]
+            self.refused.set(peer, (*self.refused.of(peer), *refused))
+            tell(peer, (), refused)
+        return outcome
+
+    # -- forgetting --------------------------------------------------------------------------------------------------
+
+    def forget(self, name: str, role: str = "", source: str = "") -> int:
+        """Forgets refused declarations: of a name, as listed or as declared, for a role, of a source.
+
+        An empty text stands for every one.
+
+        Returns:
+            How many were forgotten.
+        """
+        return sum(
+            self.refused.forget(
+                peer,
+                lambda each, source=peer.source: (  # type: ignore[misc]
+                    name in ("", each.name, f"{source}:{each.name}") and role in ("", each.role)
+                ),
+            )
+            for peer in self.refused.peers
+            if source in ("", peer.source)
+        )
+
+
+def tell(peer: Peer, offered: Sequence[str], refused: Sequence[Refusal]) -> None:
+    """Tells a session which of its tools have another standing now; nothing where none has."""
+    for start in range(0, len(offered), EVENT_NAMES):
+        peer.send_event(wire.Event(tools_reviewed=wire.ToolsReviewed(registered=offered[start : start + EVENT_NAMES])))
+    if refused:
+        reviewed = wire.ToolsReviewed(refused=to_wire(refused, peer.max_item_bytes), refused_total=len(refused))
+        peer.send_event(wire.Event(tools_reviewed=reviewed))
+
+
+def refusal(message: pb.Tool, fault: RequestError) -> Refusal:
+    """Returns the refusal of a declared tool for a fault."""
+    match fault:
+        case NotPermitted():
+            return Refusal.of(message, str(fault), Cause.RIGHT)
+        case LimitExceeded():
+            return Refusal.of(message, str(fault), Cause.LIMIT)
+        case UnknownRole():
+            why = (
+                f"tool {quote(message.name)} is for an {fault}: an operator adds the role with "
+                "`toolbus call toolbus:role_add role=NAME`, or the tool names another"
+            )
+            return Refusal.of(message, why, Cause.ROLE)
+        case _:
+            return Refusal.of(message, str(fault), Cause.DECLARATION)
+
+
+def first_fault(faults: Sequence[RequestError]) -> RequestError:
+    """Returns what a request is refused with that is all or none: every fault of bad declarations, else the first."""
+    invalid = [text for fault in faults if isinstance(fault, InvalidTool) for text in fault.faults]
+    return InvalidTool(invalid) if invalid else faults[0]
+
+
+def _all_refused(declared: Sequence[pb.Tool], judgement: Judgement, faults: Sequence[RequestError]) -> Judgement:
+    """Refuses all tools because one is refused.
+
+    Raises:
+        RequestError: a tool is bad; what lacks a right is refused by name instead.
+    """
+    bad = [fault for fault in faults if not isinstance(fault, NotPermitted)]
+    if bad:
+        raise first_fault(bad)
+    reasons = {each.key: each.error for each in judgement.refused}
+    refusals = (Refusal.of(tool, reasons.get((tool.name, tool.role), NOT_ALONE), Cause.RIGHT) for tool in declared)
+    return Judgement([], list(refusals))
