@@ -34,6 +34,7 @@ from toolbus.council.council_history import CouncilHistory
 from toolbus.council.council_settings import COUNCIL_TIMINGS, CouncilSettings, CouncilTimings
 from toolbus.council.deliberation import Deliberation, SkippedTool, ToolOutcome
 from toolbus.council.deliberation_text import deliberation_block, named_results
+from toolbus.council.inline_tools import InlineTools
 from toolbus.council.language_model import LanguageModel
 from toolbus.council.member import Member, Randomness, participants
 from toolbus.council.prompt_tool import PromptTool
@@ -41,6 +42,7 @@ from toolbus.council.retained_runs import RetainedRuns, fingerprint
 from toolbus.council.scene import NO_SCENE, Scene, context_messages
 from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.council.tool_runner import ToolRunner
+from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.call_context import CallContext, ContextMessage
 from toolbus.loop.tool_source import ToolSource, source_of
@@ -150,6 +152,20 @@ class Council:
         """
         source = self._source_for(CallContext(user_id=user_id, attributes=attributes))
         return list((await self._tools(source)).values())
+
+    def inline(
+        self, user_id: str = "", attributes: Mapping[str, str] = _NO_ATTRIBUTES, *, rule: NameRule = PLAIN_NAMES
+    ) -> InlineTools:
+        """Returns the members' tools as the main model is offered them, on behalf of a user.
+
+        Args:
+            rule: which names the model's provider accepts.
+
+        Raises:
+            InvalidRequest: two members have the same id, or one has none.
+        """
+        source = self._source_for(CallContext(user_id=user_id, attributes=attributes))
+        return InlineTools(source, self.settings.members, rule=rule)
 
     async def run(
         self,

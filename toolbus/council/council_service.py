@@ -25,8 +25,11 @@ from toolbus.council.council_run import FinishedRun, RunRequest
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.council_watcher import Watcher
 from toolbus.council.deliberation import Deliberation
-from toolbus.council.scene import Scene, message_of
-from toolbus.errors import PeerLost, SetupError
+from toolbus.council.inline_tools import InlineTools
+from toolbus.council.scene import Scene, context_messages, message_of
+from toolbus.dialects.wire_names import NameRule
+from toolbus.errors import InvalidRequest, PeerLost, SetupError
+from toolbus.functions.call_context import CallContext
 from toolbus.newest import NewestCacheBySize
 from toolbus.text import quote
 from toolbus.tool import MIB
@@ -35,7 +38,8 @@ MAX_RUNS = 100  # that can be retried
 MAX_CHARACTERS = 32 * MIB  # of these runs; the newest stays whatever it has
 MAX_IGNORED = 20  # keys that a response names
 _INLINE = (
-    "the mode is inline: the main model calls the tools itself, which toolbus.council.InlineTools offers in Python"
+    "the mode is inline: the main model calls the tools itself: POST /api/council/inline offers them, in Python "
+    "toolbus.council.InlineTools"
 )
 _ALL_SKIPPED = "no tool of the members that take part exists: see skipped for the reasons"
 
@@ -160,6 +164,28 @@ class CouncilService:
         except SetupError as error:
             raise SetupError(str(error), ("only",)) from None
         return partial(self._retry, run, chosen, tuple(_shown_keys(unknown)))
+
+    def inline(self, body: Body, rule: NameRule) -> tuple[InlineTools, CallContext, list[str]]:
+        """Returns the members' tools for the main model, the context of its calls, and the request's unknown keys.
+
+        Args:
+            body: `members` and `settings` instead of those in force, `messages`, `persona`, `character`, `world_info`,
+                `user_id`, `attributes`, and `unknown`, all optional.
+            rule: which names the model's provider accepts.
+
+        Raises:
+            SetupError: naming what is wrong in members or settings, and its place in the body.
+        """
+        ignored = _shown_keys(body.get("unknown", ()))
+        council = self._changed(body, ignored, remembers=False)
+        user_id, attributes = body.get("user_id", ""), body.get("attributes") or {}
+        scene = Scene("", *(body.get(name, "") for name in ("persona", "character", "world_info")))
+        messages = context_messages(body.get("messages") or (), council.settings, scene)
+        context = CallContext(user_id=user_id, attributes=attributes, messages=messages)
+        try:
+            return council.inline(user_id, attributes, rule=rule), context, ignored[:MAX_IGNORED]
+        except InvalidRequest as error:
+            raise SetupError(str(error), ("members",)) from None
 
     def find(self, run_id: str) -> dict[str, Any] | None:
         """Returns the result of a run; None for an unknown run."""

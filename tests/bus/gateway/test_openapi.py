@@ -55,6 +55,9 @@ OPERATIONS = (
     "GET /api/council/tools",
     "POST /api/council/run",
     "POST /api/council/retry",
+    "POST /api/council/inline",
+    "POST /api/council/inline/invoke",
+    "GET /api/notifications",
     "GET /api/council/runs/{run_id}",
 )
 ENDLESS = ("GET /api/tools/events", "GET /api/tasks/events", "GET /api/council/events")

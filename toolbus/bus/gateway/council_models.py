@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from toolbus.bus.catalog.policy import MAX_USER
 from toolbus.bus.catalog.schema import is_deeper
 from toolbus.bus.gateway.contract_models import Text
+from toolbus.text import quote
 
 MAX_MEMBERS = 100  # of a run
 MAX_DEPTH = 16  # of members and settings
@@ -31,6 +32,17 @@ def _shallow(value: Any) -> Any:
             "too_deep", "Input should not be nested deeper than {most} levels", {"most": MAX_DEPTH}
         )
     return value
+
+
+# Those that write tools for a request: a realtime session is set up in another way, and MCP offers to clients.
+CHAT_DIALECTS = ("openai", "openai-responses", "anthropic", "gemini", "ollama")
+
+
+def known_chat_dialect(name: str) -> str:
+    """Refuses a dialect that does not write tools for a request to a model."""
+    if name not in CHAT_DIALECTS:
+        raise ValueError(f"there is no dialect {quote(name)} for requests: use one of {', '.join(CHAT_DIALECTS)}")
+    return name
 
 
 Shallow = Annotated[dict[str, Any], AfterValidator(_shallow)]
@@ -51,21 +63,13 @@ class _Body(BaseModel):
         return self.model_dump(include=set(type(self).model_fields), by_alias=True)
 
 
-class CouncilRunBody(_Body):
-    """A run of the council."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"messages": _MESSAGES, "chat_id": "chat-1", "members": [_MEMBER]}]}
-    )
+class _CouncilBody(_Body):
+    """What a council's members know, and who they are."""
 
     messages: Annotated[
         list[dict[str, Any]],
         Field(description="The conversation, oldest first, as providers write it: `role`, `content`, `name`."),
     ] = []
-    chat_id: Annotated[
-        str,
-        Field(max_length=MAX_ID, description="The conversation; without it earlier results are not stored."),
-    ] = ""
     persona: Annotated[Text, Field(description="Who the user plays.")] = ""
     character: Annotated[Text, Field(description="Who the main model plays.")] = ""
     world_info: Annotated[Text, Field(description="What is known of the world.")] = ""
@@ -81,6 +85,72 @@ class CouncilRunBody(_Body):
     settings: Annotated[
         Shallow | None, Field(description="In the place of those in force, as `GET /api/council` shows them.")
     ] = None
+
+
+class InlineBody(_CouncilBody):
+    """Asks for the members' tools as the main model is offered them."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"dialect": "openai", "members": [_MEMBER]}]})
+
+    dialect: Annotated[
+        str,
+        AfterValidator(known_chat_dialect),
+        Field(description="Whose format.", json_schema_extra={"enum": [*CHAT_DIALECTS]}),
+    ] = "openai"
+
+
+class InlineInvokeBody(InlineBody):
+    """A call of the main model, by the name that it was offered."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "m1_memory_recall", "arguments": {"query": "door"}, "members": [_MEMBER]}]
+        }
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_ID, description="As the model wrote it.")]
+    arguments: Annotated[
+        dict[str, Any] | str, Field(description="An object; or text: the arguments as the model wrote them.")
+    ] = {}
+    schema_hash: Annotated[str, Field(description="Of the tool as it was offered; a changed tool is refused.")] = ""
+    timeout_seconds: Annotated[
+        float | None, Field(gt=0, description="How long it may take; null: as long as the tool says.")
+    ] = None
+
+
+class InlineName(BaseModel):
+    """What one offered name stands for."""
+
+    tool: Annotated[str, Field(description="The tool as the bus lists it.")]
+    member_id: Annotated[str, Field(description="Empty: a tool of no member.")]
+    member_name: str
+    schema_hash: str
+
+
+class InlineOffer(BaseModel):
+    """The members' tools as the main model is offered them."""
+
+    ok: bool
+    dialect: str
+    tools: Annotated[list[dict[str, Any]], Field(description="For the request to the model.")]
+    names: Annotated[dict[str, InlineName], Field(description="By the names that the model sees.")]
+    missing: Annotated[
+        list[dict[str, str]], Field(description="Assigned tools that are not there: `memberId` and `toolName`.")
+    ]
+    ignored: Annotated[list[str] | None, Field(description="Keys of the request that mean nothing here.")] = None
+
+
+class CouncilRunBody(_CouncilBody):
+    """A run of the council."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": _MESSAGES, "chat_id": "chat-1", "members": [_MEMBER]}]}
+    )
+
+    chat_id: Annotated[
+        str,
+        Field(max_length=MAX_ID, description="The conversation; without it earlier results are not stored."),
+    ] = ""
     regenerates: Annotated[
         bool,
         Field(

@@ -14,8 +14,9 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 
+from toolbus.bus.gateway.call_response import call_body
 from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
-from toolbus.bus.gateway.contract_models import Problem
+from toolbus.bus.gateway.contract_models import Invoked, Problem
 from toolbus.bus.gateway.council_models import (
     MAX_ID,
     CouncilAnswer,
@@ -23,14 +24,20 @@ from toolbus.bus.gateway.council_models import (
     CouncilRunBody,
     CouncilShown,
     CouncilTools,
+    InlineBody,
+    InlineInvokeBody,
+    InlineOffer,
 )
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, wants_events
 from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
 from toolbus.bus.gateway.host_models import Level, UserId
-from toolbus.bus.gateway.json_response import json_response
+from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.council.council_service import CouncilService, Start
+from toolbus.council.inline_tools import InlineTarget, InlineTools
+from toolbus.dialects import find_dialect
 from toolbus.errors import PeerLost, SetupError
+from toolbus.functions.call_context import CallContext
 from toolbus.mailbox import Mailbox
 from toolbus.text import quote
 from toolbus.tool import level_of
@@ -48,7 +55,7 @@ _NO_RUN: dict[int | str, dict[str, Any]] = {
 def router() -> APIRouter:
     """Returns the endpoints, for buses that have a council."""
     routes = APIRouter(prefix="/api/council", tags=["council"], responses=REFUSALS)
-    for add in (_shows, _runs, _follows):
+    for add in (_shows, _runs, _inline, _follows):
         add(routes)
     return routes
 
@@ -104,6 +111,62 @@ def _runs(routes: APIRouter) -> None:
         except SetupError as error:
             raise _invalid(error, body.known()) from None
         return _not_found(body.run_id) if run is None else await _run_response(request, run)
+
+
+def _inline(routes: APIRouter) -> None:
+    @routes.post("/inline", responses={200: {"model": InlineOffer}})
+    async def offer_inline(body: InlineBody, request: Request) -> Response:
+        """Offers the members' tools to the main model itself: each once for every member that has it, without dice.
+
+        Tools that are `inline_available` are offered too, with or without members. The same members and tools give the
+        same names.
+        """
+        dialect, (inline, _, ignored) = find_dialect(body.dialect), _inline_of(body, request)
+        offered = await inline.export()
+        export = dialect.export(offered.tools)
+        hashes = {tool.name: tool.schema_hash for tool in offered.tools}
+        answer: dict[str, Any] = {
+            "ok": True,
+            "dialect": body.dialect,
+            "tools": list(export.tools),
+            "names": {name: _target(target, hashes[name]) for name, target in offered.targets.items()},
+            "missing": [{"memberId": member, "toolName": name} for member, name in offered.missing],
+        }
+        return json_response({**answer, "ignored": ignored} if ignored else answer)
+
+    @routes.post("/inline/invoke", responses={200: {"model": Invoked}})
+    async def invoke_inline(body: InlineInvokeBody, request: Request) -> Response:
+        """Calls what a name of the main model stands for, on behalf of its member.
+
+        Give the members, settings, dialect and user with which the name was offered. A failed call is an answer like
+        any other, also that of an unknown name.
+        """
+        inline, context, _ = _inline_of(body, request)
+        arguments = body.arguments if isinstance(body.arguments, str) else write_json(body.arguments).decode()
+        timeout = body.timeout_seconds
+        calling = inline.call(body.name, arguments, context=context, schema_hash=body.schema_hash, timeout=timeout)
+        result = await unless_disconnected(request, calling)
+        return disconnected_response() if result is None else json_bytes_response(await call_body(result))
+
+
+def _inline_of(body: InlineBody, request: Request) -> tuple[InlineTools, CallContext, list[str]]:
+    fields = body.known()
+    principal_of(request, body.user_id, level_of(body.attributes))
+    try:
+        rule = find_dialect(body.dialect).name_rule
+        return _council_of(request).inline({**fields, "unknown": body.unknown}, rule)
+    except SetupError as error:
+        raise _invalid(error, fields) from None
+
+
+def _target(target: InlineTarget, schema_hash: str) -> dict[str, Any]:
+    member = target.member
+    return {
+        "tool": target.tool_name,
+        "member_id": member.id if member is not None else "",
+        "member_name": member.name if member is not None else "",
+        "schema_hash": schema_hash,
+    }
 
 
 def _follows(routes: APIRouter) -> None:

@@ -41,6 +41,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/api/council/runs/{run_id}", "council"),
     ("POST", "/api/council/run", "council"),
     ("POST", "/api/council/retry", "council"),
+    ("POST", "/api/council/inline", "council"),
+    ("POST", "/api/council/inline/invoke", "council"),
     ("GET", "/docs", ANY),
     ("GET", "/openapi.json", ANY),
     ("GET", "/static-offline-docs/{file}", ANY),
