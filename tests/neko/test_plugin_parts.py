@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from toolbus.neko.plugin_i18n import PluginI18n, tr
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin, timer_interval
 from toolbus.neko.plugin_logger import plugin_logger
 from toolbus.neko.plugin_router import PluginRouter
+from toolbus.neko.plugin_services import outlet_of
 from toolbus.neko.plugin_store import PluginStore
 from toolbus.neko.sdk_errors import (
     EntryConflictError,
@@ -128,6 +128,9 @@ async def test_the_store_keeps_json_and_answers_with_results(tmp_path: Path) -> 
     assert (await other.keys("b:")).unwrap() == ["b:1"]
     assert ((await other.exists("a")).unwrap(), (await other.count()).unwrap()) == (True, 2)
     assert ((await other.delete("a")).unwrap(), (await other.delete("a")).unwrap()) == (True, False)
+    write, read = getattr(other, "_write_value"), getattr(other, "_read_value")  # noqa: B009  # as plugins call them
+    write("c", [1])
+    assert (read("c"), read("none", 2), getattr(other, "_delete_value")("c")) == ([1], 2, True)  # noqa: B009
     refused = await other.set("c", {1, 2})
     assert isinstance(refused, Err)
     assert isinstance(refused.error, ValidationError)
@@ -260,9 +263,14 @@ async def test_a_plugin_finds_its_folders_and_the_rest_in_itself(plugin: NekoPlu
 
 
 def test_a_plugin_may_replace_what_it_finds_in_itself(plugin: NekoPluginBase) -> None:
-    plugin.logger = logging.getLogger("own")
-    plugin.config = {"n": 2}
-    assert (plugin.logger.name, plugin.config["n"]) == ("own", 2)
+    for name in ("logger", "file_logger", "sdk_logger", "config", "store", "i18n", "db", "state", "plugins", "bus"):
+        setattr(plugin, name, name)
+        assert getattr(plugin, name) == name
+    for name in ("outlet", "context", "_context", "_send", "_tools", "_waiting"):
+        setattr(plugin, name, None)
+    assert plugin.push_message(content="still sent") == {"submitted": True}
+    plugin.ctx.push_message = lambda **message: message
+    assert plugin.push_message(text="wrapped") == {"text": "wrapped"}
 
 
 def test_a_plugin_made_without_a_context_has_a_logger_and_a_store(tmp_path: Path) -> None:
@@ -419,7 +427,7 @@ def test_messages_wait_for_the_connection_and_no_longer(plugin: NekoPluginBase) 
     for number in range(40):
         answer = plugin.push_message(parts=[{"type": "text", "text": str(number)}])
     assert answer == {"submitted": False, "reason": "backpressure"}
-    plugin.outlet.open(lambda text, data: sent.append(text))
+    outlet_of(plugin).open(lambda text, data: sent.append(text))
     assert sent == [str(number) for number in range(32)]
     assert plugin.ctx.push_message(content="later") == {"submitted": True}
     assert sent[-1] == "later"

@@ -25,6 +25,7 @@ from toolbus.tool import MAX_TIMEOUT_SECONDS, NAME
 _BASES = ("NekoPluginBase", "PluginBase", "PluginRouter")
 _ONLY_THERE = {*marks.KINDS, "entry", "event"}  # the last two as plugin.entry and plugin.event
 _LINES = {"type": r"^\s*type\s*=", "id": r"^\s*id\s*=", "entry": r"^\s*entry\s*="}
+_AWAITED = re.compile(r"self\.(store|config)\.[a-z]\w*")
 _OFFER = "Put @llm_tool above it to offer it to models."
 _OFFER_ENTRY = "Run it with --entries, or put @llm_tool above it, to offer it to models."
 _STARTED_THERE = "Name its folder to run it; of a folder of plugins it is left out."
@@ -118,7 +119,7 @@ def _not_awaited(source: SourceFile) -> Iterator[Finding]:
     for cls in source.classes(*_BASES):
         for node in ast.walk(cls):
             value = getattr(node, "value", None) if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) else None
-            if isinstance(value, ast.Call) and (name := dotted(value.func)).startswith(("self.store.", "self.config.")):
+            if isinstance(value, ast.Call) and _AWAITED.fullmatch(name := dotted(value.func)):
                 what = f"{name}() is not awaited, as in older versions of that SDK"
                 yield source.finding(node, Effect.STOPS, what, f"Write await {name}(…) in an async method.")
 

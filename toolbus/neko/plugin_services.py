@@ -19,6 +19,8 @@ from toolbus.neko.plugin_store import PluginStore
 class PluginServices:
     """What the base class of plugins has beside tools. Each part is made when it is first used.
 
+    A plugin may set any of its attributes; what toolbus needs itself has a name that begins with ``_toolbus``.
+
     Attributes:
         plugin_id: names the plugin.
         ctx: whatever the constructor was given.
@@ -35,12 +37,12 @@ class PluginServices:
         """The plugin's logger; takes `{}` and `%s`."""
         return getattr(self.ctx, "logger", None) or self.get_logger()
 
-    @property
+    @cached_property
     def sdk_logger(self) -> Any:
         """The same as `logger`."""
         return self.logger
 
-    @property
+    @cached_property
     def file_logger(self) -> Any:
         """The same as `logger`: what it writes is in the output of `toolbus run`."""
         return self.logger
@@ -48,32 +50,32 @@ class PluginServices:
     @cached_property
     def config(self) -> Any:
         """The configuration: what plugin.toml says, and what the plugin has set."""
-        return PluginConfig(self._context.config, self._context.data_dir / "config.json")
+        return PluginConfig(self._toolbus_context.config, self._toolbus_context.data_dir / "config.json")
 
     @cached_property
     def store(self) -> Any:
         """Keys and values that are there in the next run."""
-        return PluginStore(self._context.data_dir / "store.json")
+        return PluginStore(self._toolbus_context.data_dir / "store.json")
 
     @cached_property
     def i18n(self) -> Any:
         """The plugin's texts in several languages."""
-        return PluginI18n.of_folder(self._context.folder, self._context.metadata.get("i18n"))
+        return PluginI18n.of_folder(self._toolbus_context.folder, self._toolbus_context.metadata.get("i18n"))
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The section ``[plugin]`` of plugin.toml."""
-        return self._context.metadata
+        return self._toolbus_context.metadata
 
     @property
     def plugin_dir(self) -> Path:
         """The plugin's folder."""
-        return self._context.folder
+        return self._toolbus_context.folder
 
     @property
     def config_dir(self) -> Path:
         """The plugin's folder."""
-        return self._context.folder
+        return self._toolbus_context.folder
 
     @property
     def storage_dir(self) -> Path:
@@ -83,15 +85,15 @@ class PluginServices:
     @property
     def runtime_config_path(self) -> Path:
         """The plugin's plugin.toml."""
-        return self._context.config_path
+        return self._toolbus_context.config_path
 
     def data_path(self, *parts: str) -> Path:
         """Returns a path in the folder ``data`` of the plugin's folder, which is made."""
-        return self._written("", parts)
+        return _made(self._toolbus_context.data_dir, parts)
 
     def cache_path(self, *parts: str) -> Path:
         """Returns a path for what can be made again, in ``data/cache``, which is made."""
-        return self._written("cache", parts)
+        return _made(self._toolbus_context.data_dir / "cache", parts)
 
     def logger_component(self, suffix: str | None = None) -> str:
         """Returns the name of the plugin's logger."""
@@ -99,7 +101,7 @@ class PluginServices:
 
     def get_logger(self, suffix: str | None = None) -> PluginLogger:
         """Returns the logger of a part of the plugin."""
-        return plugin_logger(self._context.plugin_id, suffix)
+        return plugin_logger(self._toolbus_context.plugin_id, suffix)
 
     def setup_logger(self, *, suffix: str | None = None, **options: Any) -> PluginLogger:
         """Returns the logger; its level is that of the process."""
@@ -116,7 +118,8 @@ class PluginServices:
 
     def push_message(self, **message: Any) -> Any:
         """Says something to the user outside a call; returns whether it was taken. Hosts get it as a notification."""
-        return self._sender.push_message(**message)
+        ctx = self.ctx if callable(getattr(self.ctx, "push_message", None)) else self._toolbus_context
+        return ctx.push_message(**message)
 
     async def finish(self, *, data: Any = None, message: str = "", **options: Any) -> Any:
         """Returns what a tool returns: the data, with the message where there is one."""
@@ -145,17 +148,12 @@ class PluginServices:
         """Returns the names of the routers."""
         return [each.name() for each in self._routers]
 
-    @property
-    def outlet(self) -> Outlet:
-        """Where its messages go."""
-        return self._context.outlet
-
     @cached_property
     def _routers(self) -> list[PluginRouter]:
         return []
 
     @cached_property
-    def _context(self) -> PluginContext:
+    def _toolbus_context(self) -> PluginContext:
         """The context; where the plugin was made with another one, what that has of it."""
         if isinstance(self.ctx, PluginContext):
             return self.ctx
@@ -163,11 +161,13 @@ class PluginServices:
         path = getattr(self.ctx, "config_path", None)
         return PluginContext(plugin_id, plugin_logger(plugin_id), Path(path).parent if path else Path.cwd())
 
-    @property
-    def _sender(self) -> Any:
-        return self.ctx if callable(getattr(self.ctx, "push_message", None)) else self._context
 
-    def _written(self, folder: str, parts: tuple[str, ...]) -> Path:
-        base = self._context.data_dir / folder
-        base.mkdir(parents=True, exist_ok=True)
-        return base.joinpath(*parts)
+def outlet_of(plugin: PluginServices) -> Outlet:
+    """Returns where a plugin's messages go."""
+    return plugin._toolbus_context.outlet
+
+
+def _made(base: Path, parts: tuple[str, ...]) -> Path:
+    """Returns a path in a folder, which is made."""
+    base.mkdir(parents=True, exist_ok=True)
+    return base.joinpath(*parts)

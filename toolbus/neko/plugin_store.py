@@ -31,18 +31,15 @@ class PluginStore:
 
     async def get(self, key: str, default: Any = None) -> Ok[Any] | Err[SdkError]:
         """Returns the value of a key, or the default."""
-        return await _result(lambda: self._file.read(lambda values: values.get(_checked(key), default)))
+        return await _result(lambda: self._read_value(key, default))
 
     async def set(self, key: str, value: Any) -> Ok[None] | Err[SdkError]:
         """Stores a value under a key."""
-        return await _result(lambda: self._file.change(lambda values: values.update({_checked(key): value})))
+        return await _result(lambda: self._write_value(key, value))
 
     async def delete(self, key: str) -> Ok[bool] | Err[SdkError]:
         """Removes a key; the value tells whether it was there."""
-        missing = object()
-        return await _result(
-            lambda: self._file.change(lambda values: values.pop(_checked(key), missing) is not missing)
-        )
+        return await _result(lambda: self._delete_value(key))
 
     async def exists(self, key: str) -> Ok[bool] | Err[SdkError]:
         """Tells whether a key is stored."""
@@ -75,6 +72,17 @@ class PluginStore:
     async def close(self) -> Ok[None]:
         """Does nothing: every change is in the file already."""
         return Ok(None)
+
+    # That project's own plugins call these three where they cannot await; they raise what the others return.
+    def _read_value(self, key: str, default: Any = None) -> Any:
+        return self._file.read(lambda values: values.get(_checked(key), default))
+
+    def _write_value(self, key: str, value: Any) -> None:
+        self._file.change(lambda values: values.update({_checked(key): value}))
+
+    def _delete_value(self, key: str) -> bool:
+        missing = object()
+        return self._file.change(lambda values: values.pop(_checked(key), missing) is not missing)
 
 
 def _checked(key: object) -> str:

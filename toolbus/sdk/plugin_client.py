@@ -26,6 +26,7 @@ from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
 from toolbus.neko.plugin_base import NekoPluginBase, source_of, tools_of
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
+from toolbus.neko.plugin_services import outlet_of
 from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings
@@ -256,7 +257,7 @@ class Plugin:
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
         if self._owner is not None:
-            self._owner.outlet.open(lambda text, data: say(connection, text, data))
+            outlet_of(self._owner).open(lambda text, data: say(connection, text, data))
 
     async def ready(self) -> None:
         """Waits until the bus has answered for the tools that the plugin has now.
