@@ -79,6 +79,20 @@ async def test_its_tools_are_called_over_grpc(bus: Bus, registry: ToolRegistry) 
         assert called.unwrap() == "Oslo ann 7 matrix"
 
 
+async def test_tools_in_other_processes_learn_where_the_conversation_of_a_callers_context_takes_place(
+    bus: Bus, registry: ToolRegistry
+) -> None:
+    class Ctx:
+        channel_id, platform, secrets = 7, "discord", "not sent"
+
+    async def where(scope: ToolScope) -> dict[str, str]:
+        return {**scope.context.attributes, "channel": scope.channel_id, "user": scope.user_id}
+
+    async with plugin(bus, where):
+        answer = json.loads(await registry.call("where", {}, "ann", Ctx()))
+        assert answer == {"channel_id": "7", "platform": "discord", "channel": "7", "user": "ann"}
+
+
 async def test_its_tools_are_called_over_rest() -> None:
     async with running_bus(http="127.0.0.1:0") as bus:
         registry = ToolRegistry(bus=bus)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.tools.example_tools import ANYTHING
+from toolbus.sdk import ToolScope
 from toolbus.tools import ToolDefinition, ToolRegistry
 
 ONE: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -190,3 +191,14 @@ async def test_a_nested_call_gets_its_own_context_and_not_its_callers() -> None:
         return f"{ctx}, {without}, {other}"
 
     assert await registry.call("outer", {}, ctx="given") == "given, None, other"
+
+
+async def test_a_handler_may_take_the_scope_of_the_call_and_the_context_of_its_caller() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool("both", "d", ANYTHING)
+    async def both(scope: ToolScope, ctx: Any) -> str:
+        return f"{scope.tool} {ctx is scope} {ctx}"
+
+    assert await registry.call("both", {}, ctx="given") == "both False given"
+    assert (await registry.call("both", {})).startswith("both True <ToolScope both")

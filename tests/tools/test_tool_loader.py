@@ -111,6 +111,9 @@ async def test_loading_again_swaps_the_tools_of_the_folder_and_no_others(tmp_pat
     assert await registry.call("a", {}) == "newer"
     assert await registry.call("c", {}) == "c"
     assert registry.get_openai_tools() != before
+    write(tmp_path, {"a.py": _one("a").replace('"object"', '"objekt"')})  # which the registry refuses
+    assert reload_tools(tmp_path, registry).problems[-1].file == "a.py"
+    assert await registry.call("a", {}) == "newer"
     (tmp_path / "c.py").unlink()
     reload_tools(tmp_path, registry)
     assert registry.tool_names() == {"own", "a", "d"}

@@ -29,8 +29,9 @@ def load_tools(directory: str | Path, registry: ToolRegistry, *, require_manifes
     """Registers the tools of a folder's files; what went wrong with a file is logged as a warning.
 
     A folder that was loaded before is loaded again: new tools and new code take the place of the old ones one by one,
-    calls in flight end on the old code, and what the folder no longer has is withdrawn. A file that fails to load keeps
-    the tools that it had. A folder or manifest that cannot be read changes nothing.
+    calls in flight end on the old code, and what the folder no longer has is withdrawn. A file that fails to load
+    keeps the tools that it had, and a tool that is refused stays as it was. A folder or manifest that cannot be read
+    changes nothing.
 
     Args:
         require_manifest: a folder without a manifest loads nothing.
@@ -67,23 +68,23 @@ class LoadedFolders:
                 return loaded
             failed = {problem.file for problem in loaded.problems if problem.skipped} & allowed
             files: dict[str, str] = {}
-            refused: list[FileProblem] = []
+            refused: dict[str, FileProblem] = {}
             for spec in loaded.specs:
                 file = _file_of(spec)
                 try:
                     self._registered.register(spec_of_file(spec), {})
                 except (InvalidTool, TypeError, ValueError) as error:
                     log.warning("tool %s of %s is not registered: %s", spec.tool.name, file, error)
-                    refused.append(FileProblem(file, str(error), skipped=False))
+                    refused[spec.tool.name] = FileProblem(file, str(error), skipped=False)
                 else:
                     files[spec.tool.name] = file
             for name, file in self._files.get(folder, {}).items():
-                if file in failed and name not in files:
+                if name not in files and (file in failed or name in refused):
                     files[name] = file
                 elif name not in files:
                     self._registered.unregister(name)
             self._files[folder] = files
-        return Loaded(loaded.specs, (*loaded.problems, *refused))
+        return Loaded(loaded.specs, (*loaded.problems, *refused.values()))
 
 
 def _allowed(folder: Path, *, require_manifest: bool) -> set[str] | None:

@@ -361,5 +361,5 @@ class ToolRegistry:
 
 def _place_of(ctx: Any) -> dict[str, str]:
     """Returns the attributes of a call that a caller's ``ctx`` names: where its conversation takes place."""
-    texts = {name: getattr(ctx, name, "") for name in PLACE}
-    return {name: text[:MAX_PLACE] for name, text in texts.items() if isinstance(text, str) and text}
+    values = {name: getattr(ctx, name, None) for name in PLACE}
+    return {name: str(value)[:MAX_PLACE] for name, value in values.items() if value and isinstance(value, str | int)}

@@ -220,7 +220,8 @@ class AdminTools:
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
         # The revision is read first: a change in between is found by the next search.
         principal = principal_of(scope)
-        catalog = (self._view.revision, user_id if self._view.permissions else "", level, principal.identity.scopes)
+        # The same key as that of a search over HTTP without a role, so that both use one index.
+        catalog = (self._view.revision, "", user_id if self._view.permissions else "", level, principal.identity.scopes)
         tools = [listing.tool for listing in self._view.listings(None, user_id, level, principal=principal)]
         index = self._indexes.index_of(catalog, tools)
         return index.search(query, **options)
