@@ -93,6 +93,7 @@ def test_each_rule_finds_its_line_and_says_what_to_do(
         CLASS + " def __init__(self): self.state = 1\n def f(self): return self.state",
         CLASS + " db = None\n def f(self): return self.db",
         CLASS + " def f(self): return getattr(self, 'bus', None)",
+        "from plugin.sdk.base import NekoPluginBase\n" + CLASS + " def f(self): x = self.store.get('a')",
         CLASS + " async def f(self):\n  x = await self.store.get('a')\n  await gather(self.config.dump())",
         CLASS + " @plugin_entry(id='x')\n @llm_tool(name='x')\n def f(self): ...",
         CLASS + " @lifecycle(id='startup')\n def f(self): ...\n @timer_interval(seconds=1)\n def g(self): ...",

@@ -33,7 +33,7 @@ from toolbus.neko.sdk_errors import (
     ValidationError,
 )
 from toolbus.neko.sdk_finder import use_sdk
-from toolbus.neko.sdk_names import NAMES
+from toolbus.neko.sdk_names import NAMES, OLDER_MODULES
 from toolbus.neko.sdk_results import Err, Ok, capture, unwrap, unwrap_or
 
 
@@ -340,7 +340,9 @@ async def test_a_timer_runs_again_after_a_failure_and_ends_with_its_plugin() -> 
 )
 def test_every_module_of_the_sdk_has_every_name(sdk: Callable[[str], Any], module: str) -> None:
     imported = sdk(module)
-    assert [name for name in NAMES if getattr(imported, name, None) is not NAMES[name]] == []
+    others = [name for name in NAMES if getattr(imported, name, None) is not NAMES[name]]
+    assert others == (["NekoPluginBase"] if module in OLDER_MODULES else [])
+    assert issubclass(imported.NekoPluginBase, NekoPluginBase)
 
 
 def test_what_only_that_system_has_says_what_to_use_when_it_is_imported_or_used(sdk: Callable[[str], Any]) -> None:
@@ -365,6 +367,25 @@ def test_the_finder_goes_when_its_user_goes(sdk: Callable[[str], Any]) -> None:
     sdk("plugin.sdk.plugin")
     undo()
     undo()
+
+
+async def test_the_base_class_of_older_plugins_has_a_store_that_answers_at_once(
+    sdk: Callable[[str], Any], tmp_path: Path
+) -> None:
+    context = PluginContext("older", plugin_logger("older"), tmp_path, {"a": {"n": 1}})
+    older = sdk("plugin.sdk.base").NekoPluginBase(context)
+    older.store.set("b", [1])
+    older.store.set("a", None)
+    assert (older.store.get("b"), older.store.get("none", 2), older.store.keys("b")) == ([1], 2, ["b"])
+    assert (older.store.exists("a"), older.store.count(), older.store.delete("a")) == (True, 2, True)
+    assert (await PluginStore(tmp_path / "data" / "store.json").dump()).unwrap() == {"b": [1]}
+    assert (older.store.clear(), older.store.dump()) == (1, {})
+    with pytest.raises(ValidationError, match="not empty"):
+        older.store.set("", 1)
+    assert await older.config.dump(timeout=5.0) == {"a": {"n": 1}}
+    assert await asyncio.to_thread(lambda: older.config.get("a.n")) == 1  # where no loop runs
+    with pytest.raises(NotProvided):
+        older.config.profile_list()
 
 
 def test_typed_settings_are_those_of_pydantic(sdk: Callable[[str], Any]) -> None:

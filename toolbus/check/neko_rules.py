@@ -18,7 +18,7 @@ from toolbus.neko.absences import IGNORED, RAISING
 from toolbus.neko.plugin_folder import MANIFEST, is_plugin_folder, plugin_folders, read_manifest
 from toolbus.neko.plugin_lifecycle import NEVER_CALLED
 from toolbus.neko.sdk_finder import MAIN, MAIN_PROGRAM, PLUGINS, SERVER, SUBMODULES, is_of_sdk
-from toolbus.neko.sdk_names import NAMES, is_absent
+from toolbus.neko.sdk_names import NAMES, OLDER_MODULES, is_absent
 from toolbus.processes.child_environment import PLUGIN, variables_read_by
 from toolbus.tool import MAX_TIMEOUT_SECONDS, NAME
 
@@ -115,12 +115,14 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
 
 
 def _not_awaited(source: SourceFile) -> Iterator[Finding]:
-    """Finds what older plugins wrote: their store and configuration answered at once."""
+    """Finds what only older plugins may write, whose store and configuration answer at once."""
+    if any(each.name == "NekoPluginBase" and each.module in OLDER_MODULES for each in source.imports):
+        return
     for cls in source.classes(*_BASES):
         for node in ast.walk(cls):
             value = getattr(node, "value", None) if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) else None
             if isinstance(value, ast.Call) and _AWAITED.fullmatch(name := dotted(value.func)):
-                what = f"{name}() is not awaited, as in older versions of that SDK"
+                what = f"{name}() is not awaited"
                 yield source.finding(node, Effect.STOPS, what, f"Write await {name}(…) in an async method.")
 
 

@@ -67,13 +67,13 @@ class PluginStore:
 
     async def dump(self) -> Ok[dict[str, Any]] | Err[SdkError]:
         """Returns all keys with their values."""
-        return await _result(lambda: self._file.read(dict))
+        return await _result(self._read_all)
 
     async def close(self) -> Ok[None]:
         """Does nothing: every change is in the file already."""
         return Ok(None)
 
-    # That project's own plugins call these three where they cannot await; they raise what the others return.
+    # That project's own plugins call these where they cannot await; they raise what the others return.
     def _read_value(self, key: str, default: Any = None) -> Any:
         return self._file.read(lambda values: values.get(_checked(key), default))
 
@@ -83,6 +83,9 @@ class PluginStore:
     def _delete_value(self, key: str) -> bool:
         missing = object()
         return self._file.change(lambda values: values.pop(_checked(key), missing) is not missing)
+
+    def _read_all(self) -> dict[str, Any]:
+        return self._file.read(dict)
 
 
 def _checked(key: object) -> str:

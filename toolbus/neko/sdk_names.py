@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from toolbus.functions.declaration import LlmToolMeta
 from toolbus.neko import absences, marks, sdk_errors, sdk_results
 from toolbus.neko.neko_tool import llm_tool
+from toolbus.neko.older_base import OlderPluginBase
 from toolbus.neko.plugin_base import NekoPluginBase, neko_plugin, plugin
 from toolbus.neko.plugin_config import PluginConfig
 from toolbus.neko.plugin_context import PluginContext
@@ -131,6 +132,9 @@ NAMES: dict[str, Any] = {
 }
 
 
+OLDER_MODULES = ("plugin.sdk", "plugin.sdk.base")  # their base class is the older one
+
+
 def is_absent(name: str) -> bool:
     """Tells whether a name is a class that raises when it is used."""
     return isinstance(NAMES.get(name), _AbsentKind)
@@ -142,6 +146,8 @@ def find_name(module: str, name: str) -> Any:
     Raises:
         ModuleNotProvided: toolbus has nothing for it; the text says what to do.
     """
+    if name == NekoPluginBase.__name__ and module in OLDER_MODULES:
+        return OlderPluginBase
     if name in NAMES:
         return NAMES[name]
     if name in ("PluginSettings", "SettingsField"):
