@@ -22,6 +22,7 @@ SLACK = 2.5  # after a call's deadline: an SDK waits 1 s for a bus that is late,
 DELIVERY = 1.0  # from the end of a run to its result at the caller
 PIPE = 2.0  # between a call's way out of its host and its run, where nothing may have happened either
 DEATH = 1.0  # that nothing else may happen after a death for its notice to be timed
+STANDSTILL = 1.5  # a stop that is always noticed by the stopped process; 1 s by the protocol
 SUSPECT, GONE = 5.0, 23.5  # the same after a hang: 4 s and 22 s by the protocol, and a busy machine
 
 Finding = Iterator[str | None]
@@ -205,6 +206,23 @@ def _tools_of(evidence: Evidence, part: str) -> set[str]:
     return {tool.name for tool in tools(list(evidence.parts.values())).values() if tool.parts == (part,)}
 
 
+def given_up_stays_unrun(evidence: Evidence) -> Finding:
+    """What ended for its caller while the bus or its plugin was stopped does not begin when that goes on."""
+    for trouble in evidence.troubles:
+        if trouble.act is not Act.FREEZE or not STANDSTILL < trouble.ended - trouble.began < math.inf:
+            continue
+        for call in evidence.calls.values():
+            if trouble.part == BUS:  # one that was sent before may be on its way to the plugin already
+                concerns = call.order.at > trouble.began + PIPE / 10
+            else:
+                concerns = call.tool.parts == (trouble.part,)
+            if concerns and call.results and trouble.began < call.results[0].at < trouble.ended:
+                late = [moment for moment in call.began if moment.at > trouble.ended]
+                yield (
+                    f"{call} got {_words(call)} while {trouble.part} was stopped, and ran after that" if late else None
+                )
+
+
 def hang_is_noticed(evidence: Evidence) -> Finding:
     """A process that hangs becomes suspect, and then is gone."""
     for what, seconds in hangs(evidence):
@@ -243,4 +261,5 @@ CHECKS: dict[str, Callable[[Evidence], Finding]] = {
     "no failure without a cause": no_failure_without_cause,
     "a death is noticed": death_is_noticed,
     "a hang is noticed: suspect, then gone": hang_is_noticed,
+    "what was given up during a standstill does not run after it": given_up_stays_unrun,
 }

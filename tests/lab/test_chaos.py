@@ -125,7 +125,17 @@ def spoilt(spoil: Spoil) -> Evidence:
     return it
 
 
-ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG = CHECKS
+def given_up(part: str, asked_at: float, ran_at: float | None) -> Evidence:
+    """Returns a call that ended for its caller while a part was stopped."""
+    it = evidence(Trouble(part, Act.FREEZE, 100.2, 105.0))
+    token = order(it, at=asked_at, timeout=2.0)
+    reply(it, token, "DEADLINE_EXCEEDED", "UNKNOWN", at=104.0, limit="timeout_seconds")
+    if ran_at is not None:
+        run(it, token, at=ran_at)
+    return it
+
+
+ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG, UNRUN = CHECKS
 
 
 @pytest.mark.parametrize(
@@ -151,6 +161,8 @@ ANSWERED, ONCE, OWN, STRAYS, DELIVERED, HONEST, CAUSE, DEATH, HANG = CHECKS
         (DEATH, seen(trouble=killed())),
         (HANG, seen(trouble=frozen())),
         (HANG, seen((108.0, "suspect"), trouble=frozen())),
+        (UNRUN, given_up(BUS, asked_at=101.0, ran_at=105.1)),
+        (UNRUN, given_up("solo", asked_at=100.0, ran_at=105.1)),
     ],
 )  # fmt: skip
 def test_each_rule_is_seen_to_be_broken(rule: str, it: Evidence) -> None:
@@ -205,6 +217,9 @@ def test_a_tool_that_a_disturbance_took_away_may_be_missing_until_it_is_back(bac
         spoilt(lambda it: failed(it, "UNAVAILABLE", "DISPATCHED", ran=True, tool="solo_again", retry_safe=True)),
         spoilt(lambda it: failed(it, "DEADLINE_EXCEEDED", "DISPATCHED", ran=True, at=108.1, limit="timeout_seconds")),
         spoilt(lambda it: run(it, whole(it, tool="solo_again"))),
+        given_up(BUS, asked_at=101.0, ran_at=None),
+        given_up(BUS, asked_at=100.1, ran_at=105.1),  # it was on its way to the plugin
+        given_up("solo", asked_at=100.0, ran_at=100.1),
     ],
 )
 def test_what_a_disturbance_explains_breaks_no_rule(it: Evidence) -> None:
