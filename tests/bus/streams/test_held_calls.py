@@ -72,15 +72,16 @@ def test_a_cancel_of_a_call_from_before_the_stall_reaches_its_plugin() -> None:
     assert [cancel.call_id for cancel in plugin.read("cancels")] == [running.call_id]
 
 
-def test_the_time_that_may_have_passed_counts_and_a_call_without_any_left_is_sent_back() -> None:
+def test_a_call_whose_time_may_be_over_is_sent_back_and_any_other_has_all_of_its_time() -> None:
     thawed = Thawed(5.0)
     thawed.ask("over", timeout_seconds=5.0)
     thawed.ask("left", timeout_seconds=7.0)
     thawed.ask("none stated")
     thawed.ask("soft", timeout_seconds=100.0, background_after_seconds=4.0)
     thawed.ask("longest", timeout_seconds=1_000.0)
+    thawed.ask("soft left", timeout_seconds=90.0, background_after_seconds=6.0)
     thawed.held.echo(thawed.heartbeat(), thawed.core.now)
-    assert [round(each.timeout_seconds, 6) for each in thawed.running()] == [2.0, 30.0, 295.0]
+    assert [round(each.timeout_seconds, 6) for each in thawed.running()] == [7.0, 30.0, 300.0, 90.0]
     refused = {result.call_id: result.error for result in thawed.host.read("results")}
     assert {id: (Code(error.code), error.retry_safe) for id, error in refused.items()} == {
         "over": (Code.UNAVAILABLE, True),

@@ -91,15 +91,16 @@ class HeldCalls:
             self.release(now)
 
     def release(self, now: float) -> None:
-        """Hands over what is held, with the time that is left of it at least, and holds nothing more.
+        """Hands over what is held, and holds nothing more.
 
-        A call whose time may be over is refused: its caller sends it again, if it still waits.
+        A call whose time may be over is refused: its caller sends it again, if it still waits. The others have all of
+        their time from now on: how much of it has passed is not known, and a caller that waits no longer cancels.
         """
         calls, age = self._calls, self._watch.age
         self._calls, self._bytes, self._asked, self.holding = {}, 0, 0, False
         wanted = []
         for call in calls.values():
-            if _take_time(call, age, self._peer.longest_timeout):
+            if _has_time(call, age, self._peer.longest_timeout):
                 wanted.append(call)
             else:
                 self._dispatcher.refuse(self._peer, call, self._outlived(), now)
@@ -115,13 +116,8 @@ class HeldCalls:
         )
 
 
-def _take_time(call: pb.ToolCall, seconds: float, longest: float) -> bool:
-    """Takes time off the limits that a call states; returns whether some is left. Invalid limits are left to others."""
-    for limit in ("timeout_seconds", "background_after_seconds"):
-        stated = getattr(call, limit)
-        if stated > 0.0:
-            left = (stated if call.background_after_seconds else min(stated, longest)) - seconds
-            if left <= 0.0:
-                return False
-            setattr(call, limit, left)
-    return True
+def _has_time(call: pb.ToolCall, age: float, longest: float) -> bool:
+    """Tells whether the limits that a call states may still hold at an age; invalid limits are left to others."""
+    soft = call.background_after_seconds
+    limits = (soft, call.timeout_seconds) if soft > 0.0 else (min(call.timeout_seconds, longest),)
+    return all(limit > age for limit in limits if limit > 0.0)
