@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.core_model import Core, StreamDouble, call, codes, tool
-from toolbus.bus.streams.held_calls import HELD_BYTES, HeldCalls
+from toolbus.bus.streams.held_calls import HELD_BYTES, HeldBudget, HeldCalls
 from toolbus.errors import Code
 from toolbus.stall import StallWatch
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -19,7 +19,8 @@ class Thawed:
         self.watch = StallWatch(0.5, 0.5, lambda: core.now + self.asleep, lambda: core.now)
         self.watch.tick()
         self.plugin, self.host = core.attached("plugin", tool("t")), core.attached("host")
-        self.held = HeldCalls(self.host.peer, core.dispatcher, self.watch)
+        self.budget = HeldBudget(1 << 30)
+        self.held = HeldCalls(self.host.peer, core.dispatcher, self.watch, self.budget)
         core.now += seconds
         self.asleep = suspended
         self.watch.notice()
@@ -66,7 +67,7 @@ def test_a_cancel_of_a_call_from_before_the_stall_reaches_its_plugin() -> None:
     host, plugin = core.attached("host"), core.attached("plugin", tool("t"))
     call(host, "t", "old")
     (running,) = plugin.read("calls")
-    held = HeldCalls(host.peer, core.dispatcher, StallWatch(0.5, 0.5, lambda: core.now))
+    held = HeldCalls(host.peer, core.dispatcher, StallWatch(0.5, 0.5, lambda: core.now), HeldBudget(1 << 30))
     held.begin(core.now)
     held.cancels([pb.ToolCancel(call_id="old")], core.now)
     assert [cancel.call_id for cancel in plugin.read("cancels")] == [running.call_id]
@@ -99,6 +100,19 @@ def test_what_is_held_is_bounded_and_the_rest_is_sent_back() -> None:
     thawed.host.written()
     thawed.ask("4", arguments_json="x" * HELD_BYTES)
     assert codes(thawed.host) == {"4": Code.UNAVAILABLE}
+
+
+def test_all_peers_share_a_bound_and_give_back_what_they_held() -> None:
+    thawed = Thawed()
+    whole = thawed.budget.left
+    thawed.ask("1", "2")
+    thawed.budget.left = 10
+    thawed.ask("3", arguments_json='{"n": 12345678}')
+    assert codes(thawed.host) == {"3": Code.UNAVAILABLE}
+    thawed.budget.left = whole - sum(pb.ToolCall(call_id=id, name="t").ByteSize() for id in "12")
+    thawed.held.cancels([pb.ToolCancel(call_id="1")], thawed.core.now)
+    thawed.held.drop()
+    assert thawed.budget.left == whole
 
 
 def test_an_id_that_is_held_already_is_refused_and_the_first_call_stays() -> None:
@@ -145,6 +159,6 @@ def test_after_a_suspended_machine_every_peer_is_asked_at_once() -> None:
 def test_a_stream_without_an_attach_gets_no_heartbeat() -> None:
     core = Core()
     stream = StreamDouble(core)
-    held = HeldCalls(stream.peer, core.dispatcher, StallWatch(0.5, 0.5, lambda: core.now))
+    held = HeldCalls(stream.peer, core.dispatcher, StallWatch(0.5, 0.5, lambda: core.now), HeldBudget(1 << 30))
     held.begin(core.now)
     assert stream.written() == []

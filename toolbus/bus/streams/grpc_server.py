@@ -27,7 +27,7 @@ from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor
 from toolbus.bus.streams.health import SERVICE, Health
-from toolbus.bus.streams.held_calls import HeldCalls
+from toolbus.bus.streams.held_calls import HeldBudget, HeldCalls
 from toolbus.bus.streams.invoke_stream import InvokeStream
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
@@ -84,6 +84,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._open: set[InvokeStream] = set()  # the streams that are served now
         self._holding: set[InvokeStream] = set()  # those among them that hold calls since the newest stall
         stalls.listen(self._stalled, self._settled)
+        self._held_budget = HeldBudget(limits.held_bytes)
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
         self._streams_of: Counter[str] = Counter()  # the same by identity
@@ -175,7 +176,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             peer = Peer(self._limits, time.monotonic(), self._timings, identity)
             peer.address = context.peer()
             peer.outbox.pool = self._pool
-            held = HeldCalls(peer, self._dispatcher, self._stalls)
+            held = HeldCalls(peer, self._dispatcher, self._stalls, self._held_budget)
             stream = InvokeStream(self._presence, self._dispatcher, peer, context, self._attach, held, self._stalls)
             self._open.add(stream)
             if self._stalls.unsettled:
@@ -185,6 +186,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             finally:
                 self._open.discard(stream)
                 self._holding.discard(stream)
+                held.drop()
         finally:
             self._streams -= 1
             self._streams_of[identity.name] -= 1

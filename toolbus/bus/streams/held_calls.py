@@ -22,6 +22,15 @@ from toolbus.v1 import tool_pb2 as pb
 HELD_BYTES = 4 * MIB  # of one peer; what comes beyond it is refused, and may be sent again
 
 
+class HeldBudget:
+    """How many more bytes of calls a bus holds, for all peers together."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, held_bytes: int) -> None:
+        self.left = held_bytes
+
+
 class HeldCalls:
     """The held calls of one peer. Its methods stand in for those of the dispatcher while `holding`.
 
@@ -29,10 +38,11 @@ class HeldCalls:
         holding: whether calls of the peer are held now.
     """
 
-    __slots__ = ("_asked", "_bytes", "_calls", "_dispatcher", "_peer", "_watch", "holding")
+    __slots__ = ("_asked", "_budget", "_bytes", "_calls", "_dispatcher", "_peer", "_watch", "holding")
 
-    def __init__(self, peer: Peer, dispatcher: Dispatcher, watch: StallWatch) -> None:
+    def __init__(self, peer: Peer, dispatcher: Dispatcher, watch: StallWatch, budget: HeldBudget) -> None:
         self._peer = peer
+        self._budget = budget
         self._dispatcher = dispatcher
         self._watch = watch
         self._calls: dict[str, pb.ToolCall] = {}  # by call_id, oldest first
@@ -66,11 +76,13 @@ class HeldCalls:
             size = call.ByteSize()
             if call.call_id in self._calls:
                 self._dispatcher.refuse(self._peer, call, bad_call_id(call.call_id), now)
-            elif len(self._calls) >= self._peer.max_in_flight or self._bytes + size > HELD_BYTES:
+            elif len(self._calls) >= self._peer.max_in_flight or size > min(
+                HELD_BYTES - self._bytes, self._budget.left
+            ):
                 self._dispatcher.refuse(self._peer, call, self._outlived(), now)
             else:
                 self._calls[call.call_id] = call
-                self._bytes += size
+                self._count(size)
 
     def cancels(self, cancels: Iterable[pb.ToolCancel], now: float) -> None:
         """Ends held calls that their caller cancels; any other goes to the dispatcher."""
@@ -79,7 +91,7 @@ class HeldCalls:
             if call is None:
                 self._dispatcher.cancels(self._peer, [cancel], now)
                 continue
-            self._bytes -= call.ByteSize()
+            self._count(-call.ByteSize())
             reason = cancel.reason[:200] or "cancelled"
             self._dispatcher.refuse(
                 self._peer, call, Refused(Code.CANCELLED, f"the caller cancelled the call: {reason}"), now
@@ -97,7 +109,7 @@ class HeldCalls:
         their time from now on: how much of it has passed is not known, and a caller that waits no longer cancels.
         """
         calls, age = self._calls, self._watch.age
-        self._calls, self._bytes, self._asked, self.holding = {}, 0, 0, False
+        self.drop()
         wanted = []
         for call in calls.values():
             if _has_time(call, age, self._peer.longest_timeout):
@@ -106,6 +118,15 @@ class HeldCalls:
                 self._dispatcher.refuse(self._peer, call, self._outlived(), now)
         if wanted:
             self._dispatcher.calls(self._peer, wanted, now)
+
+    def drop(self) -> None:
+        """Holds nothing any more: its peer is gone."""
+        self._count(-self._bytes)
+        self._calls, self._asked, self.holding = {}, 0, False
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._budget.left -= size
 
     def _outlived(self) -> Refused:
         return Refused(
