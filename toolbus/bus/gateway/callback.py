@@ -281,8 +281,8 @@ class Callbacks:
     def bring_online(self, origin: Origin) -> None:
         """Offers the tools of an origin again, as far as their plugin is known to be there."""
         origin.failures = 0
-        self._judge(origin)
         if not origin.online:
+            self._judge(origin)
             origin.online = True
             self._signals.moved(origin)
         if origin.probing is not None and not origin.waits():
@@ -336,6 +336,7 @@ class Callbacks:
                 return
             handler.is_confirmed = not doubt
             self._signals.judged([handler], doubt)
+        self._judge(origin)
         self.bring_online(origin)
         if origin.is_serving:
             origin.reset_failures()

@@ -19,7 +19,10 @@ from toolbus.text import clean_line
 
 log = logging.getLogger("toolbus.callbacks")
 
-UNCONFIRMED = "the bus has restarted, and the plugin has not shown yet that it is there and still has the tool"
+UNCONFIRMED = (
+    "the bus has restarted, and the plugin has not shown yet that it is there and still has the tool: let it register "
+    "again, or trust it with `toolbus confirm`"
+)
 ABSENT = -1  # as a place: the role existed, and a tool for all roles was not in it
 
 MakeHandler = Callable[[str, CompiledTool, CallbackUrl, str, float], CallbackHandler]
