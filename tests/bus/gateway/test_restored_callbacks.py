@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.bus.gateway.calling import client
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, names, starting
 from toolbus.bus import Bus
+from toolbus.bus.storage.registration_store import FILE
 from toolbus.errors import Code, Stage
 from toolbus.sdk import Host
 from toolbus.tool import CallError
@@ -186,12 +189,16 @@ async def test_an_operator_confirms_a_source(start: Start) -> None:
             assert names(bus, away=False) == ["x", "y"], "with the socket that the operator trusted"
 
 
-async def test_a_plugin_that_listens_only_after_it_registered_is_known_by_its_first_result(start: Start) -> None:
+async def test_a_plugin_that_listens_only_after_it_registered_is_known_by_its_first_result(
+    start: Start, tmp_path: Path
+) -> None:
     with CallbackPlugin() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="x", callback_url=plugin.url())
             plugin.come()
             assert not (await bus.call("x")).is_error
+            with closing(sqlite3.connect(tmp_path / "data" / FILE)) as store:  # a kill of the bus would lose nothing
+                assert store.execute("SELECT listener <> '' FROM proofs").fetchall() == [(1,)]
         async with start() as bus:
             assert names(bus, away=False) == ["x"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_OFFER = {b"upgrade", b"http2-settings"}  # headers that speak of nothing but the upgrade, and their names in Connection
+_OFFER = {b"upgrade", b"http2-settings"}  # tokens of Connection; without the first, an Upgrade header means nothing
 
 
 class RequestParser:
@@ -67,6 +67,5 @@ class RequestParser:
             if name == b"connection":
                 others = [token for token in value.split(b",") if token.strip().lower() not in _OFFER]
                 value = b",".join(others)
-            if name not in _OFFER:
-                lines.append(b"%b: %b" % (name, value))
+            lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
