@@ -113,6 +113,15 @@ async def test_a_file_that_fails_is_skipped_with_its_line_and_nothing_that_it_re
     assert list(reasons) == ["b.js", "c.js", "d.js", "e.js", "f.js"]
 
 
+async def test_a_helper_of_several_groups_offers_its_tool_in_one_of_them(tmp_path: Path) -> None:
+    files = {"_a.js": registration("shared", ""), "b.js": registration("own", "")}
+    write(tmp_path, files)
+    for offering, tools in ((["b.js"], ["own"]), (None, ["shared", "own"])):
+        group = ScriptGroup(tmp_path, list(files))
+        assert names(group.load(offering=offering)) == tools
+        group.close()
+
+
 async def test_a_later_duplicate_wins_in_the_place_of_the_first_with_a_warning(load: Load) -> None:
     loaded = load({f"{name}.js": registration(tool, f"return '{name}'") for name, tool in ("ax", "by", "cx")})
     assert names(loaded) == ["x", "y"]

@@ -149,9 +149,16 @@ def monotonic() -> Callable[[], float]:
 def test_a_timer_without_end_is_stopped_and_reported(scope: Scope) -> None:
     scope.load("setInterval(() => { while (true) {} }, 1)")
     assert "was interrupted" in scope.said()
-    scope.tool("return 1")
+    scope.tool("return new Promise(done => setTimeout(() => done(1), 30))")
     assert scope.call() == 1
     assert scope.posts.empty()
+
+
+def test_timers_are_limited(scope: Scope) -> None:
+    scope.tool("for (let i = 0; i < args; i++) setTimeout(() => {}, 1e6)")
+    assert scope.call(1000) is None
+    with pytest.raises(ScriptError, match="there are 1000 timers already"):
+        scope.call(1)
 
 
 def test_jobs_without_end_end_the_scope_and_every_call_in_it() -> None:
@@ -210,10 +217,10 @@ def test_a_closed_scope_fails_its_calls(scope: Scope) -> None:
 
 
 def test_a_request_that_nobody_waits_for_is_forgotten(scope: Scope) -> None:
-    scope.tool(
-        "return new Promise(done => { if (!args) globalThis.done = done; else { done(1); globalThis.done(2) } })"
-    )
+    scope.tool("return args ? args : new Promise(() => {})")
     waiting = scope.engine.request("call", {"name": "t", "args": 0, "env": {}})
+    assert scope.call(1) == 1
+    assert "calls=1" in repr(scope.engine)
     scope.engine.drop(waiting)
     assert scope.call(1) == 1
     assert repr(scope.engine) == "<Engine calls=0 timers=0 running>"
