@@ -490,3 +490,29 @@ async def test_closing_the_coroutine_does_not_make_a_result(pool: concurrent.fut
 async def test_a_thread_pool_of_the_loop_is_a_run_sync(pool: concurrent.futures.ThreadPoolExecutor) -> None:
     run_sync = partial(asyncio.get_running_loop().run_in_executor, pool)
     assert (await run_handler(spec(lambda: 5), {}, ToolScope(), run_sync)).output == 5
+
+
+async def test_pictures_of_a_dict_with_images_are_content_below_their_texts() -> None:
+    shot = {"data_b64": "cG5n", "mime": "image/png", "vision_prompt": "Look at the sky."}
+    shown = await run(lambda: {"output": {"shot": 7}, "images": [shot, {"data_b64": "cG5n"}, {"data_b64": "?"}]})
+    assert (shown.output, shown.error) == ({"shot": 7}, None)
+    assert shown.content == (
+        *(text("Look at the sky."), image(b"png"), image(b"png", "image/jpeg"), text("[image 3 is not base64]")),
+    )
+    failed = await run(lambda: {"output": None, "images": [shot], "is_error": True, "error": "TOO_DARK"})
+    assert failed.error is not None
+    assert (failed.error.reason, len(failed.content)) == ("TOO_DARK", 2)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        {"output": 1, "images": ["a.png"]},
+        {"output": 1, "images": [{"data_b64": "cG5n"}], "count": 1},
+        {"images": [{"data_b64": "cG5n"}]},
+        {"output": 1, "images": {"data_b64": "cG5n"}},
+    ],
+)
+async def test_a_dict_that_only_has_a_key_images_is_an_output(returned: dict[str, Any]) -> None:
+    result = await run(lambda: returned)
+    assert (result.output, result.content) == (returned, ())

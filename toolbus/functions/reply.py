@@ -8,6 +8,7 @@ where it sits.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import datetime
 import enum
@@ -73,6 +74,29 @@ def link(uri: str, name: str = "", *, description: str = "", mime: str = "") -> 
     return pb.ContentBlock(
         resource_link=pb.ResourceLink(uri=uri, name=name or uri, description=description, mime_type=mime)
     )
+
+
+def pictures_of(returned: Mapping[str, Any]) -> tuple[pb.ContentBlock, ...] | None:
+    """Returns the pictures of a dict with `output` and `images`, each below its text; None for any other dict.
+
+    One that is not base64 is a text that says so: the output is still worth something.
+    """
+    images = returned["images"]
+    if "output" not in returned or not returned.keys() <= {"output", "images", "is_error", "error"}:
+        return None
+    if not isinstance(images, list) or not all(isinstance(each, dict) and "data_b64" in each for each in images):
+        return None
+    content = []
+    for number, each in enumerate(images, 1):
+        if prompt := each.get("vision_prompt"):
+            content.append(text(str(prompt)))
+        try:
+            content.append(
+                image(base64.b64decode(each["data_b64"], validate=True), str(each.get("mime") or "image/jpeg"))
+            )
+        except (ValueError, TypeError):
+            content.append(text(f"[image {number} is not base64]"))
+    return tuple(content)
 
 
 def dump_output(value: Any) -> str:

@@ -10,6 +10,8 @@ What a handler may return (REST-62), in the order in which it is looked at:
 - a `Result`, from calling another tool: passed on, its failure as this tool's;
 - a dict with a true `is_error`, or with `is_error` and `output`: an envelope. `error` is the tool's text, `output` the
   output; a dict without `output` has as its output what is left of it, null if nothing is;
+- a dict with `output` and `images` (`data_b64`, `mime`, `vision_prompt`), as newer N.E.K.O. plugins return pictures:
+  the output, and each picture below its text;
 - content blocks (`text`, `image` …), alone or as a list: content, with a null output;
 - anything else: the output.
 
@@ -26,7 +28,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from typing import Any
 
 from toolbus.errors import Code, RequestError, Stage
-from toolbus.functions.reply import Err, Ok, Reply, dump_output
+from toolbus.functions.reply import Err, Ok, Reply, dump_output, pictures_of
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.text import repair_utf8, shorten
@@ -187,6 +189,10 @@ def _finish(scope: ToolScope, returned: Any) -> Result:
         return Result(scope.call_id, output, content=content)
     if isinstance(returned, Err):
         return _tool_error(scope, returned.error, "null")
+    if isinstance(returned, dict) and "images" in returned and (pictures := pictures_of(returned)) is not None:
+        if returned.get("is_error"):
+            return _tool_error(scope, returned.get("error"), dump_output(returned["output"]), pictures)
+        return Result(scope.call_id, dump_output(returned["output"]), content=pictures)
     if isinstance(returned, dict) and "is_error" in returned and (returned["is_error"] or "output" in returned):
         rest = {key: each for key, each in returned.items() if key not in ("is_error", "error")}
         output = dump_output(returned.get("output", rest or None))

@@ -8,12 +8,9 @@ from typing import Any
 
 from toolbus.neko.absences import find_absent
 from toolbus.neko.outlet import Outlet
-from toolbus.neko.plugin_config import PluginConfig
 from toolbus.neko.plugin_context import PluginContext
-from toolbus.neko.plugin_i18n import PluginI18n
 from toolbus.neko.plugin_logger import PluginLogger, plugin_logger
 from toolbus.neko.plugin_router import PluginRouter
-from toolbus.neko.plugin_store import PluginStore
 
 
 class PluginServices:
@@ -50,16 +47,22 @@ class PluginServices:
     @cached_property
     def config(self) -> Any:
         """The configuration: what plugin.toml says, and what the plugin has set."""
+        from toolbus.neko.plugin_config import PluginConfig  # here, so that hosts and simple plugins do not load it
+
         return PluginConfig(self._toolbus_context.config, self._toolbus_context.data_dir / "config.json")
 
     @cached_property
     def store(self) -> Any:
         """Keys and values that are there in the next run."""
+        from toolbus.neko.plugin_store import PluginStore
+
         return PluginStore(self._toolbus_context.data_dir / "store.json")
 
     @cached_property
     def i18n(self) -> Any:
         """The plugin's texts in several languages."""
+        from toolbus.neko.plugin_i18n import PluginI18n
+
         return PluginI18n.of_folder(self._toolbus_context.folder, self._toolbus_context.metadata.get("i18n"))
 
     @property
