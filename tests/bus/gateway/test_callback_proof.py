@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import json
 import logging
 import re
@@ -59,6 +62,24 @@ def test_a_proof_is_that_of_its_secret_nonce_and_url_only() -> None:
         assert not is_proof(good, secret, nonce, where)
     for answer in ("", "é", SECRET, NONCE, signature(SECRET, NONCE, url.encode()), good[:-1]):
         assert not is_proof(answer, SECRET, NONCE, url)
+
+
+def test_proof_and_signature_are_made_as_the_documents_say() -> None:
+    def mac(text: str) -> str:
+        return hmac.new(SECRET.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+    assert proof(SECRET, NONCE, "http://127.0.0.1:9000/run") == mac(f"proof:{NONCE}:http://127.0.0.1:9000/run")
+    assert signature(SECRET, NONCE, b'{"name":"x"}') == mac(f'call:{NONCE}:{{"name":"x"}}')
+
+
+async def test_calls_that_come_at_once_share_a_challenge(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        plugin.prove = proves(plugin)
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url(), callback_secret=SECRET)
+            results = await asyncio.gather(*(bus.call("x", {"n": number}) for number in range(50)))
+        assert [result.output for result in results] == [{"n": number} for number in range(50)]
+        assert len(gets(plugin)) == 1
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 15, "x" * 257, "with space " * 2, "é" * 20, 'quote"' * 4])

@@ -86,13 +86,14 @@ class Callbacks:
         self._signals = signals
         self._session: aiohttp.ClientSession | None = None  # None until the first call
         self._running: dict[str, asyncio.Task[None]] = {}  # exchanges, by the bus's call id
+        self._proving: dict[CallbackHandler, asyncio.Task[str]] = {}  # challenges that are not answered yet
 
     def __repr__(self) -> str:
         return f"<Callbacks exchanges={len(self._running)}>"
 
     async def stop(self) -> None:
         """Cancels the exchanges that still run and closes every connection."""
-        running = list(self._running.values())
+        running = [*self._running.values(), *self._proving.values()]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -209,12 +210,25 @@ class Callbacks:
         listener = handler.origin.listener()
         if handler.recognizes(listener):
             return ""
-        doubt = await self._challenge(handler) if handler.secret else ANOTHER if listener else NOBODY
+        doubt = await self._prove(handler) if handler.secret else ANOTHER if listener else NOBODY
         if doubt and handler.is_confirmed:
             handler.is_confirmed = False
             self._signals.judged([handler], doubt)
             self.probe(handler.origin)
         return doubt
+
+    async def _prove(self, handler: CallbackHandler) -> str:
+        """Returns what `_challenge` does; calls that come while one is under way share it."""
+        task = self._proving.get(handler)
+        if task is None:
+            task = self._proving[handler] = asyncio.get_running_loop().create_task(self._challenge(handler))
+            task.add_done_callback(functools.partial(self._proved, handler))
+        return await asyncio.shield(task)
+
+    def _proved(self, handler: CallbackHandler, task: asyncio.Task[str]) -> None:
+        self._proving.pop(handler, None)
+        if not task.cancelled():
+            task.exception()  # every call that waited for it may have ended
 
     async def _challenge(self, handler: CallbackHandler) -> str:
         """Lets the plugin prove that it knows the secret; sends neither arguments nor credentials.
@@ -331,7 +345,7 @@ class Callbacks:
         listener = origin.listener()
         for handler in [each for each in origin.handlers if each.secret and not each.recognizes(listener)]:
             try:
-                doubt = await self._challenge(handler)
+                doubt = await self._prove(handler)
             except aiohttp.ClientConnectorError:  # it has gone again
                 return
             handler.is_confirmed = not doubt
