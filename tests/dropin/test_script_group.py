@@ -146,6 +146,21 @@ async def test_a_tool_that_cannot_be_offered_is_left_out_and_the_others_of_its_f
     assert problem.reason.startswith("a tool is left out: tool name 'a b'")
 
 
+async def test_keys_that_mean_nothing_here_are_ignored_with_a_warning(load: Load) -> None:
+    spec = "{name: 't', execute: () => 1, cache: 5, def: {type: 'function', function: {name: 't', returns: 'x'}}}"
+    loaded = load({"a.js": f"llm_tool_register({spec})"})
+    assert (await call(loaded, "t")).output == 1
+    assert [each.reason for each in loaded.problems] == ["of tool 't' these keys are ignored: cache, returns"]
+
+
+@pytest.mark.parametrize("definition", ["1", "'text'", "{function: 5}", "{function: {name: 'other'}}"])
+def test_a_definition_that_is_none_leaves_its_tool_out(load: Load, definition: str) -> None:
+    loaded = load({"a.js": f"llm_tool_register({{name: 't', execute() {{}}, def: {definition}}})"})
+    assert loaded.specs == ()
+    (problem,) = loaded.problems
+    assert problem.reason.startswith("a tool is left out: tool 't': its definition ")
+
+
 @pytest.mark.parametrize(
     ("body", "output", "is_error"),
     [
@@ -405,9 +420,13 @@ async def test_an_extension_knows_what_its_manifest_says(tmp_path: Path) -> None
 
 
 async def test_a_bad_registration_is_left_out_and_the_others_stay(load: Load) -> None:
-    loaded = extension(load, "spindle.registerTool({name: 'a:b'}); spindle.registerTool(); " + answering("return 1"))
+    loaded = extension(
+        load,
+        "spindle.registerTool({name: 'a:b'}); spindle.registerTool(); spindle.registerTool('x'); "
+        + answering("return 1"),
+    )
     assert names(loaded) == ["t"]
-    assert ["colon" in problem.reason for problem in loaded.problems] == [True, False]
+    assert ["colon" in problem.reason for problem in loaded.problems] == [True, False, False]
 
 
 async def test_permissions_tell_an_extension_what_the_bus_decides(tmp_path: Path) -> None:

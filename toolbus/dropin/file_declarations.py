@@ -35,8 +35,8 @@ _INCOMPLETE = "llm_tool_register: spec needs {name, execute, def}"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _FLAGS = {"no_background": "TOOL_NO_BACKGROUND", "allow_repeat": "TOOL_ALLOW_REPEAT"}
 _MIN_LEVEL = "TOOL_MIN_LEVEL"  # of a file
-_DEFINITION_KEYS = ("name", "description", "parameters", "strict")  # what a definition may hold
-_OPTIONS = tuple(each for each in OPTION_NAMES if each != "name")
+DEFINITION_KEYS = ("name", "description", "parameters", "strict")  # what a definition may hold
+OPTIONS = tuple(each for each in OPTION_NAMES if each != "name")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -155,7 +155,7 @@ def located(spec: ToolSpec, file: str) -> ToolSpec:
 
 def _meta(handler: Callable[..., Any], name: Any, options: dict[str, Any]) -> LlmToolMeta:
     """Returns the declaration of a tool; without a timeout, a call may take as long as its caller waits."""
-    known = _OPTIONS
+    known = OPTIONS
     for option in options:
         if option not in known:
             raise InvalidTool([f"tool {name!r:.80}: {option!r:.80} is not an option of a tool: use {', '.join(known)}"])
@@ -193,9 +193,9 @@ def _definition(name: Any, definition: Any) -> tuple[Any, Any]:
                 '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
             ]
         )
-    known = {id(definition): ("type", "function"), id(inner): _DEFINITION_KEYS}
+    known = {id(definition): ("type", "function"), id(inner): DEFINITION_KEYS}
     if inner is definition:
-        known = {id(inner): ("type", *_DEFINITION_KEYS)}
+        known = {id(inner): ("type", *DEFINITION_KEYS)}
     for part in (definition, inner):
         for key in part:
             if key not in known[id(part)]:
@@ -253,7 +253,7 @@ def _by_keywords(where: str, entry: Any, flags: Mapping[str, bool]) -> ToolSpec:
     """Returns the tool of an entry whose handler takes the arguments as keywords."""
     if not isinstance(entry, Mapping):
         raise InvalidTool([f"{where} is a {type(entry).__name__}, it must be a dict with name and handler"])
-    known = ["name", "handler", *_OPTIONS]
+    known = ["name", "handler", *OPTIONS]
     for key in entry:
         if key not in known:
             raise InvalidTool([f"{where} has {key!r:.80}, which is not an option of a tool: use {', '.join(known)}"])

@@ -19,17 +19,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from toolbus.dropin.file_declarations import located, offered, register_tool, registered
+from toolbus.dropin.file_declarations import (
+    DEFINITION_KEYS,
+    OPTIONS,
+    located,
+    offered,
+    register_tool,
+    registered,
+)
 from toolbus.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
 from toolbus.dropin.file_result import failed_tool
 from toolbus.dropin.javascript import ANNOUNCES, Engine, EngineLimits, ScriptError, ignored_text, with_remedy
-from toolbus.errors import SetupError
+from toolbus.errors import InvalidTool, SetupError
 from toolbus.functions.reply import Err
 from toolbus.functions.tool_spec import ToolSpec
 from toolbus.sdk import Plugin
 from toolbus.sdk.extension import FAILED, invocation_spec, result_value
 from toolbus.sdk.invocation import ToolInvocation
-from toolbus.text import clean_lines, parse_json, shorten
+from toolbus.text import clean_lines, list_names, parse_json, shorten
 
 log = logging.getLogger(__name__)
 
@@ -168,10 +175,16 @@ class ScriptGroup:
         """Returns the tool of a registration, or why it cannot be offered."""
         try:
             record = parse_json(text)
-            if self._is_extension and "def" not in (record or {}):
-                return located(invocation_spec(record or {}, self._answer), file)
-            return offered(self._registered(record), file, _NO_MODULE)
-        except (ValueError, TypeError, RecursionError) as error:  # InvalidTool is a ValueError
+            if not isinstance(record, dict):
+                raise TypeError(f"it is {text:.80}: register an object with name, description and parameters")
+            if self._is_extension and "def" not in record:
+                return located(invocation_spec(record, self._answer), file)
+            known, unknown = _known(record)
+            if unknown:
+                reason = f"of tool {record['name']!r:.80} these keys are ignored: {list_names(unknown)}"
+                self._problems.append(FileProblem(file, reason, skipped=False))
+            return offered(self._registered(known), file, _NO_MODULE)
+        except (ValueError, TypeError, RecursionError, InvalidTool) as error:
             return FileProblem(file, f"a tool is left out: {error}", skipped=False)
 
     def _registered(self, record: Mapping[str, Any]) -> ToolSpec:
@@ -231,6 +244,18 @@ class ScriptGroup:
                 self._plugin.remove_tool(name)
             case ["ignored", name]:
                 _write(_WARNING, ignored_text(str(name)))
+
+
+def _known(record: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns a registration with the keys that mean something, and the names of the others: a BBS ignores them."""
+    definition = record["def"]
+    inner = definition.get("function", definition) if isinstance(definition, dict) else None
+    if not isinstance(inner, dict):
+        return record, []
+    kept = {key: value for key, value in inner.items() if key in DEFINITION_KEYS}
+    options = {key: value for key, value in record.items() if key in ("name", *OPTIONS)}
+    unknown = {*record, *inner, *definition} - {*options, *DEFINITION_KEYS, "def", "type", "function"}
+    return {**options, "def": kept}, sorted(unknown)
 
 
 def _manifest(folder: Path, files: Sequence[str]) -> dict[str, Any]:

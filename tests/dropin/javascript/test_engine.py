@@ -208,6 +208,18 @@ def test_a_flood_of_lines_reaches_the_log_in_part_and_is_counted(scope: Scope) -
     assert lines[-1] == "800 further lines of the log were dropped"
 
 
+def test_a_post_that_cannot_be_taken_is_logged_and_the_scope_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(post: list[Any]) -> None:
+        raise RuntimeError("not today")
+
+    engine = Engine(refuse, LIMITS)
+    engine.install("synchronet.js", [])
+    engine.load("print('one')").result(SECONDS)
+    engine.load("1").result(SECONDS)
+    assert "not today" in caplog.text
+    engine.close()
+
+
 def test_a_closed_scope_fails_its_calls(scope: Scope) -> None:
     scope.tool("return new Promise(() => {})")
     waiting = scope.engine.request("call", {"name": "t", "args": 0, "env": {}})

@@ -14,6 +14,7 @@ import concurrent.futures
 import heapq
 import itertools
 import json
+import logging
 import queue
 import threading
 import time
@@ -25,6 +26,8 @@ from typing import Any
 from toolbus.errors import SetupError
 from toolbus.text import parse_json
 from toolbus.tool import MIB
+
+log = logging.getLogger(__name__)
 
 EXTRA = "pip install 'toolbus[javascript]'"
 _HERE = Path(__file__).parent
@@ -255,7 +258,7 @@ class Engine:
         if number in self._calls:
             self._settle(number, error)
         else:
-            self._take(["log", 3, f"{error}\n{error.stack}"])
+            self._pass_on(["log", 3, f"{error}\n{error.stack}"])
 
     def _out_of_memory(self, stack: str) -> ScriptError:
         """Returns the error of a script that ran out of memory; ends the engine if the scope keeps what fills it."""
@@ -286,7 +289,14 @@ class Engine:
                 case ["timer", timer, milliseconds]:
                     heapq.heappush(self._timers, (time.monotonic() + milliseconds / 1000, timer))
                 case _:
-                    self._take(entry)
+                    self._pass_on(entry)
+
+    def _pass_on(self, entry: list[Any]) -> None:
+        """Gives an entry to whom it is for; what that raises is logged, and the scope goes on."""
+        try:
+            self._take(entry)
+        except Exception:
+            log.exception("%r of a script could not be taken", entry[:1])
 
     def _settle(self, number: int, value: Any) -> None:
         future = self._calls.pop(number, None)
