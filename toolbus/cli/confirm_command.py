@@ -36,4 +36,6 @@ def confirm(
     elif result["confirmed"]:
         terminal.print_lines(f"confirmed {', '.join(clean_line(name) for name in result['confirmed'])}")
     if not result["confirmed"]:
-        terminal.fail(f"source {source!r} has no unconfirmed tool: `toolbus list --all` shows those there are")
+        terminal.fail(
+            f"source {source!r} has no unconfirmed tool without a secret: `toolbus list --all` shows those there are"
+        )

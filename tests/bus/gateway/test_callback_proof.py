@@ -167,13 +167,17 @@ async def test_a_restored_tool_comes_back_by_its_proof_and_a_foreign_program_lea
         plugin.prove = lambda head: ""
         async with start() as bus:
             assert names(bus, away=False) == []
-            await until(lambda: len(gets(plugin)) > 1, "the probe to come again")
+            await until(lambda: len(gets(plugin)) > 2, "the probe to come again")
             assert posts(plugin) == []
+            said = [text for text in caplog.messages if text.startswith("unconfirmed")]
+            assert len(said) == 1, "and the log says so once"
+            assert (await bus.call("toolbus:confirm", {"source": "external"})).output["confirmed"] == ["open"]
+            assert names(bus, away=False) == ["open"]
             plugin.prove = proves(plugin)
-            await until(lambda: names(bus, away=False) == ["x"], "the proof")
+            await until(lambda: names(bus, away=False) == ["x", "open"], "the proof")
             assert not (await bus.call("x")).is_error
         async with start() as bus:  # it is asked at the start already
-            assert names(bus, away=False) == ["x"]
+            assert names(bus, away=False) == ["x", "open"]
     no_text_has(SECRET, [*caplog.messages, *(head for head, _ in plugin.requests)])
     assert (tmp_path / "data" / "toolbus.db").stat().st_mode & 0o777 == 0o600
 

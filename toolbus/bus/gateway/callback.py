@@ -211,11 +211,16 @@ class Callbacks:
         if handler.recognizes(listener):
             return ""
         doubt = await self._prove(handler) if handler.secret else ANOTHER if listener else NOBODY
-        if doubt and handler.is_confirmed:
-            handler.is_confirmed = False
-            self._signals.judged([handler], doubt)
+        if doubt:
+            self._judged(handler, doubt)
             self.probe(handler.origin)
         return doubt
+
+    def _judged(self, handler: CallbackHandler, doubt: str) -> None:
+        """Notes whether the program at a handler's URL is its plugin; says so where that is news."""
+        if handler.is_confirmed is bool(doubt) or handler.doubt != doubt:
+            handler.is_confirmed, handler.doubt = not doubt, doubt
+            self._signals.judged([handler], doubt)
 
     async def _prove(self, handler: CallbackHandler) -> str:
         """Returns what `_challenge` does; calls that come while one is under way share it."""
@@ -253,7 +258,10 @@ class Callbacks:
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             return f"the proof of its callback_secret did not come ({str(error) or type(error).__name__})"
         if not callback_proof.is_proof(answer, handler.secret, nonce, handler.target.text):
-            return f"the program there did not prove that it knows the callback_secret ({callback_proof.PROOF})"
+            return (
+                f"the program that listens there did not prove in {callback_proof.PROOF} that it knows the "
+                "callback_secret: let its plugin answer the challenge, or register again"
+            )
         handler.proven_by = listener
         return ""
 
@@ -348,8 +356,7 @@ class Callbacks:
                 doubt = await self._prove(handler)
             except aiohttp.ClientConnectorError:  # it has gone again
                 return
-            handler.is_confirmed = not doubt
-            self._signals.judged([handler], doubt)
+            self._judged(handler, doubt)
         self._judge(origin)
         self.bring_online(origin)
         if origin.is_serving:

@@ -93,11 +93,22 @@ class CallbackHandler:
         is_restored: whether it is from before this run of the bus, and its plugin has not registered it since.
         is_confirmed: whether its plugin is known to be there. Else it is not offered, and nothing is posted.
         proven_by: the id of the socket whose program proved that it knows the secret; empty where none did.
+        doubt: why the program there did not prove that it is the plugin; empty where it did, or was not asked.
         has_answered: whether the tool gave a result since it was restored.
     """
 
     __slots__ = (
-        *("_callbacks", "has_answered", "headers", "is_confirmed", "is_restored", "key", "listener", "max_in_flight"),
+        *(
+            "_callbacks",
+            "doubt",
+            "has_answered",
+            "headers",
+            "is_confirmed",
+            "is_restored",
+            "key",
+            "listener",
+            "max_in_flight",
+        ),
         *("offered", "origin", "pending", "proven_by", "secret", "slots", "source", "stuck", "target", "url"),
     )
 
@@ -123,6 +134,7 @@ class CallbackHandler:
         self.proven_by = ""
         self.is_restored = False
         self.is_confirmed = True
+        self.doubt = ""
         self.has_answered = False
         self.max_in_flight = in_flight
         self.pending: dict[str, Any] = {}

@@ -284,7 +284,8 @@ class Registrations:
         """Offers tools whose plugin has shown that it is there, or suspends those that may be another program's."""
         origin = handlers[0].origin
         if doubt:
-            self._registry.suspend(handlers, f"{origin}: {doubt}, or trust it with `toolbus confirm {origin.source}`")
+            advice = "" if handlers[0].secret else f", or trust it with `toolbus confirm {origin.source}`"
+            self._registry.suspend(handlers, f"{origin}: {doubt}{advice}")
             log.warning("unconfirmed source=%r origin=%s tools=%d why=%s", origin.source, origin, len(handlers), doubt)
         else:
             log.info("confirmed source=%r origin=%s tools=%d", origin.source, origin, len(handlers))
@@ -308,12 +309,14 @@ class Registrations:
     def confirm(self, source: str) -> list[str]:
         """Trusts whoever listens at the URLs of a source's unconfirmed tools. Returns their names.
 
+        Those with a secret stay as they are: their plugin proves itself.
+
         Raises:
             NotKept: it could not be persisted; it is in force until the bus stops.
         """
         confirmed: list[CallbackHandler] = []
         for origin in list(self._by_source.get(source, ())):
-            unconfirmed = [handler for handler in origin.handlers if not handler.is_confirmed]
+            unconfirmed = [handler for handler in origin.handlers if not (handler.is_confirmed or handler.secret)]
             if unconfirmed:
                 self._callbacks.confirm(unconfirmed)
                 self._callbacks.bring_online(origin)
