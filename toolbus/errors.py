@@ -8,7 +8,7 @@ The tree, by whose fault it is::
     │   ├── InvalidRequest      any other part of a request breaks a rule
     │   ├── ProtocolError       a message arrived where the protocol forbids it
     │   ├── VersionMismatch     the peer speaks another version of the protocol
-    │   ├── UnknownRole         that role is not configured
+    │   ├── UnknownRole         that role does not exist
     │   ├── SessionGone         the session_id names no live session
     │   ├── Unauthenticated     no key says who asks, or one that does not count (any more)
     │   ├── NotPermitted        the source or identity lacks the right
@@ -116,7 +116,7 @@ class VersionMismatch(RequestError):
 
 
 class UnknownRole(RequestError):
-    """That role is not configured."""
+    """That role does not exist."""
 
     def __init__(self, role: str) -> None:
         self.role = role

@@ -127,6 +127,7 @@ class Plugin:
     source = "bench"
     instance = ""
     shares = False
+    awaits_roles = False
     remote = True
     persisted = False
     takes_calls = True

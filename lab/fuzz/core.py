@@ -37,7 +37,8 @@ class CoreOnAClock:
         self.now = 1_000.0
         self.armed_at = math.inf  # when the bus's timer would fire
         self.limits = limits or Limits()
-        self.registry = Registry(roles, grace_seconds=grace_seconds)
+        unconfigured = self.limits.unconfigured_roles
+        self.registry = Registry(roles, grace_seconds=grace_seconds, unconfigured_roles=unconfigured)
         self.policy = Policy(denied, untrusted=untrusted)
         self.records = CallRecords()
         self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)

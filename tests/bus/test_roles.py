@@ -12,12 +12,16 @@ import httpx
 import pytest
 
 from tests.bus.upstream.main_server import MainServer
+from tests.faults.callbacks import CallbackPlugin, Legacy
 from tests.support.waiting import until
+from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.roles import FILE
 from toolbus.errors import InvalidRequest, NotKept, SetupError, UnknownRole
 from toolbus.limits import Limits
 from toolbus.testing import running_bus
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
 
 PLUGIN_ROLE = "小八"
 CALLBACK = "http://127.0.0.1:9/call"
@@ -130,3 +134,56 @@ async def test_the_roles_of_a_main_server_are_adopted_and_tools_for_them_offered
             assert (await register(http, PLUGIN_ROLE)).status_code == 200
         assert (await register(http, "another")).status_code == status
         assert (PLUGIN_ROLE in bus.registry.roles) == (mode != "off")
+
+
+# -- over gRPC -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_plugin_s_tool_waits_for_its_role_and_is_called_when_an_operator_adds_it() -> None:
+    async with running_bus() as bus, Plugin("plugin", address=bus.grpc_addresses[0]) as plugin:
+
+        @plugin.tool(role=PLUGIN_ROLE)
+        def meow() -> str:
+            return "meow"
+
+        await plugin.ready()
+        async with Host(bus.grpc_addresses[0]) as host:
+
+            async def states() -> list[tuple[str, str, tuple[str, ...]]]:
+                return [(each.name, each.state, each.roles) for each in await host.list(include_offline=True)]
+
+            assert await states() == [("meow", "waiting", (PLUGIN_ROLE,))]
+            assert list(await host.list()) == []
+            assert [(each.name, each.role) for each in plugin.waiting] == [("meow", PLUGIN_ROLE)]
+            bus.add_role(PLUGIN_ROLE)
+            assert (await host.call("meow", role=PLUGIN_ROLE)).output == "meow"
+            assert await states() == [("meow", "live", (PLUGIN_ROLE,))]
+            await until(lambda: not plugin.waiting)
+            bus.remove_role(PLUGIN_ROLE)
+            assert await states() == [("meow", "waiting", (PLUGIN_ROLE,))]
+            await until(lambda: plugin.waiting)
+
+
+async def test_the_first_attach_for_a_role_adopts_it() -> None:
+    async with (
+        running_bus(adopt_roles="first-use") as bus,
+        Plugin("plugin", address=bus.grpc_addresses[0]) as plugin,
+    ):
+        plugin.tool(role=PLUGIN_ROLE, name="meow")(lambda: "meow")
+        await plugin.ready()
+        assert bus.registry.roles == ("default", PLUGIN_ROLE)
+        assert (await bus.call("meow", role=PLUGIN_ROLE)).output == "meow"
+
+
+async def test_a_callback_tool_that_came_by_grpc_waits_for_its_role_over_a_restart(tmp_path: Path) -> None:
+    with CallbackPlugin().come() as callback:
+        tool = pb.Tool(name="t", callback_url=callback.url(), role=PLUGIN_ROLE)
+        async with running_bus(data_dir=tmp_path) as bus, Legacy.of(bus) as legacy:
+            answer = await legacy.stub.Register(wire.RegisterRequest(source="legacy", tools=[tool]))
+            assert ([each.role for each in answer.waiting], answer.ok) == ([PLUGIN_ROLE], True)
+            assert bus.registry.listings(include_offline=True) == bus.registry.listings()
+        async with running_bus(data_dir=tmp_path) as bus:
+            assert [each.tool.name for each in bus.registry.waiting(PLUGIN_ROLE)] == ["t"]
+            bus.add_role(PLUGIN_ROLE)
+            listed = bus.list(PLUGIN_ROLE, include_offline=True)
+            assert [each.tool.name for each in listed] == ["t"]

@@ -40,6 +40,7 @@ class PeerDouble:
         instance: str = "",
         max_in_flight: int = 256,
         shares: bool = True,
+        waits: bool | None = None,
         trusted: bool = True,
         qualified: bool = False,
         max_item_bytes: int = 1 << 40,
@@ -48,6 +49,7 @@ class PeerDouble:
         self.instance = instance
         self.max_in_flight = max_in_flight
         self.shares = shares
+        self.awaits_roles = shares if waits is None else waits
         self.remote = True
         self.persisted = False
         self.may_set_context = trusted

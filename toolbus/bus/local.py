@@ -57,6 +57,7 @@ class LocalHandler:
 
     instance = ""
     shares = False
+    awaits_roles = False
     remote = False
     persisted = False
     takes_calls = True

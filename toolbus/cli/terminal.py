@@ -28,6 +28,7 @@ _STYLES = {
     "ok": "green",
     "completed": "green",
     "suspect": "yellow",
+    "waiting": "yellow",
     "draining": "yellow",
     "unconfirmed": "yellow",
     "offline": "red",

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from toolbus.text import clean_line, list_names
+from toolbus.text import clean_line, list_names, quote
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
@@ -69,6 +69,7 @@ class Standing:
         self._refused: dict[_Key, RefusedTool] = {}
         self._waiting: dict[_Key, WaitingTool] = {}
         self._logged: dict[_Key, str] = {}  # the reasons that were logged, across reconnects
+        self._logged_waiting: set[_Key] = set()  # the tools of which it was logged that they wait
 
     def __repr__(self) -> str:
         return f"<Standing refused={len(self._refused)} waiting={len(self._waiting)}>"
@@ -96,6 +97,7 @@ class Standing:
         self._waiting = {**self._waiting, **{(each.name, each.role): each for each in waits}}
         self._refused = {**self._refused, **{(each.name, each.role): each for each in found}}
         self._report(found)
+        self._report_waiting(waits)
 
     def reviewed(self, event: wire.ToolsReviewed) -> None:
         """Takes what the bus has judged anew by itself."""
@@ -119,3 +121,14 @@ class Standing:
             shown, why = clean_line(list_names(names)), clean_line(error)
             log.warning("the bus does not offer %s of source %s: %s", shown, self._source, why)
             self._on_refused(names, error)
+
+    def _report_waiting(self, waiting: Sequence[WaitingTool]) -> None:
+        """Logs which tools wait for a role that were offered, or not known, before: one line for each role."""
+        news: dict[str, list[str]] = {}
+        for each in waiting:
+            if (each.name, each.role) not in self._logged_waiting:
+                news.setdefault(each.role, []).append(each.name)
+        self._logged_waiting = set(self._waiting)
+        for role, names in news.items():
+            shown, whose = clean_line(list_names(names)), self._source
+            log.warning("%s of source %s waits for role %s, which the bus does not have", shown, whose, quote(role))

@@ -121,7 +121,7 @@ def test_a_list_without_role_is_in_the_order_in_which_names_came() -> None:
         lambda it: it.unregister("t", "nobody"),
         lambda it: it.clear("one", "nobody"),
         lambda it: it.remove_role("nobody"),
-        lambda it: it.register(PeerDouble("two"), offered(tool("x"), tool("y", role="nobody"))),
+        lambda it: it.register(PeerDouble("two", waits=False), offered(tool("x"), tool("y", role="nobody"))),
     ],
 )
 def test_an_unknown_role_is_refused_and_nothing_has_changed(ask: Callable[[Registry], object]) -> None:

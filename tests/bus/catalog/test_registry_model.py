@@ -81,6 +81,7 @@ class RegistryModel:
     def __init__(self, roles: Sequence[str], grace_seconds: float) -> None:
         self.tables: dict[str, list[Line]] = {role: [] for role in roles}
         self.to_come: list[Line] = []
+        self.waiting: dict[str, list[Line]] = {}  # by role that does not exist
         self.grace = grace_seconds
         self._places = itertools.count()
 
@@ -88,22 +89,31 @@ class RegistryModel:
     def roles(self) -> tuple[str, ...]:
         return tuple(self.tables)
 
-    def _for(self, role: str | None) -> list[list[Line]]:
+    def _for(self, role: str | None, *, hidden: bool = False) -> list[list[Line]]:
         if not role:
-            return [*self.tables.values(), self.to_come]
+            return [*self.tables.values(), *self.waiting.values(), self.to_come]
+        if hidden and role in self.waiting:
+            return [self.waiting[role]]
         if role not in self.tables:
             raise UnknownRole(role)
         return [self.tables[role]]
+
+    def forget_empty(self) -> None:
+        self.waiting = {role: table for role, table in self.waiting.items() if table}
 
     def register(
         self, handler: PeerDouble, tools: Sequence[CompiledTool], *, qualified: bool = False, declare: bool = False
     ) -> None:
         for item in tools:
-            self._for(item.tool.role)
+            if not handler.awaits_roles:
+                self._for(item.tool.role)
         stays = set()
         for item in tools:
             name = f"{handler.source}:{item.tool.name}" if qualified else item.tool.name
-            for table in self._for(item.tool.role):
+            role = item.tool.role
+            if role and role not in self.tables:
+                self.waiting.setdefault(role, [])
+            for table in self._for(role, hidden=True) if role else [*self.tables.values(), self.to_come]:
                 line = next((line for line in table if line.name == name), None)
                 if line is None:
                     line = Line(name, item.tool.name, handler.source, next(self._places))
@@ -112,6 +122,9 @@ class RegistryModel:
                     table[table.index(line)] = line = Line(name, item.tool.name, handler.source, line.place)
                 line.join(handler, item.tool)
                 stays.add(line)
+            for table in () if role else self.waiting.values():
+                for line in [line for line in table if line.name == name]:
+                    self._replace(table, line, handler)
         for table in self._for(None) if declare else ():
             for line in list(table):
                 own = handler in line.handlers()
@@ -121,8 +134,19 @@ class RegistryModel:
                     if not line.declared:
                         table.remove(line)
 
-    def unregister(self, name: str, role: str, source: str) -> None:
-        for table in self._for(role):
+    def _replace(self, table: list[Line], line: Line, handler: PeerDouble) -> None:
+        """A tool for all roles replaces what waits, but for other sessions of its own source."""
+        if line.source != handler.source:
+            table.remove(line)
+            return
+        for other in line.handlers():
+            if other is handler or not (other.shares and handler.shares):
+                line.leave(other)
+                if not line.declared:
+                    table.remove(line)
+
+    def unregister(self, name: str, role: str, source: str, *, hidden: bool = False) -> None:
+        for table in self._for(role, hidden=hidden):
             fits = [line for line in table if line.name == name and source in ("", line.source)]
             fits = fits or [line for line in table if source and line.name == f"{source}:{name}"]
             for line in fits:
@@ -152,14 +176,34 @@ class RegistryModel:
 
     def add_role(self, role: str) -> None:
         if role not in self.tables:
-            self.tables[role] = copy.deepcopy(self.to_come, {id(each): each for each in self._everyone()})
+            table = copy.deepcopy(self.to_come, {id(each): each for each in self._everyone()})
+            for line in self.waiting.pop(role, []):
+                other = next((each for each in table if each.name == line.name), None)
+                if other is not None and other.source == line.source:
+                    for declared, handlers in line.declared:
+                        for handler in handlers:
+                            other.join(handler, declared)
+                    continue
+                if other is not None:
+                    line.place = other.place
+                    table.remove(other)
+                table.append(line)
+            self.tables[role] = sorted(table, key=lambda line: line.place)
 
     def _everyone(self) -> list[PeerDouble]:
         return [handler for line in self.to_come for handler in line.handlers()]
 
     def remove_role(self, role: str) -> None:
-        self._for(role)
+        [table] = self._for(role)
         del self.tables[role]
+        for line in table:
+            was_offline = not line.declared
+            for handler in line.handlers():
+                mine = [known for known, handlers in line.declared if handler in handlers]
+                if not handler.awaits_roles or mine[0].role != role:
+                    line.leave(handler)
+            if line.declared or (was_offline and line.tool.role == role):
+                self.waiting.setdefault(role, []).append(line)
 
     def find(self, name: str, role: str) -> tuple[str, str, bool] | None:
         found = []
@@ -191,7 +235,13 @@ class RegistryModel:
         ]
 
     def offers(self, handler: PeerDouble) -> set[str]:
-        return {line.bare for table in self._for(None) for line in table if handler in line.handlers()}
+        tables = [*self.tables.values(), self.to_come]
+        return {line.bare for table in tables for line in table if handler in line.handlers()}
+
+    def waits(self, handler: PeerDouble) -> set[tuple[str, str]]:
+        return {
+            (line.bare, role) for role, table in self.waiting.items() for line in table if handler in line.handlers()
+        }
 
 
 # Small on purpose: collisions are what the registry is about.
@@ -246,6 +296,7 @@ class CatalogueMachine(RuleBasedStateMachine):
         for target in (self.registry, self.model):
             try:
                 change(target)
+                self.model.forget_empty()
                 raised.append(False)
             except UnknownRole:
                 raised.append(True)
@@ -282,7 +333,7 @@ class CatalogueMachine(RuleBasedStateMachine):
         if everything and source:
             self.both(lambda it: it.clear(source, role))
         else:
-            self.both(lambda it: it.unregister(name, role, source))
+            self.both(lambda it: it.unregister(name, role, source, hidden=bool(source)))
 
     @rule(index=HANDLERS, goodbye=st.booleans())
     def one_leaves(self, index: int, goodbye: bool) -> None:
@@ -349,6 +400,9 @@ class CatalogueMachine(RuleBasedStateMachine):
     def a_handler_knows_what_it_offers(self) -> None:
         for handler in self.handlers:
             assert sorted(self.registry.offers(handler)) == sorted(self.model.offers(handler))
+            assert sorted(self.registry.waits(handler)) == sorted(self.model.waits(handler))
+        waiting = [(line.entry.table.role, seen(line)) for line in self.registry.waiting()]
+        assert {role for role, _ in waiting} == set(self.model.waiting)
 
 
 CatalogueMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30)

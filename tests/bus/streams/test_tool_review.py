@@ -55,12 +55,11 @@ def test_each_bad_tool_is_refused_with_its_own_reason_and_the_others_are_offered
         pb.Tool(name="schema", parameters_json=BAD),
         pb.Tool(name="late", timeout_seconds=301),
         pb.Tool(name="url", callback_url="http://127.0.0.1:1/"),
-        pb.Tool(name="role", role="nobody"),
         pb.Tool(name="also"),
     )
     answer = attached(stream)
-    assert (list(answer.registered), answer.refused_total, stream.status) == (["good", "also"], 5, None)
-    parts = {"a b": "[A-Za-z0-9_.-]", "schema": "JSON", "late": "300", "url": "callback_url", "role": "role_add"}
+    assert (list(answer.registered), answer.refused_total, stream.status) == (["good", "also"], 4, None)
+    parts = {"a b": "[A-Za-z0-9_.-]", "schema": "JSON", "late": "300", "url": "callback_url"}
     assert {name: part in reasons(answer)[name] for name, part in parts.items()} == dict.fromkeys(parts, True)
     assert names(core) == ["good", "also"]
 
@@ -232,7 +231,11 @@ def test_a_wider_scope_brings_the_tools_that_the_identity_may_offer_then() -> No
 
 def test_unregistering_a_refused_name_forgets_it_and_does_not_fail() -> None:
     core = Core()
-    tools = pb.Tool(name="bad", parameters_json=BAD), pb.Tool(name="away", role="later"), pb.Tool(name="rest", role="x")
+    tools = (
+        pb.Tool(name="bad", parameters_json=BAD),
+        pb.Tool(name="away", role="later"),
+        pb.Tool(name="rest", role="x", timeout_seconds=301),
+    )
     stream = attach(core, "plugin", *tools)
     for request in (
         wire.UnregisterRequest(session_id=stream.peer.session_id, name="bad"),
@@ -268,8 +271,9 @@ def test_the_refusals_of_a_session_end_with_what_it_offers(way: str) -> None:
 
 def test_refusals_are_listed_for_operators_and_for_who_may_be_their_source() -> None:
     core = Core()
+    away = pb.Tool(name="away", role="later", timeout_seconds=301)
     for source in ("p", "q"):
-        attach(core, source, pb.Tool(name="bad", parameters_json=BAD), pb.Tool(name="away", role="later"))
+        attach(core, source, pb.Tool(name="bad", parameters_json=BAD), away)
     everything = [(source, name) for source in ("p", "q") for name in ("bad", "away")]
     assert listed(core) == everything
     assert listed(core, source="q", names=["bad"]) == [("q", "bad")]

@@ -88,6 +88,17 @@ class CatalogView:
                 self._cache[key] = cached
         return cached[1]
 
+    def waiting(
+        self, role: str | None = None, user_id: str = "", level: int = 0, *, principal: Principal = OBSERVER
+    ) -> tuple[ToolListing, ...]:
+        """Returns the tools that wait for a role that does not exist, as far as a caller could call them in it.
+
+        Args:
+            role: that they wait for; None is any.
+        """
+        visible = (self.visible(each, user_id, level, principal) for each in self._registry.waiting(role))
+        return tuple(each for each in visible if each is not None)
+
     def named(self, names: Iterable[str], listings: tuple[ToolListing, ...]) -> list[ToolListing]:
         """Returns the listings of some names out of what `listings` returned, in its order, without a search."""
         indexed = self._index

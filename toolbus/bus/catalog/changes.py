@@ -49,6 +49,7 @@ class Outcome:
         count: tools withdrawn, each counted once per role.
         lost: the handlers that lost a tool, each with the tool and the roles.
         refused: the tools that no role took.
+        waiting: (name, role) of the tools that wait for a role that does not exist.
         forgotten: refused declarations that were forgotten.
     """
 
@@ -58,6 +59,7 @@ class Outcome:
     count: int = 0
     lost: tuple[LostTool, ...] = ()
     refused: tuple[CompiledTool, ...] = ()
+    waiting: tuple[tuple[str, str], ...] = ()
     forgotten: int = 0
 
     @property

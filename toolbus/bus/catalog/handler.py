@@ -28,6 +28,7 @@ class Handler(Protocol):
     shares: (
         bool  # whether other handlers of the source may offer the same tool beside it; else the newest replaces them
     )
+    awaits_roles: bool  # whether its tools wait for a role that does not exist; else such a tool is refused
     max_item_bytes: int  # the largest call that it can receive
     remote: bool  # whether the tool runs outside the bus's process
     persisted: bool  # whether its offers outlive the bus: the registry collects changes of them for a store

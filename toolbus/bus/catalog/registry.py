@@ -1,9 +1,9 @@
 """Holds the catalog: which tools are offered, by which source, for which role, in which order.
 
-The *registry* has one role table for each role and one for roles that are added later. A role table maps a listed name
-to an entry; an entry holds the declarations of its source, each with its handlers, newest last. A tool whose handlers
-disconnect stays listed as offline for the grace period, so that a plugin that reconnects finds its place again. The
-registry knows nothing of streams and calls.
+The *registry* has one role table for each role and one for roles that are added later. Tools for a role that does not
+exist wait in a table that no client sees. A role table maps a listed name to an entry; an entry holds the declarations
+of its source, each with its handlers, newest last. A tool whose handlers disconnect stays listed as offline for the
+grace period, so that a plugin that reconnects finds its place again. The registry knows nothing of streams and calls.
 
 Writers share one lock. Lookups read the live tables without it: every change replaces a value in one step. The file is
 long because every way in which a tool comes and goes changes the same tables under that lock.
@@ -40,6 +40,7 @@ class Registry:
         roles: Sequence[str] = ("default",),
         *,
         tools_per_role: int = 250_000,
+        unconfigured_roles: int = 100,
         grace_seconds: float = 5.0,
         first_revision: int = 1,
     ) -> None:
@@ -47,6 +48,11 @@ class Registry:
         self._tables: dict[str, RoleTable] = {role: RoleTable(role) for role in roles}
         self._future = RoleTable(None)
         self._reserved: dict[str, RoleTable] = {}  # roles that restored tools wait for, not configured and never listed
+        # Roles that tools of sessions wait for. These tables have nothing else: copies of the tools for all roles would
+        # multiply what the catalog holds by the number of roles that do not exist.
+        self._waiting: dict[str, RoleTable] = {}
+        # Tools whose role came or went since `take_reviewed`, by (name, role): whether they are offered now.
+        self._reviewed: dict[Handler, dict[tuple[str, str], bool]] = {}
         self._by_handler: dict[Handler, dict[Entry, None]] = {}
         self._by_source: dict[str, dict[Entry, None]] = {}
         self._offline: dict[Entry, tuple[float, str]] = {}  # entry → (end of grace period, instance that disconnected)
@@ -60,6 +66,7 @@ class Registry:
         self._warned: NewestCache[tuple[str, str], tuple[str, ...]] = NewestCache(MAX_WARNED)
         self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may see a tool; set by CatalogView
         self.tools_per_role = tools_per_role
+        self.unconfigured_roles = unconfigured_roles
         self.grace_seconds = grace_seconds
         self.revision = first_revision
 
@@ -171,7 +178,38 @@ class Registry:
     def offers(self, handler: Handler) -> list[str]:
         """Returns the bare names that a handler offers now, each once."""
         with self._lock:
-            return list(dict.fromkeys(entry.bare_name for entry in self._by_handler.get(handler, ())))
+            entries = self._by_handler.get(handler, ())
+            return list(dict.fromkeys(entry.bare_name for entry in entries if not self._is_hidden(entry)))
+
+    def waits(self, handler: Handler) -> list[tuple[str, str]]:
+        """Returns the tools of a handler that wait for a role that does not exist: (bare name, role)."""
+        with self._lock:
+            hidden = filter(self._is_hidden, self._by_handler.get(handler, ()))
+            return [
+                (entry.bare_name, role)
+                for entry in hidden
+                if (role := entry.table.role) is not None and role in _roles_of(entry, handler)
+            ]
+
+    def counted(self, handler: Handler) -> list[object]:
+        """Returns what counts against a limit of tools: each name that is offered, and each tool that waits."""
+        return [*self.offers(handler), *self.waits(handler)]
+
+    def waiting(self, role: str | None = None) -> list[ToolListing]:
+        """Returns the listings of the tools that wait, for one role that does not exist or for all, by their places."""
+        with self._lock:
+            tables = (*self._reserved.values(), *self._waiting.values())
+            listings = (listing for table in tables if role in (None, table.role) for listing in build([table]))
+            own = (listing for listing in listings if listing.tool.role == listing.entry.table.role)
+            return sorted(own, key=lambda listing: listing.place)
+
+    def take_reviewed(self) -> dict[Handler, dict[tuple[str, str], bool]]:
+        """Returns the tools whose role came or went since this was last called: whether each is offered now."""
+        if not self._reviewed:
+            return {}
+        with self._lock:
+            reviewed, self._reviewed = self._reviewed, {}
+            return reviewed
 
     def declared_by(self, handler: Handler) -> list[Tool]:
         """Returns the tools that a handler offers now as it declared them, each once."""
@@ -211,6 +249,7 @@ class Registry:
         qualified: bool = False,
         declare: bool = False,
         needs_role: bool = False,
+        waits: bool = False,
         roles: Sequence[str | None] | None = None,
     ) -> Outcome:
         """Offers tools of a handler; the last writer wins and the place in the list is kept (REST-5).
@@ -219,57 +258,72 @@ class Registry:
             declare: these tools replace everything that this handler offered before, or that an older one of the same
                 source and instance had when it disconnected (a reconnect).
             needs_role: a tool that no role takes does not wait for roles that are added later either (REST-4, REST-12).
+            waits: tools wait for a role that does not exist, although those of the handler do not.
             roles: exactly these instead of those that the tools name; None stands for roles that are added later.
 
         Raises:
-            UnknownRole: a tool is for a role that is not configured. Nothing has changed then.
+            UnknownRole: a tool is for a role that does not exist and may not wait for it. Nothing has changed then.
         """
         with self._lock:
-            if roles is None:
+            if roles is None and not (handler.awaits_roles or waits):
                 self.check_roles(offered)
             before = self._replaced(handler) if declare else {}
             affected: dict[str, None] = {}
             failed: list[tuple[str, str, str]] = []
             lost: dict[tuple[Handler, str], list[str]] = {}
             taken: dict[str, None] = {}
+            waiting: dict[tuple[str, str], None] = {}
             refused: list[CompiledTool] = []
             self.revision += bool(offered or before)  # a host that attaches changes nothing
             for item in offered:
                 is_taken = False
-                for table in self._tables_for(item.tool.role or None) if roles is None else self._tables_of(roles):
+                for table in self._targets(item.tool.role or None) if roles is None else self._tables_of(roles):
                     if table.role not in self._tables and needs_role and not is_taken:
                         continue
                     entry = self._offer_in(table, handler, item, qualified, lost)
                     if entry is None:
-                        if table.role not in self._reserved:
+                        if table.role is None or table.role in self._tables:
                             failed.append((table.role or "", item.tool.name, self._full_text()))
                         continue
                     is_taken = True
                     before.pop(entry, None)
                     if table.role is not None:
                         affected[table.role] = None
-                if is_taken:
-                    taken[item.tool.name] = None
-                else:
+                if not is_taken:
                     refused.append(item)
+                elif roles is None and item.tool.role and item.tool.role not in self._tables:
+                    waiting[item.tool.name, item.tool.role] = None
+                else:
+                    taken[item.tool.name] = None
+                if is_taken and roles is None and not item.tool.role:
+                    self._replace_waiting(handler, item.tool.name, qualified, before, lost)
             for entry in before:
                 self._remove(entry, handler)
+            self._drop_empty()
             return Outcome(
                 names=tuple(taken),
                 roles=self._in_role_order(affected),
                 failed=tuple(failed),
                 lost=tuple(
-                    LostTool(owner, name, self._in_role_order(roles), handler.source)
+                    LostTool(owner, name, self._in_role_order(roles, hidden=True), handler.source)
                     for (owner, name), roles in lost.items()
                 ),
                 refused=tuple(refused),
+                waiting=tuple(waiting),
             )
 
     def has_room(self, role: str, source: str, more: int = 1) -> bool:
         """Tells whether a role, or with "" any role, has room for so many further names of a source."""
         with self._lock:
-            tables = [*self._tables.values(), self._future] if not role else [self._tables.get(role)]
-            return any(table is not None and not self._is_full(table, source, more) for table in tables)
+            if role and not self.may_wait(role):
+                return False
+            tables = [self._table_of(role) or RoleTable(role)] if role else [*self._tables.values(), self._future]
+            return any(not self._is_full(table, source, more) for table in tables)
+
+    def may_wait(self, role: str, more: int = 0) -> bool:
+        """Tells whether a role exists, or tools may wait for it, beside so many further roles that do not exist."""
+        hidden = len(self._waiting) + len(self._reserved)
+        return self._table_of(role) is not None or hidden + more < self.unconfigured_roles
 
     def check_room(self, offered: Sequence[CompiledTool], source: str, *, qualified: bool) -> None:
         """Checks that each tool finds room in a role, all of them together.
@@ -281,7 +335,7 @@ class Registry:
             new: Counter[RoleTable] = Counter()
             for item in offered:
                 name = f"{source}:{item.tool.name}" if qualified else item.tool.name
-                tables = self._tables_for(item.tool.role or None)
+                tables = self._targets(item.tool.role or None)
                 lacking = [table for table in tables if name not in table.entries]
                 taking = [table for table in lacking if not self._is_full(table, source, new[table] + 1)]
                 if lacking and not taking and len(lacking) == len(tables):
@@ -290,6 +344,8 @@ class Registry:
 
     def explain_full(self, tool: Tool) -> str:
         """Returns why no role takes a tool."""
+        if tool.role and tool.role not in self._tables:
+            return f"tool {tool.name!r} finds no room, {self.tools_per_role} tools wait for roles that do not exist"
         role = f"role {tool.role!r} has" if tool.role else "every role has"
         return f"tool {tool.name!r} finds no room, {role} {self.tools_per_role} tools: unregister some"
 
@@ -303,15 +359,18 @@ class Registry:
             if item.tool.role and item.tool.role not in self._tables:
                 raise UnknownRole(item.tool.role)
 
-    def unregister(self, name: str, role: str = "", source: str = "") -> Outcome:
+    def unregister(self, name: str, role: str = "", source: str = "", *, hidden: bool = False) -> Outcome:
         """Withdraws one tool, in one role or in all; with a source only where that source has it.
+
+        Args:
+            hidden: whether the role may be one that tools wait for.
 
         Raises:
             UnknownRole: the role is not configured.
         """
         with self._lock:
             entries = []
-            for table in self._tables_for(role or None):
+            for table in self._tables_for(role or None, hidden=hidden):
                 entry = table.entries.get(name)
                 if entry is None or (source and entry.source != source):
                     entry = table.entries.get(f"{source}:{name}") if source else None
@@ -453,8 +512,12 @@ class Registry:
                 return
             self.revision += 1
             table = self._reserved.pop(role, None) or self._filled(role)
+            self._merge(self._waiting.pop(role, None), table)
             for entry in table.entries.values():
                 self._journalize(entry, False)  # before the role is shown: what is visible now is what watchers know
+                for handler in entry.handlers():
+                    if handler.awaits_roles and role in _roles_of(entry, handler):
+                        self._reviewed.setdefault(handler, {})[entry.bare_name, role] = True
             self._tables = {**self._tables, role: table}
             self.first = self._first()
 
@@ -463,6 +526,32 @@ class Registry:
         with self._lock:
             if role not in self._tables and role not in self._reserved:
                 self._reserved[role] = self._filled(role)
+
+    def _merge(self, waiting: RoleTable | None, table: RoleTable) -> None:
+        """Moves tools that waited for a role into its table: they came after those for all roles of the same name."""
+        if waiting is None:
+            return
+        for entry in list(waiting.entries.values()):
+            other = table.entries.get(entry.name)
+            if other is not None and other.source == entry.source and all(each.shares for each in entry.handlers()):
+                for declaration in list(entry.declarations.values()):  # the declarations of a source stack
+                    tool = declaration.tool
+                    item = CompiledTool(tool, declaration.checker, declaration.strips, tool, declaration.warnings)
+                    for handler in list(declaration.handlers):
+                        self._unlink(handler, entry)
+                        self._offer_in(table, handler, item, entry.name != entry.bare_name, {})
+                self._unlink_source(entry)
+                self._offline.pop(entry, None)
+                continue
+            if other is not None:
+                for handler in other.handlers():
+                    self._unlink(handler, other)
+                self._unlink_source(other)
+                self._offline.pop(other, None)
+                entry.place = other.place
+            entry.table = table
+            table.put(entry)
+        table.entries = dict(sorted(table.entries.items(), key=lambda item: item[1].place))
 
     def _filled(self, role: str) -> RoleTable:
         table = RoleTable(role)
@@ -484,7 +573,7 @@ class Registry:
         return table
 
     def remove_role(self, role: str) -> None:
-        """Removes a role and the tools it has.
+        """Removes a role and the tools it has; tools of sessions that are for this role wait for it.
 
         Raises:
             UnknownRole: the role is not configured.
@@ -494,10 +583,23 @@ class Registry:
             if table is None:
                 raise UnknownRole(role)
             self.revision += 1
+            waiting = RoleTable(role)
             for entry in list(table.entries.values()):
+                visible = self._visible(entry)
                 for handler in entry.handlers():
+                    if handler.awaits_roles and role in _roles_of(entry, handler):
+                        self._reviewed.setdefault(handler, {})[entry.bare_name, role] = False
+                        continue
                     self._unlink(handler, entry)
-                self._drop(entry, self._visible(entry))
+                    entry.remove(handler)
+                if entry.handlers() or (entry in self._offline and entry.tool.role == role):
+                    self._journalize(entry, visible)
+                    entry.table = waiting
+                    waiting.put(entry)
+                else:
+                    self._drop(entry, visible)
+            if waiting.entries:
+                self._waiting[role] = waiting
             self._tables = {name: other for name, other in self._tables.items() if name != role}
             self._listings = {key: built for key, built in self._listings.items() if key[0] != role}
             for entry in () if self._tables else self._future.entries.values():
@@ -509,12 +611,64 @@ class Registry:
 
     # -- inside the lock ----------------------------------------------------------------------------------------
 
-    def _tables_for(self, role: str | None) -> list[RoleTable]:
+    def _is_hidden(self, entry: Entry) -> bool:
+        """Tells whether no client sees an entry, since its role does not exist."""
+        return entry.table.role is not None and entry.table.role not in self._tables
+
+    def _table_of(self, role: str) -> RoleTable | None:
+        return self._tables.get(role) or self._reserved.get(role) or self._waiting.get(role)
+
+    def _tables_for(self, role: str | None, *, hidden: bool = False) -> list[RoleTable]:
+        if role is None:
+            return [*self._tables.values(), *self._reserved.values(), *self._waiting.values(), self._future]
+        table = self._table_of(role) if hidden else self._tables.get(role)
+        if table is None:
+            raise UnknownRole(role)
+        return [table]
+
+    def _targets(self, role: str | None) -> list[RoleTable]:
+        """Returns where a tool is offered, or waits; nowhere where it would wait for one role too many."""
         if role is None:
             return [*self._tables.values(), *self._reserved.values(), self._future]
-        if role not in self._tables:
-            raise UnknownRole(role)
-        return [self._tables[role]]
+        table = self._table_of(role)
+        if table is None:
+            if not self.may_wait(role):
+                return []
+            table = self._waiting[role] = RoleTable(role)
+        return [table]
+
+    def _replace_waiting(
+        self,
+        handler: Handler,
+        bare_name: str,
+        qualified: bool,
+        before: dict[Entry, None],
+        lost: dict[tuple[Handler, str], list[str]],
+    ) -> None:
+        """Removes what waits under a name that is registered for all roles now (REST-5)."""
+        name = f"{handler.source}:{bare_name}" if qualified else bare_name
+        for role, table in self._waiting.items():
+            entry = table.entries.get(name)
+            if entry is None:
+                continue
+            is_own = entry.source == handler.source
+            for owner in entry.handlers():
+                if is_own and owner is not handler and owner.shares and handler.shares:
+                    continue
+                if not is_own:
+                    lost.setdefault((owner, entry.bare_name), []).append(role)
+                self._unlink(owner, entry)
+                entry.remove(owner)
+            if not entry.handlers() and not (is_own and entry in self._offline):
+                before.pop(entry, None)
+                table.drop(entry)
+                self._unlink_source(entry)
+                self._offline.pop(entry, None)
+
+    def _drop_empty(self) -> None:
+        """Forgets roles that nothing waits for any more."""
+        if not all(table.entries for table in self._waiting.values()):
+            self._waiting = {role: table for role, table in self._waiting.items() if table.entries}
 
     def _tables_of(self, roles: Sequence[str | None]) -> list[RoleTable]:
         tables = {table.role: table for table in (*self._tables.values(), *self._reserved.values(), self._future)}
@@ -546,7 +700,7 @@ class Registry:
         if entry is not None and entry.source != handler.source:
             self._journalize(entry, visible)  # removed, for watchers that knew it as its old source's
             for owner in entry.handlers():
-                if table.role in self._tables:
+                if table.role in self._tables or table.role in self._waiting:
                     lost.setdefault((owner, entry.bare_name), []).append(table.role)
                 self._unlink(owner, entry)
             self._unlink_source(entry)
@@ -592,7 +746,7 @@ class Registry:
         for entry in entries:
             role = entry.table.role
             for handler in entry.handlers():
-                if role in self._tables:
+                if role in self._tables or role in self._waiting:
                     lost.setdefault((handler, entry.bare_name), []).append(role)
                 self._unlink(handler, entry)
             if role is not None:
@@ -604,7 +758,7 @@ class Registry:
             roles=self._in_role_order(affected),
             count=count,
             lost=tuple(
-                LostTool(owner, name, self._in_role_order(dict.fromkeys(roles)))
+                LostTool(owner, name, self._in_role_order(dict.fromkeys(roles), hidden=True))
                 for (owner, name), roles in lost.items()
             ),
         )
@@ -616,6 +770,7 @@ class Registry:
         entry.current = entry.suspended = None
         if visible is not None:
             self._journalize(entry, visible)
+        self._drop_empty()
 
     def _link(self, handler: Handler, entry: Entry) -> None:
         self._by_handler.setdefault(handler, {})[entry] = None
@@ -656,13 +811,19 @@ class Registry:
         )
         self._journal.note(self.revision, entry.name, entry.source, existed)
 
-    def _in_role_order(self, roles: Iterable[str]) -> tuple[str, ...]:
-        affected = set(roles)
-        return tuple(role for role in self._tables if role in affected)
+    def _in_role_order(self, roles: Iterable[str], *, hidden: bool = False) -> tuple[str, ...]:
+        affected = dict.fromkeys(roles)
+        others = [role for role in affected if role not in self._tables] if hidden else []
+        return (*(role for role in self._tables if role in affected), *others)
 
     def _is_full(self, table: RoleTable, source: str, more: int = 1) -> bool:
-        """Tells whether a role has no room for so many tools; the bus's own do not count."""
+        """Tells whether a role has no room for so many tools; the bus's own do not count.
+
+        Roles that do not exist have together the room of one.
+        """
         room = self.tools_per_role - more
+        if table.role is not None and table.role not in self._tables and table.role not in self._reserved:
+            return sum(len(each.entries) for each in self._waiting.values()) > room
         if len(table.entries) <= room or source == BUS_SOURCE:
             return False
         of_bus = sum(entry.table is table for entry in self._by_source.get(BUS_SOURCE, ()))
@@ -670,3 +831,9 @@ class Registry:
 
     def _full_text(self) -> str:
         return f"LimitExceeded: the role has {self.tools_per_role} tools (limit tools_per_role): unregister some"
+
+
+def _roles_of(entry: Entry, handler: Handler) -> set[str | None]:
+    """Returns the roles that the declarations of a handler name; None stands for all roles."""
+    declarations = [*entry.declarations.values(), *([entry.suspended] if entry.suspended is not None else ())]
+    return {each.tool.role or None for each in declarations if handler in each.handlers}

@@ -114,6 +114,7 @@ class CallbackHandler:
 
     instance = ""
     shares = False
+    awaits_roles = False
     remote = True
     persisted = True
     max_item_bytes = 1 << 62

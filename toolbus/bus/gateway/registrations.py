@@ -31,7 +31,7 @@ from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.refused_tools import add_refused
 from toolbus.bus.streams.tool_review import first_fault, refusal
 from toolbus.bus.streams.withdrawal import notify_owners
-from toolbus.errors import InvalidRequest, InvalidTool, NotPermitted, RequestError
+from toolbus.errors import InvalidRequest, InvalidTool, NotPermitted, RequestError, UnknownRole
 from toolbus.text import quote
 from toolbus.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -148,6 +148,9 @@ class Registrations:
             f"{BUS_SOURCE}:"
         ):  # REST-3 allows a colon, and a later registration replaces an earlier
             raise NotPermitted(f"name {tool.name!r} is reserved for the bus's own tools: choose another")
+        self._audit.check()
+        if tool.role and not self._adopt(tool.role, Principal(source)):
+            raise UnknownRole(tool.role)
         return self._register(source, [(unchecked(tool, self._limits), target)], needs_role=True, secret=secret)[0]
 
     def register_by_grpc(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
@@ -163,16 +166,17 @@ class Registrations:
         self._check_source(source)
         items: list[tuple[CompiledTool, CallbackUrl]] = []
         faults: list[tuple[pb.Tool, RequestError]] = []
-        seen: set[tuple[str, str]] = set()
+        seen, coming = set[tuple[str, str]](), set[str]()
+        self._audit.check()
         for message in request.tools:
             try:
                 if (key := (message.name, message.role)) in seen:
                     raise declared_twice(message.name)
                 seen.add(key)
                 item = self._read(message)
-                if message.role:
-                    self._adopt(message.role, Principal(source))
-                self._registry.check_roles([item[0]])
+                self._presence.review.check_role(
+                    Principal(source), message.role, all_or_none=request.all_or_none, new=coming
+                )
                 items.append(item)
             except RequestError as fault:
                 faults.append((message, fault))
@@ -200,14 +204,11 @@ class Registrations:
         self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False, secret: str = ""
     ) -> list[Outcome]:
         self._audit.check()
-        for role in dict.fromkeys(tool.tool.role for tool, _ in items if tool.tool.role):
-            self._adopt(role, Principal(source))
-        self._registry.check_roles([tool for tool, _ in items])
         outcomes = []
         for tool, target in items:
             handler = self._handler(source, tool, target, secrets.token_hex(8), time.time())
             handler.secret, handler.listener = secret, handler.origin.listener()
-            outcome = self._registry.register(handler, [tool], needs_role=needs_role)
+            outcome = self._registry.register(handler, [tool], needs_role=needs_role, waits=not needs_role)
             notify_owners(outcome)
             outcomes.append(outcome)
             if outcome.accepted:

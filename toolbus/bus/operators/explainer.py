@@ -117,6 +117,14 @@ class Explainer:
             source, why = refused
             yield "registered", False, f"source {source!r} declares it, but the bus refused it: {why}"
             return
+        for listing in self._core.registry.waiting():
+            if name in (listing.tool.name, listing.entry.bare_name):
+                awaited = listing.entry.table.role
+                why = (
+                    f"has it for role {awaited!r}, which does not exist: `toolbus call toolbus:role_add role={awaited}`"
+                )
+                yield "registered", False, f"source {listing.source!r} {why}"
+                return
         withdrawn = policy.withdrawn_from(name)
         if withdrawn is not None:
             yield "registered", False, f"source {withdrawn!r} may not offer tools: `toolbus grant {withdrawn}` lets it"

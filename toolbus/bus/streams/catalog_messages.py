@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
+from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, HOST_SOURCE, Handler
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.errors import InvalidRequest, InvalidTool
@@ -22,6 +23,7 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 PAGE_BYTES = 3 * MIB  # below the 4 MiB that a default gRPC client receives
+MAX_WAITING_SHOWN = 1_000  # tools that wait for a role, in one message
 EVENT_BYTES = 512 * KIB  # so that a full list shares frames with calls
 _BEST_FIRST = (
     wire.SESSION_STATE_LIVE,
@@ -56,7 +58,25 @@ def registered(*outcomes: Outcome) -> wire.RegisterResponse:
         affected_roles=dict.fromkeys(role for outcome in outcomes for role in outcome.roles),
         failed_roles=[failed for outcome in outcomes for failed in _failed(outcome)],
         ok=all(outcome.accepted for outcome in outcomes),
+        waiting=waiting_to_wire([each for outcome in outcomes for each in outcome.waiting]),
     )
+
+
+def waiting_to_wire(waiting: Sequence[tuple[str, str]], receives_bytes: int = 4 * MIB) -> list[wire.WaitingTool]:
+    """Returns tools that wait for a role, (name, role), for one message: the first of them.
+
+    Args:
+        receives_bytes: the largest message that the receiver takes; an eighth of it is used at most.
+    """
+    space = receives_bytes // 8
+    messages: list[wire.WaitingTool] = []
+    for name, role in waiting[:MAX_WAITING_SHOWN]:
+        message = wire.WaitingTool(name=name, role=role)
+        space -= message.ByteSize() + 8
+        if space < 0:
+            break
+        messages.append(message)
+    return messages
 
 
 def unregistered(name: str, outcome: Outcome) -> wire.UnregisterResponse:
@@ -84,16 +104,11 @@ def list_tools(
     if request.if_revision and request.if_revision == revision:
         return response
     start = _page_start(request.page_token)
+    waiting: frozenset[Entry] = frozenset()
     if request.source == BUS_SOURCE:
         listings = view.own(principal)
     else:
-        listings = view.listings(
-            request.role or None,
-            request.context.user_id,
-            level_of(request.context.attributes),
-            principal=principal,
-            include_offline=request.include_offline,
-        )
+        listings, waiting = _listings(request, view, principal)
         if request.source == HOST_SOURCE:
             listings = (*listings, *view.lent(principal))
     size = 0
@@ -104,12 +119,33 @@ def list_tools(
         if request.source and request.source != listing.source:
             continue
         item = listed(listing)
+        if listing.entry in waiting:
+            item.session_state = wire.SESSION_STATE_WAITING
         size += item.ByteSize() + 8
         if size > page_bytes and response.tools:
             response.next_page_token = str(listing.place)
             break
         response.tools.append(item)
     return response
+
+
+def _listings(
+    request: wire.ListRequest, view: CatalogView, principal: Principal
+) -> tuple[tuple[ToolListing, ...], frozenset[Entry]]:
+    """Returns what a List shows, by places, and the entries of those that wait for a role.
+
+    Raises:
+        UnknownRole: the role is not configured, and nothing that the caller may see waits for it.
+    """
+    role, user_id, level = request.role or None, request.context.user_id, level_of(request.context.attributes)
+    waiting = view.waiting(role, user_id, level, principal=principal) if request.include_offline else ()
+    if waiting and role is not None:
+        return waiting, frozenset(each.entry for each in waiting)
+    listings = view.listings(role, user_id, level, principal=principal, include_offline=request.include_offline)
+    if not waiting:
+        return listings, frozenset()
+    every = sorted((*listings, *waiting), key=lambda listing: listing.place)
+    return tuple(every), frozenset(each.entry for each in waiting)
 
 
 def listed(listing: ToolListing) -> wire.ListedTool:

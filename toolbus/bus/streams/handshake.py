@@ -17,6 +17,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.streams.catalog_messages import waiting_to_wire
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import Cause, Refusal, to_wire
 from toolbus.bus.streams.session_table import SessionTable
@@ -107,7 +108,7 @@ class Handshake:
         outcome, refused = self._review.offer(peer, judgement, whole=True)
         self._table.add(peer, attach.token)
         peer.quota = self._dispatcher.quotas.join(peer.principal.identity, peer)
-        self._answer(peer, outcome.names, refused)
+        self._answer(peer, outcome.names, refused, outcome.waiting)
         deny(peer, "attach", refused)
         log.info(
             "attached source=%s instance=%s tools=%d refused=%d max_in_flight=%d",
@@ -140,11 +141,11 @@ class Handshake:
             refused = [Refusal.of(tool, str(error), Cause.DECLARATION) for tool in attach.tools]
             judgement = Judgement([], refused)
         if attach.all_or_none and judgement.refused:
-            self._answer(peer, self._registry.offers(peer), judgement.refused)
+            self._answer(peer, self._registry.offers(peer), judgement.refused, self._registry.waits(peer))
             deny(peer, "attach", judgement.refused)
             return False
         outcome, refused = self._review.offer(peer, judgement, whole=True)
-        self._answer(peer, outcome.names, refused)
+        self._answer(peer, outcome.names, refused, outcome.waiting)
         deny(peer, "attach", refused)
         log.info("declared again source=%s tools=%d refused=%d", peer.source, len(outcome.names), len(refused))
         return True
@@ -201,7 +202,8 @@ class Handshake:
 
     def _refuse(self, peer: Peer, why: str) -> None:
         """Refuses a later attach as such, whatever its tools are."""
-        self._answer(peer, self._registry.offers(peer), [Refusal("", "", why, Cause.DECLARATION)], refused_total=0)
+        whole = [Refusal("", "", why, Cause.DECLARATION)]
+        self._answer(peer, self._registry.offers(peer), whole, self._registry.waits(peer), refused_total=0)
 
     def _count_takeover(self, peer: Peer, now: float) -> None:
         times = self._takeovers.setdefault((peer.source, peer.instance), deque(maxlen=MAX_TAKEOVERS))
@@ -214,7 +216,12 @@ class Handshake:
         times.append(now)
 
     def _answer(
-        self, peer: Peer, names: Sequence[str], refused: Sequence[Refusal], refused_total: int | None = None
+        self,
+        peer: Peer,
+        names: Sequence[str],
+        refused: Sequence[Refusal],
+        waiting: Sequence[tuple[str, str]] = (),
+        refused_total: int | None = None,
     ) -> None:
         (bus_id, boot_id, version), limits = self._bus, self._limits
         identity = peer.principal.identity
@@ -231,6 +238,7 @@ class Handshake:
             revision=self._registry.revision,
             registered=names if sum(map(len, names)) < peer.max_item_bytes // 2 else (),
             refused=to_wire(refused, peer.max_item_bytes),
+            waiting=waiting_to_wire(waiting, peer.max_item_bytes),
             refused_total=len(refused) if refused_total is None else refused_total,
             limits=wire.Limits(
                 message_bytes=limits.message_bytes,

@@ -50,6 +50,7 @@ class Peer(Session[wire.InvokeResponse]):
     )
 
     shares = True
+    awaits_roles = True
     remote = True
     persisted = False
     longest_timeout = MAX_TIMEOUT_SECONDS

@@ -161,7 +161,8 @@ class Presence(SessionTable):
         owner = self.session_of(identity, request.session_id) if request.session_id else None
         if owner is None:
             identity.check_verb("catalog", "Unregister without a session_id")
-        outcome = self.withdrawal.unregister(request.name, request.role, owner, Principal(identity=identity))
+        principal = Principal(identity=identity)
+        outcome = self.withdrawal.unregister(request.name, request.role, owner, principal, hidden=True)
         return catalog_messages.unregistered(request.name, outcome)
 
     def clear(self, request: wire.ClearRequest, identity: Identity = LOCAL) -> wire.ClearResponse:
@@ -335,10 +336,11 @@ class Presence(SessionTable):
                 if identity is before:
                     continue
                 identity.check_attach(peer.source)
-                identity.check_offers(self._registry.offers(peer))
+                identity.check_offers(tool.name for tool in self._registry.declared_by(peer))
                 peer.principal = replace(peer.principal, identity=identity)
                 peer.quota = self._dispatcher.quotas.join(identity, peer)
                 peer.allowed.clear()
+                self.review.scopes_changed(peer)
                 if self.review.review([peer], Cause.RIGHT):
                     self._on_change()
             except NotPermitted as error:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from toolbus.bus.access.identity import Identity
+from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
@@ -24,7 +25,7 @@ from toolbus.bus.streams.withdrawal import notify_owners
 from toolbus.errors import InvalidTool, LimitExceeded, NotPermitted, RequestError, UnknownRole
 from toolbus.session import State
 from toolbus.text import clean_line, list_names, quote
-from toolbus.tool import Limits
+from toolbus.tool import MAX_ROLE, Limits, is_role
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -47,10 +48,13 @@ class ToolReview:
 
     Attributes:
         refused: the refusals of attached sessions.
+        adopt: adds a role that a tool of a principal names, where the configuration says so; returns whether it exists
+            now.
     """
 
     def __init__(self, registry: Registry, policy: Policy, limits: Limits, audit: Audit) -> None:
         self.refused = RefusedTools()
+        self.adopt: Callable[[str, Principal], bool] = lambda role, principal: False
         self._registry = registry
         self._policy = policy
         self._limits = limits
@@ -71,18 +75,18 @@ class ToolReview:
         *,
         qualified: bool,
         all_or_none: bool = False,
-        offered: Collection[str] = (),
+        offered: Collection[object] = (),
     ) -> Judgement:
-        """Judges tools of a session; changes nothing.
+        """Judges tools of a session; changes nothing, unless a role is adopted.
 
         Args:
-            offered: the names that the session offers beside these.
+            offered: what counts against the limit `tools` beside these: `Registry.counted`.
 
         Raises:
             RequestError: with all_or_none, the fault of a tool; of bad declarations all faults.
         """
         judgement, faults = Judgement(), []
-        names, seen = set(offered), set[tuple[str, str]]()
+        names, seen, coming = set(offered), set[tuple[str, str]](), set[str]()
         may_offer = self._policy.may_offer(source)
         beyond = set(identity.refused_offers(tool.name for tool in declared))
         for message in declared:
@@ -92,16 +96,17 @@ class ToolReview:
                     raise declared_twice(message.name)
                 seen.add(key)
                 tool = catalog_messages.read_tool(message, self._limits, qualified=qualified)
-                if message.role and message.role not in self._registry.roles:
-                    raise UnknownRole(message.role)
-                if message.name not in names and len(names) >= self._limits.tools:
+                self.check_role(Principal(source, identity=identity), message.role, all_or_none=all_or_none, new=coming)
+                waits = message.role and message.role not in self._registry.roles
+                counted = (message.name, message.role) if waits else message.name
+                if counted not in names and len(names) >= self._limits.tools:
                     what = f"tool {message.name!r} is one too many for its session"
                     raise LimitExceeded("tools", self._limits.tools, what)
             except RequestError as fault:
                 faults.append(fault)
                 judgement.refused.append(refusal(message, fault))
             else:
-                names.add(message.name)
+                names.add(counted)
                 judgement.tools.append(tool)
         if not all_or_none:
             return judgement
@@ -118,8 +123,40 @@ class ToolReview:
             declared,
             qualified=peer.qualified,
             all_or_none=all_or_none,
-            offered=() if self._has_room(peer, len(declared)) else self._registry.offers(peer),
+            offered=() if self._has_room(peer, len(declared)) else self._registry.counted(peer),
         )
+
+    def check_role(self, principal: Principal, role: str, *, all_or_none: bool, new: set[str]) -> None:
+        """Checks that a tool of a principal may be for a role, which need not exist: then the tool waits for it.
+
+        Args:
+            role: "" is all roles.
+            new: roles that do not exist and that nothing waits for but tools of the same request; this one is added.
+
+        Raises:
+            RequestError: it may not.
+        """
+        if not role or role in self._registry.roles:
+            return
+        identity = principal.identity
+        if identity.scopes is not None and not identity.scopes.has_role(role):
+            raise NotPermitted(_beyond_scope(identity, role))
+        if self.adopt(role, principal):
+            return
+        if all_or_none:
+            raise UnknownRole(role)
+        if not is_role(role):
+            raise InvalidTool(
+                [
+                    f"role {quote(role)} is not the name of a role: give it 1 to {MAX_ROLE} printable characters, "
+                    "without blanks at its ends"
+                ]
+            )
+        if not self._registry.may_wait(role, len(new - {role})):
+            limit = self._limits.unconfigured_roles
+            what = f"tools wait for {limit} roles that do not exist, so none waits for {quote(role)} too"
+            raise LimitExceeded("unconfigured_roles", limit, what)
+        new.add(role)
 
     def _check_right(
         self, identity: Identity, source: str, name: str, *, may_offer: bool, beyond: Collection[str]
@@ -157,6 +194,12 @@ class ToolReview:
         if judgement.tools:
             peer.offers_tools = True
         notify_owners(outcome)
+        if outcome.waiting:
+            name, role = outcome.waiting[0]
+            log.warning(
+                "waiting source=%s tools=%d for roles that do not exist, the first: tool=%r role=%r; add a role with "
+                "`toolbus call toolbus:role_add`", peer.source, len(outcome.waiting), name, role,
+            )  # fmt: skip
         if refused:
             first = clean_line(refused[0].error)
             log.warning("refused source=%s tools=%d, the first: %s", peer.source, len(refused), first)
@@ -177,7 +220,21 @@ class ToolReview:
     # -- trying again ------------------------------------------------------------------------------------------------
 
     def catalog_changed(self) -> bool:
-        """Tries again what a role was missing for, if the roles changed. Returns whether the catalog changed."""
+        """Tells sessions which tools' roles came or went, and tries again what a role was missing for.
+
+        Returns:
+            Whether the catalog changed.
+        """
+        for peer, tools in self._registry.take_reviewed().items():
+            if isinstance(peer, Peer) and peer.state is State.LIVE:
+                offered = list(dict.fromkeys(name for (name, _), is_offered in tools.items() if is_offered))
+                self._tell(peer, offered, {name for name, _ in tools})
+                log.info(
+                    "roles changed source=%s offered=%d waiting=%d",
+                    peer.source,
+                    len(offered),
+                    len(tools) - len(offered),
+                )
         roles = self._registry.roles
         if self._roles == roles:
             return False
@@ -210,17 +267,19 @@ class ToolReview:
         judgement = self.judge_more(peer, declared, all_or_none=False)
         outcome, _ = self.offer(peer, judgement, whole=False)
         former = {each.key: each.error for each in before}
-        # What is still refused of a name that is offered now is repeated: the event names no roles of offered tools.
-        news = [
-            each for each in self.refused.of(peer) if former.get(each.key) != each.error or each.name in outcome.names
-        ]
+        news = {each.name for each in self.refused.of(peer) if former.get(each.key) != each.error}
         if outcome.names:
             names = list_names(outcome.names)
             why = f"tried again: a {cause.name.lower()} changed"
             self._audit.record("register", peer.principal, target=names, why=why, peer=peer.session_id)
             log.info("offered source=%s tools=%d that were refused before", peer.source, len(outcome.names))
-        tell(peer, outcome.names, news)
+        self._tell(peer, outcome.names, {*outcome.names, *news, *(name for name, _ in outcome.waiting)})
         return bool(outcome.names)
+
+    def _tell(self, peer: Peer, offered: Sequence[str], moved: Collection[str]) -> None:
+        """Tells a session the standing of some names: an event replaces all that it knew of them, in every role."""
+        refused = [each for each in self.refused.of(peer) if each.name in moved]
+        tell(peer, offered, refused, [key for key in self._registry.waits(peer) if key[0] in moved])
 
     def _may_pass(self, peer: Peer, refusal: Refusal) -> bool:
         """Tells cheaply whether a tool that a limit kept out may fit now; all others are judged."""
@@ -233,7 +292,7 @@ class ToolReview:
         limit = self._limits.tools
         if self._registry.max_offers(peer) + more <= limit:
             return True
-        return len(self._registry.offers(peer)) + more <= limit
+        return len(self._registry.counted(peer)) + more <= limit
 
     def revoke(self, source: str, peers: Collection[Peer], withdraw: Callable[[], Outcome]) -> Outcome:
         """Withdraws the tools of a source that lost the right to offer any, and keeps what its sessions declared.
@@ -249,6 +308,21 @@ class ToolReview:
             self.refused.set(peer, (*self.refused.of(peer), *refused))
             tell(peer, (), refused)
         return outcome
+
+    def scopes_changed(self, peer: Peer) -> None:
+        """Refuses what waits for a role that a session's identity may no longer offer tools for."""
+        scopes = peer.principal.identity.scopes
+        beyond = {key for key in self._registry.waits(peer) if scopes is not None and not scopes.has_role(key[1])}
+        if not beyond:
+            return
+        declared = [tool for tool in self._registry.declared_by(peer) if (tool.name, tool.role) in beyond]
+        self._registry.withdraw(peer, lambda entry: (entry.bare_name, entry.table.role) in beyond)
+        refused = [
+            Refusal.of(tool.to_wire(), _beyond_scope(peer.principal.identity, tool.role or ""), Cause.RIGHT)
+            for tool in declared
+        ]
+        self.refused.set(peer, (*self.refused.of(peer), *refused))
+        tell(peer, (), refused)
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
@@ -272,13 +346,27 @@ class ToolReview:
         )
 
 
-def tell(peer: Peer, offered: Sequence[str], refused: Sequence[Refusal]) -> None:
-    """Tells a session which of its tools have another standing now; nothing where none has."""
-    for start in range(0, len(offered), EVENT_NAMES):
-        peer.send_event(wire.Event(tools_reviewed=wire.ToolsReviewed(registered=offered[start : start + EVENT_NAMES])))
-    if refused:
-        reviewed = wire.ToolsReviewed(refused=to_wire(refused, peer.max_item_bytes), refused_total=len(refused))
+def tell(
+    peer: Peer, offered: Sequence[str], refused: Sequence[Refusal], waiting: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Tells a session which of its tools have another standing now; nothing where none has.
+
+    Args:
+        waiting: (name, role) of those that wait for a role now.
+    """
+    for start in range(0, max(len(offered), len(waiting), bool(refused)), EVENT_NAMES):
+        part = slice(start, start + EVENT_NAMES)
+        reviewed = wire.ToolsReviewed(
+            registered=offered[part], waiting=catalog_messages.waiting_to_wire(waiting[part], peer.max_item_bytes)
+        )
+        if start == 0:
+            reviewed.refused.extend(to_wire(refused, peer.max_item_bytes))
+            reviewed.refused_total = len(refused)
         peer.send_event(wire.Event(tools_reviewed=reviewed))
+
+
+def _beyond_scope(identity: Identity, role: str) -> str:
+    return f"{identity.shown} may not offer tools for role {quote(role)}: an operator adds it to the scope roles"
 
 
 def refusal(message: pb.Tool, fault: RequestError) -> Refusal:

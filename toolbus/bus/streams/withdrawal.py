@@ -12,7 +12,7 @@ from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.peer import Peer
-from toolbus.errors import InvalidRequest, NotPermitted
+from toolbus.errors import InvalidRequest, NotPermitted, UnknownRole
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 log = logging.getLogger("toolbus.sessions")
@@ -40,22 +40,31 @@ class Withdrawal:
         self._on_change = on_change
 
     def unregister(
-        self, name: str, role: str = "", owner: Peer | None = None, principal: Principal = OBSERVER
+        self,
+        name: str,
+        role: str = "",
+        owner: Peer | None = None,
+        principal: Principal = OBSERVER,
+        *,
+        hidden: bool = False,
     ) -> Outcome:
         """Withdraws one tool, in one role or in all, and forgets refused declarations of the name.
 
         Args:
             owner: the session that asks: only a tool of its source is withdrawn. None: a tool of any source is.
             principal: who asks, for the audit.
+            hidden: whether the role may be one that does not exist, which tools wait for or are refused for.
 
         Raises:
-            UnknownRole: the role is not configured.
+            UnknownRole: the role does not exist.
             InvalidRequest: the name is empty.
             NotPermitted: the tool belongs to the bus itself.
         """
         if not name:
             raise InvalidRequest("name is empty: give the name of the tool to unregister")
         known = not role or role in self._registry.roles
+        if not known and not hidden:
+            raise UnknownRole(role)
         entry = self._registry.find(name, role) if known else None
         if entry is not None and entry.source == BUS_SOURCE:
             raise NotPermitted("the bus's own tools cannot be unregistered")
@@ -63,7 +72,7 @@ class Withdrawal:
         source = owner.source if owner else ""
         forgotten = self._forget_refused(name, role, source)
         if known or not forgotten:
-            outcome = replace(self._registry.unregister(name, role, source), forgotten=forgotten)
+            outcome = replace(self._registry.unregister(name, role, source, hidden=hidden), forgotten=forgotten)
         else:  # it was refused because its role does not exist
             outcome = Outcome(forgotten=forgotten)
         if outcome.names:
