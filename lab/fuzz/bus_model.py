@@ -191,6 +191,9 @@ class BusModel:
             slots = Counter(call.caller.budget for call in peer.pending.values())
             hold(peer.slots.held == slots, f"{peer.source} counts the slots of its callers wrong")
             hold(len(peer.pending) <= max(peer.max_in_flight, 0), f"{peer.source} has more pending calls than it takes")
+        refused = self.core.presence.review.refused
+        hold(len(refused) == sum(len(refused.of(peer)) for peer in peers), "the count of refused tools is wrong")
+        hold(all(peer.state is State.LIVE for peer in refused.peers), "a session that has ended has refused tools")
         waiting = sum(stream.peer.outbox._sealed_bytes for stream in self.streams)
         hold(self.pool.bytes == waiting, "the pool's bytes are not those that wait")
 
@@ -222,5 +225,6 @@ class BusModel:
         hold(not self.pool.bytes and not self.pool.outboxes, f"{self.pool.bytes} bytes wait for no stream")
         hold(not core.presence.sessions and not core.presence.by_source, "a session is left")
         hold(not core.registry.listings(include_offline=True), "a tool outlived its grace period")
+        hold(not core.presence.review.refused, "a refused tool outlived its session")
         for stream in self.streams:
             hold(not stream.peer.budget.held, f"{stream.peer.source} has bytes on its budget after the end")

@@ -32,6 +32,8 @@ TOOLS = (
     Tool("number", parameters_json=NUMBER, min_level=2),
     Tool("here", role="other"),
     Tool("slow", no_background=True, validate=False),
+    Tool("refused", parameters_json='{"$ref":"#"}'),
+    Tool("echo", "for a role that is not there", role="later"),
 )
 NAMES = ("echo", "again", "number", "here", "slow", "one:echo", "steady", "unknown")
 ARGUMENTS = (
@@ -52,6 +54,7 @@ def _attach(bus: BusModel, stream: Stream, choose: Choices) -> None:
         subscribe=[wire.SUBSCRIPTION_CATALOG] if choose.flag() else [],
         token=choose.pick(("", "", "t", "u")),
         protocol_version=choose.pick((1, 1, 1, 2)),
+        all_or_none=choose.pick((False, False, False, True)),
     )
 
 

@@ -60,6 +60,8 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
     acts = [
         (each["act"], each["who"], each["target"], each["outcome"], each["why"])
         for each in found(tmp_path, "permit", "role", "revoke", "grant", "drain", "denied", "register", "withdraw")
+        # The plugin declares its tools once more after the grant, at a time of its own.
+        if (each["act"], each["who"], each["why"]) != ("register", "weather", "")
     ]
     no_kind = next(why for act, _, target, _, why in acts if target == "nothing sun")
     assert acts == [
@@ -68,8 +70,8 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
         ("role", "chat", "Yui", "ok", "added"),
         ("role", "chat", "Yui", "ok", "removed"),
         ("revoke", "chat", "weather", "ok", "tools"),
+        ("register", "weather", "sun", "ok", "tried again: a right changed"),
         ("grant", "chat", "weather", "ok", "tools"),
-        ("register", "weather", "sun", "ok", ""),
         ("denied", "chat", "sun", "refused", acts[7][4]),
         ("register", "rest", "x", "ok", ""),
         ("withdraw", "http", "rest", "ok", "every tool of the source"),
