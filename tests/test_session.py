@@ -252,7 +252,7 @@ def test_an_outbox_above_its_limit_is_reported_and_discarding_empties_it() -> No
 def ladder(session: Session[Any], until: float, step: float = 0.5) -> list[tuple[float, Pulse]]:
     """Judges a silent peer every half second; returns when what changed."""
     found: list[tuple[float, Pulse]] = []
-    for tick in range(1, round(until / step) + 1):
+    for tick in range(round(until / step) + 1):
         pulse = session.pulse(tick * step)
         if pulse is not Pulse.FINE:
             found.append((tick * step, pulse))
@@ -282,13 +282,13 @@ def test_ticks_that_miss_the_moment_do_not_add_up(step: float) -> None:
 
 
 @pytest.mark.parametrize("idle_for", [0.0, 0.5, 4.0, 9.5])
-def test_a_call_on_a_peer_that_was_idle_has_4_to_6_s_whenever_it_hung(idle_for: float) -> None:
+def test_a_call_on_a_peer_that_was_idle_has_5_to_6_s_whenever_it_hung(idle_for: float) -> None:
     session = live()
     assert ladder(session, idle_for) == []
     session.pending["1"] = object()
     moments = (idle_for + 0.5 * tick for tick in range(1, 20))
     hung = next(now for now in moments if session.pulse(now) is Pulse.HUNG)
-    assert 4.0 <= hung - idle_for <= 5.5
+    assert 5.0 <= hung - idle_for <= 5.5
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_a_hung_peer_is_gone_in_time_whether_or_not_the_writer_is_stuck() -> Non
     for stuck in (True, False):
         session = live()
         session.pending["1"] = object()
-        for tick in range(1, 100):
+        for tick in range(100):
             if session.pulse(tick * 0.5) is Pulse.GONE:
                 ends.append(tick * 0.5)
                 break

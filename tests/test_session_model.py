@@ -89,6 +89,7 @@ class SessionModel:
         self.pending: dict[str, int] = {}  # id → the number of its frame
         self.in_flight: set[str] = set()
         self.heard = self.probed = self.wrote = now
+        self.busy_since: float | None = None  # the first tick since which calls were pending
         self.unanswered = 0  # heartbeats since the last message
         self.seen_taken = 0  # messages written when the silence was judged last
         self.probes = 0
@@ -140,9 +141,14 @@ class SessionModel:
         if self.taken != self.seen_taken:
             self.seen_taken, self.wrote = self.taken, now
         patience = 1.0 if self.pending or self.unanswered else 10.0
-        due = max(self.heard, self.probed) + patience
+        if not self.pending:
+            self.busy_since = None
+        elif self.busy_since is None:
+            self.busy_since = now
+        begun = [self.busy_since] if self.busy_since is not None and not self.unanswered else []
+        due = max(self.heard, self.probed, *begun) + patience
         overdue = now >= due
-        if not overdue and now < self.wrote + 10.0:
+        if not overdue and now < max(self.wrote + 10.0, *(each + patience for each in begun), 0.0):
             return "fine"
         if overdue and self.unanswered >= 20:
             return "gone"

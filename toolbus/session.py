@@ -12,6 +12,7 @@ The states::
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -250,6 +251,7 @@ class Session(Generic[Frame]):
     """
 
     __slots__ = (
+        "_busy_since",
         "_last_sent",
         "_may_arrive",
         "_probes",
@@ -287,6 +289,7 @@ class Session(Generic[Frame]):
         self.missed = 0  # heartbeats in a row without any frame since
         self._taken_before = 0  # frames that had been written at the last check of the heartbeat
         self._last_sent = now  # when a check last saw that frames had been written
+        self._busy_since: float | None = None  # when a check first saw the pending calls; None while there were none
         self._probes = 0  # heartbeats sent in all; their sequence number
         self.suspect = False  # whether so many were missed that the peer gets no new calls
         self.half_closed = False  # whether the peer has ended its direction and can no longer echo
@@ -403,12 +406,18 @@ class Session(Generic[Frame]):
             return Pulse.FINE
         if self.outbox.taken != self._taken_before:
             self._taken_before, self._last_sent = self.outbox.taken, now
+        if not self.pending:
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = now
         waiting = self.last_probe > self.last_heard
         timings = self.timings
         idle = timings.idle_heartbeat_seconds
         interval = timings.busy_heartbeat_seconds if self.pending or waiting else idle
-        due = max(self.last_heard, self.last_probe) + interval
-        if now < due and now < self._last_sent + idle:
+        # A peer that was idle has as long as one that was busy.
+        begun = self._busy_since if self._busy_since is not None and not waiting else -math.inf
+        due = max(self.last_heard, self.last_probe, begun) + interval
+        if now < due and now < max(self._last_sent + idle, begun + interval):
             return Pulse.FINE
         if waiting and now >= due:
             self.missed += 1
@@ -435,6 +444,8 @@ class Session(Generic[Frame]):
         self.last_heard += seconds
         self.last_probe += seconds
         self._last_sent += seconds
+        if self._busy_since is not None:
+            self._busy_since += seconds
 
     def restart_pulse(self, now: float) -> None:
         """Starts counting anew, because this process stood still itself (a suspended machine, a debugger)."""

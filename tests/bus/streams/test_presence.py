@@ -445,6 +445,7 @@ def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> No
     watcher.written()
     call_id = core.call(host, "t", timeout_seconds=60)
     (running,) = hung.read("calls")
+    core.presence.tick(core.now)
     ticks(core, 3.0, well, watcher)
     assert hung.peer.suspect
     assert core.refusal(host, "t").code is Code.UNAVAILABLE
@@ -514,7 +515,7 @@ def test_a_call_of_a_hung_plugin_moves_where_that_is_safe_and_its_late_result_ch
     call_id = core.call(host, "t", timeout_seconds=60)
     (first,) = hung.read("calls")
     well = core.attached("plugin", safe, instance="two")
-    ticks(core, 4.5, well)
+    ticks(core, 5.0, well)
     ticks(core, 0.5)
     (second,) = well.read("calls")
     assert [cancel.call_id for cancel in hung.read("cancels")] == [first.call_id]
