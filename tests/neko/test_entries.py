@@ -109,4 +109,4 @@ def test_a_folders_entries_are_offered_on_request_and_no_longer_called_unused(
         names = [each.tool.name for each in plugin.tools]
     assert names == ["write_page", "read_page", "ask_others", "pages", "pages_count"]
     assert "@plugin_entry" not in caplog.text
-    assert "@message on_text" in caplog.text
+    assert "@message on_text; @before_entry before. Put @llm_tool above one" in caplog.text

@@ -19,7 +19,7 @@ from toolbus.functions.runner import run_handler
 from toolbus.neko.plugin_folder import plugin_folders, read_manifest, wanted_folders
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import ToolScope
-from toolbus.sdk.loader import LoadedPlugin
+from toolbus.sdk.loader import LoadedPlugin, load_plugin
 from toolbus.tool import Result
 
 
@@ -107,7 +107,7 @@ async def test_what_has_no_meaning_here_is_said_once_and_stops_nothing(
     ]
     assert (
         'only: @lifecycle(id="config_change") on_config_change; @plugin_entry list_pages; @message on_text; '
-        "@before_entry before. Put @llm_tool"
+        "@before_entry before. Run it with --entries, or put @llm_tool above one"
     ) in caplog.text
 
 
@@ -136,13 +136,14 @@ async def test_an_entry_may_be_a_module_of_a_folder_without_a_package(tmp_path: 
 
 def test_a_plugin_that_needs_the_main_program_says_which_import_and_leaves_nothing_behind(tmp_path: Path) -> None:
     before = list(sys.path), list(sys.meta_path)
-    with pytest.raises(SetupError) as caught, loaded(copied("no_such_import", tmp_path)):
-        pass
+    with pytest.raises(SetupError) as caught:
+        load_plugin(copied("no_such_import", tmp_path))
     text = str(caught.value)
     assert "utils: in N.E.K.O. it is a part of its main program" in text
     assert "__init__.py" in text
     assert "line 2" in text
     assert (list(sys.path), list(sys.meta_path)) == before
+    assert [name for name in sys.modules if name.startswith("plugin.")] == []
 
 
 async def test_a_plugin_whose_startup_returns_err_does_not_start(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def describe_unused(owner: object, tools: Set[str]) -> str:
     if not by_kind:
         return ""
     listed = "; ".join(f"@{kind} {', '.join(dict.fromkeys(names))}" for kind, names in by_kind.items())
-    return f"these methods are called by N.E.K.O. only: {listed}. Put @llm_tool above one to offer it to models"
+    entries = "Run it with --entries, or put" if ENTRY in by_kind else "Put"
+    return f"these methods are called by N.E.K.O. only: {listed}. {entries} @llm_tool above one, to offer it to models"
 
 
 def _mark(function: Any, mark: Mark) -> Any:
