@@ -103,7 +103,10 @@ def test_the_exit_code_is_0_again_once_the_file_is_fixed(tmp_path: Path, tools: 
 def test_a_folder_beside_files_is_wrong_usage(tools: Path) -> None:
     ended = toolbus("run", tools, tools / "a.py")
     assert ended.returncode == 2
-    assert "name one folder of drop-in tools, or files" in ended.stderr
+    assert (
+        "is a folder of drop-in tools, since neither it nor a folder in it has a plugin.toml: name it alone"
+        in ended.stderr
+    )
 
 
 def test_serve_refuses_a_missing_folder(tmp_path: Path) -> None:
