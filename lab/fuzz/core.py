@@ -33,6 +33,7 @@ class CoreOnAClock:
         denied: frozenset[str] = frozenset(),
         untrusted: Iterable[str] = (),
         grace_seconds: float = 5.0,
+        repairs: bool = True,
     ) -> None:
         self.now = 1_000.0
         self.armed_at = math.inf  # when the bus's timer would fire
@@ -41,7 +42,9 @@ class CoreOnAClock:
         self.registry = Registry(roles, grace_seconds=grace_seconds, unconfigured_roles=unconfigured)
         self.policy = Policy(denied, untrusted=untrusted)
         self.records = CallRecords()
-        self.dispatcher = Dispatcher(self.registry, self.policy, self.records, self.limits, arm=self._arm)
+        self.dispatcher = Dispatcher(
+            self.registry, self.policy, self.records, self.limits, arm=self._arm, repairs=repairs
+        )
         self.sources: list[str] = []  # sources whose health may have changed
         self.changes = 0  # how often the catalog may have changed
         self.presence = Presence(

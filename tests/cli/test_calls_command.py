@@ -79,6 +79,14 @@ def test_long_contents_are_shortened_in_a_table() -> None:
     assert calls_command._row({**record, **sizes}, contents=True)[-2:] == ("-", "-")
 
 
+def test_what_was_repaired_stands_after_the_name() -> None:
+    record = dict.fromkeys(("outcome", "source", "caller", "user_id", "call_id", "name"), "x")
+    sizes = {"seconds": 0.0, "round": 0, "order": 0, "arguments_size": 1, "output_size": 1}
+    repairs = [{"path": "days", "from": "string", "to": "integer"}, {"path": "x", "from": "absent", "to": "null"}]
+    row = calls_command._row({**record, **sizes, "repairs": repairs}, contents=False)
+    assert row[-1] == "x (repaired days: string to integer)"
+
+
 def test_follow_prints_each_call_as_it_ends_until_ctrl_c(bus: str, tmp_path: Path) -> None:
     words = ("calls", "--follow", "--user", "fay", "--bus", bus)
     toolbus("call", "get.weather", "city=Before", "--user", "fay", "--bus", bus)

@@ -71,6 +71,8 @@ class Config:
         council: a file of members that run tools before a model is asked (`toolbus.council`), and of their settings;
             None: each request for a run brings its members.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
+        repair_arguments: whether arguments that break a schema are repaired before they are refused, and defaults are
+            filled in.
         record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
         audit: whether what is done to the bus is written down in the data directory, if there is one.
         audit_required: whether what cannot be written down is refused.
@@ -110,6 +112,7 @@ class Config:
     require_manifest: bool = False
     council: Path | None = None
     offered: tuple[str, ...] = ()
+    repair_arguments: bool = True
     record_contents: bool = False
     audit: bool = True
     audit_required: bool = False

@@ -140,6 +140,7 @@ _READ: dict[str, Read] = {
     "require_manifest": Reader.flag,
     "council": _path,
     "offered": _texts,
+    "repair_arguments": Reader.flag,
     "record_contents": Reader.flag,
     "audit": Reader.flag,
     "audit_required": Reader.flag,

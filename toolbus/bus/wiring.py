@@ -133,17 +133,7 @@ class Bus(EmbeddedBus):
         self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
         self.tasks = TaskManager(config.background_after_seconds)
         self._sweeps = SweepTimer()
-        dispatcher = Dispatcher(
-            registry,
-            self.policy,
-            self.records,
-            limits,
-            arm=self._sweeps.arm,
-            tripwire=Tripwire(config.tripwire, config.tripwire_allow),  # type: ignore[arg-type]
-            background=self.tasks,
-            stuck_seconds=timings.stuck_seconds,
-            first_id=secrets.randbits(48),
-        )
+        dispatcher = self._dispatcher(config, registry, timings)
         audit = Audit()
         signals = Signals(registry, dispatcher.view, self.records, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
@@ -176,6 +166,20 @@ class Bus(EmbeddedBus):
         for room in rooms:
             self.core.rooms.add(room(self.core))
         self._offer_own()
+
+    def _dispatcher(self, config: Config, registry: Registry, timings: Timings) -> Dispatcher:
+        return Dispatcher(
+            registry,
+            self.policy,
+            self.records,
+            config.limits,
+            arm=self._sweeps.arm,
+            tripwire=Tripwire(config.tripwire, config.tripwire_allow),  # type: ignore[arg-type]
+            background=self.tasks,
+            stuck_seconds=timings.stuck_seconds,
+            first_id=secrets.randbits(48),
+            repairs=config.repair_arguments,
+        )
 
     def _presence(self, config: Config, signals: Signals, timings: Timings, audit: Audit) -> Presence:
         return Presence(

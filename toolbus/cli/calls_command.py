@@ -12,7 +12,7 @@ from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption
 from toolbus.cli.call_command import call_bus_tool, show
 from toolbus.cli.help_text import epilog
-from toolbus.text import shorten
+from toolbus.text import list_names, shorten
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host
@@ -27,7 +27,7 @@ EPILOG = epilog(
     """
     The bus keeps records of the last 1,000 calls; the newest is printed first. ROUND is the round of a model's turn,
     from 1, and the position of the call in it, from 0. IN and OUT are the lengths of arguments and output in
-    characters.
+    characters. After NAME stands what the bus repaired in the arguments.
 
     With --follow the newest calls are printed in the order in which they ended, and then each further call as it ends,
     until Ctrl-C. It continues when the bus is restarted. Calls that ended faster than they could be printed are a line
@@ -43,6 +43,7 @@ FOLLOW_SECONDS = 30.0  # how long one request waits for further calls
 FOLLOW_LIMIT = 50  # calls of one answer: with the longest contents it stays below the 4 MiB of a result
 PAUSE_SECONDS = 0.025  # between two requests, so that following costs the bus little: at most 2,000 calls/s
 _CALLS_TOOL = "toolbus:calls"  # its own calls are not recorded
+MAX_REPAIRS_SHOWN = 3  # in a table
 MAX_SHOWN = 60  # characters of arguments or output in a table
 # Headings, with the width of each column with --follow, which cannot know the rows that follow.
 _COLUMNS = (
@@ -151,13 +152,24 @@ def _record(record: Mapping[str, Any], contents: bool) -> dict[str, Any]:
     return {key: value for key, value in record.items() if contents or key not in ("arguments", "output")}
 
 
+def _name(record: Mapping[str, Any]) -> str:
+    """Returns the name of the tool, and what was repaired in its arguments; defaults are nothing to correct."""
+    repairs = [
+        f"{each['path']}: {each['from']} to {each['to']}"
+        for each in record.get("repairs", ())
+        if each["from"] != "absent"
+    ]
+    name = str(record["name"])
+    return f"{name} (repaired {list_names(repairs, MAX_REPAIRS_SHOWN)})" if repairs else name
+
+
 def _row(record: Mapping[str, Any], contents: bool) -> tuple[str, ...]:
     """Returns a record as cells; `-` for an unknown value."""
     place = f"{record['round']}.{record['order']}" if record["round"] or record["order"] else "-"
     cells = (
         *(str(record["outcome"]).lower(), f"{record['seconds'] * 1000:.1f}"),
         *(str(record[key]) or "-" for key in ("source", "caller", "user_id")),
-        *(place, str(record["arguments_size"]), str(record["output_size"]), str(record["call_id"]), record["name"]),
+        *(place, str(record["arguments_size"]), str(record["output_size"]), str(record["call_id"]), _name(record)),
     )
     if not contents:
         return cells

@@ -139,6 +139,12 @@ def serve(
     require_manifest: Annotated[
         bool, typer.Option("--require-manifest", help="Load nothing from --tools-dir without a _manifest.json.")
     ] = False,
+    no_repair: Annotated[
+        bool,
+        typer.Option(
+            "--no-repair", help="Refuse arguments that break a tool's schema as they are, and fill in no defaults."
+        ),
+    ] = False,
     record_contents: Annotated[
         bool,
         typer.Option(
@@ -187,6 +193,8 @@ def serve(
     )
     if role or no_roles:
         flags["roles"] = tuple(role or ())
+    if no_repair:
+        flags["repair_arguments"] = False
     if data_dir or ephemeral:
         flags["data_dir"] = data_dir
     settings = _read_settings(flags, config)

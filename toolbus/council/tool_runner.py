@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from toolbus.cancellation import is_being_cancelled
-from toolbus.council.argument_planning import plan_arguments
+from toolbus.council.argument_planning import missing_required, plan_arguments
 from toolbus.council.available_tools import AvailableTool
 from toolbus.council.council_settings import COUNCIL_TIMINGS, CouncilSettings, CouncilTimings
 from toolbus.council.deliberation import TimedOut, ToolOutcome
@@ -105,13 +105,14 @@ class ToolRunner:
         if not isinstance(tool.tool, Tool):
             raise ToolBusError(tool.reason)
         arguments = await self._arguments(tool.tool, member, text)
+        unplanned = self._model is None or not self._settings.plan_arguments
         seconds = self._settings.timeout_seconds
         try:
             async with asyncio.timeout(seconds + self._timings.extra_seconds) as limit:
                 result = await self._source.call(
                     tool.name,
                     arguments,
-                    context=replace(context, member=member.described()),
+                    context=replace(context, member=member.described(), unplanned=unplanned),
                     schema_hash="",
                     timeout=seconds,
                 )
@@ -122,8 +123,8 @@ class ToolRunner:
         if result.error is not None and result.error.code is Code.DEADLINE_EXCEEDED:
             raise TimedOut(tool.bare_name)
         if failure := failure_of(result, tool):
-            unplanned = result.error is not None and result.error.code is Code.INVALID_ARGUMENTS and arguments == "{}"
-            raise ToolBusError(failure + _HINT if unplanned else failure)
+            lacking = unplanned and missing_required({}, tool.tool.parameters)
+            raise ToolBusError(failure + _HINT if lacking else failure)
         return content_of(result)
 
     async def _arguments(self, tool: Tool, member: Member, text: str) -> str:

@@ -34,6 +34,8 @@ class CallContext:
         member: the council member that the call is made for; None outside a council.
         messages: the end of the conversation, oldest first.
         traceparent: W3C trace context; empty where there is none.
+        unplanned: whether a council makes the call without arguments, because it plans none; the bus does not check
+            them then.
     """
 
     user_id: str = ""
@@ -41,6 +43,7 @@ class CallContext:
     member: Mapping[str, Any] | None = None
     messages: tuple[ContextMessage, ...] = ()
     traceparent: str = ""
+    unplanned: bool = False
 
     @classmethod
     def from_wire(cls, message: pb.CallContext) -> CallContext:
@@ -55,6 +58,7 @@ class CallContext:
             member=MappingProxyType(member) if isinstance(member, dict) else None,
             messages=tuple(ContextMessage(each.role, each.content, each.name) for each in message.messages),
             traceparent=message.traceparent,
+            unplanned=message.unplanned,
         )
 
     def to_wire(self) -> pb.CallContext:
@@ -65,6 +69,7 @@ class CallContext:
             member_json=dump_arguments(dict(self.member)) if self.member is not None else "",
             messages=[pb.ContextMessage(role=m.role, content=m.content, name=m.name) for m in self.messages],
             traceparent=self.traceparent,
+            unplanned=self.unplanned,
         )
 
 

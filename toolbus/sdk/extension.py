@@ -128,8 +128,8 @@ class Extension(Plugin):
         Args:
             record: `name`, `display_name`, `description`, `parameters` (a JSON Schema), `council_eligible`,
                 `inline_available`, `timeout` in seconds, `validate`, `min_level`. What is missing or None has its
-                default; whatever else there is is ignored, as hosts set fields of their own. Arguments for a council's
-                tool are not checked unless `validate` says so: a council that plans none calls it without any.
+                default; whatever else there is is ignored, as hosts set fields of their own. A council that plans no
+                arguments calls its tools without any, and the bus does not check that call.
             handler: a function that answers for this tool only, with the arguments as keywords. None leaves it to the
                 function that the tool has, or to the handlers for all tools.
             host_args: as for `add_tool`.
@@ -249,8 +249,6 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
     for flag in _FLAGS:
         if not isinstance(options.get(flag, False), bool):
             raise TypeError(f"tool {name[:80]!r}: {flag} is {options[flag]!r:.80}, it must be True or False")
-    if options.get("council_eligible"):
-        options.setdefault("validate", False)
     if ignored := fields.keys() - _FIELDS:
         log.info("tool %r: ignored %s", name[:80], ", ".join(sorted(map(repr, ignored)))[:200])
     return options

@@ -410,12 +410,17 @@ class CallContext(_message.Message):
     MEMBER_JSON_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    UNPLANNED_FIELD_NUMBER: _builtins.int
     user_id: _builtins.str
     """The user for whom the call is made. Empty means unknown."""
     member_json: _builtins.str
     """The council member that the call is made for, as JSON text of an object. Empty outside a council."""
     traceparent: _builtins.str
     """W3C trace context."""
+    unplanned: _builtins.bool
+    """Whether a council makes the call without arguments, because it plans none. The bus then does not check that a
+    tool with `council_eligible` gets what its schema requires; other arguments than `{}` are checked all the same.
+    """
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Free-form facts (channel, access level, locale …)."""
@@ -432,10 +437,11 @@ class CallContext(_message.Message):
         member_json: _builtins.str = ...,
         messages: _abc.Iterable[Global___ContextMessage] | None = ...,
         traceparent: _builtins.str = ...,
+        unplanned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "member_json", b"member_json", "messages", b"messages", "traceparent", b"traceparent", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "member_json", b"member_json", "messages", b"messages", "traceparent", b"traceparent", "unplanned", b"unplanned", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

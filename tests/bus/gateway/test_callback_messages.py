@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolbus.bus.catalog.argument_repair import RepairedArguments
 from toolbus.bus.gateway.callback_messages import NO_REASON, callback_body, decompress, envelope, read_response
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
@@ -124,6 +125,9 @@ def test_a_body_has_its_four_keys_in_order() -> None:
             '"raw_arguments":"{\\"city\\": \\"São Paulo\\"}"}'
         ).encode()
     )
+    repaired = RepairedArguments.of('{"a":5}', '{"a":"5"}', ())
+    body = json.loads(callback_body("t", repaired, "c"))
+    assert (body["arguments"], body["raw_arguments"]) == ({"a": 5}, '{"a":"5"}')
     assert callback_body("t", "", "") == b'{"name":"t","arguments":{},"call_id":"","raw_arguments":""}'
 
 

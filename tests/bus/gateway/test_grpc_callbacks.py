@@ -230,6 +230,7 @@ async def test_arguments_are_checked_against_the_schema_unless_the_tool_says_oth
         await register(stub, unset, on, off)
         for name in ("unset", "on"):
             assert (await bus.call(name, {"n": 1}, timeout=WAIT_SECONDS)).unwrap() == {"n": 1}
+            assert (await bus.call(name, {"n": "1"}, timeout=WAIT_SECONDS)).unwrap() == {"n": 1}
             result = await bus.call(name, {"n": "x"}, timeout=WAIT_SECONDS)
             assert result.error is not None
             assert result.error.code is Code.INVALID_ARGUMENTS

@@ -333,7 +333,7 @@ def _line(seq: int, boot: str, entry: Entry, prev: str) -> bytes:
 
 def _call(row: tuple[Any, ...], began: float) -> list[Any]:
     """Returns id, tool, its source, caller, user, outcome, start and seconds of a call; never its contents."""
-    call_id, name, source, caller, started, ended, code, _, _, origin, _ = row
+    call_id, name, source, caller, started, ended, code, _, _, origin, *_ = row
     user = origin[0] if origin else ""
     outcome = _CODES.get(code, Code.INTERNAL.name)
     return [call_id, name, source, caller, user, outcome, round(began + started, 6), round(ended - started, 6)]

@@ -7,7 +7,8 @@ calls in itself, and asks here for the rest. Nothing here changes a call or the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,26 +16,45 @@ from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Asker, Call, Caller
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
+from toolbus.bus.catalog.argument_repair import (
+    ABSENT,
+    WHOLE_TEXT,
+    Repair,
+    RepairedArguments,
+    original_of,
+    read_object,
+    repair,
+    repairs_of,
+)
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.schema import load_arguments
+from toolbus.bus.catalog.schema import ArgumentChecker, load_arguments
 from toolbus.errors import Code, NotPermitted, UnknownRole
-from toolbus.text import list_names, quote
+from toolbus.newest import NewestCache
+from toolbus.text import clean_line, list_names, quote
 from toolbus.tool import MAX_TIMEOUT_SECONDS, TASK_SECONDS, Limits, level_of
 from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus.calls")
+
+MAX_LOGGED = 1_000  # repairs that are logged once
 
 
 class CallAdmission:
     """The rules that a call has to pass before it is sent."""
 
-    def __init__(self, registry: Registry, policy: Policy, view: CatalogView, limits: Limits) -> None:
+    def __init__(
+        self, registry: Registry, policy: Policy, view: CatalogView, limits: Limits, *, repairs: bool = True
+    ) -> None:
         self._registry = registry
         self._policy = policy
         self._view = view
         self._limits = limits
+        self._repairs = repairs
+        self._logged: NewestCache[tuple[str, ...], None] = NewestCache(MAX_LOGGED)  # tools and repairs of them
         self.current: Callable[[Identity], Identity] = _as_it_was  # see `Doorman.current`
         self.settled_at = 0.0  # until then a tool with an unknown name may reconnect: the bus has restarted
 
@@ -184,8 +204,8 @@ class CallAdmission:
             return min(timeout or declaration.timeout, caller.longest_timeout), 0.0
         return min(timeout or TASK_SECONDS, TASK_SECONDS), min(background_after, MAX_TIMEOUT_SECONDS)
 
-    def validate(self, text: str, declaration: Declaration) -> str:
-        """Validates arguments that are large, belong to a tool without validation or may have keys to strip.
+    def validate(self, caller: Caller, call: pb.ToolCall, parent: Call | None, declaration: Declaration) -> str:
+        """Validates arguments that do not simply pass: repairs them, strips keys, fills in defaults.
 
         Returns:
             The arguments as the plugin gets them: without the keys that only a host may set.
@@ -193,26 +213,65 @@ class CallAdmission:
         Raises:
             Refused: they break the schema or a limit.
         """
-        limit = self._limits.arguments_bytes
+        text, limit = call.arguments_json, self._limits.arguments_bytes
         if len(text) * 4 > limit and len(text.encode()) > limit:
             raise Refused(
                 Code.INVALID_ARGUMENTS,
                 f"the arguments have more than {limit} bytes: send less, or a reference to the data",
                 limit=("arguments_bytes", limit),
             )
-        checker = declaration.checker
+        if text.isspace():  # some models write blanks for "none"
+            text = RepairedArguments.of("", text, ())
+        checker, strips = declaration.checker, declaration.strips
         # A key may be spelled with escapes; arguments that cannot be parsed cannot be searched for keys either.
-        if checker is None and not (declaration.strips and ("ser" in text or "\\" in text)):
+        if checker is None and not (strips and ("ser" in text or "\\" in text)):
             return text
         try:
             arguments = load_arguments(text)
         except ValueError as problem:
             raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
-        if type(arguments) is dict and not declaration.strips.isdisjoint(arguments):
-            arguments, text = _stripped(arguments, declaration.strips)
-        if checker is not None and (type(arguments) is not dict or not checker.is_valid(arguments)):
-            raise invalid(text, arguments, checker)
-        return text
+        if type(arguments) is dict and not strips.isdisjoint(arguments):
+            arguments, text = _stripped(arguments, strips)
+        if checker is None or (type(arguments) is dict and checker.passes(arguments)):
+            return text
+        if type(arguments) is dict and is_unplanned(caller, call, parent, declaration):
+            return text
+        if self._repairs and not declaration.tool.no_repair:
+            repaired = self._repair(checker, text, arguments, strips)
+            if repaired is not None:
+                self._log_repairs(caller, call, repairs_of(repaired))
+                return repaired
+        elif type(arguments) is dict and checker.is_valid(arguments):  # it lacks defaults
+            return text
+        raise invalid(text, arguments, checker)
+
+    def _repair(self, checker: ArgumentChecker, text: str, arguments: Any, strips: frozenset[str]) -> str | None:
+        """Returns the text of arguments that fit, None if repairs do not help."""
+        original = original_of(text)
+        first: tuple[Repair, ...] = ()
+        if type(arguments) is str:  # a model has written the object as text
+            inner = read_object(arguments)
+            if inner is None:
+                return None
+            text, arguments, first = arguments, inner, (WHOLE_TEXT,)
+            if not strips.isdisjoint(arguments):
+                arguments, text = _stripped(arguments, strips)
+                original = text
+        elif type(arguments) is not dict:
+            return None
+        room = self._limits.arguments_bytes - (len(text) if text.isascii() else len(text.encode()))
+        if not first:
+            return repair(checker, text, arguments, room)
+        repaired = text if checker.passes(arguments) else repair(checker, text, arguments, room)
+        return None if repaired is None else RepairedArguments.of(repaired, original, (*first, *repairs_of(repaired)))
+
+    def _log_repairs(self, caller: Caller, call: pb.ToolCall, repairs: Iterable[Repair]) -> None:
+        """Logs what was repaired, once for each tool and kind of repair; defaults are nothing to correct."""
+        texts = [str(each) for each in repairs if each.before != ABSENT]
+        if texts and (key := (call.name, *texts)) not in self._logged:
+            self._logged[key] = None
+            why = clean_line(list_names(texts))
+            log.info("repaired arguments tool=%.80r caller=%r: %s", call.name, caller.source, why)
 
 
 def _check_generation_depth(parent: Call) -> None:
@@ -246,6 +305,17 @@ class _Asker:
 def _as_it_was(identity: Identity) -> Identity:
     """Stands in until a bus has set how to ask for an identity of now."""
     return identity
+
+
+def is_unplanned(caller: Caller, call: pb.ToolCall, parent: Call | None, declaration: Declaration) -> bool:
+    """Tells whether a council makes a call without arguments, because it plans none: nobody could have given them."""
+    return (
+        declaration.tool.council_eligible
+        and parent is None
+        and caller.may_set_context
+        and call.context.unplanned
+        and call.arguments_json in ("", "{}")
+    )
 
 
 def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:

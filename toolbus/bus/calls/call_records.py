@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from toolbus.bus.calls.redaction import redacted
+from toolbus.bus.catalog.argument_repair import Repair
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.errors import Code
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_RECORDS = 1_000
 MAX_CONTENT = 4_096  # characters of recorded arguments or output
+MAX_REPAIRS_SHOWN = 20  # of one call
 MAX_TEXT = 128  # characters of a name or id of a refused call
 READER = f"{BUS_SOURCE}:calls"  # the tool that reads records; its own calls are not recorded
 _CODES = frozenset(Code)
@@ -27,8 +29,8 @@ Origin: TypeAlias = tuple[str, int, int]
 """User, round and order of a call, as its context says."""
 Content: TypeAlias = tuple[str, str]
 """Arguments and output."""
-Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, Content | None]
-"""A record as the hot path makes it: the first fields of `CallRecord` without the number, then origin and content."""
+Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, Content | None, Sequence[Repair]]
+"""A record as the hot path makes it: first fields of `CallRecord` without the number, then origin, content, repairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class CallRecord:
         user_id: on whose behalf; "" where the context names none.
         round: of a turn, from 1; 0 where the context names none, or a rule made the call before the model answered.
         order: its position among the calls of the round, from 0.
-        arguments, output: None unless the bus records them.
+        arguments, output: None unless the bus records them. The arguments are those that the tool got.
+        repairs: what the bus did to the arguments, the first ones: where, from which type, to which; no values.
     """
 
     call_id: str
@@ -60,6 +63,7 @@ class CallRecord:
     order: int = 0
     arguments: str | None = None
     output: str | None = None
+    repairs: tuple[Repair, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -93,6 +97,8 @@ class CallRecord:
             "arguments_size": self.arguments_size,
             "output_size": self.output_size,
         }
+        if self.repairs:
+            line["repairs"] = [repair.described() for repair in self.repairs]
         return line if self.arguments is None else line | {"arguments": self.arguments, "output": self.output}
 
 
@@ -168,9 +174,12 @@ class CallRecords:
         sizes: tuple[int, int] = (0, 0),
         origin: Origin | None = None,
         content: Content | None = None,
+        repairs: Sequence[Repair] = (),
     ) -> None:
         """Records a call that has ended."""
-        self.keep((call_id, name, source, caller, started, ended, code, *sizes, origin, content))
+        self.keep(
+            (call_id, name, source, caller, started, ended, code, *sizes, origin, content, repairs[:MAX_REPAIRS_SHOWN])
+        )
         self.outcomes[code if code in _CODES else Code.INTERNAL] += 1  # otherwise a plugin could fill memory with keys
 
     @property
@@ -270,12 +279,15 @@ def content_of(arguments_json: str, output_json: str) -> Content:
 
 
 def _read(row: Row, number: int) -> CallRecord:
-    call_id, name, source, caller, started, ended, code, given, got, origin, content = row
+    call_id, name, source, caller, started, ended, code, given, got, origin, content, repairs = row
     known = Code(code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
+    arguments, output = content or (None, None)
     return CallRecord(
         *(call_id, name, source, caller, started, ended, known, number, given, got),
         *(origin or ("", 0, 0)),
-        *(content or (None, None)),
+        arguments=arguments,
+        output=output,
+        repairs=tuple(repairs),
     )
 
 

@@ -28,7 +28,6 @@ from toolbus.bus.calls.refusals import (
     clamped_timeout,
     declared_as,
     identity_full,
-    invalid,
     must_fit,
     no_room,
     overloaded,
@@ -36,6 +35,7 @@ from toolbus.bus.calls.refusals import (
     window_full,
 )
 from toolbus.bus.calls.tripwire import Tripwire
+from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
@@ -63,6 +63,7 @@ class Dispatcher:
         first_id: where the ids towards handlers begin. A bus draws it, so that an id from before its restart names no
             call of now: a nested call that a peer sends again would run as the user of another call. Dispatchers that
             share handlers must not share ids.
+        repairs: whether arguments that break their schema are repaired before they are refused.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Dispatcher:
         settled_at: float = 0.0,
         stuck_seconds: float = DEFAULT_TIMINGS.stuck_seconds,
         first_id: int = 1,
+        repairs: bool = True,
     ) -> None:
         self._registry = registry
         self._policy = policy
@@ -96,7 +98,7 @@ class Dispatcher:
         self.tripwire = tripwire  # blocks secrets in results of untrusted sources; None: nothing is blocked
         self.background = background  # takes calls over at their soft deadline; None: callers wait to the end
         self.view = CatalogView(registry, policy)  # what callers may see, by the same policy
-        self._admission = CallAdmission(registry, policy, self.view, limits)
+        self._admission = CallAdmission(registry, policy, self.view, limits, repairs=repairs)
         self.records = records
         self.settled_at = settled_at
         self._on_denied: OnDenied | None = None  # see watch_refusals
@@ -188,17 +190,20 @@ class Dispatcher:
                 size = len(text)
                 checker = declaration.checker
                 if checker is None or size * 4 > limits.arguments_bytes:
-                    text = self._admission.validate(text, declaration)
+                    text = self._admission.validate(caller, call, parent, declaration)
                 else:
                     try:
                         arguments = checker.load(text)
-                    except ValueError as problem:
-                        raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
-                    if type(arguments) is dict and not declaration.strips.isdisjoint(arguments):
-                        # Parses again, and exactly, since it writes the text again.
-                        text = self._admission.validate(text, declaration)
-                    elif type(arguments) is not dict or not checker.is_valid(arguments):
-                        raise invalid(text, arguments, checker)
+                    except ValueError:
+                        arguments = None
+                    if (
+                        type(arguments) is not dict
+                        or not declaration.strips.isdisjoint(arguments)
+                        or not checker.passes(arguments)
+                    ):
+                        # Parses again, and exactly, since it may write the text again.
+                        text = self._admission.validate(caller, call, parent, declaration)
+                        size = len(text)
                 context = parent.context if parent is not None else None
                 if parent is None and call.HasField("context") and caller.may_set_context:
                     context = copy_context(call.context, limits)
@@ -318,14 +323,14 @@ class Dispatcher:
                 self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output)
                 continue
             batch.append((call_id, output))
-            if careful:
+            if careful or type(call.arguments_json) is not str:  # repaired ones say so in their record
                 self._record(call, 0, now, output)
                 continue
             origin, context = None, call.context
             if context is not None:
                 origin, size = origin_of(context), len(call.arguments_json)
             name, source, started = entry.name, entry.source, call.started
-            keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, None))
+            keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, None, ()))
             succeeded += 1
         if batch and to is not None:
             handler.slots.release(to.budget, len(batch))
@@ -512,9 +517,11 @@ class Dispatcher:
             return
         self.records.add(
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
-            (len(call.arguments_json), len(output)),  # without the context, which counts towards what is held
+            # As it came, and without the context, which counts towards what is held.
+            (len(original_of(call.arguments_json)), len(output)),
             origin_of(call.context) if call.context is not None else None,
             content_of(call.arguments_json, output) if self.records.contents else None,
+            repairs_of(call.arguments_json),
         )
 
     def _stage(self, call: Call) -> Stage:

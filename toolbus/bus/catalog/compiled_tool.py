@@ -96,4 +96,4 @@ def unchecked(tool: Tool, limits: Limits) -> CompiledTool:
 
 
 def _normal(tool: Tool, checker: ArgumentChecker) -> Tool:
-    return replace(tool, parameters_json=checker.text) if checker.warnings else tool
+    return replace(tool, parameters_json=checker.text) if checker.text != tool.parameters_json else tool

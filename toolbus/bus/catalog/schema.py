@@ -18,6 +18,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
+from toolbus.bus.catalog.schema_defaults import Defaults, defaults_of
 from toolbus.bus.catalog.schema_graph import MANY, MEMBER, Graph, Node, Size, raise_unless_panic
 from toolbus.normal_schema import limited, normal_form
 from toolbus.schema_grammar import SchemaFault, cut, pointer, show
@@ -66,9 +67,13 @@ class ArgumentChecker:
         is_valid: tells whether arguments fit: the validator's own method, or one that counts the arguments first
             where the schema could make a check slow. It expects what `load_arguments` returned, which bounds their
             depth and their wide integers.
+        passes: tells whether arguments can be sent as they are: they fit and lack no default.
+        defaults: what is filled in; None where the schema declares none.
     """
 
-    __slots__ = ("_is_free", "_limits", "_size", "_validator", "is_valid", "load", "text", "warnings")
+    __slots__ = (
+        *("_is_free", "_limits", "_size", "_validator", "defaults", "is_valid", "load", "passes", "text", "warnings"),
+    )
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class ArgumentChecker:
         text: str,
         limits: Limits,
         warnings: tuple[str, ...] = (),
+        defaults: Defaults | None = None,
     ) -> None:
         self._validator = validator
         self._size = size
@@ -86,6 +92,8 @@ class ArgumentChecker:
         self.load: Callable[[str], Any] = load_arguments if _ASKS_FOR_VALUES(text) else _load_quickly
         self._is_free = size.repeated <= FREE_STEPS and size.states <= FREE_STATES
         self.is_valid: Callable[[object], bool] = validator.is_valid if self._is_free else self._is_valid_if_few
+        self.defaults = defaults
+        self.passes: Callable[[object], bool] = self.is_valid if defaults is None else self._is_complete
 
     def __repr__(self) -> str:
         return f"ArgumentChecker({len(self.text)} characters, {self._size})"
@@ -94,7 +102,7 @@ class ArgumentChecker:
         """Returns what is wrong with arguments, for a model to act on; "" if they fit."""
         if is_deeper(arguments, ARGUMENT_DEPTH):
             return f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them"
-        graph = Graph(_read(self.text, self._limits), self._limits)
+        graph = self._graph()
         try:
             if excess := self._excess(arguments):
                 return excess
@@ -113,6 +121,27 @@ class ArgumentChecker:
         except BaseException as problem:
             raise_unless_panic(problem)
             return "arguments: the validator failed on them: send simpler values"
+
+    def errors(self, arguments: object, limit: int) -> list[jsonschema_rs.ValidationError] | None:
+        """Returns what is wrong with arguments; None if it is too much to say, or more than a limit."""
+        if is_deeper(arguments, ARGUMENT_DEPTH) or self._excess(arguments):
+            return None
+        try:
+            if not _is_explainable(self._graph().root, arguments):
+                return None
+            errors = list(itertools.islice(self._validator.iter_errors(arguments), limit + 1))
+        except (ValueError, TypeError):  # what JSON cannot represent
+            return None
+        except BaseException as problem:
+            raise_unless_panic(problem)
+            return None
+        return errors if len(errors) <= limit else None
+
+    def _graph(self) -> Graph:
+        return Graph(_read(self.text, self._limits), self._limits)
+
+    def _is_complete(self, arguments: object) -> bool:
+        return not (self.defaults is not None and self.defaults.lacks(arguments)) and self.is_valid(arguments)
 
     def _is_valid_if_few(self, arguments: object) -> bool:
         return not self._excess(arguments) and self._validator.is_valid(arguments)
@@ -250,7 +279,8 @@ def _compile(text: str, limits: Limits) -> ArgumentChecker:
         raise SchemaFault(
             'schema at #: it accepts no JSON object, but arguments are always one: declare "type": "object"'
         )
-    return ArgumentChecker(validator, size, text, limits, limited(warnings))
+    defaults, unfit = defaults_of(schema)
+    return ArgumentChecker(validator, size, text, limits, limited([*warnings, *unfit]), defaults)
 
 
 def _read(text: str, limits: Limits) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import zlib
 from http import HTTPStatus
 from typing import Any
 
+from toolbus.bus.catalog.argument_repair import original_of
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
 from toolbus.text import refuse_constant, repair_utf8, shorten
@@ -67,15 +68,16 @@ def callback_body(name: str, arguments_json: str, call_id: str) -> bytes:
     """Returns the body that is posted to a callback (REST-40).
 
     Args:
-        arguments_json: as the model wrote it; may not be JSON at all.
+        arguments_json: as the model wrote it, or repaired; may not be JSON at all.
     """
+    raw = original_of(arguments_json)
     try:
         arguments = _DECODER.decode(arguments_json) if arguments_json else {}
         if not isinstance(arguments, dict):
             arguments = {"value": arguments}
-        return _body(name, arguments, call_id, arguments_json)
+        return _body(name, arguments, call_id, raw)
     except (ValueError, RecursionError):
-        return _body(name, {"_raw": arguments_json}, call_id, arguments_json)
+        return _body(name, {"_raw": arguments_json}, call_id, raw)
 
 
 def _body(name: str, arguments: dict[str, Any], call_id: str, raw: str) -> bytes:

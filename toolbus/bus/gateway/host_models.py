@@ -144,6 +144,14 @@ class TaskRedirected(BaseModel):
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
+class RecordedRepair(BaseModel):
+    """What the bus did to arguments before the tool got them; no values."""
+
+    path: Annotated[str, Field(examples=["days", "where.city"])]
+    from_type: Annotated[str, Field(alias="from", description="A type of JSON Schema, or `absent`.")]
+    to: Annotated[str, Field(description="A type of JSON Schema, or `absent`.")]
+
+
 class RecordedCall(BaseModel):
     """One call that has ended."""
 
@@ -161,6 +169,7 @@ class RecordedCall(BaseModel):
     outcome: Annotated[str, Field(description="`OK`, or the code of its error.", examples=["OK", "TOOL"])]
     arguments_size: int
     output_size: int
+    repairs: Annotated[list[RecordedRepair], Field(description="At most 20; left out where there are none.")] = []
     arguments: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
     output: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
 

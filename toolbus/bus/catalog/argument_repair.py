@@ -1,0 +1,286 @@
+"""Repairs arguments that break a schema where it is plain what was meant, and fills in defaults.
+
+Only what the validator finds wrong is looked at, and four things are done, nothing else: null for an argument that may
+not be null means that it is absent; a text that is exactly an integer, number or boolean of JSON is that value where
+one is asked; JSON text of an object or array is read where one is asked; a property that is left out gets the default
+that its schema declares. Repaired arguments are checked again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jsonschema_rs
+
+from toolbus.bus.catalog.schema import ArgumentChecker, load_arguments
+from toolbus.bus.catalog.schema_defaults import Defaults, Path
+from toolbus.text import escape_surrogates
+
+MAX_REPAIRS = 100  # of one call: a model's slip, not an attempt to keep the bus busy
+MAX_ROUNDS = 4  # JSON text may hold JSON text
+MAX_PATH = 128  # characters of a path in a record
+
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,307})")  # as many digits as arguments may have
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,307})(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,4})?")
+_BOOLEANS = {"true": True, "false": False}
+_OPENS = {"object": "{", "array": "["}
+_BY_FIRST = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "object", "[": "array"}
+_WHITE_SPACE = " \t\n\r"
+_CHOICES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
+_VALUES = (jsonschema_rs.ValidationErrorKind.Enum, jsonschema_rs.ValidationErrorKind.Constant)
+_TYPE = jsonschema_rs.ValidationErrorKind.Type
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class Repair(NamedTuple):
+    """One thing that was done to arguments; it holds no value of theirs."""
+
+    path: str
+    before: str  # the type of what was there, or "absent"
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before} to {self.after}"
+
+    def described(self) -> dict[str, str]:
+        """Returns it as a JSON object."""
+        return {"path": self.path, "from": self.before, "to": self.after}
+
+
+ABSENT = "absent"
+WHOLE_TEXT = Repair("arguments", "string", "object")
+
+
+class RepairedArguments(str):
+    """The JSON text of repaired arguments.
+
+    A text like any other on its way to the plugin, so that calls which need no repair carry nothing for those that do.
+
+    Attributes:
+        original: the text as it came, without keys that only a host may set.
+        repairs: what was done to it.
+    """
+
+    original: str
+    repairs: tuple[Repair, ...]
+
+    @classmethod
+    def of(cls, text: str, original: str, repairs: Iterable[Repair]) -> RepairedArguments:
+        """Returns a text with its history."""
+        repaired = cls(text)
+        repaired.original, repaired.repairs = original, tuple(repairs)
+        return repaired
+
+
+def repairs_of(text: str) -> tuple[Repair, ...]:
+    """Returns what was done to the arguments of a call."""
+    return text.repairs if isinstance(text, RepairedArguments) else ()
+
+
+def original_of(text: str) -> str:
+    """Returns the arguments of a call as they came."""
+    return text.original if isinstance(text, RepairedArguments) else text
+
+
+class _Fix(NamedTuple):
+    path: tuple[str | int, ...]
+    value: Any
+
+
+_NOTHING = object()
+
+
+def repair(checker: ArgumentChecker, text: str, arguments: dict[str, Any], room: int) -> str | None:
+    """Returns the text of arguments that fit a schema; None if repairs do not help.
+
+    Args:
+        text: of the arguments, as they came.
+        arguments: the same, parsed; they lack a default or break the schema.
+        room: how many characters may be added to them.
+    """
+    if checker.defaults is not None:  # first, since it is what most of these calls lack
+        filled = _with_defaults(checker, checker.defaults, text, arguments, room)
+        if filled is not None:
+            return filled
+        if checker.is_valid(arguments):
+            return text
+    for with_defaults in (True, False) if checker.defaults is not None else (False,):
+        try:
+            value = load_arguments(text)  # exactly: numbers are written again
+            repairs = _repaired(checker, value, room, with_defaults=with_defaults)
+            if repairs:
+                return _written(checker, value, text, repairs)
+        except ValueError:  # too large, too deep
+            continue
+    return None
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """Returns the object that a JSON text holds; None if it is anything else."""
+    value = _read_json(text, "object")
+    return value if isinstance(value, dict) else None
+
+
+def _with_defaults(
+    checker: ArgumentChecker, defaults: Defaults, text: str, arguments: dict[str, Any], room: int
+) -> str | None:
+    """Returns arguments with the defaults that they lack; None if with them they are invalid or too large."""
+    try:
+        if not defaults.lacks_below(arguments):  # most of the time; the rest of the text stays as it is
+            missing = defaults.missing(arguments)
+            members = ",".join([defaults.members[name] for name in missing])
+            if not missing or len(members) > room:
+                return None
+            inner = text.strip(_WHITE_SPACE)[:-1].rstrip(_WHITE_SPACE) or "{"
+            filled = f"{inner},{members}}}" if arguments else f"{inner}{members}}}"
+            if not checker.is_valid(checker.load(filled)):
+                return None
+            return RepairedArguments.of(
+                filled,
+                text,
+                [Repair(_shown((name,)), ABSENT, _type_of_text(defaults.values[name])) for name in missing],
+            )
+        value = load_arguments(text)
+        return _written(checker, value, text, [_filled(value, path) for path in defaults.fill(value, room)])
+    except ValueError:
+        return None
+
+
+def _repaired(checker: ArgumentChecker, value: Any, room: int, *, with_defaults: bool) -> list[Repair]:
+    """Repairs arguments in place, and returns what was done; nothing if it does not help."""
+    repairs: list[Repair] = []
+    for _ in range(MAX_ROUNDS):
+        if with_defaults and checker.defaults is not None:
+            repairs += [_filled(value, path) for path in checker.defaults.fill(value, room)]
+        errors = checker.errors(value, MAX_REPAIRS)
+        if errors is None:
+            return []
+        if not errors:
+            return repairs
+        fixes = {fix.path: fix for error in errors for fix in _fixes(error, value) or ()}
+        for path in [path for path in fixes if any(path[:length] in fixes for length in range(len(path)))]:
+            del fixes[path]  # inside of what another one replaces
+        if not fixes or len(repairs) + len(fixes) > MAX_REPAIRS:
+            return []
+        repairs += [_apply(fix, value) for fix in fixes.values()]
+    return []
+
+
+def _written(checker: ArgumentChecker, value: Any, original: str, repairs: list[Repair]) -> str | None:
+    """Returns repaired arguments as text, checked as what they are now; None if they break the schema."""
+    text = escape_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    return RepairedArguments.of(text, original, repairs) if checker.is_valid(load_arguments(text)) else None
+
+
+def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[_Fix] | None:
+    """Returns how to fix one fault; None if it cannot be fixed."""
+    path = tuple(error.instance_path)
+    try:
+        part = _at(value, path)
+    except (KeyError, IndexError, TypeError):
+        return None
+    kind = error.kind
+    if part is None and path and isinstance(path[-1], str) and isinstance(kind, (_TYPE, *_CHOICES, *_VALUES)):
+        return [_Fix(path, _NOTHING)]
+    if isinstance(kind, _TYPE):
+        read = _read(part, kind.types)
+        return None if read is _NOTHING else [_Fix(path, read)]
+    if not isinstance(kind, _CHOICES):
+        return None
+    ways = []
+    for branch in kind.context:
+        fixes = [_fixes(each, value) for each in branch]
+        if fixes and None not in fixes:
+            ways.append([fix for each in fixes if each is not None for fix in each])
+    # Two branches that ask for different repairs leave it open what was meant.
+    return ways[0] if ways and all(_same(way, ways[0]) for way in ways) else None
+
+
+def _same(one: list[_Fix], other: list[_Fix]) -> bool:
+    return [(fix.path, type(fix.value), fix.value) for fix in one] == [
+        (fix.path, type(fix.value), fix.value) for fix in other
+    ]
+
+
+def _read(part: Any, types: Iterable[str]) -> Any:
+    """Returns the value that a text stands for where a type is asked; `_NOTHING` where it stands for none of them."""
+    if not isinstance(part, str):
+        return _NOTHING
+    values = [value for kind in types if kind in _READERS and (value := _READERS[kind](part)) is not _NOTHING]
+    # An integer goes before a number: 5 is both.
+    return min(values, key=lambda value: isinstance(value, float), default=_NOTHING)
+
+
+def _integer(text: str) -> Any:
+    return int(text) if _INTEGER.fullmatch(text) else _NOTHING
+
+
+def _number(text: str) -> Any:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    number = float(text) if _NUMBER.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else _NOTHING
+
+
+def _read_json(text: str, kind: str) -> Any:
+    if not text.lstrip(_WHITE_SPACE).startswith(_OPENS[kind]):
+        return _NOTHING
+    try:
+        return load_arguments(text)
+    except ValueError:
+        return _NOTHING
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": lambda text: _BOOLEANS.get(text, _NOTHING),
+    "object": lambda text: _read_json(text, "object"),
+    "array": lambda text: _read_json(text, "array"),
+}
+
+
+def _apply(fix: _Fix, value: Any) -> Repair:
+    container, key = _at(value, fix.path[:-1]), fix.path[-1]
+    before = _type_of(container[key])
+    if fix.value is _NOTHING:
+        del container[key]
+        return Repair(_shown(fix.path), before, ABSENT)
+    container[key] = fix.value
+    return Repair(_shown(fix.path), before, _type_of(fix.value))
+
+
+def _filled(value: Any, path: Path) -> Repair:
+    return Repair(_shown(path), ABSENT, _type_of(_at(value, path)))
+
+
+def _at(value: Any, path: Iterable[str | int]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _shown(path: Iterable[str | int]) -> str:
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _PLAIN_KEY.fullmatch(part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{escape_surrogates(json.dumps(part, ensure_ascii=False))}]"
+    return text if len(text) <= MAX_PATH else f"{text[: MAX_PATH - 1]}…"
+
+
+def _type_of(value: Any) -> str:
+    names = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+    return names.get(type(value), "null")
+
+
+def _type_of_text(text: str) -> str:
+    """Returns the type of a value of JSON by its first character."""
+    return _BY_FIRST.get(text[0]) or ("integer" if _INTEGER.fullmatch(text) else "number")
