@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from toolbus.local_users import listener_owner, owner_of, show_user
+from toolbus.local_users import listener_id, listener_owner, owner_of, show_user
 
 NOBODY = 65534
 
@@ -23,9 +23,9 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def _listener(opened: ExitStack, host: str = "127.0.0.1") -> socket.socket:
+def _listener(opened: ExitStack, host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return opened.enter_context(socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::"))
+    return opened.enter_context(socket.create_server((host, port), family=family, dualstack_ipv6=host == "::"))
 
 
 def _connected(opened: ExitStack, listener: socket.socket, host: str, *, port: int = 0) -> socket.socket:
@@ -122,3 +122,26 @@ def test_what_is_not_an_address_has_no_owner(host: str) -> None:
 def test_users_are_shown_with_name_and_number() -> None:
     assert show_user(0) == "user root (uid 0)"
     assert show_user(2**31 + 17) == f"uid {2**31 + 17}"
+
+
+@pytest.mark.parametrize(("listens_at", "asked"), [("127.0.0.1", "127.0.0.1"), ("::", "127.0.0.1"), ("::", "::1")])
+def test_a_listening_socket_keeps_its_id_and_no_other_gets_it(opened: ExitStack, listens_at: str, asked: str) -> None:
+    first = _listener(opened, listens_at)
+    address = (asked, first.getsockname()[1])
+    known = listener_id(address)
+    assert known
+    _connected(opened, first, asked)
+    kept = opened.enter_context(first.dup())  # as a program that restarts its workers keeps it
+    first.close()
+    assert listener_id(address) == known
+    kept.close()
+    assert listener_id(address) == ""
+    _listener(opened, listens_at, address[1])
+    assert listener_id(address) not in ("", known)
+
+
+def test_a_port_where_nobody_listens_has_no_id(opened: ExitStack) -> None:
+    bound = opened.enter_context(socket.socket())
+    bound.bind(("127.0.0.1", 0))
+    assert listener_id(bound.getsockname()) == ""
+    assert listener_id(("no address", 1)) == ""

@@ -197,3 +197,23 @@ async def test_no_answer_of_the_bus_repeats_the_secret(start: Start) -> None:
         answers.append(await legacy.send("register", f"callback_secret={SECRET}&name=x".encode(), "text/plain"))
         no_text_has(SECRET, [answer.text for answer in answers])
         no_text_has(SECRET, [repr(each) for each in bus.list()[0].entry.handlers()])
+
+
+async def test_where_the_system_does_not_say_who_listens_every_call_is_proven_and_restored_tools_wait(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolbus.bus.gateway.callback_handler.listener_id", lambda address: "")
+    with CallbackPlugin().come() as plugin:
+        plugin.prove = proves(plugin)
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url(), callback_secret=SECRET)
+            await legacy.ask("register", name="open", callback_url=plugin.url())
+            for _ in range(2):
+                assert not (await bus.call("x")).is_error
+            assert not (await bus.call("open")).is_error
+            assert len(gets(plugin)) == 2
+        async with start() as bus:
+            assert names(bus, away=False) == ["x"]
+            assert not (await bus.call("x")).is_error
+            assert (await bus.call("toolbus:confirm", {"source": "external"})).output["confirmed"] == ["open"]
+            assert not (await bus.call("open")).is_error
