@@ -41,8 +41,8 @@ class FolderTimings:
         start_seconds: for a process to load all its files; imports may be slow.
         finish_seconds: for the calls in flight of a process that was replaced; above the longest timeout of a call.
         heartbeat_seconds: between two heartbeats of a process.
-        frozen_seconds: without a heartbeat, before a process is killed. The bus ends its session after 22 s and sends
-            calls elsewhere.
+        frozen_seconds: without a heartbeat, before a process is killed. The bus ends its calls after 6 s, and its
+            session after 22 s.
     """
 
     file_seconds: float = 20.0
