@@ -15,6 +15,7 @@ from toolbus.neko.entries import offer_entries
 from toolbus.neko.marks import plugin_entry
 from toolbus.neko.plugin_base import NekoPluginBase, tools_of
 from toolbus.neko.plugin_i18n import tr
+from toolbus.neko.sdk_errors import EntryConflictError
 from toolbus.neko.sdk_results import Ok, fail, ok
 from toolbus.sdk import CallContext, ToolScope
 from toolbus.tool import Result
@@ -98,6 +99,27 @@ async def test_an_entry_gets_its_model_or_its_fields_and_the_context_if_it_names
     failed = await call(plugin, "older", {"text": ""})
     assert failed.error is not None
     assert "say something" in failed.error.message
+
+
+async def test_entries_that_come_at_run_time_are_tools_while_they_are_enabled() -> None:
+    plugin: Any = Entries()
+    offer_entries(plugin)
+
+    async def late(text: str, **_: Any) -> str:
+        return text
+
+    assert plugin.register_dynamic_entry("late one", late, name="Late", input_schema={"type": "object"}, timeout=5)
+    assert (await call(plugin, "late_one", {"text": "a"})).output == "a"
+    with pytest.raises(EntryConflictError):
+        plugin.register_dynamic_entry("late one", late)
+    assert (plugin.is_entry_enabled("late one"), plugin.disable_entry("late one")) == (True, True)
+    assert (tools_of(plugin).get("late_one"), plugin.is_entry_enabled("late one")) == (None, False)
+    assert plugin.enable_entry("late one")
+    assert tools_of(plugin).get("late_one") is not None
+    assert (plugin.unregister_dynamic_entry("late one"), plugin.unregister_dynamic_entry("late one")) == (True, False)
+    assert (tools_of(plugin).get("late_one"), plugin.is_entry_enabled("late one")) == (None, None)
+    assert not plugin.register_dynamic_entry("bad", late, input_schema=[])
+    assert not plugin.register_dynamic_entry("modelled", late)
 
 
 def test_a_folders_entries_are_offered_on_request_and_no_longer_called_unused(

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from toolbus.errors import ToolBusError
 from toolbus.functions import hints
 from toolbus.functions.declaration import describe
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, spec_of
-from toolbus.neko.marks import ENTRY, Mark, marked_methods
+from toolbus.neko.marks import ENTRY, marked_methods
 from toolbus.neko.plugin_base import NekoPluginBase, tools_of
+from toolbus.neko.sdk_errors import EntryConflictError
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS
 
 log = logging.getLogger(__name__)
@@ -29,41 +31,111 @@ _CONTEXT = "_ctx"  # what that system hands to entries beside the arguments
 def offer_entries(plugin: NekoPluginBase) -> list[str]:
     """Adds a tool for each entry of a plugin and of its routers; returns the names of their methods.
 
-    An entry whose name is a tool already, or that makes no tool, is skipped; the latter with a warning.
+    Entries that the plugin registers while it runs become tools too. One whose name is a tool already, or that makes no
+    tool, is skipped; the latter with a warning.
     """
     tools, offered = tools_of(plugin), []
     for owner in (plugin, *(plugin.get_router(name) for name in plugin.list_routers())):
+        prefix = getattr(owner, "prefix", "") if owner is not plugin else ""
         for method, mark in marked_methods(owner):
             if mark.kind != ENTRY:
                 continue
-            try:
-                spec = _spec(plugin, owner, method, mark)
-            except (TypeError, ValueError) as problem:
-                log.warning("%s: the entry %s is not offered: %s", plugin.plugin_id, method, problem)
-                continue
-            if tools.add(spec):
+            name = f"{prefix}{mark.options.get('id') or method}"
+            spec = _spec(plugin, getattr(owner, method), name, mark.options)
+            if spec is not None and tools.add(spec):
                 offered.append(method)
+    dynamic = DynamicEntries(plugin)
+    for name in DYNAMIC:
+        setattr(plugin, name, getattr(dynamic, name))
     return offered
 
 
-def _spec(plugin: NekoPluginBase, owner: Any, method: str, mark: Mark) -> ToolSpec:
-    options, handler = mark.options, getattr(owner, method)
+class DynamicEntries:
+    """The entries that a plugin registers while it runs, as tools; its methods become the plugin's.
+
+    Args:
+        plugin: whose.
+    """
+
+    def __init__(self, plugin: NekoPluginBase) -> None:
+        self._plugin = plugin
+        self._specs: dict[str, ToolSpec] = {}
+
+    def __repr__(self) -> str:
+        return f"<DynamicEntries {', '.join(self._specs)}>"
+
+    def register_dynamic_entry(
+        self,
+        entry_id: str,
+        handler: Any,
+        name: str = "",
+        description: str = "",
+        input_schema: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> bool:
+        """Offers an entry; returns whether it makes a tool whose name is free.
+
+        Raises:
+            EntryConflictError: the plugin has registered one of that id.
+        """
+        if entry_id in self._specs:
+            raise EntryConflictError(entry_id)
+        described = {"name": name, "description": description, "input_schema": input_schema, **options}
+        spec = _spec(self._plugin, handler, entry_id, described)
+        if spec is None:
+            return False
+        self._specs[entry_id] = spec
+        return tools_of(self._plugin).add(spec)
+
+    def unregister_dynamic_entry(self, entry_id: str) -> bool:
+        """Withdraws an entry; returns whether it was there."""
+        there = self.disable_entry(entry_id)
+        self._specs.pop(entry_id, None)
+        return there
+
+    def enable_entry(self, entry_id: str) -> bool:
+        """Offers a registered entry again; returns whether there is one of that id."""
+        spec = self._specs.get(entry_id)
+        if spec is not None:
+            tools_of(self._plugin).add(spec)
+        return spec is not None
+
+    def disable_entry(self, entry_id: str) -> bool:
+        """Withdraws a registered entry until it is enabled; returns whether there is one of that id."""
+        spec = self._specs.get(entry_id)
+        if spec is not None:
+            tools_of(self._plugin).remove(spec.tool.name)
+        return spec is not None
+
+    def is_entry_enabled(self, entry_id: str) -> bool | None:
+        """Tells whether an entry is offered; None where there is none of that id."""
+        spec = self._specs.get(entry_id)
+        return None if spec is None else tools_of(self._plugin).get(spec.tool.name) is spec
+
+
+DYNAMIC = (
+    *("register_dynamic_entry", "unregister_dynamic_entry", "enable_entry", "disable_entry", "is_entry_enabled"),
+)
+
+
+def _spec(plugin: NekoPluginBase, handler: Any, entry_id: str, options: Mapping[str, Any]) -> ToolSpec | None:
+    """Returns an entry as a tool; None, with a warning, where it makes none."""
     model = options.get("params")
-    schema = plugin.i18n.resolve(options.get("input_schema"))
-    if schema is None:
-        schema = _schema(handler, model)
-    prefix = getattr(owner, "prefix", "") if owner is not plugin else ""
-    described = plugin.i18n.resolve(options.get("description") or options.get("name") or "")
     timeout = options.get("timeout")
     seconds = float(timeout) if isinstance(timeout, int | float) and timeout > 0 else DEFAULT_TIMEOUT_SECONDS
-    meta = describe(
-        handler,
-        name=re.sub(r"[^A-Za-z0-9_.-]", "_", f"{prefix}{options.get('id') or method}")[:64],
-        description=str(described),
-        parameters=schema,
-        timeout=min(seconds, MAX_TIMEOUT_SECONDS),
-    )
-    return replace(spec_of(handler, meta), prepare=_preparing(handler, model))
+    try:
+        schema = plugin.i18n.resolve(options.get("input_schema"))
+        meta = describe(
+            handler,
+            name=re.sub(r"[^A-Za-z0-9_.-]", "_", entry_id)[:64],
+            description=str(plugin.i18n.resolve(options.get("description") or options.get("name") or "")),
+            parameters=_schema(handler, model) if schema is None else schema,
+            timeout=min(seconds, MAX_TIMEOUT_SECONDS),
+        )
+        return replace(spec_of(handler, meta), prepare=_preparing(handler, model))
+    except (TypeError, ValueError, ToolBusError) as problem:
+        log.warning("%s: the entry %s is not offered: %s", plugin.plugin_id, entry_id, problem)
+        return None
 
 
 def _schema(handler: Any, model: Any) -> Any:
