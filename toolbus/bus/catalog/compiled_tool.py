@@ -88,11 +88,12 @@ def unchecked(tool: Tool, limits: Limits) -> CompiledTool:
 
     Whatever its schema is, the tool is taken; models are offered the normal form, where there is one.
     """
+    strips = USER_KEYS if tool.council_eligible or tool.inline_available else frozenset()
     try:
         checker = compile_schema(tool.parameters_json, limits)
     except SchemaFault as fault:
-        return CompiledTool(tool, None, frozenset(), tool, (f"{fault}; models are offered what is left of it",))
-    return CompiledTool(_normal(tool, checker), None, frozenset(), tool, checker.warnings)
+        return CompiledTool(tool, None, strips, tool, (f"{fault}; models are offered what is left of it",))
+    return CompiledTool(_normal(tool, checker), None, strips, tool, checker.warnings)
 
 
 def _normal(tool: Tool, checker: ArgumentChecker) -> Tool:

@@ -26,6 +26,7 @@ import aiohttp
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.gateway import callback_messages, callback_proof
+from toolbus.bus.gateway.callback_context import context_headers
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
 from toolbus.bus.outbound import open_session, refusal_of
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
@@ -135,6 +136,8 @@ class Callbacks:
         name, origin = call.entry.bare_name, handler.origin
         body = callback_messages.callback_body(name, call.arguments_json, call.call_id)
         headers = handler.headers
+        if handler.wants_context:
+            headers = {**headers, **context_headers(call)}
         if handler.secret:
             nonce = callback_proof.nonce()
             signature = callback_proof.signature(handler.secret, nonce, body)

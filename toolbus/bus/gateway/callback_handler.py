@@ -18,6 +18,7 @@ from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
 from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.slots import Slots
+from toolbus.bus.gateway.callback_context import wants_context
 from toolbus.errors import Stage
 from toolbus.local_users import listener_id
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -95,6 +96,7 @@ class CallbackHandler:
         proven_by: the id of the socket whose program proved that it knows the secret; empty where none did.
         doubt: why the program there did not prove that it is the plugin; empty where it did, or was not asked.
         has_answered: whether the tool gave a result since it was restored.
+        wants_context: whether its plugin asked for the context of calls, in headers.
     """
 
     __slots__ = (
@@ -110,6 +112,7 @@ class CallbackHandler:
             "max_in_flight",
         ),
         *("offered", "origin", "pending", "proven_by", "secret", "slots", "source", "stuck", "target", "url"),
+        "wants_context",
     )
 
     instance = ""
@@ -129,6 +132,7 @@ class CallbackHandler:
         self.target = target
         self.url = URL(target.url, encoded=True)  # as it was registered: parsing it anew would requote it
         self.headers = target.headers
+        self.wants_context = wants_context(offered.tool)
         self.origin = origin
         self.secret = ""
         self.listener = ""

@@ -5,6 +5,8 @@ Fields stand in the order of the contract, since their errors are listed in that
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -12,9 +14,11 @@ from pydantic_core import PydanticCustomError
 
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.gateway.callback_proof import MAX_SECRET, MIN_SECRET, is_secret
-from toolbus.text import is_utf8
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
+from toolbus.text import is_utf8, quote
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_LEVEL, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
 
+MAX_DISPLAY_NAME = 256  # characters
+MAX_IGNORED = 20  # keys that a response names
 _PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 _CALLBACK = "http://127.0.0.1:9876/tool_invoke"
 
@@ -61,10 +65,22 @@ Text = Annotated[str, AfterValidator(_check_utf8)]
 RoleName = Annotated[Text | None, Field(description='One role; null and "" mean all of them.', examples=[None])]
 
 
+class ToolHints(BaseModel):
+    """What calling a tool may do; null: not stated."""
+
+    model_config = ConfigDict(extra="allow")
+
+    read_only: bool | None = None
+    idempotent: bool | None = None
+    destructive: bool | None = None
+    open_world: bool | None = None
+
+
 class RegisterBody(BaseModel):
     """A tool and where its calls are posted."""
 
     model_config = ConfigDict(
+        extra="allow",  # and named in the answer
         json_schema_extra={
             "examples": [
                 {
@@ -77,7 +93,7 @@ class RegisterBody(BaseModel):
                     "timeout_seconds": 30,
                 }
             ]
-        }
+        },
     )
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME, description="What the model calls it.")]
@@ -105,9 +121,38 @@ class RegisterBody(BaseModel):
         ),
         AfterValidator(lambda secret: _check_secret(secret or "")),
     ] = None
+    # What the contract does not know: tools over gRPC have it too.
+    display_name: Annotated[
+        Text | None, Field(max_length=MAX_DISPLAY_NAME, description="Its name for people.", examples=["Weather"])
+    ] = None
+    council_eligible: Annotated[bool | None, Field(description="Whether council members may have it.")] = None
+    inline_available: Annotated[
+        bool | None, Field(description="Whether a main model may call it beside a council, without a member.")
+    ] = None
+    min_level: Annotated[
+        int | None, Field(ge=0, le=MAX_LEVEL, description="The access level that its callers' users need.")
+    ] = None
+    annotations: Annotated[ToolHints | None, Field(description="What calling it may do.")] = None
+    validate_arguments: Annotated[
+        bool | None,
+        Field(alias="validate", description="Whether arguments are checked against `parameters` before they are sent."),
+    ] = None
+    context_headers: Annotated[
+        bool | None, Field(description="Whether callbacks have the call's context, in headers `X-Toolbus-…`.")
+    ] = None
     via: Annotated[Any, Field(description="Buses that the tool has come through; set by `serve --upstream` only.")] = (
         None
     )
+
+    @property
+    def ignored(self) -> list[str]:
+        """The names of the fields that mean nothing here, as they may be shown."""
+        names = (*(self.model_extra or ()), *(f"annotations.{each}" for each in _unknown_hints(self)))
+        return [quote(name)[1:-1] for name in islice(names, MAX_IGNORED)]
+
+
+def _unknown_hints(body: RegisterBody) -> Iterable[str]:
+    return () if body.annotations is None else body.annotations.model_extra or ()
 
 
 class UnregisterBody(BaseModel):

@@ -133,7 +133,9 @@ class Registrations:
     # -- registering ---------------------------------------------------------------------------------------------
 
     def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str = "") -> Outcome:
-        """Registers one tool by REST: arguments are not checked (REST-40), and some role has to accept it (REST-4).
+        """Registers one tool by REST: its arguments are checked only if it asks for that (REST-40).
+
+        Some role has to accept it (REST-4).
 
         Args:
             secret: its `callback_secret`; empty where its plugin set none.
@@ -148,10 +150,11 @@ class Registrations:
             f"{BUS_SOURCE}:"
         ):  # REST-3 allows a colon, and a later registration replaces an earlier
             raise NotPermitted(f"name {tool.name!r} is reserved for the bus's own tools: choose another")
+        compiled = compile_tool(tool, self._limits) if tool.validate else unchecked(tool, self._limits)
         self._audit.check()
         if tool.role and not self._adopt(tool.role, Principal(source)):
             raise UnknownRole(tool.role)
-        return self._register(source, [(unchecked(tool, self._limits), target)], needs_role=True, secret=secret)[0]
+        return self._register(source, [(compiled, target)], needs_role=True, secret=secret)[0]
 
     def register_by_grpc(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
         """Registers the tools of a Register without a session, each judged on its own.

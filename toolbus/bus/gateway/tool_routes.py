@@ -16,6 +16,7 @@ from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.schema import is_deeper
 from toolbus.bus.core import Core
+from toolbus.bus.gateway.callback_context import ASKED_FOR
 from toolbus.bus.gateway.contract_models import (
     ClearBody,
     Cleared,
@@ -32,7 +33,7 @@ from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response
 from toolbus.errors import InvalidTool
 from toolbus.text import dump_json, is_utf8
-from toolbus.tool import Limits, Tool
+from toolbus.tool import HINTS, Annotations, Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
 MAX_CACHED_LISTS = 64  # a list of a large catalog takes a megabyte
@@ -62,7 +63,10 @@ def router() -> APIRouter:
         tool, target = _tool(body, parts.core.limits), parse_callback_url(body.callback_url)
         if CALLBACK_PATH not in target.url:  # where it runs a plugin's tool, it may
             refuse_own_address(parts, "callback_url", target)
-        outcome = parts.register(body.source, tool, target, body.callback_secret or "")
+        try:
+            outcome = parts.register(body.source, tool, target, body.callback_secret or "")
+        except InvalidTool as error:  # only one whose arguments are to be validated
+            raise _invalid("parameters", str(error), None) from None
         response: dict[str, Any] = {
             "ok": bool(outcome.roles),
             "registered": body.name,
@@ -71,6 +75,8 @@ def router() -> APIRouter:
         }
         if not outcome.roles:
             response["error"] = "no role accepted the registration"
+        if ignored := body.ignored:
+            response["ignored"] = ignored
         return JSONResponse(response)
 
     @routes.post("/unregister", responses={200: {"model": Unregistered}, **UNKNOWN_ROLE, **NOT_KEPT})
@@ -180,6 +186,10 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
     if is_deeper(body.parameters, limits.schema_depth):
         raise _invalid("parameters", f"it is nested deeper than the limit schema_depth = {limits.schema_depth}", None)
     via = [str(each)[:200] for each in body.via] if isinstance(body.via, list) else []
+    metadata: dict[str, Any] = {"via": via[:8]} if via else {}
+    if body.context_headers:
+        metadata[ASKED_FOR] = True
+    hints = body.annotations
     try:
         return Tool(
             name=body.name,
@@ -188,7 +198,13 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
             role=body.role or None,
             timeout_seconds=body.timeout_seconds,
             callback_url=parse_callback_url(body.callback_url).shown,
-            metadata_json=json.dumps({"via": via[:8]}) if via else "",
+            display_name=body.display_name or "",
+            annotations=Annotations(**{each: getattr(hints, each) for each in HINTS}) if hints else Annotations(),
+            validate=body.validate_arguments or None,  # as the contract has it: not checked
+            council_eligible=body.council_eligible or False,
+            inline_available=body.inline_available or False,
+            min_level=body.min_level or 0,
+            metadata_json=json.dumps(metadata) if metadata else "",
         )
     except InvalidTool as error:
         raise _invalid("parameters", str(error), None) from None

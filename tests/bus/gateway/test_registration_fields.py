@@ -1,0 +1,146 @@
+"""A registration by REST has what a tool over gRPC has, and its plugin may ask for the context of calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bus.gateway.calling import client
+from tests.faults.callbacks import CallbackPlugin, starting
+from tests.support.core_model import one_call, tool
+from toolbus.bus import Bus
+from toolbus.bus.gateway.callback_context import MAX_BYTES, context_headers
+from toolbus.errors import Code
+from toolbus.sdk import CallContext, ContextMessage
+from toolbus.testing import running_bus
+from toolbus.v1 import tool_pb2 as pb
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+ALL = {
+    "display_name": "Weather",
+    "council_eligible": True,
+    "inline_available": True,
+    "min_level": 5,
+    "annotations": {"read_only": True, "destructive": False},
+    "validate": True,
+    "context_headers": True,
+}
+
+
+async def register(bus: Bus, plugin: CallbackPlugin, **fields: Any) -> dict[str, Any]:
+    async with client(bus) as http:
+        body = {"name": "weather", "callback_url": plugin.url(), "parameters": CITY, "source": "w", **fields}
+        answer = await http.post("/api/tools/register", json=body)
+    said: dict[str, Any] = answer.json()
+    return said
+
+
+def headers_of(plugin: CallbackPlugin) -> dict[str, str]:
+    head, _ = plugin.requests[-1]
+    return dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
+
+
+async def test_a_registration_has_what_a_tool_over_grpc_has_also_after_a_restart(tmp_path: Path) -> None:
+    start = starting(tmp_path / "data")
+    with CallbackPlugin().come() as plugin:
+        for registers in (True, False):
+            async with start() as bus:
+                if registers:
+                    assert "ignored" not in await register(bus, plugin, **ALL)
+                (listed,) = bus.list(level=5)
+                said = listed.tool
+                hints = said.annotations
+                shown = (said.display_name, said.council_eligible, said.inline_available, said.min_level)
+                assert shown == ("Weather", True, True, 5)
+                assert (hints.read_only, hints.idempotent, hints.destructive, hints.open_world) == (
+                    True,
+                    None,
+                    False,
+                    None,
+                )
+                assert bus.list() == []
+                high = CallContext("ann", {"level": "5"})
+                refused = await bus.call("weather", {"town": 1}, context=high)
+                assert refused.error is not None
+                assert refused.error.code is Code.INVALID_ARGUMENTS
+                assert (await bus.call("weather", {"city": "oslo", "userId": "x"}, context=high)).error is None
+                assert plugin.requests[-1][1]["arguments"] == {"city": "oslo"}
+                assert headers_of(plugin)["x-toolbus-user"] == '"ann"'
+
+
+async def test_unknown_fields_are_ignored_and_named_where_there_are_any(tmp_path: Path) -> None:
+    async with running_bus(http="127.0.0.1:0") as bus:
+        with CallbackPlugin().come() as plugin:
+            said = await register(bus, plugin, colour="red", annotations={"readOnly": True}, icon={"a": 1})
+            assert said == {
+                "ok": True,
+                "registered": "weather",
+                "affected_roles": ["default"],
+                "failed_roles": [],
+                "ignored": ["colour", "icon", "annotations.readOnly"],
+            }
+
+
+@pytest.mark.parametrize(
+    ("fields", "loc"),
+    [
+        ({"min_level": -1}, "min_level"),
+        ({"council_eligible": "perhaps"}, "council_eligible"),
+        ({"annotations": {"read_only": 7}}, "annotations"),
+        ({"display_name": "x" * 257}, "display_name"),
+        ({"validate": True, "parameters": {"type": "strin"}}, "parameters"),
+    ],
+)
+async def test_a_field_that_breaks_its_rule_is_refused_with_its_place(fields: dict[str, Any], loc: str) -> None:
+    async with running_bus(http="127.0.0.1:0") as bus:
+        with CallbackPlugin().come() as plugin:
+            said = await register(bus, plugin, **fields)
+            assert said["detail"][0]["loc"][:2] == ["body", loc]
+            assert bus.list() == []
+
+
+async def test_only_a_plugin_that_asks_gets_the_context() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus:
+        with CallbackPlugin().come() as plugin:
+            for asks in (True, False):
+                await register(bus, plugin, context_headers=asks)
+                context = CallContext(
+                    "ann", {"level": "5"}, member={"name": "ada"}, messages=(ContextMessage("user", "hi é"),)
+                )
+                assert (await bus.call("weather", {"city": "oslo"}, context=context)).error is None
+                headers = {name: value for name, value in headers_of(plugin).items() if name.startswith("x-toolbus")}
+                if not asks:
+                    assert headers == {}
+                    continue
+                assert json.loads(headers["x-toolbus-member"]) == {"name": "ada"}
+                assert json.loads(headers["x-toolbus-messages"]) == [{"role": "user", "content": "hi é"}]
+                assert json.loads(headers["x-toolbus-attributes"]) == {"level": "5"}
+                assert 0 < json.loads(headers["x-toolbus-timeout"]) <= 30
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=3_000)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=5), st.dictionaries(TEXTS, TEXTS, max_size=5), TEXTS, TEXTS)
+def test_headers_are_bounded_ascii_lines_whatever_the_context(
+    messages: list[tuple[str, str]], member: dict[str, str], user: str, traceparent: str
+) -> None:
+    core, host, plugin = one_call(tool("t"))
+    (call,) = plugin.hand_over() or (core.call(host, "t") and plugin.hand_over())
+    call.context = pb.CallContext(user_id=user, member_json=json.dumps(member), traceparent=traceparent)
+    call.context.messages.extend(pb.ContextMessage(role=role, content=content) for role, content in messages)
+    headers = context_headers(call)
+    ours = {name: value for name, value in headers.items() if name.startswith("X-Toolbus") and "Left" not in name}
+    assert sum(len(name) + len(value) for name, value in ours.items()) <= MAX_BYTES
+    assert all(value.isascii() and value.isprintable() for value in headers.values())
+    for value in ours.values():
+        json.loads(value)
+    shown = json.loads(headers.get("X-Toolbus-Messages", "[]"))
+    assert shown == [{"role": role, "content": content} for role, content in messages][len(messages) - len(shown) :]
+    if len(shown) < len(messages):
+        assert "X-Toolbus-Messages" in headers["X-Toolbus-Left-Out"]
