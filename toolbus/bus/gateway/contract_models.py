@@ -5,8 +5,6 @@ Fields stand in the order of the contract, since their errors are listed in that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -68,8 +66,6 @@ RoleName = Annotated[Text | None, Field(description='One role; null and "" mean 
 class ToolHints(BaseModel):
     """What calling a tool may do; null: not stated."""
 
-    model_config = ConfigDict(extra="allow")
-
     read_only: bool | None = None
     idempotent: bool | None = None
     destructive: bool | None = None
@@ -80,7 +76,6 @@ class RegisterBody(BaseModel):
     """A tool and where its calls are posted."""
 
     model_config = ConfigDict(
-        extra="allow",  # and named in the answer
         json_schema_extra={
             "examples": [
                 {
@@ -144,15 +139,19 @@ class RegisterBody(BaseModel):
         None
     )
 
-    @property
-    def ignored(self) -> list[str]:
-        """The names of the fields that mean nothing here, as they may be shown."""
-        names = (*(self.model_extra or ()), *(f"annotations.{each}" for each in _unknown_hints(self)))
-        return [quote(name)[1:-1] for name in islice(names, MAX_IGNORED)]
 
+def ignored_fields(body: Any) -> list[str]:
+    """Returns the names of the fields of a registration that mean nothing here, as they may be shown.
 
-def _unknown_hints(body: RegisterBody) -> Iterable[str]:
-    return () if body.annotations is None else body.annotations.model_extra or ()
+    Args:
+        body: as it was sent; a model that collected them would refuse what is not UTF-8 in them.
+    """
+    fields = {field.alias or name for name, field in RegisterBody.model_fields.items()}
+    names = [name for name in body if name not in fields]
+    hints = body.get("annotations")
+    if isinstance(hints, dict):
+        names += [f"annotations.{name}" for name in hints if name not in ToolHints.model_fields]
+    return [quote(name)[1:-1] for name in names[:MAX_IGNORED]]
 
 
 class UnregisterBody(BaseModel):

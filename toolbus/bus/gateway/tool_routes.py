@@ -27,6 +27,7 @@ from toolbus.bus.gateway.contract_models import (
     Registered,
     UnregisterBody,
     Unregistered,
+    ignored_fields,
 )
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.host_models import Level, UserId
@@ -75,7 +76,7 @@ def router() -> APIRouter:
         }
         if not outcome.roles:
             response["error"] = "no role accepted the registration"
-        if ignored := body.ignored:
+        if ignored := ignored_fields(await request.json()):
             response["ignored"] = ignored
         return JSONResponse(response)
 
