@@ -79,7 +79,7 @@ def list_(
     ] = None,
     user: UserOption = None,
     level: LevelOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="List offline tools too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List offline and unconfirmed tools too.")] = False,
     refused: Annotated[bool, typer.Option("--refused", help="List the tools that the bus refused instead.")] = False,
     as_json: JsonOption = False,
 ) -> None:
