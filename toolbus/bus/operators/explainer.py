@@ -166,7 +166,9 @@ class Explainer:
         handlers = entry.handlers()
         if entry.current is None:
             why = f": {entry.last_error}" if entry.last_error else ""
-            yield "online", False, f"its plugin is not reachable{why}"
+            unconfirmed = best_state(handlers) == wire.SESSION_STATE_UNCONFIRMED
+            where = "its plugin has not shown yet that it is there" if unconfirmed else "its plugin is not reachable"
+            yield "online", False, f"{where}{why}"
             return
         state = _STATES[best_state(handlers)]  # type: ignore[index]  # protoc's enums are ints
         room = sum(has_room(handler) for handler in handlers)
