@@ -84,7 +84,7 @@ def test_names_that_a_helper_declares_are_there_and_the_order_of_files_is_compar
         ("spindle.oauth.onCallback(f)", DIFFERS, "spindle.oauth.onCallback has no effect", "work"),
         ("spindle.on('MESSAGE_SENT', f)", DIFFERS, "the event MESSAGE_SENT, which never comes", "work"),
         ("await spindle.storage.getJson('x')", STOPS, "spindle.storage.getJson throws", "variable"),
-        ("spindle . generate\n.quiet({})", STOPS, "spindle.generate.quiet throws", "model"),
+        ("spindle . generate\n.batch({})", STOPS, "spindle.generate.batch throws", "quiet or raw"),
         ("await spindle.chats?.update(1)", STOPS, "spindle.chats.update throws", "contextMessages"),
         ("import { x } from './y.js'", STOPS, "imports another file", "Each file is complete"),
         ("const y = await import('./y.js')", STOPS, "imports another file", "Each file is complete"),
@@ -101,7 +101,7 @@ def test_each_rule_for_spindle_finds_its_line(
 
 
 def test_what_works_for_spindle_is_not_found_and_a_file_without_tools_is(tmp_path: Path) -> None:
-    text = "spindle.on('TOOL_INVOCATION', f); spindle.log.warn(1); spindle.permissions.onDenied(f); export default {}"
+    text = "spindle.on('TOOL_INVOCATION', f); spindle.log.warn(1); spindle.generate.quiet({}); export default {}"
     assert _checked(tmp_path, SPINDLE, f"{text}; spindle.manifest.name; spindle.unregisterTool('t')" + TOOL).runs
     assert _checked(tmp_path, SPINDLE, text + TOOL).findings == ()
     (found,) = _checked(tmp_path, SPINDLE, text).findings

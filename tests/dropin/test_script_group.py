@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from tests.dropin.loaded_files import call, names, skipped, write
+from tests.support.waiting import until
 from toolbus.dropin import Loaded
 from toolbus.dropin.javascript import EngineLimits
 from toolbus.dropin.script_group import ScriptGroup
 from toolbus.functions.call_context import ContextMessage
 from toolbus.functions.tool_spec import ToolSpec
-from toolbus.sdk import CallContext, Plugin, ToolScope
+from toolbus.sdk import CallContext, GenerationRequest, Host, Plugin, ToolScope
+from toolbus.testing import running_bus
 from toolbus.tool import Result
 
 SEEDS = Path(__file__).with_name("seed_scripts")  # the examples of both systems' documents, as they are there
@@ -378,7 +380,7 @@ async def test_what_an_extension_only_announces_has_a_warning_and_its_tools_work
     [
         ("await spindle.storage.getJson('x')", "keep it in a variable"),
         ("await spindle.userStorage.write('x', 'y')", "`write` grant"),
-        ("await spindle.generate.quiet({})", "model"),
+        ("await spindle.generate.batch({})", "quiet or raw"),
         ("await spindle.cors('http://x')", "`connect` grant"),
         ("await spindle.chats.update('c', {})", "contextMessages"),
         ("new spindle.Window()", "registerTool"),
@@ -491,6 +493,45 @@ async def test_tools_of_an_extension_come_and_go_while_it_runs(tmp_path: Path) -
     assert (await call(loaded, "t", {"drop": 1})).output == ""
     assert [spec.tool.name for spec in plugin.tools] == ["more"]
     group.close()
+
+
+async def test_an_extension_asks_the_model_that_a_host_lends(tmp_path: Path) -> None:
+    asks = (
+        "messages: [{role: 'user', content: payload.args.ask, name: 'n'}], parameters: {max_tokens: payload.args.most}"
+    )
+    body = f"return (await spindle.generate[payload.args.mode]({{{asks}, signal: {{}}}})).content"
+    write(tmp_path, {"kb.js": answering(body)})
+    group = ScriptGroup(tmp_path, ["kb.js"], is_extension=True)
+    loaded = group.load()
+
+    async def model(request: GenerationRequest) -> str:
+        content = request.messages[0]["content"]
+        return f"{request.mode} {request.max_tokens} {content} for {request.scope.context.user_id or 'nobody'}"
+
+    async with running_bus(generation=("kb",)) as bus, Host(bus.grpc_addresses[0]) as host:
+        await host.lend(model, max_tokens=100)
+        await until(lambda: bus.core.registry.offered_by("host"), "the model")
+        for source in ("kb", "other"):
+            async with Plugin(source, address=bus.grpc_addresses[0]) as plugin:
+                plugin.add_tool(loaded.specs[0])
+                group.attach(plugin)
+                await plugin.ready()
+                ann = CallContext(user_id="ann")
+                result = await host.call("t", {"ask": "hi", "mode": "quiet", "most": 20}, context=ann)
+                if source == "other":
+                    assert result.error is not None
+                    assert "toolbus grant other generation" in result.error.message
+                    continue
+                assert result.output == "quiet 20 hi for ann"
+                assert (
+                    await host.call("t", {"ask": "hi", "mode": "raw", "most": 9000})
+                ).output == "raw 100 hi for nobody"
+    group.close()
+
+
+def test_a_model_cannot_be_asked_while_an_extension_loads(load: Load) -> None:
+    reason = skipped(extension(load, "await spindle.generate.quiet({messages: []})"))["kb.js"]
+    assert "a model can be asked while a tool is called: move spindle.generate into the handler" in reason
 
 
 async def test_a_cancelled_call_is_forgotten_and_others_go_on(load: Load) -> None:

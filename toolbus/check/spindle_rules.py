@@ -18,7 +18,7 @@ from toolbus.dropin.javascript.remedies import is_announced, sentence, spindle_r
 _MEMBER = re.compile(r"(?<![\w$.])spindle\s*(?:\?\.|\.)\s*([\w$]+(?:\s*(?:\?\.|\.)\s*[\w$]+)*)")
 _EVENT = re.compile(r"""\s*\(\s*["'](\w+)["']""")
 _WORKS = re.compile(
-    r"(registerTool|unregisterTool|on|log(\.(info|warn|error|debug))?|manifest(\..*)?"
+    r"(registerTool|unregisterTool|on|log(\.(info|warn|error|debug))?|manifest(\..*)?|generate(\.(quiet|raw))?"
     r"|permissions(\.(has|getGranted|onDenied|onChanged))?)"
 )
 _TOOLS_ONLY = "Nothing: the tools of the extension work."

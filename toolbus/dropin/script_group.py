@@ -30,11 +30,12 @@ from toolbus.dropin.file_declarations import (
 from toolbus.dropin.file_loader import FileProblem, Guard, Loaded, extension_manifest
 from toolbus.dropin.file_result import failed_tool
 from toolbus.dropin.javascript import ANNOUNCES, Engine, EngineLimits, ScriptError, ignored_text, with_remedy
-from toolbus.errors import InvalidTool, SetupError
+from toolbus.errors import InvalidTool, SetupError, ToolBusError
 from toolbus.functions.reply import Err
 from toolbus.functions.tool_spec import ToolSpec
-from toolbus.sdk import Plugin
+from toolbus.sdk import Plugin, ToolScope
 from toolbus.sdk.extension import FAILED, invocation_spec, result_value
+from toolbus.sdk.generation import MAX_TOKENS
 from toolbus.sdk.invocation import ToolInvocation
 from toolbus.text import clean_lines, list_names, parse_json, shorten
 
@@ -81,6 +82,8 @@ class ScriptGroup:
         self._problems: list[FileProblem] = []
         self._plugin: Plugin | None = None  # of an extension, whose tools may come and go; None before `attach`
         self._wrap: Callable[[ToolSpec], ToolSpec] = lambda spec: spec
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the calls of an extension; None before the first
+        self._scopes: list[ToolScope] = []  # of its calls in flight
 
     def __repr__(self) -> str:
         return f"<ScriptGroup {self._folder} tools={len(self._specs)} {self._engine!r}>"
@@ -212,11 +215,15 @@ class ScriptGroup:
     async def _answer(self, invocation: ToolInvocation) -> Any:
         # No docstring: it would become the description of tools that were registered without one.
         payload = {key: _plain_value(value) for key, value in invocation.items() if value is not None}
+        self._loop = asyncio.get_running_loop()
+        self._scopes.append(invocation.scope)
         try:
             returned = await self._ask("invoke", {"payload": payload}, invocation.scope.deadline)
         except ScriptError as error:
             log.warning("tool %s failed: %s", invocation.tool_name, _trace(error))
             return Err(with_remedy(error.message) or FAILED)
+        finally:
+            self._scopes.remove(invocation.scope)
         return "" if returned is None else result_value(returned)
 
     async def _ask(self, kind: str, fields: Mapping[str, Any], deadline: float | None) -> Any:
@@ -227,12 +234,30 @@ class ScriptGroup:
             self._engine.drop(future)
             raise
 
+    async def _generate(self, number: int, text: str) -> None:
+        """Answers a request of an extension for the model that a host lends."""
+        fields: dict[str, Any] = {"id": number}
+        try:
+            assert self._plugin is not None  # its calls come through it
+            # With several calls at once nobody knows which of them asks, so none of their users is spoken for.
+            scope = self._scopes[0] if len(self._scopes) == 1 else None
+            answer = await self._plugin.generate(**_generation(parse_json(text)), scope=scope)
+            fields["answer"] = {
+                "content": answer.text,
+                "model": answer.model,
+                "finish_reason": answer.stop_reason,
+                "usage": dict(answer.usage),
+            }
+        except (ToolBusError, ValueError, TypeError, KeyError, RecursionError) as error:
+            fields["error"] = str(error)
+        self._engine.tell("generated", fields)
+
     def _take(self, post: list[Any]) -> None:
         """Takes what a script posts, on the thread of the scope."""
         match post:
             case ["log", level, text]:
                 _write(level, str(text))
-            case _ if self._posts is not None:
+            case [kind, *_] if self._posts is not None and kind != "generate":
                 self._posts.append(post)
             case ["register", str(record)] if self._plugin is not None:
                 spec = self._spec(self._files[0], record)
@@ -242,8 +267,28 @@ class ScriptGroup:
                     self._plugin.add_tool(self._wrap(spec), replace=True)
             case ["unregister", name] if self._plugin is not None:
                 self._plugin.remove_tool(name)
+            case ["generate", int(number), str(text)] if self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._generate(number, text), self._loop)
+            case ["generate", number, _]:
+                error = "a model can be asked while a tool is called: move spindle.generate into the handler"
+                self._engine.tell("generated", {"id": number, "error": error})
             case ["ignored", name]:
                 _write(_WARNING, ignored_text(str(name)))
+
+
+def _generation(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `Plugin.generate` takes of a request; a limit above what hosts usually lend is left to the host."""
+    parameters = request.get("parameters") or {}
+    most = parameters.get("max_tokens")
+    messages = request.get("messages") or []
+    return {
+        "messages": [{"role": each["role"], "content": each["content"]} for each in messages],
+        "mode": request["mode"],
+        "max_tokens": most if isinstance(most, int) and most <= MAX_TOKENS else None,
+        "temperature": parameters.get("temperature"),
+        "stop": parameters.get("stop"),
+        "model": request.get("model"),
+    }
 
 
 def _known(record: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

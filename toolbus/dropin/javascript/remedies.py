@@ -44,7 +44,7 @@ NAMES: Mapping[str, str] = {
 
 # Members of `spindle`, by the first part of their name → what to do here.
 MEMBERS: Mapping[str, str] = {
-    "generate": "a tool calls no model: return what the host's model needs, or write a plugin that asks a model itself",
+    "generate": "ask the host's model with spindle.generate.quiet or raw",
     **dict.fromkeys(
         ("storage", "userStorage", "ephemeral", "enclave"),
         "an extension stores nothing here: keep it in a variable, which lasts as long as the process, or write the "

@@ -10,6 +10,8 @@
   const denied = new Set();
   const changed = new Set();
   const warned = new Set();
+  const generations = new Map(); // what waits for the answer of each request to a model
+  let requests = 0;
   let granted = ["tools"];
 
   function ignored(name) {
@@ -75,6 +77,22 @@
     return decision.value;
   }
 
+  function generate(mode) {
+    return (input) => new Promise((resolve, reject) => {
+      const text = JSON.stringify({ ...input, mode });
+      requests += 1;
+      generations.set(requests, { resolve, reject });
+      host.post("generate", requests, text);
+    });
+  }
+
+  host.receivers.generated = ({ id, answer, error }) => {
+    const waiting = generations.get(id);
+    generations.delete(id);
+    if (waiting === undefined) return;
+    if (error === undefined) waiting.resolve(answer);
+    else waiting.reject(new Error(error));
+  };
   host.receivers.invoke = ({ id, payload }) => host.settle(id, () => invoke(payload));
   host.receivers.permission_denied = (message) => tell(denied, { permission: message.permission, operation: message.operation });
   host.receivers.permission_changed = (message) => {
@@ -104,6 +122,7 @@
     },
     manifest,
     log: withAbsent("spindle.log", log),
+    generate: withAbsent("spindle.generate", { quiet: generate("quiet"), raw: generate("raw") }),
     permissions: withAbsent("spindle.permissions", {
       has: (name) => granted.includes(name),
       getGranted: async () => [...granted],
