@@ -338,6 +338,10 @@ class Peer:
                     self.attached.set()
                     timeout = MISSED_HEARTBEATS * (frame.attached.heartbeat_seconds or 10.0)
                     self._note_refused(frame.attached.refused, anew=True)
+                    for tool in frame.attached.waiting:
+                        logger.warning(
+                            "the tool %r waits for role %r, which the bus does not have", tool.name, tool.role
+                        )
                 deadline.reschedule(loop.time() + timeout)
                 self._receive(frame, connection)
 

@@ -40,7 +40,8 @@ LIST_EPILOG = epilog(
 
     A tool with a callback URL is offline while no server accepts a connection there. A warning before a description is
     for the operator, for example that a main server refuses the tool; the tool can still be called. Notices of the
-    sources, for example about a file that could not be loaded, are printed to standard error.
+    sources, for example about a file that could not be loaded, are printed to standard error. A waiting tool is for a
+    role that the bus does not have: toolbus call toolbus:role_add role=NAME adds it.
 
     A tool that the bus refuses is offered to nobody; the other tools of its plugin are. --refused lists those instead,
     each with what is wrong and how to fix it. The bus tries it again when its plugin declares it again, or a role, a
@@ -79,7 +80,7 @@ def list_(
     ] = None,
     user: UserOption = None,
     level: LevelOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="List offline and unconfirmed tools too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List offline, waiting and unconfirmed tools too.")] = False,
     refused: Annotated[bool, typer.Option("--refused", help="List the tools that the bus refused instead.")] = False,
     as_json: JsonOption = False,
 ) -> None:

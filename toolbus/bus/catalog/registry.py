@@ -295,7 +295,7 @@ class Registry:
                     waiting[item.tool.name, item.tool.role] = None
                 else:
                     taken[item.tool.name] = None
-                if is_taken and roles is None and not item.tool.role:
+                if self._waiting and is_taken and roles is None and not item.tool.role:
                     self._replace_waiting(handler, item.tool.name, qualified, before, lost)
             for entry in before:
                 self._remove(entry, handler)
@@ -770,7 +770,8 @@ class Registry:
         entry.current = entry.suspended = None
         if visible is not None:
             self._journalize(entry, visible)
-        self._drop_empty()
+        if self._waiting:
+            self._drop_empty()
 
     def _link(self, handler: Handler, entry: Entry) -> None:
         self._by_handler.setdefault(handler, {})[entry] = None
