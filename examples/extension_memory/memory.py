@@ -93,9 +93,7 @@ def recall(call: ToolInvocation) -> str:
     """Answers `recall`; a council calls it without arguments: the user's newest message is the query then."""
     messages = [each["content"] for each in call.context_messages or () if each["role"] == "user"]
     query = str(call.args.get("query") or "".join(messages[-1:]))
-    limit = call.args.get("limit")  # not validated, like all arguments of councils' tools: below 1 means 1
-    limit = 5 if limit is None else min(max(int(limit), 1), 20)
-    memories = search(query, call.scope.context.user_id, limit)
+    memories = search(query, call.scope.context.user_id, call.args.get("limit", 5))
     lines = [f"{number}. {text}" for number, text in memories] or ["Nothing is kept about that."]
     if call.council_member is not None:
         name, role = call.council_member["name"], call.council_member["role"]

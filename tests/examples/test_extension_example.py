@@ -155,7 +155,8 @@ def test_what_a_user_has_remembered_is_recalled_for_that_user_alone_and_in_a_mem
     assert "Nothing is kept" in called(bus, "memory:recall", {"query": "Who is of the and?"}, "ann")
     called(bus, "memory:remember", {"text": "The harbour is closed."}, "ann")
     assert "harbour" not in called(bus, "memory:recall", {"query": "Is the dog of the inn here?"}, "ann")
-    newest = called(bus, "memory:recall", {"limit": 0}, "ann")
+    newest = called(bus, "memory:recall", {"limit": "1"}, "ann")  # which the bus reads as 1
+    assert "less than the minimum of 1" in called(bus, "memory:recall", {"limit": 0}, "ann")
     assert ("harbour" in newest, "dog" in newest) == (True, False)
     assert f"there is no memory {number}" in called(bus, "memory:forget", {"number": number}, "bo")
     told = json.loads(council("The dog barks.", "--bus", bus, "--user", "ann", "--json").stdout)
