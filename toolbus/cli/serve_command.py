@@ -39,11 +39,11 @@ EPILOG = epilog(
     [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else
     MAIN_SERVER_PORT, else that of the file, else 48911.
 
-    The data directory stores tools that were registered with a callback URL, results of tasks, and the rules of
-    `toolbus permit`; they are restored after a restart. Only one bus may use a data directory: give each bus its own
-    with --data-dir, or use --ephemeral. It also holds the audit, which `toolbus audit` reads: who attached, offered
-    tools or administered the bus. audit = false writes none, audit_required = true refuses what cannot be written down,
-    audit_calls = true adds calls.
+    The data directory stores tools that were registered with a callback URL, results of tasks, the rules of `toolbus
+    permit`, roles that were added while the bus ran, and what --upstream has registered; they are restored after a
+    restart. Only one bus may use a data directory: give each bus its own with --data-dir, or use --ephemeral. It also
+    holds the audit, which `toolbus audit` reads: who attached, offered tools or administered the bus. audit = false
+    writes none, audit_required = true refuses what cannot be written down, audit_calls = true adds calls.
 
     With --upstream the bus also registers its tools with a main server that implements the REST contract, which calls
     them back over HTTP. The main server uses the port 48911 then, so without --http and TOOLBUS_HTTP the HTTP port is
