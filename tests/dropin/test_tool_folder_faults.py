@@ -68,12 +68,12 @@ async def test_other_edits_take_effect_despite_a_tool_that_the_bus_refuses(tmp_p
         await folder.wait_for_tools(("one", "new"), ("three", "3"))
 
 
-async def test_a_tool_for_an_unknown_role_is_not_offered_and_the_others_are(tmp_path: Path) -> None:
+async def test_a_tool_for_a_role_that_does_not_exist_waits_for_it_and_the_others_are_offered(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(tool("one", "1"))
     (tmp_path / "b.py").write_text('TOOLS = [{"name": "two", "handler": lambda: 2, "role": "nobody"}]\n')
     async with offered_folder(tmp_path) as folder:
         await folder.wait_for_tools(("one", "1"))
-        await folder.wait_for_report(r"b\.py: the bus refuses its tool: .*nobody")
+        await folder.wait_for_report("two of source dropin waits for role 'nobody'")
 
 
 async def test_a_folder_whose_only_tool_is_refused_says_so_and_takes_the_corrected_file(tmp_path: Path) -> None:
