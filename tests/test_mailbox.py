@@ -124,3 +124,17 @@ def test_events_that_come_after_the_end_of_the_loop_disturb_nobody() -> None:
     sender.join()
     mailbox.close()
     assert len(mailbox) == 2
+
+
+async def test_a_mailbox_of_bytes_holds_as_many_as_it_may() -> None:
+    mailbox = Mailbox[bytes](10, weigh=len)
+    for item in (b"aaaa", b"bbbb", b"cccc"):
+        mailbox.put(item)
+    assert (len(mailbox), mailbox.lost) == (2, 1)
+    mailbox.put(b"x" * 20)  # more than all of it
+    assert (len(mailbox), mailbox.lost) == (1, 3)
+    assert mailbox.take_back(4) == b"x" * 20
+    for item in (b"dddddd", b"eeee"):
+        mailbox.put(item)
+    mailbox.close()
+    assert [each async for each in mailbox] == [b"dddddd", b"eeee"]

@@ -32,14 +32,17 @@ class Mailbox(Generic[Item]):
         *,
         on_close: Callable[[], object] | None = None,
         on_lost: Callable[[int], Item] | None = None,
+        weigh: Callable[[Item], int] = lambda item: 1,
     ) -> None:
         """Makes an empty mailbox for the running event loop.
 
         Args:
-            limit: how many events may wait, at least 1.
+            limit: how many events may wait, at least 1; with ``weigh``, what they may weigh together: one that weighs
+                more waits alone.
             on_close: called once, by the first `close`, on its thread.
             on_lost: makes the event that tells the reader how many were lost, delivered before what comes after
                 them. None: the reader is not told.
+            weigh: returns what an event counts for, such as its bytes where these vary.
 
         Raises:
             RuntimeError: no event loop is running.
@@ -47,10 +50,12 @@ class Mailbox(Generic[Item]):
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()  # on which the loop runs
         self._limit = limit
+        self._weigh = weigh
         self._on_close = on_close
         self._on_lost = on_lost
         self._lock = threading.Lock()  # guards all below, and is held for a few instructions only
         self._waiting: OrderedDict[int, Item] = OrderedDict()  # by the number of the event, oldest first
+        self._weight = 0  # of what waits
         self._count = 0  # of all events that were put
         self._closed = False
         self.lost = 0
@@ -71,17 +76,22 @@ class Mailbox(Generic[Item]):
             number = self._count
             if self._closed:
                 return number
-            if len(self._waiting) >= self._limit:
-                self._waiting.popitem(last=False)
+            weight = self._weigh(item)
+            while self._waiting and self._weight + weight > self._limit:
+                self._weight -= self._weigh(self._waiting.popitem(last=False)[1])
                 self.lost += 1
             self._waiting[number] = item
+            self._weight += weight
         self._wake()
         return number
 
     def take_back(self, number: int) -> Item | None:
         """Removes an event that still waits, without counting it as lost. Returns None where it has been read."""
         with self._lock:
-            return self._waiting.pop(number, None)
+            item = self._waiting.pop(number, None)
+            if item is not None:
+                self._weight -= self._weigh(item)
+            return item
 
     def close(self) -> None:
         """Ends the iteration after what waits; may be called again."""
@@ -107,7 +117,9 @@ class Mailbox(Generic[Item]):
                     lost, self.lost = self.lost, 0
                     return self._on_lost(lost)
                 if self._waiting:
-                    return self._waiting.popitem(last=False)[1]
+                    item = self._waiting.popitem(last=False)[1]
+                    self._weight -= self._weigh(item)
+                    return item
                 if self._closed:
                     raise StopAsyncIteration
                 self._changed.clear()  # under the lock: what is put after this wakes the reader again

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from toolbus.bus.catalog.argument_repair import MAX_REPAIRS, original_of, read_object, repair, repairs_of
 from toolbus.bus.catalog.schema import ArgumentChecker, compile_schema, load_arguments
+from toolbus.bus.catalog.schema_defaults import MAX_FILLED
 from toolbus.tool import Limits
 
 ROOM = 10_000
@@ -253,3 +254,20 @@ def test_what_arrives_fits_and_what_fits_is_only_completed(properties: Any, argu
         assert all(": absent to " in each for each in done[1])
     if done is not None:
         assert checker.is_valid(json.loads(done[0]))
+
+
+ROWS = {"type": "array", "items": {"type": "object", "properties": {"a": {"default": 1}}}}
+
+
+@pytest.mark.parametrize(("rows", "filled"), [(MAX_FILLED, MAX_FILLED), (MAX_FILLED + 1, 0)])
+def test_more_defaults_than_a_call_may_have_are_not_filled_in(rows: int, filled: int) -> None:
+    done = repaired(of(rows=ROWS), json.dumps({"rows": [{}] * rows}))
+    assert done is not None
+    assert len(done[1]) == filled
+
+
+def test_repaired_arguments_stay_within_their_limit_whatever_is_written_anew() -> None:
+    rows = json.dumps({"rows": [{}] * 10})
+    assert repaired(of(rows=ROWS), rows, room=59) == (rows, [])  # "a":1 and a comma, ten times
+    text = '{"numbers":[' + ",".join(["1e15"] * 50) + '],"n":"5"}'  # written again, each has 18 characters
+    assert repaired(of(numbers={"type": "array"}, n={"type": "integer"}), text, room=100) is None

@@ -14,7 +14,8 @@ from tests.bus.gateway.calling import client
 from tests.faults.callbacks import CallbackPlugin, starting
 from tests.support.core_model import one_call, tool
 from toolbus.bus import Bus
-from toolbus.bus.gateway.callback_context import MAX_BYTES, context_headers
+from toolbus.bus.gateway import callback_context
+from toolbus.bus.gateway.callback_context import MAX_BYTES, context_headers, wants_context
 from toolbus.errors import Code
 from toolbus.sdk import CallContext, ContextMessage
 from toolbus.testing import running_bus
@@ -145,3 +146,37 @@ def test_headers_are_bounded_ascii_lines_whatever_the_context(
     assert shown == [{"role": role, "content": content} for role, content in messages][len(messages) - len(shown) :]
     if len(shown) < len(messages):
         assert "X-Toolbus-Messages" in headers["X-Toolbus-Left-Out"]
+
+
+def test_a_context_of_many_parts_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[object] = []
+
+    def counted(value: object) -> str:
+        written.append(value)
+        return json.dumps(value, separators=(",", ":"))
+
+    monkeypatch.setattr(callback_context, "_json", counted)
+    core, host, plugin = one_call(tool("t"))
+    core.call(host, "t")
+    call = plugin.hand_over()[0]
+    call.context = pb.CallContext(attributes={f"k{index}": "v" for index in range(5_000)})
+    call.context.messages.extend(pb.ContextMessage(role="user", content=str(index)) for index in range(5_000))
+    headers = context_headers(call)
+    assert len(written) < 15_000
+    assert "X-Toolbus-Attributes" in headers["X-Toolbus-Left-Out"]
+
+
+@pytest.mark.parametrize("member", ["{", "[" * 5_000])
+def test_a_member_that_is_not_json_is_left_out(member: str) -> None:
+    core, host, plugin = one_call(tool("t"))
+    core.call(host, "t")
+    call = plugin.hand_over()[0]
+    call.context = pb.CallContext(user_id="ann", member_json=member)
+    headers = context_headers(call)
+    assert headers["X-Toolbus-User"] == '"ann"'
+    assert headers["X-Toolbus-Left-Out"] == "X-Toolbus-Member"
+
+
+@pytest.mark.parametrize("metadata", ['["context_headers"]', '{"context_headers"', '"context_headers"'])
+def test_metadata_of_any_shape_asks_for_no_context(metadata: str) -> None:
+    assert not wants_context(tool("t", metadata_json=metadata))

@@ -113,7 +113,7 @@ def repair(checker: ArgumentChecker, text: str, arguments: dict[str, Any], room:
             value = load_arguments(text)  # exactly: numbers are written again
             repairs = _repaired(checker, value, room, with_defaults=with_defaults)
             if repairs:
-                return _written(checker, value, text, repairs)
+                return _written(checker, value, text, repairs, room)
         except ValueError:  # too large, too deep
             continue
     return None
@@ -145,7 +145,7 @@ def _with_defaults(
                 [Repair(_shown((name,)), ABSENT, _type_of_text(defaults.values[name])) for name in missing],
             )
         value = load_arguments(text)
-        return _written(checker, value, text, [_filled(value, path) for path in defaults.fill(value, room)])
+        return _written(checker, value, text, [_filled(value, path) for path in defaults.fill(value, room)], room)
     except ValueError:
         return None
 
@@ -170,9 +170,11 @@ def _repaired(checker: ArgumentChecker, value: Any, room: int, *, with_defaults:
     return []
 
 
-def _written(checker: ArgumentChecker, value: Any, original: str, repairs: list[Repair]) -> str | None:
-    """Returns repaired arguments as text, checked as what they are now; None if they break the schema."""
+def _written(checker: ArgumentChecker, value: Any, original: str, repairs: list[Repair], room: int) -> str | None:
+    """Returns repaired arguments as text, checked as what they are now; None if they break the schema or the limit."""
     text = escape_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    if len(text.encode()) > len(original.encode()) + room:  # numbers are written again: 1e15 has 18 characters then
+        return None
     return RepairedArguments.of(text, original, repairs) if checker.is_valid(load_arguments(text)) else None
 
 

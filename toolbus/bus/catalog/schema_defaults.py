@@ -17,9 +17,11 @@ from toolbus.schema_grammar import of_type, pointer, show
 
 Path = tuple[str | int, ...]
 
+MAX_FILLED = 1_000  # of one call: arguments that lack more are passed on as they are
+
 
 class TooMuch(ValueError):
-    """With the defaults, arguments would be too large."""
+    """With the defaults, arguments would be too large, or there are too many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +67,7 @@ class Defaults:
             room: how many characters the defaults may have together.
 
         Raises:
-            TooMuch: they have more.
+            TooMuch: they have more, or there are more than `MAX_FILLED`.
         """
         filled: list[Path] = []
         waiting: list[tuple[Defaults, Path, Any]] = [(self, (), value)]
@@ -73,11 +75,10 @@ class Defaults:
             # First what it holds, so that what is filled in is not looked at.
             waiting.extend((inner, (*path, key), each) for inner, key, each in list(defaults._below(part)))
             for name in defaults.missing(part) if isinstance(part, dict) else ():
-                text = defaults.values[name]
-                room -= len(text) + len(name)
-                if room < 0:
+                room -= len(defaults.members[name]) + 1
+                if room < 0 or len(filled) >= MAX_FILLED:
                     raise TooMuch
-                part[name] = json.loads(text)
+                part[name] = json.loads(defaults.values[name])
                 filled.append((*path, name))
         return filled
 

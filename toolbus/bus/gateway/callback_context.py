@@ -7,7 +7,7 @@ The REST contract fixes the body of a callback, and leaves its headers free. Ser
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from toolbus.bus.calls.call import Call
@@ -17,35 +17,33 @@ from toolbus.v1 import tool_pb2 as pb
 ASKED_FOR = "context_headers"  # in a tool's metadata
 MAX_BYTES = 6_000  # of all headers together: the smallest limit of common servers is 8,190
 _USER, _LEFT_OUT = "X-Toolbus-User", "X-Toolbus-Left-Out"
+_UNREADABLE = ()  # what is not JSON: it has no header, and is named among what is left out
 
 
 def wants_context(tool: Tool) -> bool:
     """Tells whether a tool's plugin has asked for the context of its calls."""
-    return ASKED_FOR in tool.metadata_json and json.loads(tool.metadata_json).get(ASKED_FOR) is True
+    if ASKED_FOR not in tool.metadata_json:
+        return False
+    metadata = _read(tool.metadata_json)  # a gRPC peer may send any text
+    return isinstance(metadata, dict) and metadata.get(ASKED_FOR) is True
 
 
 def context_headers(call: Call) -> dict[str, str]:
     """Returns the context of a call: each header's value is JSON in ASCII; what is empty has no header.
 
     `X-Toolbus-User`, `-Role`, `-Timeout`, `-Attributes`, `-Member`, `-Messages`, and `traceparent` as it came. Of the
-    messages the newest that fit remain; of a member's fields those that fit.
+    messages the newest that fit remain; of a member's fields those that fit. Takes time in proportion to the context.
     """
     headers: dict[str, str] = {}
     left_out: list[str] = []
     room = MAX_BYTES
     for name, value in _fields(call):
-        text = _json(value)
-        while len(name) + len(text) > room and isinstance(value, list | dict) and value:
-            if name not in left_out:
-                left_out.append(name)
-            value = value[1:] if isinstance(value, list) else _without_longest(value)
-            text = _json(value)
-        if len(name) + len(text) > room or not value:
-            if value and name not in left_out:
-                left_out.append(name)
-            continue
-        headers[name] = text
-        room -= len(name) + len(text)
+        text, is_whole = _fitted(value, room - len(name))
+        if not is_whole:
+            left_out.append(name)
+        if text:
+            headers[name] = text
+            room -= len(name) + len(text)
     if left_out:
         headers[_LEFT_OUT] = ", ".join(left_out)
     if call.context is not None and call.context.traceparent.isascii() and call.context.traceparent.isprintable():
@@ -60,20 +58,57 @@ def _fields(call: Call) -> Iterator[tuple[str, Any]]:
     yield "X-Toolbus-Role", call.entry.table.role or ""
     yield "X-Toolbus-Timeout", round(call.timeout, 3)
     yield "X-Toolbus-Attributes", dict(context.attributes)
-    yield "X-Toolbus-Member", json.loads(context.member_json) if context.member_json else None
-    yield "X-Toolbus-Messages", list(_messages(context.messages))
+    yield "X-Toolbus-Member", _read(context.member_json) if context.member_json else None
+    yield "X-Toolbus-Messages", context.messages
 
 
-def _messages(messages: Iterable[pb.ContextMessage]) -> Iterator[dict[str, str]]:
-    for each in messages:
-        name = {"name": each.name} if each.name else {}
-        yield {"role": each.role, "content": each.content, **name}
+def _fitted(value: Any, room: int) -> tuple[str, bool]:
+    """Returns as much of a value as fits, as JSON, and whether that is all of it; "" where nothing is or fits."""
+    if not value:
+        return "", value is not _UNREADABLE
+    if isinstance(value, dict):
+        return _fitted_fields(value, room)
+    if isinstance(value, str | int | float):
+        text = _json(value)
+        return (text, True) if len(text) <= room else ("", False)
+    parts: list[str] = []
+    room -= 1  # the brackets; each part has a comma, or the last one does not
+    for each in reversed(value):
+        part = _json(_message(each) if isinstance(each, pb.ContextMessage) else each)
+        room -= len(part) + 1
+        if room < 0:
+            break
+        parts.append(part)
+    return f"[{','.join(reversed(parts))}]" if parts else "", len(parts) == len(value)
+
+
+def _fitted_fields(fields: dict[str, Any], room: int) -> tuple[str, bool]:
+    """Leaves out the longest fields until the rest fit."""
+    texts = {name: _json(value) for name, value in fields.items()}
+    parts: dict[str, str] = {}
+    room -= 1
+    for name in sorted(texts, key=lambda name: len(texts[name])):
+        part = f"{_json(name)}:{texts[name]}"
+        room -= len(part) + 1
+        if room < 0:
+            break
+        parts[name] = part
+    kept = [parts[name] for name in fields if name in parts]
+    return f"{{{','.join(kept)}}}" if kept else "", len(kept) == len(fields)
+
+
+def _message(message: pb.ContextMessage) -> dict[str, str]:
+    name = {"name": message.name} if message.name else {}
+    return {"role": message.role, "content": message.content, **name}
+
+
+def _read(text: str) -> Any:
+    """Returns what a JSON text holds; `_UNREADABLE` where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _UNREADABLE
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _without_longest(fields: dict[str, Any]) -> dict[str, Any]:
-    longest = max(fields, key=lambda name: len(_json(fields[name])))
-    return {name: value for name, value in fields.items() if name != longest}

@@ -15,10 +15,12 @@ from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_
 from toolbus.bus.gateway.host_models import Notifications, UserId
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
-from toolbus.bus.streams.notification_board import MAX_KEPT, Notification
+from toolbus.bus.streams.notification_board import MAX_KEPT, MAX_KEPT_BYTES, Notification
 from toolbus.mailbox import Mailbox
 
-MAX_WAITING = 1_000  # notifications that one slow reader may have waiting
+MAX_WAITING_BYTES = (
+    2 * MAX_KEPT_BYTES
+)  # that one slow reader may have waiting: everything that is kept, and as much again
 
 
 def router() -> APIRouter:
@@ -56,7 +58,7 @@ def router() -> APIRouter:
 async def _follow(parts: GatewayParts, principal: Principal, user_id: str, known: int) -> AsyncGenerator[bytes]:
     board = parts.core.presence.notifications
     lost = board.lost_after(known)
-    mailbox: Mailbox[bytes] = Mailbox(MAX_WAITING, on_lost=_lost)
+    mailbox: Mailbox[bytes] = Mailbox(MAX_WAITING_BYTES, on_lost=_lost, weigh=len)
 
     def put(notification: Notification) -> None:
         if _is_for(notification, user_id):
