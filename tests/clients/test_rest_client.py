@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,39 +26,8 @@ from toolbus.testing import running_bus
 SECONDS = 5.0
 PLUGIN = ROOT / "clients" / "rest" / "plugin.py"
 
-# What every author of such a plugin has: the calls, payloads, timeouts and exceptions are those of the documents.
-DOCUMENTED = textwrap.dedent("""
-    async def register_with_retry():
-        payload = {
-            "name": TOOL_NAME,
-            "description": "Look up the weather in a given city",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}},
-                "required": ["city"],
-            },
-            "callback_url": f"http://127.0.0.1:{MY_PORT}/tool_invoke",
-            "role": None,
-            "source": "my_plugin",
-            "timeout_seconds": 30,
-        }
-        async with httpx.AsyncClient() as client:
-            while True:
-                try:
-                    r = await client.post(f"{MAIN_SERVER}/api/tools/register", json=payload, timeout=5)
-                    if r.json().get("ok"):
-                        return
-                except (httpx.ConnectError, httpx.TimeoutException):
-                    pass
-                await asyncio.sleep(2)
-
-    async def unregister_on_shutdown():
-        try:
-            async with httpx.AsyncClient(timeout=2) as client:
-                await client.post(f"{MAIN_SERVER}/api/tools/unregister", json={"name": TOOL_NAME, "role": None})
-        except Exception:
-            pass
-""")
+# What every author of such a plugin has, as the documents show it.
+DOCUMENTED = (ROOT / "tests" / "neko" / "plugins" / "registering" / "__init__.py").read_text("utf-8")
 
 
 class Naps:
@@ -77,14 +45,9 @@ class Naps:
 
 def documented(main_server: str, port: int, naps: Naps | None = None) -> dict[str, Any]:
     """Returns the namespace of a plugin that was written by the documents."""
-    namespace = {
-        "asyncio": naps or asyncio,
-        "httpx": httpx,
-        "MAIN_SERVER": main_server,
-        "MY_PORT": port,
-        "TOOL_NAME": "get_weather",
-    }
-    exec(DOCUMENTED, namespace)
+    namespace: dict[str, Any] = {}
+    exec(DOCUMENTED.partition("from plugin.sdk.plugin")[0], namespace)
+    namespace |= {"asyncio": naps or asyncio, "MAIN_SERVER": main_server, "MY_PORT": port}
     return namespace
 
 

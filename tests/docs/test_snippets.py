@@ -71,13 +71,24 @@ def test_every_snippet_of_a_page_runs_and_prints_what_the_page_shows(
 @pytest.mark.parametrize(
     ("page", "files"),
     [
-        ("docs/moving/synchronet.md", ["my_tool.js"]),
-        ("docs/moving/spindle.md", ["search_knowledge_base.js", "tool_invocation.js"]),
+        (
+            "docs/moving/neko.md",
+            ["tests/neko/plugins/weather/__init__.py", "tests/neko/plugins/registering/__init__.py"],
+        ),
+        ("docs/moving/synchronet.md", ["tests/dropin/seed_scripts/my_tool.js"]),
+        (
+            "docs/moving/spindle.md",
+            [
+                "tests/dropin/seed_scripts/search_knowledge_base.js",
+                "tests/dropin/seed_scripts/tool_invocation.js",
+                "tests/dropin/seed_scripts/unregister.js",
+            ],
+        ),
     ],
 )
 def test_what_a_page_says_runs_unchanged_is_what_tests_run(page: str, files: list[str]) -> None:
     for file in files:
-        assert (ROOT / "tests/dropin/seed_scripts" / file).read_text("utf-8") in TEXTS[page], f"{page} shows no {file}"
+        assert (ROOT / file).read_text("utf-8") in TEXTS[page], f"{page} shows no {file}"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -20,6 +20,7 @@ from toolbus.neko.plugin_folder import plugin_folders, read_manifest, wanted_fol
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import ToolScope
 from toolbus.sdk.loader import LoadedPlugin, load_plugin
+from toolbus.testing import running_bus
 from toolbus.tool import Result
 
 
@@ -54,6 +55,32 @@ async def test_the_folder_of_the_moving_page_runs(tmp_path: Path) -> None:
     with loaded(folder) as plugin:
         await start_plugin(plugin.neko, run_sync)
         assert (await call(plugin, "get_weather", {"city": "Beijing"})).output == {"city": "Beijing", "temp": "22 °C"}
+
+
+async def test_the_documents_plugin_that_registers_by_http_itself_runs_as_it_is(tmp_path: Path) -> None:
+    async with running_bus(http="127.0.0.1:0") as bus:
+        with loaded(copied("registering", tmp_path)) as plugin:
+            plugin.module.MAIN_SERVER = f"http://{bus.http_address}"
+            await start_plugin(plugin.neko, run_sync)
+            async for _ in bus.watch():
+                if bus.list():
+                    break
+            assert [(each.tool.name, each.source) for each in bus.list()] == [("get_weather", "my_plugin")]
+            await stop_plugin(plugin.neko, run_sync)
+        assert bus.list() == []
+
+
+async def test_the_examples_of_the_moving_page_with_what_stands_for_its_dots_run(tmp_path: Path) -> None:
+    (text,) = (block.text for block in blocks("docs/moving/neko.md") if "# plugins/search/" in block.text)
+    folder = copied("weather", tmp_path)
+    manifest = folder / "plugin.toml"
+    manifest.write_text(manifest.read_text("utf-8").replace("WeatherPlugin", "SearchPlugin"), "utf-8")
+    (folder / "__init__.py").write_text(text, "utf-8")
+    with loaded(folder) as plugin:
+        assert (await call(plugin, "search", {"query": "moon", "limit": 1})).output == ["moon"]
+        failed = await call(plugin, "custom_tool", {"query": "moon"})
+        assert failed.error is not None
+        assert (failed.error.message, failed.output) == ("CITY_NOT_FOUND", {"reason": "city not found"})
 
 
 async def test_a_plugin_of_several_modules_runs_from_a_folder_of_another_name(
