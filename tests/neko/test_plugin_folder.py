@@ -60,7 +60,7 @@ async def test_the_folder_of_the_moving_page_runs(tmp_path: Path) -> None:
 async def test_the_documents_plugin_that_registers_by_http_itself_runs_as_it_is(tmp_path: Path) -> None:
     async with running_bus(http="127.0.0.1:0") as bus:
         with loaded(copied("registering", tmp_path)) as plugin:
-            plugin.module.MAIN_SERVER = f"http://{bus.http_address}"
+            vars(plugin.module)["MAIN_SERVER"] = f"http://{bus.http_address}"
             await start_plugin(plugin.neko, run_sync)
             async for _ in bus.watch():
                 if bus.list():
