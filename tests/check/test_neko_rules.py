@@ -41,6 +41,7 @@ def test_a_folder_of_plugins_is_checked_as_one(tmp_path: Path) -> None:
         ("try:\n import main_logic\nexcept ImportError: ...", DIFFERS, "goes on without it", "Copy what"),
         ("try:\n import main_logic\nexcept (KeyError, Exception): ...", DIFFERS, "goes on without it", "Copy what"),
         ("try:\n import main_logic\nexcept KeyError: ...", STOPS, "main_logic", "Copy what"),
+        ("from main_logic.tool_calling import ToolDefinition", STOPS, "main_logic.tool_calling", "toolbus.tools has"),
         ("from plugin.sdk.plugin import Unheard", STOPS, "plugin.sdk.plugin.Unheard", "Remove"),
         ("from plugin.sdk.plugin import MemoryClient", DIFFERS, "raises when it is used", "arguments"),
         ("def f():\n import no_such_package.part", STOPS, "no_such_package, which is not installed", "Install no_such"),

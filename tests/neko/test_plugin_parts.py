@@ -352,6 +352,8 @@ def test_what_only_that_system_has_says_what_to_use_when_it_is_imported_or_used(
     for name in ("plugin.server.runtime", "plugin.core.context", "utils.logger_config", "main_logic.tool_calling"):
         with pytest.raises(ModuleNotProvided, match=r"toolbus has no (plugin|utils|main_logic)"):
             sdk(name)
+    with pytest.raises(ModuleNotProvided, match=r"toolbus\.tools has ToolDefinition"):
+        sdk("main_logic.tool_calling")
     with pytest.raises(NotProvided, match="searches the memories"):
         module.MemoryClient(None)
     with pytest.raises(NotProvided, match=r"Plugins\.list"):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
+from toolbus.check.schema_rule import schemas
 from toolbus.check.source_file import SourceFile, constant, dotted, is_installed, keyword
 from toolbus.check.system import System
 from toolbus.errors import SetupError
@@ -17,7 +18,7 @@ from toolbus.neko import marks
 from toolbus.neko.absences import IGNORED, RAISING
 from toolbus.neko.plugin_folder import MANIFEST, is_plugin_folder, plugin_folders, read_manifest
 from toolbus.neko.plugin_lifecycle import NEVER_CALLED
-from toolbus.neko.sdk_finder import MAIN, MAIN_PROGRAM, PLUGINS, SERVER, SUBMODULES, is_of_sdk
+from toolbus.neko.sdk_finder import MAIN_PROGRAM, PLUGINS, SERVER, SUBMODULES, is_of_sdk, main_program
 from toolbus.neko.sdk_names import NAMES, OLDER_MODULES, is_absent
 from toolbus.processes.child_environment import PLUGIN, variables_read_by
 from toolbus.tool import MAX_TIMEOUT_SECONDS, NAME
@@ -75,9 +76,9 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
             what = f"imports {each.module}, which {SERVER.purpose} there{without}"
             yield source.finding(each.line, stops, what, SERVER.remedy)
         elif top in MAIN_PROGRAM and not source.has_module(top):
-            yield source.finding(
-                each.line, stops, f"imports {each.module}, which {MAIN.purpose} there{without}", MAIN.remedy
-            )
+            absence = main_program(each.module)
+            what = f"imports {each.module}, which {absence.purpose} there{without}"
+            yield source.finding(each.line, stops, what, absence.remedy)
         elif (
             top
             and top not in ("plugin", *sys.stdlib_module_names)
@@ -203,7 +204,7 @@ def _roots(path: Path) -> Sequence[Path]:
 NEKO = System(
     "neko",
     "N.E.K.O.",
-    rules={".py": (_imports, _attributes, _not_awaited, _decorators, _variables)},
+    rules={".py": (_imports, _attributes, _not_awaited, _decorators, _variables, schemas)},
     folder_rules=(_manifest,),
     roots=_roots,
 )

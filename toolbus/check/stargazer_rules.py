@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
+from toolbus.check.schema_rule import schemas
 from toolbus.check.source_file import SourceFile, dotted, is_installed
 from toolbus.check.system import System
 from toolbus.dropin.file_grants import FILE
@@ -129,6 +130,6 @@ def _defines(tree: ast.Module, name: str) -> bool:
 STARGAZER = System(
     "stargazer",
     "Stargazer",
-    rules={".py": (_imports, _shapes, _attributes, _reach)},
+    rules={".py": (_imports, _shapes, _attributes, _reach, schemas)},
     folder_rules=(_allow_list,),
 )

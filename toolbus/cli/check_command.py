@@ -89,4 +89,5 @@ def _print(report: Report, path: Path) -> None:
         terminal.print_lines(f"{place_in_list}. {remedy}")
     counts = [f"{sum(each.effect is effect for each in report.findings)} {effect.value}" for effect in Effect]
     verdict = "it runs as it is" if report.runs else "something has to be changed"
-    terminal.print_lines(f"{report.files} files read; {verdict}: {', '.join(counts)}")
+    read = "1 file" if report.files == 1 else f"{report.files} files"
+    terminal.print_lines(f"{read} read; {verdict}: {', '.join(counts)}")

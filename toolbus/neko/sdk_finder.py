@@ -29,6 +29,9 @@ SUBMODULES = {
 MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
 SERVER = Absence("is a part of its plugin server", "Remove the import: a tool needs only plugin.sdk.")
 MAIN = Absence("is a part of its main program", "Copy what the plugin needs of it into the plugin's folder.")
+MAIN_LOGIC = Absence(
+    MAIN.purpose, f"{MAIN.remedy[:-1]}; toolbus.tools has ToolDefinition, and ToolRegistry to register it in."
+)
 
 
 class _SdkModule(ModuleType):
@@ -101,12 +104,17 @@ class _LastFinder(MetaPathFinder):
             ModuleNotProvided: a package of that project's main program.
         """
         if fullname.partition(".")[0] in MAIN_PROGRAM:
-            raise ModuleNotProvided(fullname, MAIN)
+            raise ModuleNotProvided(fullname, main_program(fullname))
 
 
 def is_of_sdk(module: str) -> bool:
     """Tells whether a module is one of ``plugin.sdk``, whose names toolbus has."""
     return module in ("plugin.sdk", "plugin.logging_config") or module.startswith("plugin.sdk.")
+
+
+def main_program(module: str) -> Absence:
+    """Returns why a module of that project's main program is not here."""
+    return MAIN_LOGIC if module.partition(".")[0] == "main_logic" else MAIN
 
 
 def use_sdk(name: str = "", folder: Path | None = None) -> Callable[[], None]:
