@@ -7,6 +7,7 @@ so programs and the bus use the same index.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import sqlite3
@@ -31,6 +32,9 @@ MAX_RESULTS = 50
 MAX_QUERY_CHARACTERS = 1000  # a query is a sentence; a longer one is cut
 MAX_EMBEDDED_CHARACTERS = 1000  # of a tool: the first sentences of a description say what it is for
 MAX_WORD_HITS = 200  # tools whose words count in mode hybrid
+# A meaning farther away than this does not count, so that a search may find nothing: of the paraphrases that find their
+# tool among the first five, none is (`make bench ARGS=search-quality`). Embedders whose cosines are all high pass it.
+MIN_COSINE = 0.12
 # What a match of the words adds in mode hybrid, to a meaning in standard deviations: `make bench ARGS=search-quality`
 # found the best tools with 0.05 to 0.3, and words should count as much as they can.
 WORDS_WEIGHT = 0.3
@@ -250,14 +254,16 @@ class ToolIndex:
         except Exception as error:  # embeddings come from models and networks; bm25 works without them
             log.warning("the embedder failed with %s; bm25 answers instead", type(error).__name__)
             return None
+        near = set((scores >= MIN_COSINE).nonzero()[0].tolist())
         if words:
             scores = (scores - scores.mean()) / (scores.std() or 1.0)
             match = _match(query)
             phrases = match.count(" OR ") + 1
             for number, score in self._word_scores(match, MAX_WORD_HITS):
                 scores[number] += WORDS_WEIGHT * score / phrases
-        best = (-scores).argsort(kind="stable")[:limit].tolist()
-        return [(self._tools[number], float(scores[number])) for number in best]
+                near.add(number)
+        best = (number for number in (-scores).argsort(kind="stable").tolist() if number in near)
+        return [(self._tools[number], float(scores[number])) for number in itertools.islice(best, limit)]
 
 
 def modes_of(embeddings: Embeddings | None) -> tuple[str, ...]:

@@ -30,7 +30,10 @@ def _attach(source: str, instance: str = "", **fields: object) -> wire.InvokeReq
 REFUSED = (
     _attach("p", FORGED),
     _attach(FORGED),
-    _attach("p", tools=[pb.Tool(name=FORGED)]),
+    _attach("p", tools=[pb.Tool(name=FORGED)], all_or_none=True),
+)
+TAKEN = (
+    _attach("p", tools=[pb.Tool(name=FORGED), pb.Tool(name="t", parameters_json=FORGED)]),
     _attach("p", tools=[pb.Tool(name="t", role=FORGED)]),
 )
 ACCEPTED = (
@@ -51,6 +54,8 @@ def _send_everything(address: str) -> None:
         for refused in REFUSED:
             with pytest.raises(grpc.RpcError):
                 list(stub.Invoke(iter([refused]), timeout=30))
+        for taken in TAKEN:
+            list(stub.Invoke(iter([taken]), timeout=30))
         list(stub.Invoke(iter(ACCEPTED), timeout=30))
         for request in (
             functools.partial(stub.Register, wire.RegisterRequest(source=FORGED, tools=[pb.Tool(name=FORGED)])),

@@ -132,7 +132,7 @@ STRICT = {
         ("1", "must be a JSON object"),
         ("", "n"),
         ({}, "n"),
-        ({"n": "1"}, "arguments.n"),
+        ({"n": "one"}, "arguments.n"),
         ({"n": 11}, "maximum"),
         ({"n": 10**30}, "maximum"),
         ({"n": 1, "other": 2}, "additionalProperties"),
