@@ -133,7 +133,7 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Run the council of this file for hosts that call over HTTP.")
     ] = None,
     tools_dir: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(metavar="DIR", help="Also run the drop-in tools of this folder, and follow its changes."),
     ] = None,
     require_manifest: Annotated[
@@ -171,6 +171,9 @@ def serve(
     """Run a bus."""
     if role and no_roles:
         terminal.fail("--role and --no-roles contradict each other: remove one", terminal.USAGE)
+    if tools_dir and len(tools_dir) > 1:
+        others = " ".join(str(each) for each in tools_dir[1:])
+        terminal.fail(f"a bus has one --tools-dir: run the others with `toolbus run {others}`", terminal.USAGE)
     if data_dir and ephemeral:
         terminal.fail("--data-dir and --ephemeral contradict each other: remove one", terminal.USAGE)
     flags = _set_flags(
@@ -183,7 +186,7 @@ def serve(
         upstream=upstream,
         offered=tuple(offer or ()),
         council=council,
-        tools_dir=tools_dir,
+        tools_dir=tools_dir[0] if tools_dir else None,
         require_manifest=require_manifest,
         record_contents=record_contents,
         heartbeat_seconds=heartbeat_seconds,

@@ -189,6 +189,25 @@ async def test_an_operator_confirms_a_source(start: Start) -> None:
             assert names(bus, away=False) == ["x", "y"], "with the socket that the operator trusted"
 
 
+async def test_a_tool_that_waits_for_its_plugin_says_what_brings_it_back_while_the_plugin_is_away_and_after(
+    start: Start,
+) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            for name in ("x", "y"):
+                await legacy.ask("register", name=name, callback_url=plugin.url(), source="one")
+        plugin.leave()
+        async with start() as bus, Legacy.of(bus) as legacy:
+            away = (await error_of(bus)).message
+            assert "accepts no connection" in away
+            assert "let it register again, or trust it with `toolbus confirm one`" in away
+            plugin.come()
+            await legacy.ask("register", name="y", callback_url=plugin.url(), source="one")
+            there = (await error_of(bus)).message
+            assert "accepts no connection" not in there
+            assert "let it register again, or trust it with `toolbus confirm one`" in there
+
+
 async def test_a_plugin_that_listens_only_after_it_registered_is_known_by_its_first_result(
     start: Start, tmp_path: Path
 ) -> None:

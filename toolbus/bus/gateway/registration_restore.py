@@ -21,7 +21,7 @@ log = logging.getLogger("toolbus.callbacks")
 
 UNCONFIRMED = (
     "the bus has restarted, and the plugin has not shown yet that it is there and still has the tool: let it register "
-    "again, or trust it with `toolbus confirm`"
+    "again"
 )
 ABSENT = -1  # as a place: the role existed, and a tool for all roles was not in it
 

@@ -24,7 +24,7 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
-from toolbus.bus.gateway.registration_restore import restore_handlers
+from toolbus.bus.gateway.registration_restore import UNCONFIRMED, restore_handlers
 from toolbus.bus.gateway.registration_writer import RegistrationWriter
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
 from toolbus.bus.streams import catalog_messages
@@ -275,9 +275,17 @@ class Registrations:
         """Suspends the tools of an origin that went offline, or resumes them when it is back online."""
         if origin.online:
             names = self._registry.resume([handler for handler in origin.handlers if handler.is_confirmed])
+            for handler in origin.handlers:
+                if not handler.is_confirmed:  # what it said was true while the origin was away
+                    self._registry.suspend([handler], f"{origin}: {handler.doubt or UNCONFIRMED}{_trust(handler)}")
             log.info("online source=%r origin=%s tools=%d", origin.source, origin, len(names))
         else:
-            self._registry.suspend(origin.handlers, f"{origin} accepts no connection ({origin.last_failure})")
+            why = f"{origin} accepts no connection ({origin.last_failure})"
+            self._registry.suspend([each for each in origin.handlers if not each.is_restored], why)
+            for handler in origin.handlers:
+                if handler.is_restored:
+                    again = f"if its plugin was started again, let it register again{_trust(handler)}"
+                    self._registry.suspend([handler], f"{why}: {again}")
             tools = len(origin.handlers)  # after a restart none of them was offered
             reason = origin.last_failure
             log.warning("offline source=%r origin=%s tools=%d why=%s", origin.source, origin, tools, reason)
@@ -288,8 +296,7 @@ class Registrations:
         """Offers tools whose plugin has shown that it is there, or suspends those that may be another program's."""
         origin = handlers[0].origin
         if doubt:
-            advice = "" if handlers[0].secret else f", or trust it with `toolbus confirm {origin.source}`"
-            self._registry.suspend(handlers, f"{origin}: {doubt}{advice}")
+            self._registry.suspend(handlers, f"{origin}: {doubt}{_trust(handlers[0])}")
             log.warning("unconfirmed source=%r origin=%s tools=%d why=%s", origin.source, origin, len(handlers), doubt)
         else:
             log.info("confirmed source=%r origin=%s tools=%d", origin.source, origin, len(handlers))
@@ -369,3 +376,8 @@ class Registrations:
             )
             self._writer.write(handlers)
             self._changed()
+
+
+def _trust(handler: CallbackHandler) -> str:
+    """Returns what an operator may do for a tool that is not confirmed, as the end of a sentence."""
+    return "" if handler.secret else f", or trust it with `toolbus confirm {handler.source}`"
